@@ -1,0 +1,96 @@
+"""The pool children of a worker: each gets slots in memory that its main process keeps."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from .keeper import Source
+from .liveness import ChildWatch
+from .shared_slots import SharedSlots
+
+if TYPE_CHECKING:
+    from .records import Released
+    from .runtime import Runtime
+    from .slots import Slot
+
+__all__ = ["Children"]
+
+#: Ticks that a fork may take to name its pid, before the fork counts as failed.
+NAMELESS_TICKS = 150
+
+
+class Children:
+    """Maps memory before each fork of the main process, and has the keeper watch what the child writes there.
+
+    Args:
+        runtime: The app's; in the child it is told to use the mapped slots.
+        freed: Called with each slot whose lock the keeper freed after the child's death.
+    """
+
+    def __init__(self, runtime: Runtime, freed: Callable[[Slot, Released], None]) -> None:
+        self._runtime = runtime
+        self._freed = freed
+        self._main_pid = os.getpid()
+        # A fork runs its three hooks in one thread, which in the child is the one that goes on.
+        self._forking = threading.local()
+
+    def map_before_forks(self) -> None:
+        """From now on, each child of this process gets slots."""
+        # The hooks cannot be taken back, so they must not keep the worker's objects alive.
+        me = weakref.ref(self)
+        self._runtime.children = self
+
+        def call(name: str) -> Callable[[], None]:
+            def hook() -> None:
+                if (children := me()) is not None:
+                    getattr(children, name)()
+
+            return hook
+
+        os.register_at_fork(
+            before=call("_before"), after_in_parent=call("_in_parent"), after_in_child=call("_in_child")
+        )
+
+    def _before(self) -> None:
+        # A body that forks in a child runs these hooks too: only the main process maps.
+        self._forking.slots = SharedSlots() if os.getpid() == self._main_pid else None
+
+    def _in_parent(self) -> None:
+        if self._forking.slots is not None:
+            self._runtime.keeper.watch(_Child(self._forking.slots, self._freed))
+
+    def _in_child(self) -> None:
+        if self._forking.slots is not None:
+            self._forking.slots.adopt()
+            self._runtime.adopt(self._forking.slots)
+
+
+class _Child(Source):
+    """One child, as the keeper sees it."""
+
+    def __init__(self, slots: SharedSlots, freed: Callable[[Slot, Released], None]) -> None:
+        self._slots = slots
+        self._on_freed = freed
+        self._watch: ChildWatch | None = None
+        self._nameless = 0
+
+    def gone(self) -> bool:
+        if self._watch is None:
+            if not self._slots.pid:
+                self._nameless += 1
+                return self._nameless > NAMELESS_TICKS
+            self._watch = ChildWatch(self._slots.pid)
+        return self._watch.gone()
+
+    def taken(self) -> Sequence[Slot]:
+        return self._slots.taken(dead=self._watch is not None and self._watch.gone())
+
+    def closed(self) -> bool:
+        return self._watch is not None and self._watch.gone()
+
+    def freed(self, slot: Slot, released: Released) -> None:
+        self._on_freed(slot, released)

@@ -1,0 +1,91 @@
+"""The app's settings, read once and checked."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from .errors import InvalidLockOptions
+from .options import DEFAULT_TTL, ttl_seconds
+from .stores import SCHEMES, shown
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Settings"]
+
+_KNOWN = ("dlock_prefix", "dlock_ttl", "dlock_url")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``app.conf`` says of locks.
+
+    Args:
+        url: ``dlock_url``; default: the broker's URL where that is Redis, else the result backend's.
+        prefix: ``dlock_prefix``: the start of every key, ``"dlock"`` by default.
+        ttl: ``dlock_ttl``: the ttl, in seconds, of tasks and locks that name none; 30 by default.
+        visibility_timeout: Seconds after which a Redis broker delivers an unacknowledged message again; None for
+            brokers that do not.
+    """
+
+    url: str
+    prefix: str
+    ttl: float
+    visibility_timeout: float | None
+    node: str
+
+    @classmethod
+    def of(cls, app: Celery) -> Settings:
+        """Read and check the settings of ``app``.
+
+        Raises:
+            InvalidLockOptions: A ``dlock_`` setting is unknown or has a value that is not allowed, or there is no
+                Redis to keep locks in.
+        """
+        conf = app.conf
+        unknown = sorted(key for key in _keys(conf) if key.lower().startswith("dlock_") and key not in _KNOWN)
+        if unknown:
+            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}; known: {', '.join(_KNOWN)}")
+        prefix = conf.get("dlock_prefix", "dlock")
+        if not isinstance(prefix, str) or not prefix or any(c in prefix for c in "{} \n"):
+            raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")
+        ttl = conf.get("dlock_ttl")
+        seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
+        return cls(_url(app), prefix, seconds, _visibility_timeout(app), socket.gethostname())
+
+
+def _keys(conf: Any) -> set[str]:
+    """Every key somebody set, as the app spells it: Celery keeps unknown ones under the user's own spelling."""
+    prefix = getattr(conf, "prefix", None) or ""
+    keys = {str(key) for layer in conf.maps for key in layer}
+    return {key.removeprefix(prefix).lower() if prefix and key.startswith(prefix) else key for key in keys}
+
+
+def _url(app: Celery) -> str:
+    own = app.conf.get("dlock_url")
+    if own is not None:
+        if not isinstance(own, str) or urlsplit(own).scheme not in SCHEMES:
+            seen = shown(own) if isinstance(own, str) else own
+            allowed = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+            raise InvalidLockOptions(
+                f"dlock_url={seen!r} is not allowed; allowed: a URL that starts with one of {allowed}"
+            )
+        return own
+    broker = app.connection_for_write()
+    candidates = (broker.as_uri(include_password=True), str(app.conf.result_backend or ""))
+    for url in candidates:
+        if urlsplit(url).scheme in SCHEMES:
+            return url
+    seen = " and ".join(repr(shown(url)) for url in candidates if url) or "nothing"
+    raise InvalidLockOptions(
+        f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url"
+    )
+
+
+def _visibility_timeout(app: Celery) -> float | None:
+    if app.connection_for_write().transport_cls not in ("redis", "rediss", "redis+socket"):
+        return None
+    return float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))

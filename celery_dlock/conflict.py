@@ -1,0 +1,135 @@
+"""A refusal, the task's options and its situation become a decision. Pure: nothing is carried out here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from .options import LockOptions, as_seconds
+from .records import Duplicate, Held, Holder, Refusal, Used
+
+__all__ = ["Again", "Decision", "Drop", "Fail", "PutBack", "Situation", "Skip", "Wait", "decide", "held_by"]
+
+#: A twin comes back first after this many seconds, then after twice as many, up to the second figure.
+TWIN_DELAY, TWIN_DELAY_MAX = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What else a decision depends on.
+
+    Args:
+        retries: How often this task ran already (``self.retry()``).
+        tries: How often this message was published again because the lock was held.
+        waited: The task has waited in its slot, so ``after_wait`` speaks.
+        eager: Run by ``apply()``; there is no message that could be published again.
+        jitter: A random number from 0 to 1.
+    """
+
+    retries: int = 0
+    tries: int = 0
+    waited: bool = False
+    eager: bool = False
+    jitter: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """End the task REVOKED, or with the ``skip_result`` where it has one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Publish the raw message again, to come back after ``delay`` s."""
+
+    delay: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """Publish this copy of a running message again, so that it is not lost if that run dies."""
+
+    delay: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait in the worker slot for the release, at most ``timeout`` s."""
+
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the task FAILURE with ``LockHeld``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Acknowledge the message and touch nothing: its end is stored already."""
+
+    reason: str
+
+
+Decision = Skip | Again | PutBack | Wait | Fail | Drop
+
+
+def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Decision:
+    """What to do with a message that did not get its lock."""
+    match refusal:
+        case Duplicate():
+            return Drop("this message has run to its end already")
+        case Used(by, same):
+            return Drop("this message has run to its end already") if same else Skip(_used_by(by))
+        case Held(holder, twin):
+            if twin:
+                delay = min(TWIN_DELAY_MAX, TWIN_DELAY * 2**situation.tries)
+                return PutBack(delay, "another copy of this message is running")
+            return _by_policy(holder, options, situation)
+    raise AssertionError(refusal)  # the locker retries a tombstoned acquisition itself
+
+
+def _by_policy(holder: Holder, options: LockOptions, situation: Situation) -> Decision:
+    policy = options.on_conflict
+    if policy == "wait":
+        if not situation.waited:
+            return Wait(as_seconds(options.wait_timeout))
+        policy = options.after_wait
+    if policy == "skip" and situation.retries and not situation.eager:
+        # It has run before: its work is half done, so it comes back instead of ending.
+        policy = "retry"
+    reason = held_by(holder)
+    if policy == "skip":
+        return Skip(reason)
+    if policy == "raise":
+        return Fail(reason)
+    if situation.eager:
+        return Fail(f"{reason}; an eager call has no message that could be retried")
+    if options.retry_limit is not None and situation.tries >= options.retry_limit:
+        return Fail(f"{reason}; given up after {situation.tries} tries (retry_limit)")
+    return Again(_delay(options, situation), reason)
+
+
+def _delay(options: LockOptions, situation: Situation) -> float:
+    """Doubling, with the upper half jittered, so that those who met at one lock do not meet again."""
+    growing = as_seconds(options.retry_delay) * 2.0 ** min(situation.tries, 60)
+    return min(as_seconds(options.retry_delay_max), growing) * (0.5 + 0.5 * situation.jitter)
+
+
+def held_by(holder: Holder) -> str:
+    """Who holds it, where and since when, for people."""
+    return f"held by {holder} since {_when(holder.since)}"
+
+
+def _used_by(by: Holder) -> str:
+    return f"already done by {by} at {_when(by.since)} (once_per)"
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,82 @@
+"""@singleton_task: define a task that runs once at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, overload
+
+from celery import Celery, Task, shared_task
+
+from .errors import InvalidLockOptions
+from .keys import KeySpec
+from .options import LockOptions
+from .task import SingletonTask
+from .typed import TypedTask
+
+__all__ = ["singleton_task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+#: Keywords of ``app.task`` that are not attributes of Celery's task class.
+_CELERYS: Final = frozenset({
+    "autoretry_for", "base", "bind", "compression", "delivery_mode", "dont_autoretry_for", "exchange", "expires",
+    "filter", "immediate", "lazy", "mandatory", "name", "priority", "pydantic", "pydantic_context",
+    "pydantic_dump_kwargs", "pydantic_strict", "queue", "retry_backoff", "retry_backoff_max", "retry_jitter",
+    "retry_kwargs", "routing_key", "shared", "soft_time_limit", "time_limit",
+})  # fmt: skip
+
+
+@overload
+def singleton_task(function: Callable[P, R], /) -> TypedTask[P, R]: ...
+@overload
+def singleton_task(
+    *, bind: Literal[True], app: Celery | None = None, **options: Any
+) -> Callable[[Callable[Concatenate[S, P], R]], TypedTask[P, R]]: ...
+@overload
+def singleton_task(*, app: Celery | None = None, **options: Any) -> Callable[[Callable[P, R]], TypedTask[P, R]]: ...
+def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any:
+    """Make a task that runs once at a time: like ``shared_task``, or ``app.task`` with ``app=``.
+
+    Args:
+        args: The function, where the decorator is used without parentheses.
+        app: The app to define the task on; by default every app gets it, as with ``shared_task``.
+        options: Any field of :class:`LockOptions`; everything else goes to Celery.
+
+    Raises:
+        InvalidLockOptions: A keyword is neither Celery's nor ours, or has a value that is not allowed.
+    """
+    if args and (len(args) > 1 or not callable(args[0])):
+        raise InvalidLockOptions(f"@singleton_task takes options by keyword only, got {args!r}")
+    if args:
+        return _define(args[0], app, options)
+    return lambda function: _define(function, app, options)
+
+
+def _define(function: Callable[..., Any], app: Celery | None, options: dict[str, Any]) -> Any:
+    name = options.get("name") or f"{function.__module__}.{function.__name__}"
+    ours = {key: value for key, value in options.items() if key in LockOptions.names()}
+    celerys = {key: value for key, value in options.items() if key not in ours}
+    base = celerys.pop("base", SingletonTask)
+    try:
+        _check_celerys(celerys, base)
+        lock_options = LockOptions(**ours) if ours else base.lock_options
+    except InvalidLockOptions as error:
+        raise InvalidLockOptions(f"task {name}: {error}") from None
+    signature = inspect.signature(function)
+    if options.get("bind"):
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    # A shared task is made only when an app is finalized; its key is checked here, where the author can see it.
+    KeySpec(name, signature, lock_options.key, lock_options.scope)
+    make: Any = app.task if app is not None else shared_task
+    return make(base=base, lock_options=lock_options, **celerys)(function)
+
+
+def _check_celerys(options: dict[str, Any], base: object) -> None:
+    for key in options:
+        if key not in _CELERYS and not hasattr(Task, key):
+            raise InvalidLockOptions(f"unknown option {key!r}; ours are {', '.join(LockOptions.names())}")
+    if not (isinstance(base, type) and issubclass(base, SingletonTask)):
+        raise InvalidLockOptions(f"base={base!r} is not allowed; allowed: a subclass of SingletonTask")

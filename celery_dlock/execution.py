@@ -1,0 +1,247 @@
+"""One run of one task under its lock: taken before the body, given back however it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import uuid
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery.exceptions import Ignore, Reject
+
+from . import conflict, owner
+from .conflict import Again, Drop, Fail, PutBack, Situation, Skip, Wait
+from .errors import LockHeld, StoreUnavailable
+from .keys import LockName
+from .lease import Lease
+from .message import PROPERTY, Delivery, publish_again
+from .options import as_seconds
+from .records import Claim, Held, Holder, Identity, Refusal
+from .results import end_revoked
+from .store import Ending
+
+if TYPE_CHECKING:
+    from .task import SingletonTask
+
+__all__ = ["Execution", "Skipped", "current", "running"]
+
+logger = logging.getLogger("celery_dlock")
+
+#: A holder whose body has ended is about to release; its followers wait for it so long before the policy speaks.
+LEFT_WAIT = 1.0
+#: Longest delay of a message that came back because the store did not answer.
+STORE_DELAY_MAX = 60.0
+
+_ATTRIBUTE = "_celery_dlock"
+_running: ContextVar[Execution | None] = ContextVar("celery_dlock_execution", default=None)
+
+
+class Skipped(Ignore):
+    """Ends a trace whose end we have stored ourselves; ``str()`` of it is the reason."""
+
+
+def current(request: Any) -> Execution | None:
+    """The execution that this request belongs to."""
+    execution: Execution | None = vars(request).get(_ATTRIBUTE)
+    return execution
+
+
+def running() -> Execution | None:
+    """The innermost execution of this context."""
+    return _running.get()
+
+
+class Execution:
+    """One run of one task.
+
+    Args:
+        task: Whose run it is; its request is on top of its stack.
+    """
+
+    def __init__(self, task: SingletonTask) -> None:
+        self.task = task
+        request: Any = task.request
+        self.request = request
+        self.lease: Lease | None = None
+        self.skipped = False
+        self._over = False
+        properties = request.properties or {}
+        given = properties.get(PROPERTY)
+        self.delivery = Delivery(*given) if given else None
+        self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
+        runtime = task.dlock
+        by = Holder.text(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
+        outer = owner.execution_scope() if self.delivery is None else None
+        name = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
+        self.scope = owner.Scope(name, by, task.name, request.id, outer)
+
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """Take the lock and return, or carry out what the policy says and raise what ends the trace.
+
+        Raises:
+            Ignore: The message is dealt with and is to be acknowledged; the body does not run.
+            LockHeld: The policy is to fail.
+            LockKeyError: The call has no lock name.
+            StoreUnavailable: Neither the store nor the broker could be reached.
+        """
+        name = self.task.lock_spec.name_of(args, kwargs)
+        self._before = _running.get()
+        self._outer = owner.enter(self.scope)
+        _running.set(self)
+        vars(self.request)[_ATTRIBUTE] = self
+        self._acquire(name)
+
+    def leave(self) -> None:
+        """Say, before a follower of this message is published, that the body has ended."""
+        if self.lease is not None:
+            self.task.dlock.locker.leave(self.lease)
+
+    def leave_if_followed(self) -> None:
+        request = self.request
+        if request.chain or request.callbacks or request.errbacks or request.chord:
+            self.leave()
+
+    def finish(self, *, final: bool = False, success: bool = False) -> None:
+        """Give back what this run took. Of the doors through which a run can end, the first one counts.
+
+        Args:
+            final: The message will be acknowledged with a stored end.
+            success: ... and the end is a success.
+        """
+        if self._over:
+            return
+        locker, scope = self.task.dlock.locker, self.scope
+        for lease in reversed(scope.entered):
+            if lease is not self.lease:
+                logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
+                locker.release(lease, scope)
+        if self.lease is not None:
+            once = self.task.lock_options.once_per
+            used_ms = round(as_seconds(once) * 1000) if success and once else 0
+            locker.release(self.lease, scope, Ending(final, self.identity, used_ms, scope.by))
+        # Only now: a soft limit may strike anywhere above, and then the next door has to find the work undone.
+        self._over = True
+        owner.enter(self._outer)
+        _running.set(self._before)
+
+    # -- taking the lock
+
+    def _acquire(self, name: LockName) -> None:
+        locker, options = self.task.dlock.locker, self.task.lock_options
+        claim, ttl = self._claim(), self.task.lock_ttl
+        patience, waited, left = 0.0, False, False
+        while True:
+            try:
+                answer = locker.acquire_within(name, self.scope, ttl, claim, patience)
+            except StoreUnavailable as error:
+                self._store_away(error)
+            if isinstance(answer, Lease):
+                self.lease = answer
+                return
+            if isinstance(answer, Held):
+                claim = claim._replace(rank_us=answer.rank_us)  # the place of its arrival, however often it asks
+                if answer.holder.left and not left:
+                    left, patience = True, LEFT_WAIT
+                    continue
+            decision = conflict.decide(answer, options, self._situation(waited=waited))
+            if isinstance(decision, Wait):
+                waited, patience = True, decision.timeout
+                continue
+            self._refused(name, answer, decision)
+            if self.skipped:
+                return
+
+    def _claim(self) -> Claim:
+        delivery, request = self.delivery, self.request
+        now = self.task.dlock.clock.monotonic()
+        return Claim(
+            self.scope.by,
+            self.identity,
+            redelivered=bool((request.delivery_info or {}).get("redelivered")),
+            copied=bool(delivery and delivery.tries),
+            age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
+            rank_us=delivery.rank_us if delivery else None,
+            once=self.task.lock_options.once_per is not None,
+        )
+
+    def _situation(self, *, waited: bool) -> Situation:
+        return Situation(
+            retries=self.identity.retries,
+            tries=self.delivery.tries if self.delivery else 0,
+            waited=waited,
+            eager=self.delivery is None,
+            jitter=random.random(),  # noqa: S311  # spreads retries; nothing secret
+        )
+
+    # -- not taking it
+
+    def _refused(self, name: LockName, answer: Refusal, decision: conflict.Decision) -> None:
+        task, request = self.task, self.request
+        assert not isinstance(decision, Wait)  # noqa: S101  # narrows the type; the caller has dealt with it
+        reason = f"{name}: {decision.reason}"
+        if isinstance(answer, Held):
+            self._tell("refused", name, reason)
+        match decision:
+            case Skip():
+                self._skip(name, reason)
+            case Drop():
+                logger.info("Task %s[%s] is a duplicate: %s", task.name, request.id, reason)
+                raise Skipped(reason)
+            case Again(delay) | PutBack(delay):
+                assert isinstance(answer, Held)  # noqa: S101  # only a held lock is tried again
+                self._publish_again(answer.rank_us, delay, expires=isinstance(decision, Again))
+                logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, request.id, delay, reason)
+                raise Skipped(reason)
+            case Fail():
+                holder = answer.holder if isinstance(answer, Held) else None
+                facts = (holder.task_id, holder.node, holder.since) if holder else ()
+                raise LockHeld(reason, name.text, *facts)
+
+    def _skip(self, name: LockName, reason: str) -> None:
+        task, request = self.task, self.request
+        logger.info("Task %s[%s] skipped: %s", task.name, request.id, reason)
+        self._tell("skipped", name, reason)
+        if task.lock_options.skips_with_result:
+            self.skipped = True
+            return
+        if self.delivery is not None:
+            end_revoked(task, request, reason)
+            if self.delivery.monitored:
+                # Ends STARTED in monitors; ours alone would leave the task running there for ever.
+                task.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        raise Skipped(reason)
+
+    def _store_away(self, error: StoreUnavailable) -> NoReturn:
+        """The message comes back later. If the broker is away too, the task fails loudly."""
+        if self.delivery is None:
+            raise error
+        delay = min(STORE_DELAY_MAX, 2.0 ** min(self.delivery.tries, 10)) * (0.5 + 0.5 * random.random())  # noqa: S311
+        self._publish_again(self.delivery.rank_us, delay, expires=True, otherwise=error)
+        logger.warning("Task %s[%s] comes back in %.3g s: %s", self.task.name, self.request.id, delay, error)
+        raise Skipped(str(error))
+
+    def _publish_again(
+        self, rank_us: int | None, delay: float, *, expires: bool, otherwise: Exception | None = None
+    ) -> None:
+        """Publish the copy before this delivery is acknowledged, so that a crash between doubles it, never loses it.
+
+        Where the broker does not take it, a delivery that is acknowledged late goes back as it is. One that was
+        acknowledged on receipt can only end in failure, loudly.
+        """
+        assert self.delivery is not None  # noqa: S101  # eager runs never get here
+        try:
+            publish_again(self.task.app, self.delivery, self.identity, rank_us=rank_us, delay=delay, expires=expires)
+        except Exception as error:
+            logger.exception("cannot publish %s[%s] again", self.task.name, self.request.id)
+            if self.task.acks_late:
+                raise Reject(error, requeue=True) from error
+            if not expires:
+                raise Skipped("a copy is lost; the result belongs to the run that it copied") from None
+            raise otherwise or error from None
+
+    def _tell(self, kind: Any, name: LockName, reason: str) -> None:
+        self.task.dlock.listeners.tell(
+            kind, name=name.text, owner=self.scope.owner, task=self.task.name, task_id=self.request.id, reason=reason
+        )

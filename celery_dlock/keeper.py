@@ -1,0 +1,216 @@
+"""The watchdog: one thread per process renews every lease, and frees what the dead held."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from . import native
+from .clock import Clock
+from .errors import StoreUnavailable
+from .keys import LockKeys
+from .lease import margin
+from .records import Released, Renewal
+from .slots import Slot, SlotState
+from .store import Ending, LockStore
+
+__all__ = ["Keeper", "Source"]
+
+logger = logging.getLogger("celery_dlock")
+
+#: Seconds between two looks at the slots: a child's death is to be seen within 1 s.
+TICK = 0.2
+#: A keeper with nothing to keep ends after so many ticks.
+IDLE_TICKS = 50
+#: A release under way for so many seconds has failed without saying so.
+LINGER = 5.0
+
+
+class Source(Protocol):
+    """A process whose slots are kept: this one, or a child."""
+
+    def taken(self) -> Sequence[Slot]: ...
+    def gone(self) -> bool:
+        """The process is dead; all that it held is to be freed."""
+        ...
+
+    def closed(self) -> bool:
+        """Asked when the source holds nothing: forget it?"""
+        ...
+
+    def freed(self, slot: Slot, released: Released) -> None:
+        """The keeper released what the dead process held in ``slot``."""
+        ...
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look at the slots found."""
+
+    due: list[Slot] = field(default_factory=list)
+    ends: list[tuple[Source, Slot]] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    busy: bool = False
+
+
+class Keeper:
+    """Renews at a third of each ttl; tells of each lease that is over before its holder said so.
+
+    Only runs scripts, so that no broker can hold renewals up; takes no lock that other code takes. It is told what
+    to keep by slots alone, and reads time and sleeps through its arguments, so that a test can be its scheduler.
+
+    Args:
+        store: A store of its own, shared with no other thread.
+        clock: Where deadlines are read.
+        prefix: Of all keys.
+        lost: Called once for each lost lease, with its slot and the reason; must not block.
+        doubtful: Is there perhaps another live copy of this acquisition's message? Then word is left in the lock.
+    """
+
+    def __init__(
+        self,
+        store: LockStore,
+        clock: Clock,
+        prefix: str,
+        lost: Callable[[Slot, str], None],
+        doubtful: Callable[[str], bool] = lambda acquisition: False,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._prefix = prefix
+        self._lost = lost
+        self._doubtful = doubtful
+        self._sources: list[Source] = []
+        self._refused: set[str] = set()
+        self._worded: set[str] = set()
+        self._lingering: dict[str, float] = {}
+        self._running = native.Flag()
+
+    def watch(self, source: Source) -> None:
+        """Keep this source's slots from now on."""
+        if source not in self._sources:
+            self._sources.append(source)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make sure that the thread runs; called after a slot was taken, never blocks."""
+        if self._running.take():
+            native.start_daemon(self._run)
+
+    def _run(self) -> None:
+        idle = 0
+        while idle < IDLE_TICKS:
+            try:
+                busy = self.tick()
+            except Exception:
+                # One bad lease must not end the renewal of all others.
+                logger.exception("the keeper failed in one round and goes on")
+                busy = True
+            idle = 0 if busy else idle + 1
+            native.sleep(TICK)
+        self._store.close()
+        self._running.drop()
+        # Whatever was taken after the last look found the flag still up, so look once more.
+        if self._busy():
+            self.wake()
+
+    def _busy(self) -> bool:
+        return any(source.taken() or not source.closed() for source in list(self._sources))
+
+    def tick(self) -> bool:
+        """One look at everything; true if there was anything to keep."""
+        look = _Look()
+        for source in list(self._sources):
+            self._look_at(source, look)
+        self._forget_all_but(look.seen)
+        # The living first: the dead can wait for one round trip, a lease may not.
+        if look.due:
+            self._renew(look.due)
+        for source, slot in look.ends:
+            if not self._end(source, slot):
+                break  # the store is away; the others would wait for its timeout one by one
+        return look.busy
+
+    def _look_at(self, source: Source, look: _Look) -> None:
+        now = self._clock.monotonic()
+        gone, slots = source.gone(), source.taken()
+        for slot in slots:
+            look.seen.add(slot.acquisition)
+            if gone or self._left(slot, now):
+                look.ends.append((source, slot))
+            elif slot.state is SlotState.HELD and self._due(slot, now):
+                look.due.append(slot)
+        look.busy = look.busy or bool(slots) or not source.closed()
+        if gone and not slots:
+            self._sources.remove(source)
+
+    def _due(self, slot: Slot, now: float) -> bool:
+        if slot.acquisition in self._refused:
+            return False
+        return slot.deadline - slot.ttl * 2 / 3 <= now or (
+            slot.acquisition not in self._worded and self._doubtful(slot.acquisition)
+        )
+
+    def _left(self, slot: Slot, now: float) -> bool:
+        if slot.state is SlotState.LEFT:
+            return True
+        if slot.state is not SlotState.LEAVING:
+            return False
+        return now - self._lingering.setdefault(slot.acquisition, now) >= LINGER
+
+    def _renew(self, due: Sequence[Slot]) -> None:
+        sent = self._clock.monotonic()
+        worded = {slot.acquisition for slot in due if self._doubtful(slot.acquisition)}
+        renewals = [
+            Renewal(
+                LockKeys.of(self._prefix, slot.name).lock,
+                slot.acquisition,
+                round(slot.ttl * 1000),
+                (("word", "1"),) if slot.acquisition in worded else (),
+            )
+            for slot in due
+        ]
+        try:
+            answers = self._store.renew(renewals)
+        except StoreUnavailable as error:
+            for slot in due:
+                if slot.deadline - self._grace(slot) <= self._clock.monotonic():
+                    self._lose(slot, f"its deadline came unanswered: {error}")
+            return
+        for slot, renewed in zip(due, answers, strict=True):
+            if renewed:
+                slot.moved(sent + slot.ttl - margin(slot.ttl))
+                self._worded |= worded & {slot.acquisition}
+            elif slot.state is SlotState.HELD:
+                # Read again: a release between our look and the store's answer is no loss.
+                self._refused.add(slot.acquisition)
+                self._lose(slot, "the store no longer knows it")
+
+    def _grace(self, slot: Slot) -> float:
+        """Told so many seconds before the end, so that the holder can still act on it."""
+        return min(1.0, slot.ttl / 10)
+
+    def _lose(self, slot: Slot, reason: str) -> None:
+        if not slot.lost:
+            slot.lose()
+            self._lost(slot, reason)
+
+    def _end(self, source: Source, slot: Slot) -> bool:
+        ending = Ending.from_text(slot.ending) if slot.ending else Ending(unsure=True)
+        keys = LockKeys.of(self._prefix, slot.name)
+        try:
+            released = self._store.release(keys, slot.acquisition, ending)
+        except StoreUnavailable as error:
+            logger.warning("cannot free %s yet: %s", slot.name, error)
+            return False
+        slot.clear()
+        source.freed(slot, released)
+        return True
+
+    def _forget_all_but(self, seen: set[str]) -> None:
+        self._refused &= seen
+        self._worded &= seen
+        for acquisition in self._lingering.keys() - seen:
+            del self._lingering[acquisition]

@@ -1,0 +1,172 @@
+"""(task, arguments) -> lock name, and lock name -> Redis keys. The text of every key is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Signature, iscoroutinefunction
+from typing import Any, Final, Literal
+
+from .binding import Binding
+from .canonical import form_of, text_form
+from .errors import InvalidLockOptions, LockKeyError
+from .key_template import Template
+from .names import BUCKETS, LockName, namer, not_text, readable, shared_name
+from .normal import place
+
+__all__ = ["BUCKETS", "KeySpec", "LockKeys", "LockName", "shared_name"]
+
+_Values = Sequence[Any]
+_SCOPES: Final = "'task', or 'shared' together with key="
+_KEYS: Final = (
+    "None, a template over argument names such as 'sms:{user_id}', a sequence of argument names, or a callable"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LockKeys:
+    """The Redis keys of a lock name. Each carries the bucket as its hash tag, so that scripts run on a Cluster.
+
+    Args:
+        lock: The hash of the lock itself.
+        last: The bucket's counter of fencing tokens.
+        channel: Where a release is told to those who wait.
+    """
+
+    lock: str
+    last: str
+    channel: str
+
+    @classmethod
+    def of(cls, prefix: str, name: LockName) -> LockKeys:
+        """The keys under a prefix, which must hold no brace: Redis takes the first pair for the hash tag."""
+        root = f"{prefix}:{{{name.bucket:03x}}}:"
+        return cls(f"{root}lock:{name.text}", f"{root}last", f"{root}wake:{name.text}")
+
+    def done(self, identity_digest: str) -> str:
+        """The mark that the message of this identity has ended."""
+        return self._sibling("done", identity_digest)
+
+    def used(self) -> str:
+        """The mark that the name was used up by a success."""
+        return self._sibling("used", self.lock[len(self.last) + 1 :])  # "lock" and "last" are of one length
+
+    def tombstone(self, acquisition: str) -> str:
+        """The mark that this acquisition was given up before its answer was known."""
+        return self._sibling("gone", acquisition)
+
+    def _sibling(self, kind: str, what: str) -> str:
+        return f"{self.last[: -len('last')]}{kind}:{what}"
+
+
+class KeySpec:
+    """How one task's calls are named; compiled once, when the task is defined.
+
+    Raises :class:`InvalidLockOptions` for a key that this signature cannot serve; correct it at the definition.
+
+    Args:
+        task_name: Stands in every name of scope ``"task"``.
+        signature: The task's, without ``self``.
+        key: None for all bound arguments, a template, argument names, or a callable.
+        scope: With ``"shared"`` the task's name is left out, and equal keys of any tasks and ``Lock`` exclude.
+    """
+
+    __slots__ = ("_binding", "_name", "_shared", "_task")
+
+    def __init__(
+        self,
+        task_name: str,
+        signature: Signature,
+        key: str | Sequence[str] | Callable[..., str] | None,
+        scope: Literal["task", "shared"],
+    ) -> None:
+        self._task = task_name
+        self._binding = Binding(task_name, signature)
+        if scope not in ("task", "shared"):  # a tuple: what is not hashable is refused too
+            raise self._invalid("scope", scope, "there is no such scope", _SCOPES)
+        self._shared = scope == "shared"
+        if self._shared and key is None:
+            why = "without a key there is no name that another task or a Lock could share"
+            raise self._invalid("scope", scope, why, _SCOPES)
+        self._name = self._compiled(key)
+
+    def name_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockName:
+        """The name of the lock that a call with these arguments takes, however the call is spelled.
+
+        Raises :class:`LockKeyError`, which shows no argument's value, when the arguments do not fit the signature,
+        a value has no stable form, or the key callable fails: the call cannot be locked, so it must not run.
+        """
+        return self._name(self._binding.values(args, kwargs))
+
+    def _compiled(self, key: object) -> Callable[[_Values], LockName]:
+        if key is None:
+            return self._by_arguments(self._binding.names)
+        if isinstance(key, str):
+            return self._by_text(self._checked_template(key).fill, "template", key)
+        if isinstance(key, Sequence) and not isinstance(key, bytes | bytearray | memoryview):
+            return self._by_arguments(self._checked_names(key))
+        if callable(key) and not iscoroutinefunction(key):
+            return self._by_text(self._caller(key), "callable")
+        raise self._invalid("key", key, f"{type(key).__name__} is no kind of key", _KEYS)
+
+    def _checked_template(self, source: str) -> Template:
+        try:
+            return Template(source, self._binding.names, self._task)
+        except ValueError as error:
+            raise self._invalid("key", source, str(error), self._names_allowed()) from None
+
+    def _checked_names(self, key: Sequence[Any]) -> Sequence[str]:
+        if not key:
+            raise self._invalid("key", key, "it names no argument", _KEYS)
+        for name in key:
+            if not isinstance(name, str) or name not in self._binding.names:
+                raise self._invalid("key", key, f"{name!r} names no argument", self._names_allowed())
+        return key
+
+    def _by_arguments(self, names: Sequence[str]) -> Callable[[_Values], LockName]:
+        chosen = sorted(set(names))  # sorted: the order in which names are listed or declared tells nothing
+        places = {name: place(f"task {self._task!r}: argument {name!r}") for name in chosen}
+        picks = [(self._binding.names.index(name), places[name]) for name in chosen]
+        whose = ("shared",) if self._shared else ("task", self._task)
+        shown = readable(",".join(chosen) if self._shared else self._task)
+        make = namer(*whose, "arguments", *chosen)
+
+        def name_of(values: _Values) -> LockName:
+            return make(shown, b"".join([form_of(values[index], at) for index, at in picks]))
+
+        return name_of
+
+    def _by_text(self, fill: Callable[[_Values], tuple[str, bytes]], *kind: str) -> Callable[[_Values], LockName]:
+        task = readable(self._task)
+        make = namer("task", self._task, *kind)
+
+        def name_of(values: _Values) -> LockName:
+            text, forms = fill(values)
+            return make(f"{task}:{readable(text)}", forms)
+
+        def name_of_shared(values: _Values) -> LockName:
+            text, _ = fill(values)
+            if not text:
+                raise LockKeyError(f"task {self._task!r}: its key is empty text for these arguments")
+            return shared_name(text)
+
+        return name_of_shared if self._shared else name_of
+
+    def _caller(self, key: Callable[..., object]) -> Callable[[_Values], tuple[str, bytes]]:
+        def call(values: _Values) -> tuple[str, bytes]:
+            bound = self._binding.bound(values)
+            try:
+                text = key(*bound.args, **bound.kwargs)
+            except Exception as error:  # noqa: BLE001 - the author's code; its message may show a value
+                raise LockKeyError(f"task {self._task!r}: the key callable raised {type(error).__name__}") from None
+            if isinstance(text, str) and text:
+                return text, text_form(text)
+            raise LockKeyError(f"task {self._task!r}: the key callable returned {not_text(text)}, not a non-empty str")
+
+        return call
+
+    def _names_allowed(self) -> str:
+        return "the names " + ", ".join(map(repr, self._binding.names)) if self._binding.names else "no names"
+
+    def _invalid(self, option: str, value: object, why: str, allowed: str) -> InvalidLockOptions:
+        return InvalidLockOptions(f"task {self._task!r}: {option}={value!r}: {why}; allowed: {allowed}")

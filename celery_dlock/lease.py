@@ -1,0 +1,155 @@
+"""One held lock: how long it lives, and how its holder finds out."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from .clock import Clock
+from .errors import LockLost, StoreUnavailable
+from .keys import LockKeys
+from .slots import Slot
+
+__all__ = ["Lease", "NullLease", "Renewer", "margin"]
+
+
+def margin(ttl: float) -> float:
+    """Seconds by which a lease ends here before it ends in the store: Redlock's allowance for clock drift.
+
+    Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/ (1 % of the ttl and 2 ms).
+    """
+    return ttl * 0.01 + 0.002
+
+
+class Renewer(Protocol):
+    """Who carries out what a lease asks for."""
+
+    def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
+        """Move the deadline; false, and the lease is lost, where the store no longer knows it."""
+        ...
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        """Note, and tell once, that the lease is over."""
+        ...
+
+
+class Lease:
+    """The right of one execution (or of one ``Lock`` holder) to the lock ``name``.
+
+    A lease can end before the work does: the store lost it, the process was paused, the network was cut. The holder
+    must expect it: call :meth:`ensure` before a step that must not overlap, and hand :attr:`token` to the resource.
+
+    Attributes:
+        name: The lock name.
+        owner: Whose lease it is: one delivery of one message, or one thread.
+        token: The fencing token; grows with every acquisition of the name.
+        ttl: Seconds from a renewal to the end.
+        hold_count: How often the owner entered and has not left.
+        task: The name of the task that holds it, if one does.
+        task_id: Its id.
+    """
+
+    __slots__ = (
+        "_clock", "_renewer", "acquisition", "hold_count", "keys", "left",
+        "name", "over", "owner", "pid", "slot", "task", "task_id", "token", "ttl",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        keys: LockKeys,
+        slot: Slot,
+        token: int,
+        clock: Clock,
+        renewer: Renewer,
+        *,
+        owner: str,
+        task: str | None = None,
+        task_id: str | None = None,
+    ) -> None:
+        self.keys = keys
+        self.slot = slot
+        self.name = slot.name.text
+        self.owner = owner
+        self.task = task
+        self.task_id = task_id
+        self.acquisition = slot.acquisition
+        self.ttl = slot.ttl
+        self.token: int | None = token
+        self.hold_count = 1
+        self.over = False
+        self.left = False
+        self.pid = os.getpid()
+        self._clock = clock
+        self._renewer = renewer
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name} token={self.token} remaining={self.remaining():.3f}>"
+
+    @property
+    def held(self) -> bool:
+        """True while the lease is known to live."""
+        return self.remaining() > 0
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease was found to be over before its holder released it."""
+        return self.slot.lost
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends if nobody renews it; 0 when it is released or lost."""
+        if self.over or self.slot.lost:
+            return 0.0
+        return max(0.0, self.slot.deadline - self._clock.monotonic())
+
+    def ensure(self) -> None:
+        """Ask the store whether the lease lives, and renew it.
+
+        Raises:
+            LockLost: The lease is over, or the store has not answered until its deadline: stop, another may run.
+        """
+        if not self.over and not self.slot.lost:
+            try:
+                if self._renewer.renew(self, self.ttl):
+                    return
+            except StoreUnavailable as error:
+                if self.remaining() > 0:
+                    return
+                self._renewer.lose(self, f"its deadline came unanswered: {error}")
+        raise LockLost(f"the lease of {self.name} is over")
+
+    def extend(self, seconds: float) -> None:
+        """Make the lease live at least ``seconds`` from now; a renewal never shortens it.
+
+        Raises:
+            LockLost: The lease is over.
+            StoreUnavailable: The store did not answer; the lease is what it was.
+        """
+        if not seconds > 0:
+            raise ValueError(f"extend({seconds!r}): seconds must be greater than 0")
+        if self.over or self.slot.lost or not self._renewer.renew(self, seconds):
+            raise LockLost(f"the lease of {self.name} is over")
+
+
+class NullLease:
+    """The lease of a direct call, which takes no lock: no token, never held, always passes."""
+
+    __slots__ = ()
+
+    name = None
+    owner = None
+    token = None
+    hold_count = 0
+    held = False
+    lost = False
+
+    def __repr__(self) -> str:
+        return "<NullLease>"
+
+    def remaining(self) -> float:
+        return 0.0
+
+    def ensure(self) -> None:
+        return None
+
+    def extend(self, seconds: float) -> None:
+        return None

@@ -1,0 +1,126 @@
+"""The lock itself, for any name and outside any task."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from celery.app import app_or_default
+
+from .errors import InvalidLockOptions, LockHeld, LockLost, NotHeld
+from .keys import LockName, shared_name
+from .lease import Lease
+from .options import ttl_seconds
+from .records import Claim, Held, Holder
+from .runtime import Runtime
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from typing_extensions import Self
+
+__all__ = ["Lock"]
+
+
+class Lock:
+    """A distributed, reentrant lock.
+
+    It excludes every other holder of the same name: other ``Lock`` objects and tasks with ``scope="shared"`` whose key
+    gives this very text. Each thread, and each execution of a task, is an owner of its own; an owner that holds the
+    lock re-enters. While it is held, the keeper of this process renews it.
+
+    As a context manager it waits for the lock, and raises :class:`LockLost` on leaving if the lease ended before.
+
+    Args:
+        name: What to lock: a non-empty text, shown in the store, so keep secrets out of it; or a call's ``LockName``.
+        app: The app whose store to use; default: the current app.
+        ttl: Seconds (or a ``timedelta``), at least 1, that the lock outlives its last renewal; default ``dlock_ttl``.
+    """
+
+    def __init__(self, name: str | LockName, *, app: Celery | None = None, ttl: object = None) -> None:
+        given: object = name  # whatever the annotation says, anything may have been given
+        if isinstance(given, LockName):
+            self._name = given
+        elif isinstance(given, str) and given:
+            self._name = shared_name(given)
+        else:
+            raise InvalidLockOptions(f"Lock(name={name!r}) is not allowed; allowed: a non-empty str")
+        self._runtime = Runtime.of(app if app is not None else app_or_default())
+        self._ttl = None if ttl is None else ttl_seconds(f"Lock({name}): ttl", ttl)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """The lock name, as the store knows it."""
+        return self._name.text
+
+    @property
+    def lease(self) -> Lease | None:
+        """This owner's lease, while it holds the lock."""
+        for lease in reversed(self._runtime.scope().entered):
+            if lease.name == self.name:
+                return lease
+        return None
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
+        """Take the lock; true if it is ours now.
+
+        Args:
+            blocking: Wait for a release.
+            timeout: Seconds to wait at most; None: for ever.
+
+        Raises:
+            LockLost: This owner held the lock and its lease is over; an inner entry never acquires anew.
+            StoreUnavailable: The store did not answer.
+        """
+        if timeout is not None and (timeout < 0 or not blocking):
+            raise ValueError(
+                f"acquire(blocking={blocking!r}, timeout={timeout!r}): a timeout is 0 or more, and for blocking calls"
+            )
+        return isinstance(self._acquire(timeout if blocking else 0.0), Lease)
+
+    def release(self) -> None:
+        """Leave the lock once.
+
+        Raises:
+            NotHeld: This owner does not hold it.
+            LockLost: The lease had ended before; another may have run beside this owner.
+        """
+        lease = self.lease
+        if lease is None:
+            raise NotHeld(f"{self.name} is not held by this owner")
+        lost = lease.lost
+        ours = self._runtime.locker.release(lease, self._runtime.scope())
+        if lost or not ours:
+            raise LockLost(f"the lease of {self.name} was over before its release")
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock now."""
+        return self.holder() is not None
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock now."""
+        return self._runtime.locker.holder(self._name)
+
+    def __enter__(self) -> Self:
+        if not isinstance(answer := self._acquire(None), Lease):
+            raise LockHeld(f"{self.name}: {answer}", self.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except (LockLost, NotHeld):
+            if error is None:
+                raise
+
+    def _acquire(self, timeout: float | None) -> object:
+        runtime = self._runtime
+        scope, ttl = runtime.scope(), self._ttl or runtime.settings.ttl
+        answer = runtime.locker.acquire_within(self._name, scope, ttl, Claim(scope.by), timeout)
+        if isinstance(answer, Held):
+            runtime.listeners.tell("refused", name=self.name, owner=scope.owner, reason=f"held by {answer.holder}")
+        return answer

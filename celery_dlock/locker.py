@@ -1,0 +1,249 @@
+"""The story of a lock in order: name, store, lease, keeper, events."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .clock import Clock
+from .errors import LockLost, ReplyLost, StoreUnavailable
+from .events import Kind, Listeners
+from .keys import LockKeys, LockName
+from .lease import Lease, margin
+from .owner import Scope
+from .records import Acquired, Claim, Held, Holder, Refusal, Renewal, Tombstoned
+from .slots import Slot, Slots
+from .store import Ending, LockStore
+
+__all__ = ["Locker"]
+
+logger = logging.getLogger("celery_dlock")
+
+#: Tries under a new number after an answer was lost.
+ATTEMPTS = 2
+#: Seconds between two looks of a waiter whom nobody wakes.
+POLL = 2.0
+#: The signals by which Celery's soft limit and our ``on_lost`` interrupt a body.
+_INTERRUPTS = {signal.SIGUSR1, signal.SIGUSR2} if hasattr(signal, "pthread_sigmask") else set()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep a soft limit from striking between a command and the note of it.
+
+    The limit is raised at the end of the block instead, when what was acquired is on record and will be released.
+    """
+    if not _INTERRUPTS:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Locker:
+    """Takes and gives back locks for the owners of one process.
+
+    Args:
+        store: Where locks live.
+        slots: The slots of this process; what is held is written there before it is asked for.
+        wake: Makes sure that a keeper reads those slots.
+        clock: Where deadlines are read.
+        prefix: Of all keys.
+        listeners: Whom to tell.
+    """
+
+    def __init__(
+        self,
+        store: LockStore,
+        slots: Slots,
+        wake: Callable[[], None],
+        clock: Clock,
+        prefix: str,
+        listeners: Listeners,
+    ) -> None:
+        self._store = store
+        self._slots = slots
+        self._wake = wake
+        self._clock = clock
+        self._prefix = prefix
+        self._listeners = listeners
+
+    def acquire(self, name: LockName, scope: Scope, ttl: float, claim: Claim) -> Lease | Refusal:
+        """Take the lock or say why not; an owner that holds it re-enters.
+
+        Raises:
+            LockLost: The owner held the lock, and its lease is over: an inner entry never acquires anew.
+            StoreUnavailable: The store did not answer; if it took the lock, the keeper gives it back.
+        """
+        keys = LockKeys.of(self._prefix, name)
+        held = scope.held.get((id(self), keys.lock))
+        with _uninterrupted():
+            if held is not None:
+                return self._enter_again(held, scope)
+            answer = self._take(keys, name, scope, ttl, claim)
+            if isinstance(answer, Lease):
+                scope.held[id(self), keys.lock] = answer
+                scope.entered.append(answer)
+                self._wake()
+        if isinstance(answer, Lease):
+            self._tell("acquired", answer)
+        return answer
+
+    def acquire_within(
+        self, name: LockName, scope: Scope, ttl: float, claim: Claim, timeout: float | None
+    ) -> Lease | Refusal:
+        """As :meth:`acquire`, but wait for a release, at most ``timeout`` s (None: for ever).
+
+        A waiter is woken by the release; the slow poll is for holders that died and for messages that got lost.
+        """
+        answer = self.acquire(name, scope, ttl, claim)
+        if not isinstance(answer, Held) or (timeout is not None and timeout <= 0):
+            return answer
+        end = None if timeout is None else self._clock.monotonic() + timeout
+        with self._store.waker(LockKeys.of(self._prefix, name)) as waker:
+            while True:
+                # Its rank is that of its arrival, however often it asks.
+                claim = claim._replace(rank_us=answer.rank_us)
+                answer = self.acquire(name, scope, ttl, claim)
+                left = POLL if end is None else end - self._clock.monotonic()
+                if not isinstance(answer, Held) or left <= 0:
+                    return answer
+                waker.wait(min(left, POLL, answer.holder.expires_in + 0.005))
+
+    def release(self, lease: Lease, scope: Scope, ending: Ending = Ending()) -> bool:  # noqa: B008  # frozen
+        """Leave a lease once; its outermost leaving frees the lock. False if the lease turned out to be lost.
+
+        Never raises for the store's sake: a failed release must not fail a task that is done. What the store did
+        not hear of the keeper repeats.
+        """
+        if lease.over or lease.pid != os.getpid():
+            return True  # a second door, or a process that the body forked: the lock is not its to free
+        with _uninterrupted():
+            if lease in scope.entered:
+                scope.entered.remove(lease)
+            if lease.hold_count > 1:
+                lease.hold_count -= 1
+                return self._restated(lease)
+            ours = self._free(lease, ending)
+            scope.held.pop((id(self), lease.keys.lock), None)
+            if not ours:
+                self.lose(lease, "found at its release")
+            lease.over = True
+        self._tell("released", lease)
+        return ours
+
+    def leave(self, lease: Lease) -> None:
+        """Say that the body has ended, before a follower of the message is published."""
+        if not lease.left and not lease.over and lease.pid == os.getpid():
+            lease.left = True
+            try:
+                self.renew(lease, lease.ttl, (("left", "1"),))
+            except StoreUnavailable as error:
+                logger.warning("could not say that %s is about to be released: %s", lease.name, error)
+
+    def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
+        """Move the deadline now, beside the keeper's renewals."""
+        sent = self._clock.monotonic()
+        renewal = Renewal(lease.keys.lock, lease.acquisition, max(1, round(seconds * 1000)), notes)
+        renewed = self._store.renew([renewal])[0]
+        if renewed:
+            lease.slot.moved(sent + seconds - margin(seconds))
+        else:
+            self.lose(lease, "the store no longer knows it")
+        return renewed
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        """Note, and tell once, that a lease is over although its holder has not released it."""
+        if not lease.lost and not lease.over:
+            lease.slot.lose()
+            logger.warning("the lease of %s is lost: %s", lease.name, reason)
+            self._tell("lost", lease, reason)
+
+    def holder(self, name: LockName) -> Holder | None:
+        """Who holds the lock now."""
+        return self._store.inspect(LockKeys.of(self._prefix, name))
+
+    def _take(self, keys: LockKeys, name: LockName, scope: Scope, ttl: float, claim: Claim) -> Lease | Refusal:
+        for attempt in range(ATTEMPTS):
+            acquisition = scope.next_acquisition()
+            # Written first: whoever dies between here and the answer leaves a trace for the keeper.
+            slot = self._slots.open(name, acquisition, ttl)
+            sent = self._clock.monotonic()
+            try:
+                answer = self._store.acquire(keys, acquisition, round(ttl * 1000), claim)
+            except ReplyLost:
+                self._give_up(keys, acquisition, slot)
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                continue
+            except StoreUnavailable:
+                slot.clear()  # the store never saw it
+                raise
+            except BaseException:
+                slot.leave_to_keeper(Ending(unsure=True).text)
+                raise
+            if isinstance(answer, Acquired):
+                slot.held(sent + ttl - margin(ttl))
+                return Lease(
+                    keys,
+                    slot,
+                    answer.token,
+                    self._clock,
+                    self,
+                    owner=scope.owner,
+                    task=scope.task,
+                    task_id=scope.task_id,
+                )
+            slot.clear()
+            if not isinstance(answer, Tombstoned):
+                return answer
+        raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
+
+    def _give_up(self, keys: LockKeys, acquisition: str, slot: Slot) -> None:
+        """Make sure that an acquire whose answer is unknown takes effect neither now nor later."""
+        try:
+            self._store.release(keys, acquisition, Ending(unsure=True))
+        except BaseException:
+            slot.leave_to_keeper(Ending(unsure=True).text)
+            self._wake()
+            raise
+        slot.clear()
+
+    def _enter_again(self, lease: Lease, scope: Scope) -> Lease:
+        # The count is stated absolutely: an increment would count twice when it is sent twice.
+        if lease.lost or not self.renew(lease, lease.ttl, (("count", str(lease.hold_count + 1)),)):
+            raise LockLost(f"the lease of {lease.name} is over; it cannot be entered again")
+        lease.hold_count += 1
+        scope.entered.append(lease)
+        return lease
+
+    def _restated(self, lease: Lease) -> bool:
+        """Tell the store of an inner leaving; what it does not hear of, the outermost leaving makes good."""
+        try:
+            return self.renew(lease, lease.ttl, (("count", str(lease.hold_count)),))
+        except StoreUnavailable:
+            return True
+
+    def _free(self, lease: Lease, ending: Ending) -> bool:
+        lease.slot.leaving()
+        try:
+            released = self._store.release(lease.keys, lease.acquisition, ending)
+        except BaseException as error:
+            lease.slot.leave_to_keeper(ending.text)
+            self._wake()
+            if isinstance(error, StoreUnavailable):
+                logger.warning("could not release %s, the keeper will: %s", lease.name, error)
+                return True
+            raise
+        lease.slot.clear()
+        return released.ours
+
+    def _tell(self, kind: Kind, lease: Lease, reason: str = "") -> None:
+        facts = {"task": lease.task, "task_id": lease.task_id, "token": lease.token, "reason": reason}
+        self._listeners.tell(kind, name=lease.name, owner=lease.owner, **facts)

@@ -1,0 +1,128 @@
+"""A message as it was received, handed to the pool child, and published again unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .errors import DLockError
+from .records import Identity
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["HEADER", "PROPERTY", "Carried", "Delivery", "Raw", "publish_again"]
+
+#: In the request's ``properties``: what the main process tells the child of this delivery. Top-level keys of a
+#: request would leak into the messages that it publishes.
+PROPERTY: Final = "dlock"
+#: In a copy's headers: what it carries of the message it copies.
+HEADER: Final = "dlock"
+
+
+class Raw(NamedTuple):
+    """The message's own objects, so that pickling them beside the message costs next to nothing."""
+
+    body: Any
+    content_type: str
+    content_encoding: str
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    exchange: str
+    routing_key: str
+
+
+class Delivery(NamedTuple):
+    """One delivery of one message.
+
+    Args:
+        owner: Made for this delivery.
+        since: The later of receipt and ETA, on the monotonic clock.
+        monitored: The worker sends events.
+        rank_us: Carried by a copy of ours, else None.
+        tries: How often the message was published again before.
+        raw: The message, as the fields of :class:`Raw`.
+    """
+
+    owner: str
+    since: float
+    monitored: bool
+    rank_us: int | None
+    tries: int
+    raw: tuple[Any, ...]
+
+
+class Carried(NamedTuple):
+    """What a copy of ours says of the message it copies."""
+
+    rank_us: int | None = None
+    tries: int = 0
+
+    @classmethod
+    def of(cls, header: Any, identity: Identity) -> Carried:
+        """Reads the header. It speaks of one identity only: Celery copies headers into a task's own retries."""
+        if not isinstance(header, Mapping) or header.get("of") != identity.digest:
+            return cls()
+        rank, tries = header.get("rank"), header.get("tries")
+        if not isinstance(rank, int) or not isinstance(tries, int):
+            return cls()
+        return cls(rank, max(0, tries))
+
+
+def publish_again(
+    app: Celery, delivery: Delivery, identity: Identity, *, rank_us: int | None, delay: float, expires: bool
+) -> None:
+    """Publish the raw message, to be run in ``delay`` s at the earliest.
+
+    Celery's own retry would decode and encode it anew, and change its serialiser, its compression, its masked
+    argument reprs and its count of retries.
+
+    Args:
+        app: Whose broker to use.
+        delivery: The delivery to copy.
+        identity: Which message it is.
+        delay: Seconds from now to the copy's ETA.
+        rank_us: The place that the copy takes among messages; None: that of its own arrival.
+        expires: Keep the message's expiry. A copy of a running message has none: it may not end that one REVOKED.
+
+    Raises:
+        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body.
+    """
+    raw = Raw(*delivery.raw)
+    if "task" not in raw.headers:
+        raise DLockError("a message of protocol 1 cannot be published again; set task_protocol = 2 in its publisher")
+    headers = dict(raw.headers)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
+    headers["eta"] = eta.isoformat()
+    headers[HEADER] = {"of": identity.digest, "rank": rank_us, "tries": delivery.tries + 1}
+    if not expires:
+        headers["expires"] = None
+    properties = raw.properties
+    with app.producer_or_acquire() as producer:
+        producer.publish(
+            raw.body,
+            content_type=raw.content_type,
+            content_encoding=raw.content_encoding,
+            # The body was decompressed on receipt, while its header still names the compression.
+            compression=headers.pop("compression", None),
+            headers=headers,
+            exchange=raw.exchange,
+            routing_key=raw.routing_key,
+            correlation_id=properties.get("correlation_id"),
+            reply_to=properties.get("reply_to"),
+            priority=properties.get("priority"),
+            delivery_mode=properties.get("delivery_mode"),
+            expiration=_seconds_left(headers.get("expires")),
+            retry=True,
+            retry_policy=app.conf.task_publish_retry_policy,
+        )
+
+
+def _seconds_left(expires: Any) -> float | None:
+    if not isinstance(expires, str):
+        return None
+    at = datetime.fromisoformat(expires.replace("Z", "+00:00"))
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=timezone.utc)
+    return max(0.001, (at - datetime.now(timezone.utc)).total_seconds())

@@ -1,0 +1,77 @@
+"""Who holds: one delivery of one message, or one thread; carried along, so that its locks are reentrant."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from .lease import Lease
+from .records import Holder
+
+__all__ = ["Scope", "current_scope", "enter", "execution_scope"]
+
+
+class Scope:
+    """What one owner entered and has not left, and what it says of itself.
+
+    Args:
+        owner: A new one for each delivery, never a task id: the broker may deliver one message twice at once.
+        by: Who it is, as :class:`~celery_dlock.records.Claim` says it.
+        task: The task's name, if it is an execution of one.
+        task_id: Its id.
+        outer: The scope of the same owner in which this one is nested (an ``apply()`` inside a body).
+    """
+
+    __slots__ = ("by", "entered", "held", "numbers", "owner", "pid", "task", "task_id")
+
+    def __init__(
+        self, owner: str, by: str, task: str | None = None, task_id: str | None = None, outer: Scope | None = None
+    ) -> None:
+        self.owner = owner
+        self.by = by
+        self.task = task
+        self.task_id = task_id
+        self.pid = os.getpid()
+        self.entered: list[Lease] = []
+        #: By store and lock key: what an entry may re-enter.
+        self.held: dict[tuple[int, str], Lease] = outer.held if outer else {}
+        self.numbers: Iterator[int] = outer.numbers if outer else itertools.count(1)
+
+    def next_acquisition(self) -> str:
+        """Owner and number: what the store knows of one outermost entry."""
+        return f"{self.owner}.{next(self.numbers)}"
+
+
+_scope: ContextVar[Scope | None] = ContextVar("celery_dlock_scope", default=None)
+_thread = threading.local()
+
+
+def current_scope(node: str) -> Scope:
+    """The running execution's scope; outside of one, the scope of this thread.
+
+    A process that was forked from the owner's is another owner: both go on living.
+    """
+    scope = _scope.get()
+    if scope is not None and scope.pid == os.getpid():
+        return scope
+    own: Scope | None = getattr(_thread, "scope", None)
+    if own is None or own.pid != os.getpid():
+        own = _thread.scope = Scope(uuid.uuid4().hex, Holder.text(None, None, node, os.getpid()))
+    return own
+
+
+def execution_scope() -> Scope | None:
+    """The running execution's scope, if there is one in this process."""
+    scope = _scope.get()
+    return scope if scope is not None and scope.pid == os.getpid() else None
+
+
+def enter(scope: Scope | None) -> Scope | None:
+    """Make ``scope`` the current one; returns the one that was, to be entered again afterwards."""
+    before = _scope.get()
+    _scope.set(scope)
+    return before

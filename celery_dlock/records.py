@@ -1,0 +1,141 @@
+"""Frozen values that the rooms hand to each other; they hold facts and decide nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = [
+    "Acquired",
+    "Claim",
+    "Duplicate",
+    "Held",
+    "Holder",
+    "Identity",
+    "Refusal",
+    "Released",
+    "Renewal",
+    "Tombstoned",
+    "Used",
+]
+
+
+class Identity(NamedTuple):
+    """Which message: kept by our own republishing, new after ``self.retry()`` and ``self.replace()``."""
+
+    task_id: str
+    retries: int = 0
+    nesting: int = 0
+
+    @property
+    def digest(self) -> str:
+        # A task id may be any text that the user chose, so it never becomes part of a key as it is.
+        text = f"{self.task_id}:{self.retries}:{self.nesting}"
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class Claim(NamedTuple):
+    """What an owner says of itself when it asks for a lock.
+
+    Args:
+        by: Who asks, as the JSON text that :class:`Holder` reads.
+        identity: The message that asks; None for a ``Lock`` outside any message.
+        redelivered: The broker flagged this delivery, so other copies may live.
+        copied: We published this copy, so the original may live.
+        age_us: Microseconds since the later of receipt and ETA, read on the worker's monotonic clock.
+        rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.
+        once: The name may be used up by an earlier success (``once_per``).
+    """
+
+    by: str
+    identity: Identity | None = None
+    redelivered: bool = False
+    copied: bool = False
+    age_us: int = 0
+    rank_us: int | None = None
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock (or used up a name)."""
+
+    task: str | None
+    task_id: str | None
+    node: str
+    pid: int | None
+    since: float
+    owner: str = ""
+    identity: str = ""
+    token: int | None = None
+    hold_count: int = 1
+    left: bool = False
+    expires_in: float = 0.0
+
+    def __str__(self) -> str:
+        who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
+        return f"{who} on {self.node}"
+
+    @staticmethod
+    def text(task: str | None, task_id: str | None, node: str, pid: int) -> str:
+        """The JSON text kept in the store; it never holds arguments, which may be secrets."""
+        return json.dumps([task, task_id, node, pid])
+
+
+class Acquired(NamedTuple):
+    """The lock is the asker's."""
+
+    token: int
+    since: float
+    rank_us: int
+
+
+class Held(NamedTuple):
+    """Another holds the lock. ``twin``: that other is another copy of the very message that asks."""
+
+    holder: Holder
+    twin: bool
+    rank_us: int
+
+
+class Used(NamedTuple):
+    """An earlier run used the name up. ``same``: it was this very message."""
+
+    by: Holder
+    same: bool
+
+
+class Duplicate(NamedTuple):
+    """This message's identity has reached its end already."""
+
+
+class Tombstoned(NamedTuple):
+    """This acquisition was given up before its acquire arrived."""
+
+
+Refusal = Held | Used | Duplicate | Tombstoned
+
+
+class Renewal(NamedTuple):
+    """One lease to renew, by the lock's Redis key and the acquisition that holds it.
+
+    Args:
+        key: The key of the lock's hash.
+        acquisition: Owner and number.
+        ttl_ms: The least life the key has afterwards, in milliseconds.
+        notes: Fields to set in the lock's hash if it is still ours.
+    """
+
+    key: str
+    acquisition: str
+    ttl_ms: int
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+class Released(NamedTuple):
+    """``ours``: the lock was held by that acquisition until now. ``word``: a twin or the keeper left word."""
+
+    ours: bool
+    word: bool

@@ -1,0 +1,126 @@
+"""Stores the end of a task that is skipped, and of everything that waited for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from celery import Task, states
+from celery.app.task import Context
+from celery.backends.base import Backend
+from celery.exceptions import TaskRevokedError
+
+__all__ = ["end_revoked"]
+
+Signature = Mapping[str, Any]  # as it stands in a message
+
+
+def end_revoked(task: Task[..., Any], request: Context, reason: str) -> TaskRevokedError:
+    """Store REVOKED for a task that is not run, and for all that can never run now.
+
+    Meant for the process that skips the task, just before it raises ``Ignore``: that alone would leave the task
+    PENDING and its chain and its chord waiting for ever. The task is stored unless its result is ignored (the end of
+    a chord member always is: the chord looks it up), and its part is returned to its chord. The same is done for
+    every later member of its chain, down into groups, nested chains and chord bodies, and for what follows a chord
+    that cannot complete any more, outward through the chords around it. Their links and errbacks do not run.
+
+    Celery's own limits stay. Ids inside a chord header that was never sent stay PENDING; the chord itself ends. The
+    body of a chord with a skipped member becomes FAILURE with ``ChordError`` when the whole header has ended, and
+    then Celery calls that body's errbacks. A body that is a canvas, or that belongs to an outer chord, is REVOKED at
+    once, and what Celery (more of it from version to version) ends there too reads FAILURE afterwards. Chains of
+    task protocol 1 are made of links, so nothing of them is ended.
+
+    An error of the result backend is not caught; a part of the ends may be stored then, and calling again is
+    harmless. The end of a chord's last member can take Celery up to ``result_chord_join_timeout``. An eager task is
+    stored only where ``task_store_eager_result`` says so.
+
+    Args:
+        task: The skipped task.
+        request: Its request.
+        reason: Why, for people. It is stored, so it must hold no secret.
+
+    Returns:
+        The error that was stored.
+    """
+    error = TaskRevokedError(reason)
+    if request.is_eager and not task.store_eager_result:
+        return error
+    ends = [_End(task.backend, request, ignored=_ignored(task, vars(request))), *_never_run(task, request)]
+    # All results before any part: a chord that completes looks up its members and waits for those that have none.
+    # Not mark_as_revoked() and mark_as_failure(): they do both at once, and each leaves some followers waiting.
+    for end in ends:
+        if end.request.chord or not end.ignored:
+            end.backend.store_result(end.request.id, error, states.REVOKED, request=end.request)
+    for end in ends:
+        if end.request.chord:
+            end.backend.on_chord_part_return(end.request, states.REVOKED, error)
+    return error
+
+
+class _End(NamedTuple):
+    """One task that ends here."""
+
+    backend: Backend
+    request: Any  # a Context; celery-types has its chain and chord as texts, which they never are
+    ignored: bool
+
+
+def _never_run(task: Task[..., Any], request: Any) -> Iterator[_End]:
+    for signature in _followers(request.chain or (), request.chord):
+        options = signature["options"]
+        # None where it belongs to another app: then nothing but its options is known of it.
+        follower = task.app.tasks.get(signature["task"])
+        yield _End(
+            follower.backend if follower else task.backend,
+            # The request that it would have had, as Celery's own failing of chains makes it up.
+            Context({**signature, **options, "id": options["task_id"], "group": options.get("group_id")}),
+            ignored=_ignored(follower, options),
+        )
+
+
+def _ignored(task: Task[..., Any] | None, options: Mapping[str, Any]) -> bool:
+    explicit = options.get("ignore_result")
+    if explicit is None and task is not None:
+        explicit = task.ignore_result
+    return bool(explicit)
+
+
+def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[Signature]:
+    """The single tasks that would have run after one with this chain and this chord body, each once."""
+    seen = set()
+    pending = deque((later, False) for later in chain)
+    if body:
+        pending.append((body, True))
+    while pending:
+        signature, is_body = pending.popleft()
+        options = signature.get("options") or {}
+        pending.extend((later, False) for later in options.get("chain") or ())
+        parts = _parts(signature)
+        if parts is not None:
+            pending.extend((part, False) for part in parts)
+            continue
+        task_id, outer_body = options.get("task_id"), options.get("chord")
+        # All members of a group lead to the same body: it is followed once.
+        if not task_id or task_id in seen:
+            continue
+        seen.add(task_id)
+        if outer_body:
+            pending.append((outer_body, True))
+        # Celery ends the plain body of a failed chord itself, but it never returns its part to an outer chord.
+        if outer_body or not is_body:
+            yield signature
+
+
+def _parts(signature: Signature) -> list[Signature] | None:
+    """What a canvas would have run, its chord headers left out; None for a single task."""
+    kind, kwargs = signature.get("subtask_type"), signature.get("kwargs") or {}
+    if kind == "chord":
+        return [kwargs["body"]] if kwargs.get("body") else []
+    if kind == "group":
+        return list(kwargs["tasks"])
+    if kind == "chain":
+        steps = list(kwargs["tasks"])
+        # Celery makes a group that something follows the header of a chord, when it sends the chain.
+        return [step for step in steps if step is steps[-1] or step.get("subtask_type") != "group"]
+    return None

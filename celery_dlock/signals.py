@@ -1,0 +1,62 @@
+"""Celery signals and monitor events, fed by our events.
+
+Receivers get ``sender`` (the task, or None for a ``Lock`` outside any task) and ``event``. They run where the fact was
+found: in the pool child, or, for a lease that was lost, in the worker's main process too. Monitor events are named
+``dlock-…``: one that began with ``task-`` would change the task's state in every monitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.utils.dispatch import Signal
+
+from .events import Event, Kind, Listeners
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["feed", "lock_acquired", "lock_lost", "lock_refused", "lock_released", "lock_skipped"]
+
+_ARGS: Final = ["event"]
+
+#: A lock was taken.
+lock_acquired = Signal(name="lock_acquired", providing_args=_ARGS)
+#: A lock was held by another; ``event.reason`` says by whom, and the policy what came of it.
+lock_refused = Signal(name="lock_refused", providing_args=_ARGS)
+#: A lock was given back.
+lock_released = Signal(name="lock_released", providing_args=_ARGS)
+#: A lease ended before its holder had released it: another may run beside it.
+lock_lost = Signal(name="lock_lost", providing_args=_ARGS)
+#: A task was ended without being run.
+lock_skipped = Signal(name="lock_skipped", providing_args=_ARGS)
+
+_SIGNALS: Final[dict[Kind, Signal]] = {
+    "acquired": lock_acquired,
+    "refused": lock_refused,
+    "released": lock_released,
+    "lost": lock_lost,
+    "skipped": lock_skipped,
+}
+
+
+def feed(listeners: Listeners, app: Celery, monitored: Callable[[], bool]) -> None:
+    """Make signals and, where ``monitored()`` says that anybody watches, monitor events of ``listeners``' events."""
+
+    def signal(event: Event) -> None:
+        sender = app.tasks.get(event.task) if event.task else None
+        _SIGNALS[event.kind].send(sender=sender, event=event)
+
+    def monitor(event: Event) -> None:
+        fields: dict[str, Any] = {
+            "name": event.name,
+            "owner": event.owner,
+            "token": event.token,
+            "reason": event.reason,
+        }
+        with app.events.default_dispatcher() as dispatcher:
+            dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
+
+    listeners.add(signal, lambda kind: bool(_SIGNALS[kind].receivers))
+    listeners.add(monitor, lambda kind: monitored())

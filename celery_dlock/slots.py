@@ -1,0 +1,127 @@
+"""What a process holds, written where the keeper can read it without locks.
+
+Here: the contract, and the slots of a process in which the keeper itself lives. A pool child's slots lie in memory
+shared with the worker's main process (``shared_slots``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+from .keys import LockName
+
+__all__ = ["LocalSlots", "Slot", "SlotState", "Slots"]
+
+
+class SlotState(IntEnum):
+    """Where an acquisition is in its life."""
+
+    FREE = 0
+    #: The acquire is on its way; if its process dies now, it may or may not have taken the lock.
+    ACQUIRING = 1
+    #: Held: to be renewed.
+    HELD = 2
+    #: The release is on its way.
+    LEAVING = 3
+    #: The release did not get through; the keeper carries it out, with the ending noted here.
+    LEFT = 4
+
+
+class Slot(Protocol):
+    """One acquisition, written by its holder and read by the keeper."""
+
+    @property
+    def name(self) -> LockName: ...
+    @property
+    def acquisition(self) -> str: ...
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def state(self) -> SlotState: ...
+    @property
+    def deadline(self) -> float:
+        """The lease's end on the monotonic clock."""
+        ...
+
+    @property
+    def lost(self) -> bool: ...
+    @property
+    def ending(self) -> str:
+        """What the release still has to say, where it was left to the keeper."""
+        ...
+
+    def held(self, deadline: float) -> None: ...
+    def moved(self, deadline: float) -> None:
+        """The lease was renewed; a deadline never moves back."""
+        ...
+
+    def lose(self) -> None: ...
+    def leaving(self) -> None: ...
+    def leave_to_keeper(self, ending: str) -> None: ...
+    def clear(self) -> None: ...
+
+
+class Slots(Protocol):
+    """All slots of one process."""
+
+    def open(self, name: LockName, acquisition: str, ttl: float) -> Slot: ...
+    def taken(self) -> Sequence[Slot]:
+        """Every slot that is not free."""
+        ...
+
+
+class LocalSlot:
+    """An acquisition of this very process."""
+
+    __slots__ = ("_slots", "acquisition", "deadline", "ending", "lost", "name", "state", "ttl")
+
+    def __init__(self, slots: LocalSlots, name: LockName, acquisition: str, ttl: float) -> None:
+        self._slots = slots
+        self.name = name
+        self.acquisition = acquisition
+        self.ttl = ttl
+        self.deadline = 0.0
+        self.lost = False
+        self.ending = ""
+        self.state = SlotState.ACQUIRING
+
+    def held(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.state = SlotState.HELD
+
+    def moved(self, deadline: float) -> None:
+        self.deadline = max(self.deadline, deadline)
+
+    def leaving(self) -> None:
+        self.state = SlotState.LEAVING
+
+    def leave_to_keeper(self, ending: str) -> None:
+        self.ending = ending
+        self.state = SlotState.LEFT
+
+    def lose(self) -> None:
+        self.lost = True
+
+    def clear(self) -> None:
+        self.state = SlotState.FREE
+        self._slots.forget(self)
+
+
+class LocalSlots:
+    """Slots of a process in which the keeper itself lives."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, LocalSlot] = {}
+
+    def open(self, name: LockName, acquisition: str, ttl: float) -> LocalSlot:
+        slot = self._taken[acquisition] = LocalSlot(self, name, acquisition, ttl)
+        return slot
+
+    def forget(self, slot: LocalSlot) -> None:
+        self._taken.pop(slot.acquisition, None)
+
+    def taken(self) -> list[LocalSlot]:
+        # list() of a dict's values is one step of the interpreter: no lock that a greenlet could sit on.
+        return list(self._taken.values())

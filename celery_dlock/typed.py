@@ -1,0 +1,36 @@
+"""What a decorated task looks like to a type checker: its function's own signature."""
+
+from __future__ import annotations
+
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from .lease import Lease, NullLease
+from .lock import Lock
+from .options import LockOptions
+
+__all__ = ["TypedTask"]
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class TypedTask(Protocol[P, R_co]):
+    """A singleton task made of a function ``(P) -> R``."""
+
+    name: str
+    lock_options: LockOptions
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    def lock_name(self, *args: P.args, **kwargs: P.kwargs) -> str: ...
+    def lock_for(self, *args: P.args, **kwargs: P.kwargs) -> Lock: ...
+    @property
+    def lease(self) -> Lease | NullLease: ...
+
+    # Celery's own names, which take any arguments.
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any: ...
+    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any: ...
+    def s(self, *args: Any, **kwargs: Any) -> Any: ...
+    def si(self, *args: Any, **kwargs: Any) -> Any: ...
+    def signature(self, args: Any = None, **options: Any) -> Any: ...
+    def __getattr__(self, name: str) -> Any: ...
