@@ -89,7 +89,9 @@ def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Deci
             return Drop("this message has run to its end already") if same else Skip(_used_by(by))
         case Held(holder, twin):
             if twin:
-                delay = min(TWIN_DELAY_MAX, TWIN_DELAY * 2**situation.tries)
+                # Not later than the lease would end if its holder were dead: then this copy is the one to run.
+                growing = TWIN_DELAY * 2.0 ** min(situation.tries, 60)
+                delay = min(TWIN_DELAY_MAX, growing, holder.expires_in + TWIN_DELAY / 2)
                 return PutBack(delay, "another copy of this message is running")
             return _by_policy(holder, options, situation)
     raise AssertionError(refusal)  # the locker retries a tombstoned acquisition itself

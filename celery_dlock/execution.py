@@ -154,13 +154,17 @@ class Execution:
                 return
 
     def _claim(self) -> Claim:
-        delivery, request = self.delivery, self.request
-        now = self.task.dlock.clock.monotonic()
+        delivery, request, runtime = self.delivery, self.request, self.task.dlock
+        now = runtime.clock.monotonic()
+        # Beyond the visibility timeout the broker has delivered the message once more, whether acknowledged late or
+        # waiting for its ETA.
+        visibility = runtime.settings.visibility_timeout
+        overdue = delivery is not None and visibility is not None and now - delivery.delivered > visibility
         return Claim(
             self.scope.by,
             self.identity,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
-            copied=bool(delivery and delivery.tries),
+            copied=overdue or bool(delivery and delivery.tries),
             age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
             rank_us=delivery.rank_us if delivery else None,
             once=self.task.lock_options.once_per is not None,

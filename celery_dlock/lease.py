@@ -9,6 +9,7 @@ from .clock import Clock
 from .errors import LockLost, StoreUnavailable
 from .keys import LockKeys
 from .slots import Slot
+from .store import Ending
 
 __all__ = ["Lease", "NullLease", "Renewer", "margin"]
 
@@ -51,7 +52,7 @@ class Lease:
 
     __slots__ = (
         "_clock", "_renewer", "acquisition", "hold_count", "keys", "left",
-        "name", "over", "owner", "pid", "slot", "task", "task_id", "token", "ttl",
+        "name", "over", "owner", "pid", "slot", "task", "task_id", "token", "ttl", "used",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,8 @@ class Lease:
         self.hold_count = 1
         self.over = False
         self.left = False
+        #: The ending of an inner run that used the name up; only the outermost leaving can tell the store.
+        self.used: Ending | None = None
         self.pid = os.getpid()
         self._clock = clock
         self._renewer = renewer

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .clock import Clock
 from .errors import LockLost, ReplyLost, StoreUnavailable
@@ -129,7 +130,11 @@ class Locker:
                 scope.entered.remove(lease)
             if lease.hold_count > 1:
                 lease.hold_count -= 1
+                lease.used = lease.used or (ending if ending.used_ms else None)
                 return self._restated(lease)
+            if lease.used is not None:
+                identity = ending.identity or lease.used.identity
+                ending = replace(ending, identity=identity, used_ms=lease.used.used_ms, by=lease.used.by)
             ours = self._free(lease, ending)
             scope.held.pop((id(self), lease.keys.lock), None)
             if not ours:

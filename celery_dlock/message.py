@@ -38,6 +38,7 @@ class Delivery(NamedTuple):
 
     Args:
         owner: Made for this delivery.
+        delivered: When it was received, on the monotonic clock.
         since: The later of receipt and ETA, on the monotonic clock.
         monitored: The worker sends events.
         rank_us: Carried by a copy of ours, else None.
@@ -46,6 +47,7 @@ class Delivery(NamedTuple):
     """
 
     owner: str
+    delivered: float
     since: float
     monitored: bool
     rank_us: int | None

@@ -54,7 +54,7 @@ def end_revoked(task: Task[..., Any], request: Context, reason: str) -> TaskRevo
             end.backend.store_result(end.request.id, error, states.REVOKED, request=end.request)
     for end in ends:
         if end.request.chord:
-            end.backend.on_chord_part_return(end.request, states.REVOKED, error)
+            end.backend.on_chord_part_return(_with_body_id(end.request), states.REVOKED, error)
     return error
 
 
@@ -77,6 +77,23 @@ def _never_run(task: Task[..., Any], request: Any) -> Iterator[_End]:
             Context({**signature, **options, "id": options["task_id"], "group": options.get("group_id")}),
             ignored=_ignored(follower, options),
         )
+
+
+def _with_body_id(request: Any) -> Any:
+    """The request of a chord member, its chord's body with an id.
+
+    Celery 5.5 and 5.6 fail a chord by the id of its body, and raise ValueError where that is a chain without one.
+    """
+    options = request.chord.get("options") or {}
+    if options.get("task_id") or not (task_id := _last_id(request.chord)):
+        return request
+    return Context(vars(request), chord={**request.chord, "options": {**options, "task_id": task_id}})
+
+
+def _last_id(signature: Signature) -> str | None:
+    """The id by which the result is read."""
+    own = (signature.get("options") or {}).get("task_id")
+    return own or next(filter(None, map(_last_id, reversed(_parts(signature) or []))), None)
 
 
 def _ignored(task: Task[..., Any] | None, options: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from . import execution
 from .children import Children
 from .errors import InvalidLockOptions
-from .message import HEADER, PROPERTY, Carried, Raw
+from .message import HEADER, PROPERTY, Carried, Delivery, Raw
 from .records import Identity
 from .runtime import Runtime
 from .slots import Slot
@@ -64,25 +64,20 @@ class SingletonRequest(Request):
             message.body, message.content_type, message.content_encoding, message.headers or {}, properties,
             info.get("exchange") or "", info.get("routing_key") or "",
         )  # fmt: skip
-        self.dlock_received = self._since()
-        delivery = (
-            self.dlock_owner,
-            self.dlock_received,
-            self.dlock_monitored(),
-            carried.rank_us,
-            carried.tries,
-            tuple(raw),
-        )
+        self.dlock_delivered = time.monotonic()
+        delivery = Delivery(
+            self.dlock_owner, self.dlock_delivered, self._since(), self.dlock_monitored(),
+            carried.rank_us, carried.tries, tuple(raw),
+        )  # fmt: skip
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
-        request["properties"] = {**properties, PROPERTY: delivery}
+        request["properties"] = {**properties, PROPERTY: tuple(delivery)}
         Deliveries.of(self._app).by_owner[self.dlock_owner] = self
 
     def _since(self) -> float:
         """The later of receipt and ETA on the monotonic clock."""
-        now = time.monotonic()
         if self._eta is None:
-            return now
-        return now + max(0.0, self._eta.timestamp() - time.time())
+            return self.dlock_delivered
+        return self.dlock_delivered + max(0.0, self._eta.timestamp() - time.time())
 
     def dlock_monitored(self) -> bool:
         """Whether the worker sends events just now."""
@@ -144,7 +139,7 @@ class Deliveries:
         if request is None or request.acknowledged or not request.task.acks_late:
             return False
         visibility = self._runtime.settings.visibility_timeout
-        if visibility is not None and time.monotonic() - request.dlock_received > visibility:
+        if visibility is not None and time.monotonic() - request.dlock_delivered > visibility:
             return True
         channel = getattr(request.message, "channel", None)
         return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
