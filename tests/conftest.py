@@ -1,0 +1,209 @@
+"""Fixtures of every suite. A server that cannot start is an error, never a skip."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import hypothesis
+import pytest
+import redis
+
+from tests.proxy import Proxy
+from tests.rabbitmq import running_rabbitmq
+from tests.servers import Server, server_binary
+from tests.workers import Urls, Worker, loaded_app, running_worker
+
+# Several processes share two cores: an example may take its time, what it finds is the same.
+hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("suite")
+
+WORKERS = pytest.StashKey[list[Worker]]()
+
+
+def pytest_report_header() -> list[str]:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
+    return [versions, f"server: {server_binary()}"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The long ones first: at the end one process would be busy with them and the others idle.
+    items.sort(key=lambda item: item.path.parent.name not in {"worker", "faults"})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[assignment]  # pluggy sends the result into the wrapper
+    if report.failed:
+        for worker in item.stash.get(WORKERS, []):
+            report.sections.append((f"log of {worker.node}", worker.tail(80)))
+    return report  # type: ignore[return-value]  # as above
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server shared by the tests of one xdist worker: it must stay up, its data are nobody's."""
+    with Server(tmp_path_factory.mktemp("server")) as shared:
+        yield shared
+
+
+@pytest.fixture
+def clean_server(server: Server) -> Server:
+    """The shared server, emptied."""
+    server.flush()
+    return server
+
+
+@pytest.fixture
+def redis_url(clean_server: Server) -> str:
+    """The shared server's database 0; the server was emptied before the test."""
+    return clean_server.url()
+
+
+@pytest.fixture
+def client(clean_server: Server) -> Iterator[redis.Redis]:
+    """A client of `redis_url` that gives text and never tries again."""
+    with clean_server.client() as connected:
+        yield connected
+
+
+class OwnServer(Protocol):
+    def __call__(
+        self,
+        *,
+        binary: Path | None = ...,
+        persistent: bool = ...,
+        options: Sequence[str] = ...,
+        environ: Mapping[str, str] | None = ...,
+        password: str | None = ...,
+    ) -> Server: ...
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[OwnServer]:
+    """A factory of started servers which the test may kill, pause and restart."""
+    numbers = itertools.count()
+    with ExitStack() as stack:
+
+        def start(
+            *,
+            binary: Path | None = None,
+            persistent: bool = False,
+            options: Sequence[str] = (),
+            environ: Mapping[str, str] | None = None,
+            password: str | None = None,
+        ) -> Server:
+            made = Server(
+                tmp_path / f"server{next(numbers)}",
+                binary=binary,
+                persistent=persistent,
+                options=options,
+                environ=environ,
+                password=password,
+            )
+            return stack.enter_context(made)
+
+        yield start
+
+
+UrlsFor = Callable[..., Urls]
+
+
+@pytest.fixture
+def urls_for(request: pytest.FixtureRequest) -> UrlsFor:
+    """Turns broker=, result=, lock= into `Urls`; one left out is the shared server's."""
+
+    def complete(broker: str | None = None, result: str | None = None, lock: str | None = None) -> Urls:
+        if broker and result and lock:
+            return Urls(broker, result, lock)
+        shared: str = request.getfixturevalue("redis_url")
+        return Urls(broker or shared, result or shared, lock or shared)
+
+    return complete
+
+
+class StartWorker(Protocol):
+    def __call__(
+        self,
+        app: str,
+        *args: str,
+        pool: str = ...,
+        concurrency: int = ...,
+        broker: str | None = ...,
+        result: str | None = ...,
+        lock: str | None = ...,
+        environ: Mapping[str, str] | None = ...,
+    ) -> Worker: ...
+
+
+@pytest.fixture
+def start_worker(urls_for: UrlsFor, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartWorker]:
+    """A factory of ready workers; all that is left of them is killed after the test."""
+    started = request.node.stash.setdefault(WORKERS, [])
+    with ExitStack() as stack:
+
+        def start(
+            app: str,
+            *args: str,
+            pool: str = "prefork",
+            concurrency: int = 2,
+            broker: str | None = None,
+            result: str | None = None,
+            lock: str | None = None,
+            environ: Mapping[str, str] | None = None,
+        ) -> Worker:
+            context = running_worker(
+                app,
+                *args,
+                folder=tmp_path,
+                urls=urls_for(broker, result, lock),
+                pool=pool,
+                concurrency=concurrency,
+                environ=environ,
+            )
+            worker = stack.enter_context(context)
+            started.append(worker)
+            return worker
+
+        yield start
+
+
+class LoadApp(Protocol):
+    def __call__(
+        self, module: str, *, broker: str | None = ..., result: str | None = ..., lock: str | None = ...
+    ) -> ModuleType: ...
+
+
+@pytest.fixture
+def load_app(urls_for: UrlsFor) -> Iterator[LoadApp]:
+    """Imports an app module (with an `app` in it) afresh in this process, to send tasks from."""
+    with ExitStack() as stack:
+
+        def load(
+            module: str, *, broker: str | None = None, result: str | None = None, lock: str | None = None
+        ) -> ModuleType:
+            return stack.enter_context(loaded_app(module, urls_for(broker, result, lock)))
+
+        yield load
+
+
+@pytest.fixture
+def start_proxy() -> Iterator[Callable[[Server], Proxy]]:
+    """A factory of proxies in front of a server."""
+    with ExitStack() as stack:
+
+        def start(target: Server) -> Proxy:
+            assert target.port is not None, "start the server first"
+            return stack.enter_context(Proxy(target.port))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> Iterator[str]:
+    """A RabbitMQ broker (only for tests marked `servers`)."""
+    with running_rabbitmq() as url:
+        yield url

@@ -1,0 +1,50 @@
+import signal
+
+import pytest
+
+from tests.conftest import LoadApp, StartWorker
+from tests.processes import session_of
+from tests.waiting import eventually
+
+APP = "tests.infrastructure.echo_app"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"])
+def test_a_worker_of_every_pool_answers(start_worker: StartWorker, load_app: LoadApp, pool: str) -> None:
+    worker = start_worker(APP, pool=pool)
+    pid = load_app(APP).worker_pid.delay().get(timeout=20)
+    expected = worker.children() if pool == "prefork" else [worker.pid]
+    assert pid in expected
+
+
+def test_a_warm_shutdown_ends_with_zero(start_worker: StartWorker) -> None:
+    worker = start_worker(APP)
+    assert len(worker.children()) == 2
+    assert worker.stop() == 0
+    assert not session_of(worker.pid)
+
+
+def test_a_killed_worker_leaves_nothing(start_worker: StartWorker) -> None:
+    worker = start_worker(APP)
+    worker.kill()
+    assert worker.process.returncode == -signal.SIGKILL
+    eventually(lambda: not session_of(worker.pid), message="children outlive their worker")
+
+
+def test_a_worker_that_cannot_start_shows_its_log(start_worker: StartWorker) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)ended with \d+:.*no_such_module"):
+        start_worker("tests.no_such_module")
+
+
+def test_a_failed_test_shows_the_log_of_its_workers(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("from tests.conftest import *")
+    pytester.makepyfile(
+        f"""
+        def test_it(start_worker):
+            start_worker({APP!r}, pool="solo")
+            assert False
+        """
+    )
+    outcome = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:valkey")
+    outcome.stdout.fnmatch_lines(["*log of w*", "* ready.*"])

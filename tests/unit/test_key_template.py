@@ -1,0 +1,154 @@
+"""What a key template shows, what of it counts, and what it cannot be filled from."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from celery_dlock.errors import LockKeyError
+from celery_dlock.keys import KeySpec
+
+pytestmark = pytest.mark.core
+
+
+def spec(function: Callable[..., Any], template: str) -> KeySpec:
+    return KeySpec("shop.pay", inspect.signature(function), template, "task")
+
+
+def name(of: KeySpec, *args: Any, **kwargs: Any) -> str:
+    return of.name_of(args, kwargs).text
+
+
+def shown(text: str) -> str:
+    """A name without its digest."""
+    return text.rpartition(":")[0]
+
+
+def one(a: Any) -> None: ...
+
+
+def two(a: Any, b: Any) -> None: ...
+
+
+def wide(a: Any, /, b: Any = 2, *rest: Any, c: Any = None, **more: Any) -> None: ...
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class User:
+    id: int
+    tags: Any = None
+
+
+class Hidden:
+    def __format__(self, _spec: str) -> str:
+        raise RuntimeError("hunter2")
+
+    @property
+    def secret(self) -> int:
+        raise RuntimeError("hunter2")
+
+
+def test_its_text_is_shown_behind_the_task() -> None:
+    assert shown(name(spec(two, "sms:{a}/{b}"), 42, "x")) == "shop.pay:sms:42/x"
+
+
+def test_fields_never_run_into_one_another() -> None:
+    joined = spec(two, "{a}:{b}")
+    first, second = name(joined, "x:y", "z"), name(joined, "x", "y:z")
+    assert shown(first) == shown(second) == "shop.pay:x:y:z"
+    assert first != second
+
+
+def test_types_differ_although_their_text_is_the_same() -> None:
+    template = spec(one, "{a}")
+    assert len({name(template, value) for value in (1, "1", True, "True", None, "None", 1.0, "1.0")}) == 8
+
+
+def test_a_formatted_field_counts_by_its_text() -> None:
+    monthly = spec(one, "{a:%Y-%m}")
+    assert shown(name(monthly, date(2026, 3, 1))) == "shop.pay:2026-03"
+    assert name(monthly, date(2026, 3, 1)) == name(monthly, date(2026, 3, 31))
+    assert name(monthly, date(2026, 3, 1)) != name(monthly, date(2026, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "text"),
+    [
+        ("{a:05d}", 42, "00042"),
+        ("{a!r}", "x", "%27x%27"),
+        ("{a!s:>3}", 5, "%20%205"),
+        ("{a!a}", "é", "%27%5Cxe9%27"),
+        ("{a[id]}", {"id": 7}, "7"),
+        ("{a[1]}", {1: "x"}, "x"),
+        ("{a[1]}", {"1": "x"}, "x"),
+        ("{a[1]}", ("x", "y"), "y"),
+        ("{a[0][id]}", [{"id": 7}], "7"),
+        ("{a.id}", User(7), "7"),
+        ("{a.tags[0]}", User(7, ["x"]), "x"),
+        ("{{{a}}}", 1, "%7B1%7D"),
+        ("{a}", Level.HIGH, "3"),
+        ("{a}", Colour.RED, "red"),
+        ("{a:>4}", Colour.RED, "%20red"),
+        ("{a}", True, "True"),
+        ("{a}", None, "None"),
+        ("{a}", -0.0, "0.0"),
+        ("{a}", Decimal("10.00"), "10"),
+        ("{a}", b"ab", "ab"),
+        ("{a}", (1, "x"), "%5B1,%20%27x%27%5D"),
+        ("{a}", ["é"], "%5B%27%5Cxe9%27%5D"),
+        ("{a}", {2: 1, "1": 2}, "%7B%271%27:%202,%20%272%27:%201%7D"),
+        ("{a:%H}", datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=2))), "23"),
+        ("fixed", "whatever", "fixed"),
+    ],
+)
+def test_what_a_field_shows(template: str, value: object, text: str) -> None:
+    assert shown(name(spec(one, template), value)) == f"shop.pay:{text}"
+
+
+def test_a_fixed_text_is_one_lock_whatever_the_arguments() -> None:
+    assert name(spec(one, "all"), 1) == name(spec(one, "all"), 2)
+
+
+def test_collected_arguments_can_be_fields() -> None:
+    assert shown(name(spec(wide, "{rest[0]}:{more[x]}"), 1, 2, 3, x=4)) == "shop.pay:3:4"
+
+
+@pytest.mark.parametrize(
+    ("template", "value"),
+    [
+        ("{a.secret}", Hidden()),
+        ("{a[hunter2]}", {}),
+        ("{a[9]}", []),
+        ("{a.none}", 1),
+        ("{a:d}", "hunter2"),
+        ("{a:%}", None),
+    ],
+)
+def test_a_field_that_cannot_be_filled_is_an_error_that_shows_no_value(template: str, value: object) -> None:
+    with pytest.raises(
+        LockKeyError, match=r"task 'shop\.pay': argument 'a' in key field .* cannot be filled"
+    ) as caught:
+        name(spec(one, template), value)
+    assert "hunter2" not in str(caught.value).replace(template.partition(":")[0], "")
+    assert caught.value.__suppress_context__
+
+
+def test_a_field_without_a_stable_form_is_an_error_that_names_it() -> None:
+    for template in ("{a}", "{a:>5}", "{a.secret.__class__}", "{a!r}"):
+        with pytest.raises(LockKeyError, match=r"task 'shop.pay': argument 'a' in key field \{a"):
+            name(spec(one, template), Hidden())
