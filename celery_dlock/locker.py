@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from .clock import Clock
@@ -31,20 +30,20 @@ POLL = 2.0
 _INTERRUPTS = {signal.SIGUSR1, signal.SIGUSR2} if hasattr(signal, "pthread_sigmask") else set()
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Keep a soft limit from striking between a command and the note of it.
+class _Uninterrupted:
+    """Keeps a soft limit from striking between a command and the note of it.
 
     The limit is raised at the end of the block instead, when what was acquired is on record and will be released.
     """
-    if not _INTERRUPTS:
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS) if _INTERRUPTS else None
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 class Locker:
@@ -84,7 +83,7 @@ class Locker:
         """
         keys = LockKeys.of(self._prefix, name)
         held = scope.held.get((id(self), keys.lock))
-        with _uninterrupted():
+        with _Uninterrupted():
             if held is not None:
                 return self._enter_again(held, scope)
             answer = self._take(keys, name, scope, ttl, claim)
@@ -125,7 +124,7 @@ class Locker:
         """
         if lease.over or lease.pid != os.getpid():
             return True  # a second door, or a process that the body forked: the lock is not its to free
-        with _uninterrupted():
+        with _Uninterrupted():
             if lease in scope.entered:
                 scope.entered.remove(lease)
             if lease.hold_count > 1:

@@ -31,12 +31,18 @@ class Script:
 
     def packed(self, keys: Sequence[str], args: Sequence[str], *, whole: bool = False) -> bytes:
         """The command for the wire: by digest, or (``whole``) with the text, which also loads it."""
-        parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), self._eval if whole else self._evalsha]
-        parts.append(_bulk(b"%d" % len(keys)))
-        for text in (*keys, *args):
-            data = text.encode("utf-8", "surrogatepass")
-            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-        return b"".join(parts)
+        count = len(keys)
+        head = b"*%d\r\n%b$%d\r\n%d\r\n" % (
+            3 + count + len(args),
+            self._eval if whole else self._evalsha,
+            len(str(count)),
+            count,
+        )
+        texts = (*keys, *args)
+        tail = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+        if tail.isascii():
+            return head + tail.encode()
+        return head + b"".join([_bulk(text.encode("utf-8", "surrogatepass")) for text in texts])
 
 
 ACQUIRE = Script("acquire")

@@ -10,7 +10,7 @@
 --       3 done            milliseconds that a done mark lives, "0": this end is not final
 --       4 used            milliseconds that the name stays used, "0": it does not
 --       5 identity, 6 by  of the run that used the name
--- Result {ours, word}     1 or 0 each
+-- Result 1 if the lock was held by that acquisition, plus 2 if a twin or the keeper had left word in it; else 0
 --
 -- Marks are set also when the lease was lost: the owner test guards only the lock. Done marks are rare: only when
 -- a copy is known (word) or the lock, and with it any word, was lost. Safe to be sent twice.
@@ -36,4 +36,4 @@ if final or ARGV[4] ~= '0' then
     redis.call('SET', KEYS[5], now .. '\n' .. ARGV[5] .. '\n' .. ARGV[6], 'PX', ARGV[4])
   end
 end
-return {ours and 1 or 0, word and 1 or 0}
+return (ours and 1 or 0) + (word and 2 or 0)

@@ -76,9 +76,10 @@ class RedisStore:
             claim.by,
         )
         reply = self._run(ACQUIRE, names, args)
+        if isinstance(reply, bytes):
+            token, since, rank = reply.split()
+            return Acquired(int(token), int(since) / 1e6, int(rank))
         verb = reply[0]
-        if verb == b"acquired":
-            return Acquired(int(reply[1]), int(reply[2]) / 1e6, int(reply[3]))
         if verb == b"held":
             holder = _holder(reply[1:9])
             return Held(holder, bool(identity) and holder.identity == identity, int(reply[9]))
@@ -109,12 +110,11 @@ class RedisStore:
             ending.by,
         )
         try:
-            ours, word = self._run(RELEASE, names, args)
+            reply = self._run(RELEASE, names, args)
         except ReplyLost:
-            ours, word = self._run(RELEASE, names, args)
             # Whether the first command freed the lock is not known, so nobody is told that it was lost.
-            ours = 1
-        return Released(bool(ours), bool(word))
+            reply = self._run(RELEASE, names, args) | 1
+        return Released(bool(reply & 1), bool(reply & 2))
 
     def inspect(self, keys: LockKeys) -> Holder | None:
         reply = self._resend(lambda: self._run(INSPECT, [keys.lock], ()))
