@@ -19,7 +19,7 @@ from .lease import Lease
 from .message import PROPERTY, Delivery, publish_again
 from .options import as_seconds
 from .records import Claim, Held, Holder, Identity, Refusal
-from .results import end_revoked
+from .results import end_revoked, store_started
 from .store import Ending
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ class Execution:
         if self._over:
             return
         locker, scope = self.task.dlock.locker, self.scope
-        for lease in reversed(scope.entered):
-            if lease is not self.lease:
-                logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
-                locker.release(lease, scope)
+        while len(scope.entered) > (self.lease is not None):
+            lease = scope.entered[-1]
+            logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
+            locker.release(lease, scope)
         if self.lease is not None:
             once = self.task.lock_options.once_per
             used_ms = round(as_seconds(once) * 1000) if success and once else 0
@@ -138,7 +138,7 @@ class Execution:
             except StoreUnavailable as error:
                 self._store_away(error)
             if isinstance(answer, Lease):
-                self.lease = answer
+                self._entered(answer)
                 return
             if isinstance(answer, Held):
                 claim = claim._replace(rank_us=answer.rank_us)  # the place of its arrival, however often it asks
@@ -152,6 +152,11 @@ class Execution:
             self._refused(name, answer, decision)
             if self.skipped:
                 return
+
+    def _entered(self, lease: Lease) -> None:
+        self.lease = self.scope.own = lease
+        if self.delivery is not None and self.task.stores_started:
+            store_started(self.task, self.request)
 
     def _claim(self) -> Claim:
         delivery, request, runtime = self.delivery, self.request, self.task.dlock

@@ -28,6 +28,8 @@ class Lock:
     gives this very text. Each thread, and each execution of a task, is an owner of its own; an owner that holds the
     lock re-enters. While it is held, the keeper of this process renews it.
 
+    The tasks of one asyncio loop are one thread and so one owner: they do not exclude each other.
+
     As a context manager it waits for the lock, and raises :class:`LockLost` on leaving if the lease ended before.
 
     Args:
@@ -87,11 +89,13 @@ class Lock:
             NotHeld: This owner does not hold it.
             LockLost: The lease had ended before; another may have run beside this owner.
         """
-        lease = self.lease
+        lease, scope = self.lease, self._runtime.scope()
         if lease is None:
             raise NotHeld(f"{self.name} is not held by this owner")
+        if lease is scope.own and scope.entered.count(lease) == 1:
+            raise NotHeld(f"{self.name} is held by the running task itself, which gives it back at its end")
         lost = lease.lost
-        ours = self._runtime.locker.release(lease, self._runtime.scope())
+        ours = self._runtime.locker.release(lease, scope)
         if lost or not ours:
             raise LockLost(f"the lease of {self.name} was over before its release")
 

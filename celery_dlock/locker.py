@@ -125,8 +125,7 @@ class Locker:
         if lease.over or lease.pid != os.getpid():
             return True  # a second door, or a process that the body forked: the lock is not its to free
         with _Uninterrupted():
-            if lease in scope.entered:
-                scope.entered.remove(lease)
+            scope.drop(lease)
             if lease.hold_count > 1:
                 lease.hold_count -= 1
                 lease.used = lease.used or (ending if ending.used_ms else None)

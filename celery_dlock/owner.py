@@ -26,7 +26,7 @@ class Scope:
         outer: The scope of the same owner in which this one is nested (an ``apply()`` inside a body).
     """
 
-    __slots__ = ("by", "entered", "held", "numbers", "owner", "pid", "task", "task_id")
+    __slots__ = ("by", "entered", "held", "numbers", "own", "owner", "pid", "task", "task_id")
 
     def __init__(
         self, owner: str, by: str, task: str | None = None, task_id: str | None = None, outer: Scope | None = None
@@ -37,9 +37,18 @@ class Scope:
         self.task_id = task_id
         self.pid = os.getpid()
         self.entered: list[Lease] = []
+        #: The entry of the execution itself, which no ``Lock`` may leave.
+        self.own: Lease | None = None
         #: By store and lock key: what an entry may re-enter.
         self.held: dict[tuple[int, str], Lease] = outer.held if outer else {}
         self.numbers: Iterator[int] = outer.numbers if outer else itertools.count(1)
+
+    def drop(self, lease: Lease) -> None:
+        """Forget this scope's innermost entry of ``lease``."""
+        for index in reversed(range(len(self.entered))):
+            if self.entered[index] is lease:
+                del self.entered[index]
+                return
 
     def next_acquisition(self) -> str:
         """Owner and number: what the store knows of one outermost entry."""

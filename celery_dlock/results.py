@@ -1,7 +1,8 @@
-"""Stores the end of a task that is skipped, and of everything that waited for it."""
+"""Stores what became of a task that Celery's tracer does not: its end when skipped, its start when it really starts."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from celery.app.task import Context
 from celery.backends.base import Backend
 from celery.exceptions import TaskRevokedError
 
-__all__ = ["end_revoked"]
+__all__ = ["end_revoked", "store_started"]
 
 Signature = Mapping[str, Any]  # as it stands in a message
 
@@ -56,6 +57,13 @@ def end_revoked(task: Task[..., Any], request: Context, reason: str) -> TaskRevo
         if end.request.chord:
             end.backend.on_chord_part_return(_with_body_id(end.request), states.REVOKED, error)
     return error
+
+
+def store_started(task: Task[..., Any], request: Any) -> None:
+    """Store STARTED as Celery does for ``track_started``, unless the result is ignored."""
+    if not _ignored(task, vars(request)):
+        meta = {"pid": os.getpid(), "hostname": request.hostname}
+        task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
 
 class _End(NamedTuple):

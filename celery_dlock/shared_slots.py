@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import threading
 from typing import Final
 
 from .errors import DLockError
@@ -47,15 +48,18 @@ class SharedSlots:
 
     def adopt(self) -> None:
         """Say, in the child, whose slots these are."""
+        # Made after the fork and taken by this child's own threads only.
+        self._opening = threading.Lock()
         self.words[0] = os.getpid()
 
     def open(self, name: LockName, acquisition: str, ttl: float) -> SharedSlot:
         """A slot for a new acquisition. Called by the child."""
-        for base in _BASES:
-            if self._free(base):
-                slot = SharedSlot(self, base, next(self._generations), name, acquisition, ttl)
-                slot.write()
-                return slot
+        with self._opening:
+            for base in _BASES:
+                if self._free(base):
+                    slot = SharedSlot(self, base, next(self._generations), name, acquisition, ttl)
+                    slot.write()
+                    return slot
         raise DLockError(f"a worker process can hold at most {_COUNT} locks at once")
 
     def taken(self, *, dead: bool = False) -> list[KeptSlot]:

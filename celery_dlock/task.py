@@ -61,10 +61,15 @@ class SingletonTask(_Task):
         return task
 
     @classmethod
-    def on_bound(cls, app: Celery) -> None:
+    def bind(cls, app: Celery) -> Celery:
         # Named, not imported: a publisher has no use for the worker's room.
         app.steps["worker"].add("celery_dlock.worker:KeeperStep")
-        super().on_bound(app)
+        bound = super().bind(app)
+        if cls.track_started:
+            # The tracer would store STARTED before it is known whether the body runs: over the stored end of a
+            # message of which this is a copy. We store it once the lock is held.
+            cls.stores_started, cls.track_started = True, False
+        return bound
 
     # Defined so that the tracer looks for these hooks at all; the work is in the wrappers on the instance.
 
@@ -90,6 +95,7 @@ class SingletonTask(_Task):
 
     # -- what the other rooms read
 
+    stores_started = False
     _lock_spec: KeySpec | None = None
 
     @property
