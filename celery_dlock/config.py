@@ -74,8 +74,8 @@ def _url(app: Celery) -> str:
                 f"dlock_url={seen!r} is not allowed; allowed: a URL that starts with one of {allowed}"
             )
         return own
-    broker = app.connection_for_write()
-    candidates = (broker.as_uri(include_password=True), str(app.conf.result_backend or ""))
+    # The settings themselves: a Connection's own URL has lost its query, and with it the TLS options.
+    candidates = (_first(app.conf.broker_write_url), _first(app.conf.result_backend))
     for url in candidates:
         if urlsplit(url).scheme in SCHEMES:
             return url
@@ -83,6 +83,13 @@ def _url(app: Celery) -> str:
     raise InvalidLockOptions(
         f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url"
     )
+
+
+def _first(urls: Any) -> str:
+    """Celery takes several URLs to fail over to, as a list or joined by semicolons."""
+    if isinstance(urls, list | tuple):
+        urls = urls[0] if urls else ""
+    return str(urls or "").partition(";")[0]
 
 
 def _visibility_timeout(app: Celery) -> float | None:

@@ -73,7 +73,8 @@ class Execution:
         self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
         runtime = task.dlock
         by = Holder.text(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
-        outer = owner.execution_scope() if self.delivery is None else None
+        # An eager run is nested in whatever runs it: it re-enters what this execution or this thread holds.
+        outer = runtime.scope() if self.delivery is None else None
         name = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
         self.scope = owner.Scope(name, by, task.name, request.id, outer)
 

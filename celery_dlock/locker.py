@@ -138,7 +138,8 @@ class Locker:
             if not ours:
                 self.lose(lease, "found at its release")
             lease.over = True
-        self._tell("released", lease)
+        if ours:
+            self._tell("released", lease)
         return ours
 
     def leave(self, lease: Lease) -> None:

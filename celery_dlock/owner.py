@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from .lease import Lease
 from .records import Holder
 
-__all__ = ["Scope", "current_scope", "enter", "execution_scope"]
+__all__ = ["Scope", "current_scope", "enter"]
 
 
 class Scope:
@@ -71,12 +71,6 @@ def current_scope(node: str) -> Scope:
     if own is None or own.pid != os.getpid():
         own = _thread.scope = Scope(uuid.uuid4().hex, Holder.text(None, None, node, os.getpid()))
     return own
-
-
-def execution_scope() -> Scope | None:
-    """The running execution's scope, if there is one in this process."""
-    scope = _scope.get()
-    return scope if scope is not None and scope.pid == os.getpid() else None
 
 
 def enter(scope: Scope | None) -> Scope | None:

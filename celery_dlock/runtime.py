@@ -45,7 +45,8 @@ class Runtime:
         self.app = app
         self.clock: Clock = SystemClock()
         self.listeners = Listeners()
-        self.monitored: Callable[[], bool] = lambda: False
+        #: Set by the worker: as which worker to send monitor events; None while they are off.
+        self.monitored_as: Callable[[], str | None] = lambda: None
         #: Set by the worker: what it knows of an owner, as fields of an event.
         self.describe: Callable[[str], dict[str, Any]] = lambda owner: {}
         #: Set by the worker: may another live copy of this acquisition's message exist?
@@ -55,7 +56,7 @@ class Runtime:
         self.children: Any = None
         self._settings: Settings | None = None
         self._process: _Process | None = None
-        signals.feed(self.listeners, app, self._monitored)
+        signals.feed(self.listeners, app, self._monitored_as)
 
     @classmethod
     def of(cls, app: Celery) -> Runtime:
@@ -89,8 +90,8 @@ class Runtime:
     def _doubtful(self, acquisition: str) -> bool:
         return self.doubtful(acquisition)
 
-    def _monitored(self) -> bool:
-        return self.monitored()
+    def _monitored_as(self) -> str | None:
+        return self.monitored_as()
 
     def wake(self) -> None:
         """Make sure that a keeper reads this process's slots."""

@@ -41,8 +41,14 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
 }
 
 
-def feed(listeners: Listeners, app: Celery, monitored: Callable[[], bool]) -> None:
-    """Make signals and, where ``monitored()`` says that anybody watches, monitor events of ``listeners``' events."""
+def feed(listeners: Listeners, app: Celery, node: Callable[[], str | None]) -> None:
+    """Make signals, and monitor events while anybody watches, of what ``listeners`` are told.
+
+    Args:
+        listeners: What to hear.
+        app: Whose broker carries the events.
+        node: The worker to send them as; None while its events are off.
+    """
 
     def signal(event: Event) -> None:
         sender = app.tasks.get(event.task) if event.task else None
@@ -55,8 +61,8 @@ def feed(listeners: Listeners, app: Celery, monitored: Callable[[], bool]) -> No
             "token": event.token,
             "reason": event.reason,
         }
-        with app.events.default_dispatcher() as dispatcher:
+        with app.events.default_dispatcher(hostname=node()) as dispatcher:
             dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
 
     listeners.add(signal, lambda kind: bool(_SIGNALS[kind].receivers))
-    listeners.add(monitor, lambda kind: monitored())
+    listeners.add(monitor, lambda kind: node() is not None)

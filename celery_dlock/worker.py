@@ -120,7 +120,7 @@ class Deliveries:
         self._freed: OrderedDict[str, Slot] = OrderedDict()
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
-        runtime.monitored = self.monitored
+        runtime.monitored_as = self.monitored_as
 
     @classmethod
     def of(cls, app: Celery) -> Deliveries:
@@ -149,12 +149,13 @@ class Deliveries:
         request = self.by_owner.get(owner)
         return {} if request is None else {"task": request.task.name, "task_id": request.id}
 
-    def monitored(self) -> bool:
-        """Does the worker send events? Asked in a child during a run, and in the main process at any time."""
+    def monitored_as(self) -> str | None:
+        """This worker's name while it sends events. Asked in a child during a run, in the main process at any time."""
         run = execution.running()
         if run is not None:
-            return run.delivery is not None and run.delivery.monitored
-        return any(request.dlock_monitored() for request in self.by_owner.values())
+            return run.request.hostname if run.delivery is not None and run.delivery.monitored else None
+        request = next(iter(self.by_owner.values()), None)
+        return request.hostname if request is not None and request.dlock_monitored() else None
 
     # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
     # and acknowledged. The done mark needs both, and the keeper writes it: a script must not hold up this process.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from ..errors import InvalidLockOptions
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ..store import LockStore
 
 __all__ = ["SCHEMES", "from_url", "shown"]
+
+_NAMES = {"virtual_host": "db"}
+_OF_POOLS = ("max_connections", "timeout")
 
 SCHEMES = ("redis", "rediss", "unix", "redis+socket")
 
@@ -37,14 +40,24 @@ def from_url(url: str, *, timeout: float) -> LockStore:
         raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {allowed}")
     from .redis import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
 
-    return RedisStore(_for_redis_py(url), timeout=timeout)
+    try:
+        return RedisStore(_for_redis_py(url), timeout=timeout)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}: {error}") from None
 
 
 def _for_redis_py(url: str) -> str:
-    """Celery writes ``redis+socket:///path?virtual_host=1`` where redis-py wants ``unix:///path?db=1``."""
+    """Celery's spelling of a URL as redis-py's.
+
+    Celery writes ``redis+socket:///path?virtual_host=1`` for ``unix:///path?db=1``, and ``ssl_cert_reqs=CERT_NONE``
+    for ``none``. What a URL says of pools is left out: this store has none.
+    """
     parts = urlsplit(url)
-    if parts.scheme != "redis+socket":
-        return url
-    names = {"virtual_host": "db"}
-    query = "&".join(f"{names.get(key, key)}={value}" for key, value in parse_qsl(parts.query))
-    return f"unix://{parts.netloc}{parts.path}" + (f"?{query}" if query else "")
+    scheme = "unix" if parts.scheme == "redis+socket" else parts.scheme
+    options = {
+        _NAMES.get(key, key): value.removeprefix("CERT_").lower() if key == "ssl_cert_reqs" else value
+        for key, value in parse_qsl(parts.query)
+        if key not in _OF_POOLS
+    }
+    # By hand, because urlunsplit drops the slashes of a URL without a host.
+    return f"{scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(options)}" if options else "")

@@ -44,6 +44,9 @@ class RedisStore:
     Args:
         url: As redis-py reads it.
         timeout: Seconds to wait for a connection and for each answer.
+
+    Raises:
+        ValueError, TypeError: redis-py cannot make a connection of this URL.
     """
 
     def __init__(self, url: str, *, timeout: float) -> None:
@@ -52,6 +55,10 @@ class RedisStore:
         # RESP2 saves the HELLO round trip, and our answers need no types of RESP3.
         options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2}
         self._options = options
+        try:
+            self._new_connection()
+        except RedisError as error:
+            raise ValueError(str(error)) from error
         self._pid = os.getpid()
         # append and pop of a deque are atomic: no lock that a fork, a signal or a greenlet could leave taken.
         self._idle: collections.deque[Connection] = collections.deque()
@@ -194,8 +201,11 @@ class RedisStore:
         except IndexError:
             return self._connect()
 
+    def _new_connection(self) -> Connection:
+        return self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
+
     def _connect(self) -> Connection:
-        connection = self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
+        connection = self._new_connection()
         try:
             connection.connect()
         except (RedisError, OSError) as error:
