@@ -25,7 +25,7 @@ TICK = 0.2
 #: A keeper with nothing to keep ends after so many ticks.
 IDLE_TICKS = 50
 #: A release under way for so many seconds has failed without saying so.
-LINGER = 5.0
+LINGER = 15.0
 
 
 class Source(Protocol):
@@ -65,6 +65,7 @@ class Keeper:
         store: A store of its own, shared with no other thread.
         clock: Where deadlines are read.
         prefix: Of all keys.
+        timeout: Seconds that one call to ``store`` may take.
         lost: Called once for each lost lease, with its slot and the reason; must not block.
         doubtful: Is there perhaps another live copy of this acquisition's message? Then word is left in the lock.
     """
@@ -74,12 +75,15 @@ class Keeper:
         store: LockStore,
         clock: Clock,
         prefix: str,
+        timeout: float,
         lost: Callable[[Slot, str], None],
         doubtful: Callable[[str], bool] = lambda acquisition: False,
     ) -> None:
         self._store = store
         self._clock = clock
         self._prefix = prefix
+        # A lease that ends before the next call could have failed too is told now, while its holder can still act.
+        self._grace = TICK + timeout + 0.1
         self._lost = lost
         self._doubtful = doubtful
         self._sources: list[Source] = []
@@ -176,7 +180,7 @@ class Keeper:
             answers = self._store.renew(renewals)
         except StoreUnavailable as error:
             for slot in due:
-                if slot.deadline - self._grace(slot) <= self._clock.monotonic():
+                if slot.deadline - self._grace <= self._clock.monotonic():
                     self._lose(slot, f"its deadline came unanswered: {error}")
             return
         for slot, renewed in zip(due, answers, strict=True):
@@ -187,10 +191,6 @@ class Keeper:
                 # Read again: a release between our look and the store's answer is no loss.
                 self._refused.add(slot.acquisition)
                 self._lose(slot, "the store no longer knows it")
-
-    def _grace(self, slot: Slot) -> float:
-        """Told so many seconds before the end, so that the holder can still act on it."""
-        return min(1.0, slot.ttl / 10)
 
     def _lose(self, slot: Slot, reason: str) -> None:
         if not slot.lost:

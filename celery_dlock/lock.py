@@ -60,10 +60,7 @@ class Lock:
     @property
     def lease(self) -> Lease | None:
         """This owner's lease, while it holds the lock."""
-        for lease in reversed(self._runtime.scope().entered):
-            if lease.name == self.name:
-                return lease
-        return None
+        return self._runtime.locker.held(self._name, self._runtime.scope())
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
         """Take the lock; true if it is ours now.

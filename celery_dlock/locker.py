@@ -169,6 +169,11 @@ class Locker:
             logger.warning("the lease of %s is lost: %s", lease.name, reason)
             self._tell("lost", lease, reason)
 
+    def held(self, name: LockName, scope: Scope) -> Lease | None:
+        """The lease under which this scope entered the lock."""
+        lease = scope.held.get((id(self), LockKeys.of(self._prefix, name).lock))
+        return lease if lease in scope.entered else None
+
     def holder(self, name: LockName) -> Holder | None:
         """Who holds the lock now."""
         return self._store.inspect(LockKeys.of(self._prefix, name))

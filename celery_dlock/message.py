@@ -67,7 +67,7 @@ class Carried(NamedTuple):
         if not isinstance(header, Mapping) or header.get("of") != identity.digest:
             return cls()
         rank, tries = header.get("rank"), header.get("tries")
-        if not isinstance(rank, int) or not isinstance(tries, int):
+        if not isinstance(rank, int | None) or not isinstance(tries, int):
             return cls()
         return cls(rank, max(0, tries))
 

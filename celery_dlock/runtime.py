@@ -31,7 +31,7 @@ __all__ = ["Runtime"]
 
 #: Seconds after which a command to the store counts as unanswered; for the keeper, which must not miss a second look.
 STORE_TIMEOUT = 3.0
-KEEPER_TIMEOUT = 1.0
+KEEPER_TIMEOUT = 0.5
 
 logger = logging.getLogger("celery_dlock")
 
@@ -117,7 +117,9 @@ class Runtime:
     def _begin(self, kept: Slots | None) -> _Process:
         settings = self.settings
         teller = _Teller(self)
-        keeper = Keeper(self.store(KEEPER_TIMEOUT), self.clock, settings.prefix, teller.lost, self._doubtful)
+        keeper = Keeper(
+            self.store(KEEPER_TIMEOUT), self.clock, settings.prefix, KEEPER_TIMEOUT, teller.lost, self._doubtful
+        )
         slots: Slots
         if kept is None:
             own = LocalSlots()

@@ -80,8 +80,9 @@ class SingletonRequest(Request):
         return self.dlock_delivered + max(0.0, self._eta.timestamp() - time.time())
 
     def dlock_monitored(self) -> bool:
-        """Whether the worker sends events just now."""
-        return bool(self._eventer and self._eventer.enabled)
+        """Whether the worker sends task events just now; its dispatcher is enabled for its heartbeats too."""
+        eventer = self._eventer
+        return bool(eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups))
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
         self.dlock_requeued = requeue

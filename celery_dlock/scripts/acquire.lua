@@ -22,7 +22,9 @@
 
 local lock = redis.call('HMGET', KEYS[1], 'acq', 'identity', 'token', 'since', 'by', 'left', 'count')
 if lock[1] == ARGV[1] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
   return lock[3] .. ' ' .. lock[4] .. ' ' .. lock[4]
 end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -20,8 +21,9 @@ SCHEMES = ("redis", "rediss", "unix", "redis+socket")
 
 def shown(url: str) -> str:
     """The URL as it may be shown to people: without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    # Not by urlsplit: a password may hold what ends a URL's host.
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{re.split('[?#]', rest.rpartition('@')[2])[0]}"
 
 
 def from_url(url: str, *, timeout: float) -> LockStore:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -98,7 +98,7 @@ class RedisStore:
         answers: list[bool] = []
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
-            answers += self._resend(lambda batch=batch: self._renew(batch))  # type: ignore[misc]
+            answers += self._renew(batch)
         return answers
 
     def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
@@ -177,17 +177,22 @@ class RedisStore:
         connection = self._checkout()
         try:
             connection.send_packed_command([RENEW.packed(*call) for call in calls], check_health=False)
-            replies = [_reply_or_forgotten(connection) for _ in calls]
+            replies = [_reply_or_error(connection) for _ in calls]
         except BaseException as error:
             connection.disconnect()
             if isinstance(error, RedisError | OSError):
                 raise _translated(error, sent=True) from error
             raise
         self._idle.append(connection)
-        return [
-            bool(self._run(RENEW, *call) if reply is None else reply)
-            for call, reply in zip(calls, replies, strict=True)
-        ]
+        if all(isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError) for reply in replies):
+            raise _translated(replies[0], sent=True) from replies[0]
+        return [self._renewed(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _renewed(self, call: tuple[list[str], tuple[str, ...]], reply: Any) -> bool:
+        if isinstance(reply, NoScriptError):
+            reply = self._run(RENEW, *call)
+        # A key that somebody overwrote is one lost lease, and must not stop the renewal of all others.
+        return not isinstance(reply, ResponseError) and bool(reply)
 
     # -- connections
 
@@ -238,12 +243,12 @@ def _translated(error: Exception, *, sent: bool) -> StoreUnavailable:
     return StoreUnavailable(f"the lock store refused: {error}")
 
 
-def _reply_or_forgotten(connection: Connection) -> Any:
-    """The reply, or None where the server has forgotten the script; the other replies must still be read."""
+def _reply_or_error(connection: Connection) -> Any:
+    """One reply of many: those behind an error must still be read."""
     try:
         return connection.read_response()
-    except NoScriptError:
-        return None
+    except ResponseError as error:
+        return error
 
 
 def _holder(fields: Sequence[Any]) -> Holder:

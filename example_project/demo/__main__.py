@@ -1,0 +1,130 @@
+"""Sets up the shop with all it needs, plays the scenario and judges it: exit code 0 if all promises held."""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import example_project
+from example_project.demo import promises, recorder, unlocked
+from example_project.demo.history import History
+from example_project.demo.processes import Processes
+from example_project.demo.scenario import BEATS, FULL, SHORT, WORKERS, Scenario
+from example_project.demo.screen import Screen
+from example_project.demo.server import start_server
+from example_project.demo.shop_floor import DemoError, ShopFloor
+from example_project.demo.sinks import sms_gateway, smtp_server
+from example_project.demo.verdict import Evidence, rows
+from example_project.demo.watched_celery import HISTORY, WITHOUT_LOCKS
+
+LIMIT = 45.0  # seconds for all of it
+STOPPING = 8.0  # of these, to end every process
+
+SHOWN = 5  # faults of one promise: the first tell as much as fifty
+
+PROMISE_BROKEN = 1
+NOT_PLAYED = 2
+
+
+def main() -> int:
+    arguments = _arguments()
+    # A SystemExit unwinds the stack below, where the default would leave every process to itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with Screen() as screen:
+        try:
+            failure, evidence = _play(screen, arguments)
+        except KeyboardInterrupt:
+            screen.say("interrupted; every process was ended")
+            return 128 + signal.SIGINT
+    screen.result(rows(evidence))
+    if failure:
+        screen.say(f"NOT PLAYED TO ITS END: {failure}", style="bold red")
+    broken = list(promises.broken(evidence))
+    for promise, faults in broken:
+        screen.say(f"PROMISE BROKEN: {promise}", style="bold red")
+        for fault in faults[:SHOWN]:
+            screen.say(f"  {fault}")
+        if more := len(faults[SHOWN:]):
+            screen.say(f"  and {more} more")
+    if failure or broken:
+        return NOT_PLAYED if failure else PROMISE_BROKEN
+    screen.say("every promise held", style="bold green")
+    return 0
+
+
+def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence]:
+    ends_at = time.monotonic() + LIMIT - STOPPING
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-dlock-demo-")))
+        screen.say("starting an SMTP server, an SMS gateway and a Valkey server")
+        smtp, mailbox = stack.enter_context(smtp_server())
+        sms, gateway = stack.enter_context(sms_gateway())
+        processes = stack.enter_context(Processes(arguments.logs or folder))
+        redis_url = start_server(processes, folder)
+        os.environ.update(_shop_settings(folder, redis_url, smtp, sms))
+        os.environ[WITHOUT_LOCKS] = "1" if arguments.without_locks else ""
+        if arguments.without_locks:
+            screen.say("THE LOCKS ARE OFF")
+            unlocked.install()
+        from example_project.shop import app  # noqa: PLC0415  # reads the settings made above
+
+        history = History(folder / "history")
+        recorder.install(app, history)
+        stack.callback(app.close)
+        floor = ShopFloor(
+            app,
+            processes,
+            history,
+            screen,
+            counters={"shop.send_receipt": mailbox.received, "shop.send_sms": gateway.received},
+            locking=not arguments.without_locks,
+            ends_at=ends_at,
+        )
+        _start_celery(processes, folder)
+        stack.callback(screen.say, "ending every process")
+        failure = ""
+        try:
+            Scenario(floor, SHORT if arguments.short else FULL).play()
+        except DemoError as error:
+            failure = str(error)
+        return failure, floor.evidence()
+
+
+def _start_celery(processes: Processes, folder: Path) -> None:
+    celery = (sys.executable, "-m", "example_project.demo.watched_celery")
+    for name in WORKERS:
+        options = ("--concurrency=3", f"--hostname={name}@%h", "--loglevel=INFO")
+        processes.start(name, *celery, "worker", *options)
+    for name in BEATS:
+        processes.start(name, *celery, "beat", f"--schedule={folder / name}", "--loglevel=INFO")
+
+
+def _shop_settings(folder: Path, redis_url: str, smtp: str, sms: str) -> dict[str, str]:
+    root = str(Path(example_project.__file__).parents[1])
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        "REDIS_URL": redis_url,
+        "SMTP_SERVER": smtp,
+        "SMS_GATEWAY": sms,
+        "SHOP_REPORT_EVERY": "3",
+        HISTORY: str(folder / "history"),
+        # Celery prefers these to the shop's own settings, and whoever runs the demo may have them set.
+        "CELERY_BROKER_URL": redis_url,
+        "CELERY_RESULT_BACKEND": redis_url,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
+    parser.add_argument("--without-locks", action="store_true", help="show what the locks prevent; fails")
+    parser.add_argument("--short", action="store_true", help="fewer sends and one report")
+    parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Starts the demo's programs and ends every one of them, by pid, whatever happens."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from typing_extensions import Self
+
+from example_project.demo import tied
+
+
+class Processes:
+    """The programs that were started, each with a log of its own in `folder`; the first one is ended last."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running:
+            server, *clients = self._running  # the first is what the others need to end well
+            self.stop(*clients)
+            self.stop(server)
+
+    def start(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
+        with self.log(name).open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, tied.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=None if env is None else dict(env),
+                start_new_session=True,  # a Ctrl-C is for the demo alone, which then ends the others
+            )
+
+    def alive(self, name: str) -> bool:
+        return name in self._running and self._running[name].poll() is None
+
+    def pid(self, name: str) -> int:
+        return self._running[name].pid
+
+    def log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def dead(self) -> list[str]:
+        """Who ended without being told to."""
+        return [
+            f"{name} (exit code {process.returncode}): {self._last_words(name)}"
+            for name, process in self._running.items()
+            if process.poll() is not None
+        ]
+
+    def stop(self, *names: str, patience: float = 4.0) -> None:
+        """End these: together and politely, then by force."""
+        stopping = [self._running.pop(name) for name in names]
+        families = [child for process in stopping for child in _children(process.pid)]
+        for process in stopping:
+            process.terminate()
+        deadline = time.monotonic() + patience
+        for process in stopping:
+            _await_end(process, deadline)
+        # Pool children end with their worker on Linux only. psutil knows them by pid and start time.
+        _, alive = psutil.wait_procs(families, timeout=1.0)
+        for child in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def _last_words(self, name: str) -> str:
+        lines = self.log(name).read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "no word")
+
+
+def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

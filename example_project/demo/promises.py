@@ -1,0 +1,69 @@
+"""The promises the demo watches. Each takes the evidence and answers what broke it, or nothing."""
+
+from collections.abc import Callable, Iterator
+
+from example_project.demo.verdict import FREE_WITHIN, REPORT_TTL, Evidence, overlaps
+
+Promise = Callable[[Evidence], Iterator[str]]
+
+
+def one_at_a_time(evidence: Evidence) -> Iterator[str]:
+    """At most one execution per lock name is in its body."""
+    yield from map(str, overlaps(evidence.facts, evidence.killed))
+
+
+def sent_once(evidence: Evidence) -> Iterator[str]:
+    """once_per: what was sent is not sent again."""
+    for task, received in evidence.received.items():
+        yield from (f"{task} {sent} arrived {times} times" for sent, times in received.items() if times > 1)
+
+
+def nothing_lost(evidence: Evidence) -> Iterator[str]:
+    """A conflict never loses a task, and never hangs a result."""
+    ran = {(fact.task, fact.subject) for fact in evidence.of("enter")}
+    for fact in evidence.of("publish"):
+        state = evidence.states.get(fact.task_id, "PENDING")
+        what = f"{fact.task} {fact.subject}".rstrip()
+        if state not in {"SUCCESS", "REVOKED", "FAILURE"}:
+            yield f"{what} has no end: {state}"
+        elif state == "REVOKED" and fact.task == "shop.rebuild_index":
+            yield f"{what} was skipped, and its policy is retry"
+        elif (fact.task, fact.subject) not in ran:
+            yield f"{what} never ran"
+    for task, received in evidence.received.items():
+        asked = {fact.subject for fact in evidence.of("publish") if fact.task == task}
+        yield from (f"{task} {subject} never arrived" for subject in sorted(asked) if not received.get(subject))
+
+
+def renewed(evidence: Evidence) -> Iterator[str]:
+    """A lock lives as long as its body, far past its ttl."""
+    # That nobody else came in is for the first promise to say: here, that somebody knocked.
+    ticks = [fact.at for fact in evidence.of("deliver") if fact.task == "shop.nightly_report"]
+    leaves = {fact.run: fact.at for fact in evidence.of("leave") if fact.task == "shop.nightly_report"}
+    past_ttl = [(fact.at + REPORT_TTL, leaves[fact.run]) for fact in evidence.of("enter") if fact.run in leaves]
+    if not any(since < tick < until for since, until in past_ttl for tick in ticks):
+        yield "no tick came while a report was past its ttl, so nothing was proven"
+
+
+def freed_at_once(evidence: Evidence) -> Iterator[str]:
+    """The key of a killed pool child is free within one second."""
+    for task, seconds in evidence.free_after.items():
+        if seconds > FREE_WITHIN:
+            yield f"{task}: its key was free after {seconds:.2f} s"
+
+
+def all_ended_well(evidence: Evidence) -> Iterator[str]:
+    """No body fails, but the one that was killed."""
+    failed = [fact for fact in evidence.of("publish") if evidence.states.get(fact.task_id) == "FAILURE"]
+    if len(failed) > len(evidence.killed):
+        yield from (f"{fact.task} {fact.subject} ({fact.task_id}) ended in FAILURE" for fact in failed)
+
+
+ALL: tuple[Promise, ...] = (one_at_a_time, sent_once, nothing_lost, renewed, freed_at_once, all_ended_well)
+
+
+def broken(evidence: Evidence) -> Iterator[tuple[str, list[str]]]:
+    """Each broken promise in words, with what broke it."""
+    for promise in ALL:
+        if faults := list(promise(evidence)):
+            yield (promise.__doc__ or promise.__name__), faults

@@ -1,0 +1,98 @@
+"""The story the demo plays: who publishes what, when, and who is killed."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from example_project.demo.history import Fact
+from example_project.demo.shop_floor import DemoError, ShopFloor
+
+BEATS = ("beat-a", "beat-b")
+WORKERS = ("worker-a", "worker-b")
+YEAR = 2026
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    sends: int  # of each kind, every one two or three times
+    reports: int  # nightly ones, each 5 s with a ttl of 2 s
+    gap: float  # seconds between copies that are sent apart
+
+
+FULL = Size(sends=12, reports=2, gap=2.0)
+SHORT = Size(sends=3, reports=1, gap=1.0)
+
+# How many copies in which wave: all together, two together and one later, one by one.
+WAVES = ((3, 0, 0), (2, 1, 0), (1, 1, 1), (2, 0, 0))
+
+
+class Scenario:
+    def __init__(self, floor: ShopFloor, size: Size) -> None:
+        self._floor = floor
+        self._size = size
+
+    def play(self) -> None:
+        floor = self._floor
+        floor.say("starting two workers and two beats")
+        floor.wait_for("workers and beats", lambda: len(floor.facts("ready")) == len(BEATS) + len(WORKERS))
+        floor.say("publishing every send two or three times, and three rebuilds of one index at once")
+        for product in ("tea", "coffee", "cocoa"):
+            floor.publish("rebuild_index", "products", product)
+        floor.publish("rebuild_index", "customers", "everyone")
+        self._publish_wave(0)
+        published = time.monotonic()
+        self._kill_a_report()
+        for wave in (1, 2):
+            floor.wait_for("the next wave", _passed(published + wave * self._size.gap))
+            self._publish_wave(wave)
+        reports = self._size.reports
+        floor.say(f"waiting for {reports} nightly report(s): 5 s each, with a ttl of 2 s, asked for by both beats")
+        floor.wait_for("nightly reports", lambda: len(self._ended("shop.nightly_report")) >= reports)
+        floor.processes.stop(*BEATS)
+        floor.say("beats stopped, waiting for the end of all that was published")
+        floor.wait_for("the end of every task", floor.all_ended)
+
+    def _publish_wave(self, wave: int) -> None:
+        for number in range(self._size.sends):
+            for _ in range(WAVES[number % len(WAVES)][wave]):
+                self._floor.publish("send_receipt", f"R-{number}", f"customer{number}@shop.example")
+                self._floor.publish("send_sms", f"S-{number}", f"+000{number}", "Your parcel is on its way")
+
+    def _kill_a_report(self) -> None:
+        """Take a pool child away in the middle of its body, as the kernel does when memory runs out."""
+        floor = self._floor
+        for _ in range(2):
+            floor.publish("yearly_report", YEAR)
+        floor.wait_for("a yearly report", lambda: self._entries("shop.yearly_report"))
+        victim = self._entries("shop.yearly_report")[0]
+        lock: Any = floor.task("yearly_report").lock_for(YEAR)
+        holder = lock.holder()
+        if floor.locking and not (holder and holder.task_id == victim.task_id):
+            raise DemoError(f"the yearly report is in its body, and holder() says {holder}")
+        os.kill(victim.pid, signal.SIGKILL)
+        killed = floor.killed[victim.pid] = time.monotonic()
+        floor.say(f"killed pool child {victim.pid} in the body of the yearly report (its ttl is 20 s)")
+        if floor.locking:
+            # Not locked(): the second copy may wait in the queue for just that moment.
+            floor.wait_for("the killed report's key", lambda: _token(lock.holder()) != holder.token, every=0.005)
+            floor.free_after["shop.yearly_report"] = time.monotonic() - killed
+        # The proof that it is free: it is taken.
+        floor.publish("yearly_report", YEAR)
+        floor.wait_for("the next yearly report", lambda: len(self._entries("shop.yearly_report")) > 1)
+
+    def _entries(self, task: str) -> list[Fact]:
+        return [fact for fact in self._floor.facts("enter") if fact.task == task]
+
+    def _ended(self, task: str) -> list[Fact]:
+        return [fact for fact in self._floor.facts("leave") if fact.task == task]
+
+
+def _token(holder: Any) -> int | None:
+    return None if holder is None else holder.token
+
+
+def _passed(moment: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() >= moment

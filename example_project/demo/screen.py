@@ -1,0 +1,99 @@
+"""The demo's face: a table that fills while it runs, or plain lines where nobody watches a terminal."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from typing_extensions import Self
+
+from example_project.demo.history import Fact
+from example_project.demo.verdict import Row
+
+_LINES_EVERY = 3.0  # seconds between two plain lines of progress
+
+
+class Screen:
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        if not self._console.is_terminal:
+            # Not 80 columns, which rich assumes of a pipe: a table that is cut helps nobody in a CI log.
+            self._console = Console(file=self._console.file, width=120, color_system=None)
+        # Redrawn by us alone: rich's own refresh thread would read the history while we do.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._started = time.monotonic()
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def due(self) -> bool:
+        """Is it time to draw? Asked first, because counting the rows costs more than asking."""
+        return self.elapsed - self._drawn > (0.2 if self._console.is_terminal else _LINES_EVERY)
+
+    def progress(self, rows: Sequence[Row], inside: Sequence[Fact]) -> None:
+        self._drawn = self.elapsed
+        if self._console.is_terminal:
+            bodies = Text(f"in their bodies: {_names(inside)}", no_wrap=True, overflow="ellipsis")
+            self._live.update(Group(self._table(rows, f"{self.elapsed:.0f} s"), bodies), refresh=True)
+        else:
+            total = _total(rows)
+            self.say(
+                f"published {total.published}, ran {total.ran}, skipped {total.skipped}, "
+                f"retried {total.retried}, overlaps {total.overlaps}, sent twice {total.sent_twice}"
+            )
+
+    def say(self, text: str, style: str = "") -> None:
+        self._console.print(
+            f"[{self.elapsed:5.1f} s] {text}", style=style, markup=False, highlight=False, soft_wrap=True
+        )
+
+    def result(self, rows: Sequence[Row]) -> None:
+        self._console.print(self._table([*rows, _total(rows)], f"after {self.elapsed:.0f} s"))
+
+    def _table(self, rows: Sequence[Row], title: str) -> Table:
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("task", no_wrap=True)
+        for name in ("published", "ran", "skipped", "retried", "overlaps", "sent twice", "freed in"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(
+                row.task.removeprefix("shop."),
+                *map(str, (row.published, row.ran, row.skipped, row.retried, row.overlaps, row.sent_twice)),
+                "-" if row.free_after is None else f"{row.free_after:.2f} s",
+                style="red" if row.overlaps or row.sent_twice else "",
+            )
+        return table
+
+
+def _names(inside: Sequence[Fact]) -> str:
+    """Each body with its age, which for a report grows past its ttl."""
+    now = time.monotonic()
+    names = (f"{fact.task.removeprefix('shop.')} {fact.subject}".rstrip() for fact in inside)
+    ages = (f"({now - fact.at:.1f} s)" for fact in inside)
+    return ", ".join(map(" ".join, zip(names, ages, strict=True))) or "none"
+
+
+def _total(rows: Sequence[Row]) -> Row:
+    freed = [row.free_after for row in rows if row.free_after is not None]
+    return Row(
+        "all",
+        sum(row.published for row in rows),
+        sum(row.ran for row in rows),
+        sum(row.skipped for row in rows),
+        sum(row.retried for row in rows),
+        sum(row.overlaps for row in rows),
+        sum(row.sent_twice for row in rows),
+        max(freed, default=None),
+    )

@@ -1,0 +1,25 @@
+"""The `celery` command with the recorder in it: `python -m example_project.demo.watched_celery worker ...`.
+
+Celery's own `--include` would do for a worker, but beat has no such option.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from celery.__main__ import main
+
+from example_project.demo import recorder, unlocked
+from example_project.demo.history import History
+
+HISTORY = "SHOP_DEMO_HISTORY"
+WITHOUT_LOCKS = "SHOP_DEMO_WITHOUT_LOCKS"
+
+if __name__ == "__main__":
+    if os.environ.get(WITHOUT_LOCKS):
+        unlocked.install()
+    from example_project.shop import app
+
+    recorder.install(app, History(Path(os.environ[HISTORY])))
+    sys.argv[:] = ["celery", "-A", "example_project.shop", *sys.argv[1:]]
+    main()

@@ -1,0 +1,78 @@
+"""The shop's tasks. Each says in its decorator what must not happen twice, or not at the same time."""
+
+import json
+import os
+import smtplib
+import time
+import urllib.request
+from datetime import timedelta
+from email.message import EmailMessage
+
+from celery.utils.log import get_task_logger
+
+from celery_dlock import SingletonTask, singleton_task
+from example_project.shop.app import app
+
+logger = get_task_logger(__name__)
+
+SMTP_SERVER = os.environ.get("SMTP_SERVER", "localhost:1025")
+SMS_GATEWAY = os.environ.get("SMS_GATEWAY", "http://localhost:8080")
+
+
+# Asked for by the web shop, by the support desk and by a nightly clean-up: the customer gets one receipt.
+# `once_per`: after a success the number stays used, so a copy that comes late is skipped as well.
+@singleton_task(app=app, name="shop.send_receipt", key="{number}", once_per=timedelta(hours=1))
+def send_receipt(number: str, address: str) -> None:
+    mail = EmailMessage()
+    mail["Message-ID"] = f"<{number}@shop.example>"
+    mail["From"] = "shop@shop.example"
+    mail["To"] = address
+    mail["Subject"] = f"Your receipt {number}"
+    mail.set_content("Thank you for your order.")
+    host, _, port = SMTP_SERVER.rpartition(":")
+    with smtplib.SMTP(host, int(port), timeout=10) as server:
+        server.send_message(mail)
+
+
+# An SMS cannot be taken back and the gateway does not compare: only the lock stands between two copies.
+@singleton_task(app=app, name="shop.send_sms", key="{sms_id}", once_per=timedelta(hours=1))
+def send_sms(sms_id: str, phone: str, text: str) -> None:
+    sms = json.dumps({"id": sms_id, "to": phone, "text": text}).encode()
+    request = urllib.request.Request(SMS_GATEWAY, data=sms, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10):
+        pass  # an answer other than 2xx is an HTTPError: the task fails, and the id is not used up
+
+
+# Two beats run, so that one may die: each night comes twice, and one report is made.
+# The ttl says how long the shop waits when a whole host is gone. It is renewed while the report
+# runs, so it may be far shorter than the report takes.
+@singleton_task(app=app, name="shop.nightly_report", bind=True, ttl=2)
+def nightly_report(self: SingletonTask) -> int | None:
+    for part in ("orders", "returns", "receipts", "stock", "suppliers"):
+        self.lease.ensure()  # raises LockLost, should another report have the right to write now
+        _summarise(part)
+    return self.lease.token  # grows with every report: a store that compares it refuses a late writer
+
+
+# Started by hand, and one a year at a time. When its process is killed, the key does not wait for the ttl.
+@singleton_task(app=app, name="shop.yearly_report", bind=True, key="{year}", ttl=20)
+def yearly_report(self: SingletonTask, year: int) -> int | None:
+    for part in ("orders", "returns", "taxes"):
+        self.lease.ensure()
+        _summarise(f"{part} of {year}")
+    return self.lease.token
+
+
+# Every request for a rebuild brings news, so none may be skipped: they come again until it is their turn.
+@singleton_task(
+    app=app, name="shop.rebuild_index", key="{index}", on_conflict="retry", retry_delay=0.5, retry_delay_max=5
+)
+def rebuild_index(index: str, product: str) -> str:
+    _summarise(product)
+    return f"{index}: {product}"
+
+
+def _summarise(part: str) -> None:
+    """Stand in for an hour of SQL."""
+    logger.info("summarising %s", part)
+    time.sleep(1)

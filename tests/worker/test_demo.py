@@ -1,0 +1,159 @@
+"""The demo as a user starts it, with the locks and without, and the judge it ends with."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from example_project.demo import promises
+from example_project.demo.history import Fact
+from example_project.demo.verdict import Evidence, Overlap, overlaps, rows
+from tests.processes import ROOT, kill_session, spawn, tail
+from tests.waiting import eventually
+
+# One after the other: each is a whole shop, and its promises are in seconds.
+pytestmark = pytest.mark.xdist_group("demo")
+
+DEMO = [sys.executable, "-m", "example_project.demo", "--short"]
+LIMIT = 45  # seconds the demo gives itself; the process may need a moment more to come and go
+
+
+def run_demo(*options: str) -> tuple[int, str]:
+    ran = subprocess.run(
+        [*DEMO, *options],
+        check=False,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT + 15,
+    )
+    return ran.returncode, ran.stdout
+
+
+def test_every_promise_holds() -> None:
+    code, output = run_demo()
+    assert code == 0, output
+    assert "every promise held" in output
+    # The last row: published, ran, skipped, retried, overlaps, sent twice, freed in.
+    total = re.search(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +0 +0 +0\.\d+ s *$", output, re.MULTILINE)
+    assert total, output
+    published, ran, skipped, retried = map(int, total.groups())
+    assert published == ran + skipped
+    assert skipped > 0, output
+    assert retried > 0, output
+    assert "\x1b" not in output
+
+
+def test_without_locks_it_fails_and_names_what_broke() -> None:
+    code, output = run_demo("--without-locks")
+    assert code == 1, output
+    assert "PROMISE BROKEN: At most one execution per lock name is in its body." in output
+    assert "PROMISE BROKEN: once_per: what was sent is not sent again." in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_ends_every_process(number: signal.Signals, tmp_path: Path) -> None:
+    log = tmp_path / "demo.log"
+    demo = spawn(DEMO, log)
+    family: list[psutil.Process] = []
+    try:
+        eventually(lambda: "publishing" in tail(log), within=60, message="the demo does not come up")
+        family += psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(number)
+        assert demo.wait(30) == 128 + number, tail(log)
+    finally:
+        kill_session(demo)
+        _, alive = psutil.wait_procs(family, timeout=0)
+        for process in alive:
+            process.kill()
+    assert len(family) > 5  # the server, two workers with their pools, two beats
+    assert alive == []
+
+
+def test_a_worker_that_dies_fails_the_demo(tmp_path: Path) -> None:
+    log = tmp_path / "demo.log"
+    demo = spawn(DEMO, log)
+    try:
+        eventually(lambda: "publishing" in tail(log), within=60, message="the demo does not come up")
+        workers = [child for child in psutil.Process(demo.pid).children() if "worker" in child.cmdline()]
+        workers[0].kill()
+        assert demo.wait(LIMIT) == 2, tail(log)
+        assert "ended unexpectedly: worker-a" in tail(log, 200)
+    finally:
+        kill_session(demo)
+
+
+def enter(run: str, at: float, pid: int = 1, subject: str = "s") -> Fact:
+    return Fact("enter", at, pid, "t", run, subject, run)
+
+
+def leave(run: str, at: float) -> Fact:
+    return Fact("leave", at, 1, "t", run, "s", run)
+
+
+class TestOverlaps:
+    def test_one_after_the_other_is_none(self) -> None:
+        assert overlaps([enter("a", 1), leave("a", 2), enter("b", 2), leave("b", 3)], {}) == []
+
+    def test_one_inside_another_is_one(self) -> None:
+        found = overlaps([enter("a", 1), enter("b", 2), leave("b", 3), leave("a", 9)], {})
+        assert found == [Overlap("t", "s", 1)]
+
+    def test_a_short_one_does_not_hide_a_long_one(self) -> None:
+        facts = [enter("a", 1), enter("b", 2), leave("b", 3), enter("c", 4), leave("c", 5), leave("a", 9)]
+        assert len(overlaps(facts, {})) == 2
+
+    def test_subjects_do_not_disturb_each_other(self) -> None:
+        assert overlaps([enter("a", 1), enter("b", 2, subject="other"), leave("a", 3)], {}) == []
+
+    def test_a_killed_body_ends_with_its_process(self) -> None:
+        killed = {7: 2.0}
+        assert overlaps([enter("a", 1, pid=7), enter("b", 2.1), leave("b", 3)], killed) == []
+        assert len(overlaps([enter("a", 1, pid=7), enter("b", 1.9), leave("b", 3)], killed)) == 1
+
+    def test_a_body_without_an_end_is_still_inside(self) -> None:
+        assert len(overlaps([enter("a", 1), enter("b", 99), leave("b", 100)], {})) == 1
+
+
+def evidence(state: str, *, received: int = 1, free_after: float = 0.1) -> Evidence:
+    """One receipt, published and delivered, with one body."""
+    task, at = "shop.send_receipt", iter(range(100))
+    facts = [Fact(what, next(at), 1, task, "id", "R-1", "run") for what in ("publish", "deliver", "enter", "leave")]
+    return Evidence(facts, {"id": state}, {task: {"R-1": received}}, {}, {task: free_after})
+
+
+class TestPromises:
+    def test_a_good_end_breaks_none(self) -> None:
+        good = evidence("SUCCESS")
+        judged = [promise for promise in promises.ALL if promise is not promises.renewed]
+        assert [fault for promise in judged for fault in promise(good)] == []
+        (row,) = rows(good)
+        assert (row.published, row.ran, row.skipped, row.retried, row.sent_twice) == (1, 1, 0, 0, 0)
+
+    def test_a_second_mail_breaks_once_per(self) -> None:
+        assert list(promises.sent_once(evidence("SUCCESS", received=2)))
+
+    @pytest.mark.parametrize("state", ["PENDING", "STARTED", "RETRY"])
+    def test_a_result_without_an_end_is_lost(self, state: str) -> None:
+        assert list(promises.nothing_lost(evidence(state)))
+
+    def test_a_mail_that_never_came_is_lost(self) -> None:
+        assert list(promises.nothing_lost(evidence("SUCCESS", received=0)))
+
+    def test_a_key_that_waited_for_more_than_a_second_was_not_freed_at_once(self) -> None:
+        assert list(promises.freed_at_once(evidence("SUCCESS", free_after=1.1)))
+
+    def test_a_failure_without_a_kill_is_no_good_end(self) -> None:
+        assert list(promises.all_ended_well(evidence("FAILURE")))
+
+    def test_a_report_past_its_ttl_that_nobody_asked_for_again_proves_nothing(self) -> None:
+        task = "shop.nightly_report"
+        body = [Fact("enter", 10.0, 1, task, "a", "", "a"), Fact("leave", 15.0, 1, task, "a", "", "a")]
+        early, late = Fact("deliver", 11.0, 2, task, "b"), Fact("deliver", 13.0, 2, task, "b")
+        assert list(promises.renewed(Evidence([*body, early], {}, {})))
+        assert not list(promises.renewed(Evidence([*body, late], {}, {})))
