@@ -27,14 +27,14 @@ class Settings:
         url: ``dlock_url``; default: the broker's URL where that is Redis, else the result backend's.
         prefix: ``dlock_prefix``: the start of every key, ``"dlock"`` by default.
         ttl: ``dlock_ttl``: the ttl, in seconds, of tasks and locks that name none; 30 by default.
-        visibility_timeout: Seconds after which a Redis broker delivers an unacknowledged message again; None for
-            brokers that do not.
+        doubtful_after: Seconds after a delivery from which a Redis broker may have delivered an unacknowledged message
+            again (its ``visibility_timeout``); None for brokers that do not.
     """
 
     url: str
     prefix: str
     ttl: float
-    visibility_timeout: float | None
+    doubtful_after: float | None
     node: str
 
     @classmethod
@@ -54,7 +54,7 @@ class Settings:
             raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")
         ttl = conf.get("dlock_ttl")
         seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
-        return cls(_url(app), prefix, seconds, _visibility_timeout(app), socket.gethostname())
+        return cls(_url(app), prefix, seconds, _doubtful_after(app), socket.gethostname())
 
 
 def _keys(conf: Any) -> set[str]:
@@ -92,7 +92,9 @@ def _first(urls: Any) -> str:
     return str(urls or "").partition(";")[0]
 
 
-def _visibility_timeout(app: Celery) -> float | None:
+def _doubtful_after(app: Celery) -> float | None:
     if app.connection_for_write().transport_cls not in ("redis", "rediss", "redis+socket"):
         return None
-    return float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
+    visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
+    # Early: that time is counted from before our receipt, by another worker's wall clock. To doubt costs one done mark.
+    return max(0.0, visibility - max(2.0, visibility / 10))

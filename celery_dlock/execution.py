@@ -164,8 +164,8 @@ class Execution:
         now = runtime.clock.monotonic()
         # Beyond the visibility timeout the broker has delivered the message once more, whether acknowledged late or
         # waiting for its ETA.
-        visibility = runtime.settings.visibility_timeout
-        overdue = delivery is not None and visibility is not None and now - delivery.delivered > visibility
+        limit = runtime.settings.doubtful_after
+        overdue = delivery is not None and limit is not None and now - delivery.delivered >= limit
         return Claim(
             self.scope.by,
             self.identity,

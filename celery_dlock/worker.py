@@ -139,8 +139,8 @@ class Deliveries:
         request = self.by_owner.get(acquisition.rpartition(".")[0])
         if request is None or request.acknowledged or not request.task.acks_late:
             return False
-        visibility = self._runtime.settings.visibility_timeout
-        if visibility is not None and time.monotonic() - request.dlock_delivered > visibility:
+        doubtful_after = self._runtime.settings.doubtful_after
+        if doubtful_after is not None and time.monotonic() - request.dlock_delivered >= doubtful_after:
             return True
         channel = getattr(request.message, "channel", None)
         return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
