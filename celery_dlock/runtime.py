@@ -31,7 +31,7 @@ __all__ = ["Runtime"]
 
 #: Seconds after which a command to the store counts as unanswered; for the keeper, which must not miss a second look.
 STORE_TIMEOUT = 3.0
-KEEPER_TIMEOUT = 0.5
+KEEPER_TIMEOUT = 0.4
 
 logger = logging.getLogger("celery_dlock")
 
