@@ -66,6 +66,8 @@ class Execution:
         self.request = request
         self.lease: Lease | None = None
         self.skipped = False
+        #: How deep the body has called its own task directly.
+        self.depth = 0
         self._over = False
         properties = request.properties or {}
         given = properties.get(PROPERTY)

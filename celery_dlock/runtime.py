@@ -55,7 +55,7 @@ class Runtime:
         self.deliveries: Any = None
         self.children: Any = None
         self._settings: Settings | None = None
-        self._process: _Process | None = None
+        self._processes: dict[int, _Process] = {}
         signals.feed(self.listeners, app, self._monitored_as)
 
     @classmethod
@@ -103,15 +103,17 @@ class Runtime:
 
     def adopt(self, slots: Slots) -> None:
         """In a pool child: hold everything in ``slots``, which the main process keeps."""
-        self._process = self._begin(slots)
+        self._processes[os.getpid()] = self._begin(slots)
 
     def store(self, timeout: float) -> LockStore:
         return from_url(self.settings.url, timeout=timeout)
 
     def _here(self) -> _Process:
-        process = self._process
-        if process is None or process.pid != os.getpid():
-            process = self._process = self._begin(None)
+        pid = os.getpid()
+        process = self._processes.get(pid)
+        if process is None:
+            # One step again: a lock taken through one locker can be given back through no other.
+            process = self._processes.setdefault(pid, self._begin(None))
         return process
 
     def _begin(self, kept: Slots | None) -> _Process:
@@ -128,14 +130,13 @@ class Runtime:
         else:
             slots, wake = kept, _nothing
         locker = Locker(self.store(STORE_TIMEOUT), slots, wake, self.clock, settings.prefix, self.listeners)
-        return _Process(os.getpid(), slots, keeper, locker, wake)
+        return _Process(slots, keeper, locker, wake)
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
     """What belongs to one process and must not be used in its forks."""
 
-    pid: int
     slots: Slots
     keeper: Keeper
     locker: Locker

@@ -188,11 +188,15 @@ def _body(task: SingletonTask, run_body: Callable[..., Any]) -> Callable[..., An
             return run_body(*args, **kwargs)
         if here.skipped:
             return task.lock_options.skip_result
+        here.depth += 1
         try:
             return run_body(*args, **kwargs)
         finally:
-            # Callbacks, errbacks and the chain's next step are published between here and after_return.
-            here.leave_if_followed()
+            here.depth -= 1
+            # Callbacks, errbacks and the chain's next step are published between here and after_return. A body that
+            # calls its own task comes by here too, and has not ended.
+            if not here.depth:
+                here.leave_if_followed()
 
     return run
 
