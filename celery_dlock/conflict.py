@@ -61,6 +61,7 @@ class Wait:
     """Wait in the worker slot for the release, at most ``timeout`` s."""
 
     timeout: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _by_policy(holder: Holder, options: LockOptions, situation: Situation) -> De
     policy = options.on_conflict
     if policy == "wait":
         if not situation.waited:
-            return Wait(as_seconds(options.wait_timeout))
+            return Wait(as_seconds(options.wait_timeout), held_by(holder))
         policy = options.after_wait
     if policy == "skip" and situation.retries and not situation.eager:
         # It has run before: its work is half done, so it comes back instead of ending.

@@ -7,39 +7,31 @@ import os
 import random
 import uuid
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import Ignore, Reject
-
-from . import conflict, owner
-from .conflict import Again, Drop, Fail, PutBack, Situation, Skip, Wait
-from .errors import LockHeld, StoreUnavailable
+from . import conflict, owner, refusal
+from .conflict import Situation, Wait
+from .errors import StoreUnavailable
 from .keys import LockName
 from .lease import Lease
-from .message import PROPERTY, Delivery, publish_again
+from .message import PROPERTY, Delivery
 from .options import as_seconds
-from .records import Claim, Held, Holder, Identity, Refusal
-from .results import end_revoked, store_started
+from .records import Claim, Held, Holder, Identity
+from .results import store_started
 from .store import Ending
 
 if TYPE_CHECKING:
     from .task import SingletonTask
 
-__all__ = ["Execution", "Skipped", "current", "running"]
+__all__ = ["Execution", "current", "running"]
 
 logger = logging.getLogger("celery_dlock")
 
 #: A holder whose body has ended is about to release; its followers wait for it so long before the policy speaks.
 LEFT_WAIT = 1.0
-#: Longest delay of a message that came back because the store did not answer.
-STORE_DELAY_MAX = 60.0
 
 _ATTRIBUTE = "_celery_dlock"
 _running: ContextVar[Execution | None] = ContextVar("celery_dlock_execution", default=None)
-
-
-class Skipped(Ignore):
-    """Ends a trace whose end we have stored ourselves; ``str()`` of it is the reason."""
 
 
 def current(request: Any) -> Execution | None:
@@ -139,7 +131,7 @@ class Execution:
             try:
                 answer = locker.acquire_within(name, self.scope, ttl, claim, patience)
             except StoreUnavailable as error:
-                self._store_away(error)
+                refusal.store_away(self, error)
             if isinstance(answer, Lease):
                 self._entered(answer)
                 return
@@ -152,9 +144,8 @@ class Execution:
             if isinstance(decision, Wait):
                 waited, patience = True, decision.timeout
                 continue
-            self._refused(name, answer, decision)
-            if self.skipped:
-                return
+            refusal.carry_out(self, name, answer, decision)
+            return
 
     def _entered(self, lease: Lease) -> None:
         self.lease = self.scope.own = lease
@@ -185,75 +176,4 @@ class Execution:
             waited=waited,
             eager=self.delivery is None,
             jitter=random.random(),  # noqa: S311  # spreads retries; nothing secret
-        )
-
-    # -- not taking it
-
-    def _refused(self, name: LockName, answer: Refusal, decision: conflict.Decision) -> None:
-        task, request = self.task, self.request
-        assert not isinstance(decision, Wait)  # noqa: S101  # narrows the type; the caller has dealt with it
-        reason = f"{name}: {decision.reason}"
-        if isinstance(answer, Held):
-            self._tell("refused", name, reason)
-        match decision:
-            case Skip():
-                self._skip(name, reason)
-            case Drop():
-                logger.info("Task %s[%s] is a duplicate: %s", task.name, request.id, reason)
-                raise Skipped(reason)
-            case Again(delay) | PutBack(delay):
-                assert isinstance(answer, Held)  # noqa: S101  # only a held lock is tried again
-                self._publish_again(answer.rank_us, delay, expires=isinstance(decision, Again))
-                logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, request.id, delay, reason)
-                raise Skipped(reason)
-            case Fail():
-                holder = answer.holder if isinstance(answer, Held) else None
-                facts = (holder.task_id, holder.node, holder.since) if holder else ()
-                raise LockHeld(reason, name.text, *facts)
-
-    def _skip(self, name: LockName, reason: str) -> None:
-        task, request = self.task, self.request
-        logger.info("Task %s[%s] skipped: %s", task.name, request.id, reason)
-        self._tell("skipped", name, reason)
-        if task.lock_options.skips_with_result:
-            self.skipped = True
-            return
-        if self.delivery is not None:
-            end_revoked(task, request, reason)
-            if self.delivery.monitored:
-                # Ends STARTED in monitors; ours alone would leave the task running there for ever.
-                task.send_event("task-revoked", terminated=False, signum=None, expired=False)
-        raise Skipped(reason)
-
-    def _store_away(self, error: StoreUnavailable) -> NoReturn:
-        """The message comes back later. If the broker is away too, the task fails loudly."""
-        if self.delivery is None:
-            raise error
-        delay = min(STORE_DELAY_MAX, 2.0 ** min(self.delivery.tries, 10)) * (0.5 + 0.5 * random.random())  # noqa: S311
-        self._publish_again(self.delivery.rank_us, delay, expires=True, otherwise=error)
-        logger.warning("Task %s[%s] comes back in %.3g s: %s", self.task.name, self.request.id, delay, error)
-        raise Skipped(str(error))
-
-    def _publish_again(
-        self, rank_us: int | None, delay: float, *, expires: bool, otherwise: Exception | None = None
-    ) -> None:
-        """Publish the copy before this delivery is acknowledged, so that a crash between doubles it, never loses it.
-
-        Where the broker does not take it, a delivery that is acknowledged late goes back as it is. One that was
-        acknowledged on receipt can only end in failure, loudly.
-        """
-        assert self.delivery is not None  # noqa: S101  # eager runs never get here
-        try:
-            publish_again(self.task.app, self.delivery, self.identity, rank_us=rank_us, delay=delay, expires=expires)
-        except Exception as error:
-            logger.exception("cannot publish %s[%s] again", self.task.name, self.request.id)
-            if self.task.acks_late:
-                raise Reject(error, requeue=True) from error
-            if not expires:
-                raise Skipped("a copy is lost; the result belongs to the run that it copied") from None
-            raise otherwise or error from None
-
-    def _tell(self, kind: Any, name: LockName, reason: str) -> None:
-        self.task.dlock.listeners.tell(
-            kind, name=name.text, owner=self.scope.owner, task=self.task.name, task_id=self.request.id, reason=reason
         )

@@ -138,14 +138,10 @@ def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[S
 
 
 def _parts(signature: Signature) -> list[Signature] | None:
-    """What a canvas would have run, its chord headers left out; None for a single task."""
+    """What a canvas would have run, without the header of a chord; None for a single task."""
     kind, kwargs = signature.get("subtask_type"), signature.get("kwargs") or {}
     if kind == "chord":
         return [kwargs["body"]] if kwargs.get("body") else []
-    if kind == "group":
+    if kind in {"group", "chain"}:
         return list(kwargs["tasks"])
-    if kind == "chain":
-        steps = list(kwargs["tasks"])
-        # Celery makes a group that something follows the header of a chord, when it sends the chain.
-        return [step for step in steps if step is steps[-1] or step.get("subtask_type") != "group"]
     return None

@@ -13,11 +13,12 @@ from celery.result import EagerResult
 
 from . import execution
 from .errors import InvalidLockOptions
-from .execution import Execution, Skipped
+from .execution import Execution
 from .keys import KeySpec
 from .lease import Lease, NullLease
 from .lock import Lock
 from .options import DEFAULT_TTL, LockOptions, as_seconds
+from .refusal import Skipped
 from .runtime import Runtime
 
 if TYPE_CHECKING:

@@ -172,8 +172,9 @@ class Deliveries:
             self._mark(owner)
 
     def _mark(self, owner: str) -> None:
-        if owner in self._settled and owner in self._freed:
-            slot, identity = self._freed.pop(owner), self._settled.pop(owner)
+        # Both halves may be told at once, here and in the keeper's thread: one of the two pops finds the slot.
+        if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
+            identity = self._settled.pop(owner)
             ended = self._runtime.slots.open(slot.name, f"{slot.acquisition}.end", slot.ttl)
             ended.leave_to_keeper(Ending(final=True, identity=identity).text)
             self._runtime.wake()

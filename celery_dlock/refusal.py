@@ -1,0 +1,111 @@
+"""What becomes of a task that did not get its lock."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import TYPE_CHECKING, NoReturn
+
+from celery.exceptions import Ignore, Reject
+
+from .conflict import Again, Decision, Drop, Fail, PutBack, Skip
+from .errors import LockHeld, StoreUnavailable
+from .keys import LockName
+from .message import publish_again
+from .records import Held, Refusal
+from .results import end_revoked
+
+if TYPE_CHECKING:
+    from .events import Kind
+    from .execution import Execution
+
+__all__ = ["Skipped", "carry_out", "store_away"]
+
+logger = logging.getLogger("celery_dlock")
+
+#: Longest delay of a message that comes back because the store did not answer, in seconds.
+STORE_DELAY_MAX = 60.0
+
+
+class Skipped(Ignore):
+    """Ends a trace with whose message we have dealt; ``str()`` of it is the reason."""
+
+
+def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decision) -> None:
+    """Do what was decided. Returns only if the run goes on with the ``skip_result`` instead of its body.
+
+    Raises:
+        Skipped: The message is dealt with and is to be acknowledged.
+        LockHeld: The task is to fail.
+    """
+    reason = f"{name}: {decision.reason}"
+    task, task_id = run.task, run.request.id
+    if isinstance(answer, Held):
+        _tell(run, "refused", name, reason)
+    match decision:
+        case Skip():
+            _skip(run, name, reason)
+        case Drop():
+            logger.info("Task %s[%s] is a duplicate: %s", task.name, task_id, reason)
+            raise Skipped(reason)
+        case Again(delay) | PutBack(delay):
+            rank_us = answer.rank_us if isinstance(answer, Held) else None
+            _publish_again(run, rank_us, delay, LockHeld(reason, name.text), copy=isinstance(decision, PutBack))
+            logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, task_id, delay, reason)
+            raise Skipped(reason)
+        case Fail():
+            holder = answer.holder if isinstance(answer, Held) else None
+            facts = (holder.task_id, holder.node, holder.since) if holder else ()
+            raise LockHeld(reason, name.text, *facts)
+
+
+def store_away(run: Execution, error: StoreUnavailable) -> NoReturn:
+    """The store did not answer: the message comes back later. If the broker is away too, the task fails loudly."""
+    tries = run.delivery.tries if run.delivery else 0
+    delay = min(STORE_DELAY_MAX, 2.0 ** min(tries, 10)) * (0.5 + 0.5 * random.random())  # noqa: S311  # spreads retries
+    _publish_again(run, run.delivery.rank_us if run.delivery else None, delay, error)
+    logger.warning("Task %s[%s] comes back in %.3g s: %s", run.task.name, run.request.id, delay, error)
+    raise Skipped(str(error))
+
+
+def _skip(run: Execution, name: LockName, reason: str) -> None:
+    task, request = run.task, run.request
+    logger.info("Task %s[%s] skipped: %s", task.name, request.id, reason)
+    _tell(run, "skipped", name, reason)
+    if task.lock_options.skips_with_result:
+        run.skipped = True
+        return
+    if run.delivery is not None:
+        end_revoked(task, request, reason)
+        if run.delivery.monitored:
+            # Ends STARTED in monitors; ours alone would leave the task running there for ever.
+            task.send_event("task-revoked", terminated=False, signum=None, expired=False)
+    raise Skipped(reason)
+
+
+def _publish_again(
+    run: Execution, rank_us: int | None, delay: float, otherwise: Exception, *, copy: bool = False
+) -> None:
+    """Publish the message before this delivery is acknowledged, so that a crash between doubles it, never loses it.
+
+    Where the broker does not take it, a delivery that is acknowledged late goes back as it is. One that was
+    acknowledged on receipt can only end in failure, loudly; but not a copy of a running message, whose result it is.
+    An eager run has no message: it fails with ``otherwise``.
+    """
+    task, delivery = run.task, run.delivery
+    if delivery is None:
+        raise otherwise
+    try:
+        publish_again(task.app, delivery, run.identity, rank_us=rank_us, delay=delay, expires=not copy)
+    except Exception as error:
+        logger.exception("cannot publish %s[%s] again", task.name, run.request.id)
+        if task.acks_late:
+            raise Reject(error, requeue=True) from error
+        if copy:
+            raise Skipped("a copy is lost; the result belongs to the run that it copied") from error
+        raise otherwise from error
+
+
+def _tell(run: Execution, kind: Kind, name: LockName, reason: str) -> None:
+    facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason}
+    run.task.dlock.listeners.tell(kind, name=name.text, owner=run.scope.owner, **facts)
