@@ -148,7 +148,7 @@ def _seconds(option: str, value: object, *, least: float) -> float:
     else:
         raise _wrong(option, value, f"seconds (int, float or timedelta) of at least {least:g}")
     if math.isnan(seconds) or not least <= seconds <= MAX_SECONDS:
-        raise _wrong(option, value, f"seconds from {least:g} to {MAX_SECONDS:g}")
+        raise _wrong(option, value, f"seconds from {least:g} to {MAX_SECONDS:.10g}")
     return seconds
 
 
