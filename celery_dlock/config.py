@@ -50,7 +50,7 @@ class Settings:
         if unknown:
             raise InvalidLockOptions(f"unknown setting {unknown[0]!r}; known: {', '.join(_KNOWN)}")
         prefix = conf.get("dlock_prefix", "dlock")
-        if not isinstance(prefix, str) or not prefix or any(c in prefix for c in "{} \n"):
+        if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
             raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")
         ttl = conf.get("dlock_ttl")
         seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
@@ -61,7 +61,11 @@ def _keys(conf: Any) -> set[str]:
     """Every key somebody set, as the app spells it: Celery keeps unknown ones under the user's own spelling."""
     prefix = getattr(conf, "prefix", None) or ""
     keys = {str(key) for layer in conf.maps for key in layer}
-    return {key.removeprefix(prefix).lower() if prefix and key.startswith(prefix) else key for key in keys}
+    if not prefix:
+        return keys
+    ours = {key.removeprefix(prefix).lower() for key in keys if key.startswith(prefix)}
+    # In a namespace, an upper-case key without its prefix belongs to somebody else.
+    return ours | {key for key in keys if not key.isupper()}
 
 
 def _url(app: Celery) -> str:

@@ -14,6 +14,7 @@ __all__ = [
     "LockLost",
     "NotHeld",
     "ReplyLost",
+    "StoreRefused",
     "StoreUnavailable",
 ]
 
@@ -70,6 +71,10 @@ class NotHeld(DLockError):
 
 class StoreUnavailable(DLockError):
     """The store did not carry out a command; whether the lock is held is unchanged."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The store answered, and refused a command: a wrong password, no right to it, no memory, a foreign key."""
 
 
 class ReplyLost(StoreUnavailable):

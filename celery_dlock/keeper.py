@@ -9,7 +9,7 @@ from typing import Protocol
 
 from . import native
 from .clock import Clock
-from .errors import StoreUnavailable
+from .errors import StoreRefused, StoreUnavailable
 from .keys import LockKeys
 from .lease import margin
 from .records import Released, Renewal
@@ -90,6 +90,7 @@ class Keeper:
         self._refused: set[str] = set()
         self._worded: set[str] = set()
         self._lingering: dict[str, float] = {}
+        self._unended: dict[str, float] = {}
         self._running = native.Flag()
 
     def watch(self, source: Source) -> None:
@@ -203,14 +204,25 @@ class Keeper:
         try:
             released = self._store.release(keys, slot.acquisition, ending)
         except StoreUnavailable as error:
-            logger.warning("cannot free %s yet: %s", slot.name, error)
-            return False
+            refused = isinstance(error, StoreRefused)
+            self._not_ended(slot, error, refused=refused)
+            return refused
         slot.clear()
         source.freed(slot, released)
         return True
 
+    def _not_ended(self, slot: Slot, error: StoreUnavailable, *, refused: bool) -> None:
+        now = self._clock.monotonic()
+        if slot.acquisition not in self._unended:
+            self._unended[slot.acquisition] = now
+            logger.warning("cannot free %s yet: %s", slot.name, error)
+        elif refused and now - self._unended[slot.acquisition] > slot.ttl:
+            logger.error("%s was not freed and is left to its ttl: %s", slot.name, error)
+            slot.clear()
+
     def _forget_all_but(self, seen: set[str]) -> None:
         self._refused &= seen
         self._worded &= seen
-        for acquisition in self._lingering.keys() - seen:
-            del self._lingering[acquisition]
+        for since in (self._lingering, self._unended):
+            for acquisition in since.keys() - seen:
+                del since[acquisition]

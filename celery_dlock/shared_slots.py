@@ -158,12 +158,16 @@ class SharedSlot:
 
     def leave_to_keeper(self, ending: str) -> None:
         if self.state is not SlotState.FREE:
-            self.ending = ending
+            # One with a task id of absurd length is left without its marks, which is better than not at all.
+            self.ending = ending if self._fits(ending) else ""
             self.write(SlotState.LEFT)
 
     def clear(self) -> None:
         if self.state is not SlotState.FREE:
             self._slots.words[self._base + _STATE] = SlotState.FREE
+
+    def _fits(self, ending: str) -> bool:
+        return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _SIZE - _TEXT
 
     def write(self, state: SlotState = SlotState.ACQUIRING) -> None:
         """Write the whole slot under the sequence number."""

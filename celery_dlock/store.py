@@ -42,7 +42,7 @@ class Ending:
         """Reads :attr:`text`; torn text (its writer was killed) means no more than that the lock is to be freed."""
         try:
             final, identity, used_ms, by, unsure = json.loads(text)
-        except ValueError:
+        except (ValueError, TypeError):
             return cls(unsure=True)
         return cls(final, Identity(*identity) if identity else None, used_ms, by, unsure)
 

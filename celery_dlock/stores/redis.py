@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from ..errors import ReplyLost, StoreUnavailable
+from ..errors import ReplyLost, StoreRefused, StoreUnavailable
 from ..keys import LockKeys
 from ..records import Acquired, Claim, Duplicate, Held, Holder, Released, Renewal, Tombstoned, Used
 from ..scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
@@ -240,7 +240,7 @@ def _translated(error: Exception, *, sent: bool) -> StoreUnavailable:
     if unanswered:
         kind = ReplyLost if sent else StoreUnavailable
         return kind(f"the lock store did not answer: {str(error) or type(error).__name__}")
-    return StoreUnavailable(f"the lock store refused: {error}")
+    return StoreRefused(f"the lock store refused: {error}")
 
 
 def _reply_or_error(connection: Connection) -> Any:
