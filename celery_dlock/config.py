@@ -59,8 +59,9 @@ class Settings:
 
 def _keys(conf: Any) -> set[str]:
     """Every key somebody set, as the app spells it: Celery keeps unknown ones under the user's own spelling."""
-    prefix = getattr(conf, "prefix", None) or ""
+    # First the keys: until somebody reads them, the configuration is not loaded and knows no prefix.
     keys = {str(key) for layer in conf.maps for key in layer}
+    prefix = getattr(conf, "prefix", None) or ""
     if not prefix:
         return keys
     ours = {key.removeprefix(prefix).lower() for key in keys if key.startswith(prefix)}
