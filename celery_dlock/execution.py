@@ -116,6 +116,8 @@ class Execution:
             once = self.task.lock_options.once_per
             used_ms = round(as_seconds(once) * 1000) if success and once else 0
             locker.release(self.lease, scope, Ending(final, self.identity, used_ms, scope.by))
+        if scope.open:
+            locker.abandon(scope)
         # Only now: a soft limit may strike anywhere above, and then the next door has to find the work undone.
         self._over = True
         owner.enter(self._outer)
@@ -163,7 +165,8 @@ class Execution:
             self.scope.by,
             self.identity,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
-            copied=overdue or bool(delivery and delivery.tries),
+            # The message that a copy copies was acknowledged before, unless that comes late.
+            copied=overdue or bool(delivery and delivery.tries and self.task.acks_late),
             age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
             rank_us=delivery.rank_us if delivery else None,
             once=self.task.lock_options.once_per is not None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from .keys import LockKeys, LockName
 from .lease import Lease, margin
 from .owner import Scope
 from .records import Acquired, Claim, Held, Holder, Refusal, Renewal, Tombstoned
-from .slots import Slot, Slots
+from .slots import Slot, Slots, SlotState
 from .store import Ending, LockStore
 
 __all__ = ["Locker"]
@@ -26,24 +25,6 @@ logger = logging.getLogger("celery_dlock")
 ATTEMPTS = 2
 #: Seconds between two looks of a waiter whom nobody wakes.
 POLL = 2.0
-#: The signals by which Celery's soft limit and our ``on_lost`` interrupt a body.
-_INTERRUPTS = {signal.SIGUSR1, signal.SIGUSR2} if hasattr(signal, "pthread_sigmask") else set()
-
-
-class _Uninterrupted:
-    """Keeps a soft limit from striking between a command and the note of it.
-
-    The limit is raised at the end of the block instead, when what was acquired is on record and will be released.
-    """
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS) if _INTERRUPTS else None
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 class Locker:
@@ -83,7 +64,7 @@ class Locker:
         """
         keys = LockKeys.of(self._prefix, name)
         held = scope.held.get((id(self), keys.lock))
-        with _Uninterrupted():
+        try:
             if held is not None:
                 return self._enter_again(held, scope)
             answer = self._take(keys, name, scope, ttl, claim)
@@ -91,6 +72,9 @@ class Locker:
                 scope.held[id(self), keys.lock] = answer
                 scope.entered.append(answer)
                 self._wake()
+        except BaseException:
+            self.abandon(scope)
+            raise
         if isinstance(answer, Lease):
             self._tell("acquired", answer)
         return answer
@@ -124,23 +108,39 @@ class Locker:
         """
         if lease.over or lease.pid != os.getpid():
             return True  # a second door, or a process that the body forked: the lock is not its to free
-        with _Uninterrupted():
+        if lease.hold_count > 1:
+            lease.hold_count -= 1
+            lease.used = lease.used or (ending if ending.used_ms else None)
             scope.drop(lease)
-            if lease.hold_count > 1:
-                lease.hold_count -= 1
-                lease.used = lease.used or (ending if ending.used_ms else None)
-                return self._restated(lease)
-            if lease.used is not None:
-                identity = ending.identity or lease.used.identity
-                ending = replace(ending, identity=identity, used_ms=lease.used.used_ms, by=lease.used.by)
-            ours = self._free(lease, ending)
-            scope.held.pop((id(self), lease.keys.lock), None)
-            if not ours:
-                self.lose(lease, "found at its release")
-            lease.over = True
+            return self._restated(lease)
+        if lease.used is not None:
+            identity = ending.identity or lease.used.identity
+            ending = replace(ending, identity=identity, used_ms=lease.used.used_ms, by=lease.used.by)
+        ours = self._free(lease, ending)
+        # Only now: who is interrupted before this comes back, through another door, and finds the work undone.
+        scope.drop(lease)
+        scope.open.discard(lease.acquisition)
+        scope.held.pop((id(self), lease.keys.lock), None)
+        if not ours:
+            self.lose(lease, "found at its release")
+        lease.over = True
         if ours:
             self._tell("released", lease)
         return ours
+
+    def abandon(self, scope: Scope) -> None:
+        """Leave to the keeper what this scope began, and neither ended nor holds on record.
+
+        A soft limit, another signal's exception or a greenlet's kill can strike between any two steps here. Blocking
+        the signals instead does not help: a mask is one thread's, and Python raises in the main thread whichever
+        thread the kernel chose.
+        """
+        for acquisition in scope.open - {lease.acquisition for lease in scope.entered}:
+            slot = self._slots.find(acquisition)
+            if slot is not None and slot.state is not SlotState.LEFT:
+                slot.leave_to_keeper(Ending(unsure=True).text)
+            scope.open.discard(acquisition)
+        self._wake()
 
     def leave(self, lease: Lease) -> None:
         """Say that the body has ended, before a follower of the message is published."""
@@ -191,15 +191,14 @@ class Locker:
             try:
                 answer = self._store.acquire(keys, acquisition, round(ttl * 1000), claim)
             except ReplyLost:
-                self._give_up(keys, acquisition, slot)
+                # Make sure that it takes effect neither now nor later.
+                self._store.release(keys, acquisition, Ending(unsure=True))
+                self._forget(slot, scope)
                 if attempt + 1 == ATTEMPTS:
                     raise
                 continue
             except StoreUnavailable:
-                slot.clear()  # the store never saw it
-                raise
-            except BaseException:
-                slot.leave_to_keeper(Ending(unsure=True).text)
+                self._forget(slot, scope)  # the store never saw it
                 raise
             if isinstance(answer, Acquired):
                 slot.held(sent + ttl - margin(ttl))
@@ -213,20 +212,14 @@ class Locker:
                     task=scope.task,
                     task_id=scope.task_id,
                 )
-            slot.clear()
+            self._forget(slot, scope)
             if not isinstance(answer, Tombstoned):
                 return answer
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
 
-    def _give_up(self, keys: LockKeys, acquisition: str, slot: Slot) -> None:
-        """Make sure that an acquire whose answer is unknown takes effect neither now nor later."""
-        try:
-            self._store.release(keys, acquisition, Ending(unsure=True))
-        except BaseException:
-            slot.leave_to_keeper(Ending(unsure=True).text)
-            self._wake()
-            raise
+    def _forget(self, slot: Slot, scope: Scope) -> None:
         slot.clear()
+        scope.open.discard(slot.acquisition)
 
     def _enter_again(self, lease: Lease, scope: Scope) -> Lease:
         # The count is stated absolutely: an increment would count twice when it is sent twice.
@@ -244,8 +237,10 @@ class Locker:
             return True
 
     def _free(self, lease: Lease, ending: Ending) -> bool:
-        lease.slot.leaving()
+        if lease.slot.state in (SlotState.LEFT, SlotState.FREE):
+            return True  # an interrupted release: the keeper has it, or had it
         try:
+            lease.slot.leaving()
             released = self._store.release(lease.keys, lease.acquisition, ending)
         except BaseException as error:
             lease.slot.leave_to_keeper(ending.text)

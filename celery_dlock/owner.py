@@ -26,7 +26,7 @@ class Scope:
         outer: The scope of the same owner in which this one is nested (an ``apply()`` inside a body).
     """
 
-    __slots__ = ("by", "entered", "held", "numbers", "own", "owner", "pid", "task", "task_id")
+    __slots__ = ("by", "entered", "held", "ident", "numbers", "open", "own", "owner", "pid", "task", "task_id")
 
     def __init__(
         self, owner: str, by: str, task: str | None = None, task_id: str | None = None, outer: Scope | None = None
@@ -36,6 +36,9 @@ class Scope:
         self.task = task
         self.task_id = task_id
         self.pid = os.getpid()
+        self.ident = threading.get_ident()
+        #: Acquisitions that were begun and have not ended, on record in ``entered`` or not.
+        self.open: set[str] = set()
         self.entered: list[Lease] = []
         #: The entry of the execution itself, which no ``Lock`` may leave.
         self.own: Lease | None = None
@@ -52,7 +55,9 @@ class Scope:
 
     def next_acquisition(self) -> str:
         """Owner and number: what the store knows of one outermost entry."""
-        return f"{self.owner}.{next(self.numbers)}"
+        acquisition = f"{self.owner}.{next(self.numbers)}"
+        self.open.add(acquisition)
+        return acquisition
 
 
 _scope: ContextVar[Scope | None] = ContextVar("celery_dlock_scope", default=None)
@@ -62,10 +67,11 @@ _thread = threading.local()
 def current_scope(node: str) -> Scope:
     """The running execution's scope; outside of one, the scope of this thread.
 
-    A process that was forked from the owner's is another owner: both go on living.
+    A process that was forked from the owner's is another owner: both go on living. So is a thread to which the
+    context was copied (``asyncio.to_thread``, a spawned greenlet): two of them would run at once as one owner.
     """
     scope = _scope.get()
-    if scope is not None and scope.pid == os.getpid():
+    if scope is not None and scope.pid == os.getpid() and scope.ident == threading.get_ident():
         return scope
     own: Scope | None = getattr(_thread, "scope", None)
     if own is None or own.pid != os.getpid():

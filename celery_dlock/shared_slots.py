@@ -40,6 +40,7 @@ class SharedSlots:
         self.words = memoryview(self.memory).cast("Q")
         self.floats = memoryview(self.memory).cast("d")
         self._generations = itertools.count(1)
+        self._opened: dict[int, SharedSlot] = {}
 
     @property
     def pid(self) -> int:
@@ -58,9 +59,17 @@ class SharedSlots:
             for base in _BASES:
                 if self._free(base):
                     slot = SharedSlot(self, base, next(self._generations), name, acquisition, ttl)
+                    self._opened[base] = slot
                     slot.write()
                     return slot
         raise DLockError(f"a worker process can hold at most {_COUNT} locks at once")
+
+    def find(self, acquisition: str) -> SharedSlot | None:
+        """The slot that this child opened for ``acquisition``, if it is not free. Called by the child."""
+        for slot in self._opened.values():
+            if slot.acquisition == acquisition and slot.state is not SlotState.FREE:
+                return slot
+        return None
 
     def taken(self, *, dead: bool = False) -> list[KeptSlot]:
         """Every slot that is not free. Called by the main process.

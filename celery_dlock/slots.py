@@ -66,7 +66,14 @@ class Slot(Protocol):
 class Slots(Protocol):
     """All slots of one process."""
 
-    def open(self, name: LockName, acquisition: str, ttl: float) -> Slot: ...
+    def open(self, name: LockName, acquisition: str, ttl: float) -> Slot:
+        """A slot for a new acquisition. From its first step on, :meth:`find` finds it."""
+        ...
+
+    def find(self, acquisition: str) -> Slot | None:
+        """The slot that this process opened for ``acquisition``, if it is not free."""
+        ...
+
     def taken(self) -> Sequence[Slot]:
         """Every slot that is not free."""
         ...
@@ -118,6 +125,9 @@ class LocalSlots:
     def open(self, name: LockName, acquisition: str, ttl: float) -> LocalSlot:
         slot = self._taken[acquisition] = LocalSlot(self, name, acquisition, ttl)
         return slot
+
+    def find(self, acquisition: str) -> LocalSlot | None:
+        return self._taken.get(acquisition)
 
     def forget(self, slot: LocalSlot) -> None:
         self._taken.pop(slot.acquisition, None)
