@@ -46,16 +46,17 @@ class Listeners:
         self._listeners: list[tuple[Callable[[Kind], bool], Callable[[Event], None]]] = []
 
     def add(self, listener: Callable[[Event], None], hears: Callable[[Kind], bool] = lambda kind: True) -> None:
-        """Tell ``listener`` of every event of whose kind ``hears`` is true at that moment."""
+        """Tell ``listener`` of every event of whose kind ``hears`` is true at that moment; ``hears`` never raises."""
         self._listeners.append((hears, listener))
 
     def tell(self, kind: Kind, **facts: Any) -> None:
         """Tell all who hear; an event that nobody hears costs no more than the asking."""
         event = None
         for hears, listener in self._listeners:
+            if not hears(kind):
+                continue
             try:
-                if hears(kind):
-                    event = event or Event(kind=kind, **facts)
-                    listener(event)
+                event = event or Event(kind=kind, **facts)
+                listener(event)
             except Exception:
                 logger.warning("a listener of dlock-%s failed", kind, exc_info=True)

@@ -82,9 +82,10 @@ class Execution:
             StoreUnavailable: Neither the store nor the broker could be reached.
         """
         name = self.task.lock_spec.name_of(args, kwargs)
-        self._before = _running.get()
-        self._outer = owner.enter(self.scope)
+        # In this order: an interruption finds either nothing changed, or a run that the last door can end.
+        self._before, self._outer = _running.get(), owner.entered()
         _running.set(self)
+        owner.enter(self.scope)
         vars(self.request)[_ATTRIBUTE] = self
         self._acquire(name)
 
@@ -115,13 +116,13 @@ class Execution:
         if self.lease is not None:
             once = self.task.lock_options.once_per
             used_ms = round(as_seconds(once) * 1000) if success and once else 0
-            locker.release(self.lease, scope, Ending(final, self.identity, used_ms, scope.by))
+            locker.release(self.lease, scope, Ending(final, self.identity.digest, used_ms, scope.by))
         if scope.open:
             locker.abandon(scope)
         # Only now: a soft limit may strike anywhere above, and then the next door has to find the work undone.
-        self._over = True
         owner.enter(self._outer)
         _running.set(self._before)
+        self._over = True
 
     # -- taking the lock
 

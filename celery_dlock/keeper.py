@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +53,7 @@ class _Look:
     due: list[Slot] = field(default_factory=list)
     ends: list[tuple[Source, Slot]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    ends_at: float = math.inf
     busy: bool = False
 
 
@@ -66,6 +68,8 @@ class Keeper:
         clock: Where deadlines are read.
         prefix: Of all keys.
         timeout: Seconds that one call to ``store`` may take.
+        patient: More stores, by the seconds that a call to them may take: for while nothing ends soon, so that a slow
+            store does not cost leases that can wait for it.
         lost: Called once for each lost lease, with its slot and the reason; must not block.
         doubtful: Is there perhaps another live copy of this acquisition's message? Then word is left in the lock.
     """
@@ -78,7 +82,10 @@ class Keeper:
         timeout: float,
         lost: Callable[[Slot, str], None],
         doubtful: Callable[[str], bool] = lambda acquisition: False,
+        patient: Mapping[float, LockStore] | None = None,
     ) -> None:
+        self._stores = {timeout: store, **(patient or {})}
+        self._hasty = timeout
         self._store = store
         self._clock = clock
         self._prefix = prefix
@@ -115,7 +122,8 @@ class Keeper:
                 busy = True
             idle = 0 if busy else idle + 1
             native.sleep(TICK)
-        self._store.close()
+        for store in self._stores.values():
+            store.close()
         self._running.drop()
         # Whatever was taken after the last look found the flag still up, so look once more.
         if self._busy():
@@ -130,6 +138,9 @@ class Keeper:
         for source in list(self._sources):
             self._look_at(source, look)
         self._forget_all_but(look.seen)
+        # Three calls must fit before the first lease ends: this one, and two more if it fails.
+        budget = (look.ends_at - self._clock.monotonic() - TICK) / 3
+        self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
         # The living first: the dead can wait for one round trip, a lease may not.
         if look.due:
             self._renew(look.due)
@@ -143,6 +154,8 @@ class Keeper:
         gone, slots = source.gone(), source.taken()
         for slot in slots:
             look.seen.add(slot.acquisition)
+            if slot.state is SlotState.HELD and not slot.lost:
+                look.ends_at = min(look.ends_at, slot.deadline)
             if gone or self._left(slot, now):
                 look.ends.append((source, slot))
             elif slot.state is SlotState.HELD and self._due(slot, now):

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from .lease import Lease
 from .records import Holder
 
-__all__ = ["Scope", "current_scope", "enter"]
+__all__ = ["Scope", "current_scope", "enter", "entered"]
 
 
 class Scope:
@@ -79,8 +79,11 @@ def current_scope(node: str) -> Scope:
     return own
 
 
-def enter(scope: Scope | None) -> Scope | None:
-    """Make ``scope`` the current one; returns the one that was, to be entered again afterwards."""
-    before = _scope.get()
+def entered() -> Scope | None:
+    """The scope that was entered last in this context, to be entered again after another."""
+    return _scope.get()
+
+
+def enter(scope: Scope | None) -> None:
+    """Make ``scope`` the current one."""
     _scope.set(scope)
-    return before

@@ -80,8 +80,11 @@ class Holder:
 
     @staticmethod
     def text(task: str | None, task_id: str | None, node: str, pid: int) -> str:
-        """The JSON text kept in the store; it never holds arguments, which may be secrets."""
-        return json.dumps([task, task_id, node, pid])
+        """The JSON text kept in the store; it never holds arguments, which may be secrets.
+
+        Names and ids are cut, because whoever publishes chooses them, and a slot has to hold them.
+        """
+        return json.dumps([task and task[:150], task_id and task_id[:150], node[:80], pid])
 
 
 class Acquired(NamedTuple):

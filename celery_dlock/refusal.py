@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from celery.exceptions import Ignore, Reject
 
 from .conflict import Again, Decision, Drop, Fail, PutBack, Skip
-from .errors import LockHeld, StoreUnavailable
+from .errors import DLockError, LockHeld, StoreUnavailable
 from .keys import LockName
 from .message import publish_again
 from .records import Held, Refusal
@@ -25,6 +26,8 @@ logger = logging.getLogger("celery_dlock")
 
 #: Longest delay of a message that comes back because the store did not answer, in seconds.
 STORE_DELAY_MAX = 60.0
+#: Seconds to hold a message that the broker did not take, before it goes back to it.
+REQUEUE_DELAY = 1.0
 
 
 class Skipped(Ignore):
@@ -99,7 +102,9 @@ def _publish_again(
         publish_again(task.app, delivery, run.identity, rank_us=rank_us, delay=delay, expires=not copy)
     except Exception as error:
         logger.exception("cannot publish %s[%s] again", task.name, run.request.id)
-        if task.acks_late:
+        # What no later try can cure (a message of protocol 1) must not go round for ever.
+        if task.acks_late and not isinstance(error, DLockError):
+            time.sleep(min(delay, REQUEUE_DELAY))
             raise Reject(error, requeue=True) from error
         if copy:
             raise Skipped("a copy is lost; the result belongs to the run that it copied") from error

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-#: Seconds after which a command to the store counts as unanswered; for the keeper, which must not miss a second look.
+#: Seconds after which a command to the store counts as unanswered; for the keeper the shortest, and those that it may
+#: wait while no lease ends soon.
 STORE_TIMEOUT = 3.0
 KEEPER_TIMEOUT = 0.4
+PATIENT_TIMEOUTS = (1.0, STORE_TIMEOUT)
 
 logger = logging.getLogger("celery_dlock")
 
@@ -120,7 +122,13 @@ class Runtime:
         settings = self.settings
         teller = _Teller(self)
         keeper = Keeper(
-            self.store(KEEPER_TIMEOUT), self.clock, settings.prefix, KEEPER_TIMEOUT, teller.lost, self._doubtful
+            self.store(KEEPER_TIMEOUT),
+            self.clock,
+            settings.prefix,
+            KEEPER_TIMEOUT,
+            teller.lost,
+            self._doubtful,
+            {timeout: self.store(timeout) for timeout in PATIENT_TIMEOUTS},
         )
         slots: Slots
         if kept is None:

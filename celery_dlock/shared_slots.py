@@ -21,7 +21,7 @@ from .slots import SlotState
 __all__ = ["SharedSlots"]
 
 #: Bytes of one slot; slots of one child. Only pages that were written cost memory.
-_SIZE: Final = 2048
+_SIZE: Final = 4096
 _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
 #: Words within a slot that the child writes ...
@@ -167,7 +167,7 @@ class SharedSlot:
 
     def leave_to_keeper(self, ending: str) -> None:
         if self.state is not SlotState.FREE:
-            # One with a task id of absurd length is left without its marks, which is better than not at all.
+            # It always fits (names and ids are cut); should it not, the lock is freed without its marks.
             self.ending = ending if self._fits(ending) else ""
             self.write(SlotState.LEFT)
 

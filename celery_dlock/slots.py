@@ -134,4 +134,8 @@ class LocalSlots:
 
     def taken(self) -> list[LocalSlot]:
         # list() of a dict's values is one step of the interpreter: no lock that a greenlet could sit on.
-        return list(self._taken.values())
+        slots = list(self._taken.values())
+        for slot in slots:
+            if slot.state is SlotState.FREE:
+                self.forget(slot)  # its clearing was interrupted
+        return [slot for slot in slots if slot.state is not SlotState.FREE]

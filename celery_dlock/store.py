@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .keys import LockKeys
-from .records import Acquired, Claim, Duplicate, Held, Holder, Identity, Released, Renewal, Tombstoned, Used
+from .records import Acquired, Claim, Duplicate, Held, Holder, Released, Renewal, Tombstoned, Used
 
 __all__ = ["Ending", "LockStore", "Waker"]
 
@@ -20,14 +20,14 @@ class Ending:
 
     Args:
         final: The message is acknowledged with a stored end; its identity must not run again.
-        identity: Whose end it is.
+        identity: Whose end it is: the digest of an :class:`Identity`; "" outside any message.
         used_ms: Milliseconds that the name stays used by this success; 0: it does not.
         by: Who used it, as :class:`Claim` says it.
         unsure: The acquire may still be on its way: leave a tombstone that refuses it.
     """
 
     final: bool = False
-    identity: Identity | None = None
+    identity: str = ""
     used_ms: int = 0
     by: str = ""
     unsure: bool = False
@@ -44,7 +44,7 @@ class Ending:
             final, identity, used_ms, by, unsure = json.loads(text)
         except (ValueError, TypeError):
             return cls(unsure=True)
-        return cls(final, Identity(*identity) if identity else None, used_ms, by, unsure)
+        return cls(final, identity, used_ms, by, unsure)
 
 
 class Waker(Protocol):

@@ -214,22 +214,20 @@ def _guarded(tracer: Callable[..., Any]) -> Callable[..., Any]:
             success = state == states.SUCCESS
             return result
         finally:
-            _last_door(before, final=final, success=success)
+            try:
+                _last_door(before, final=final, success=success)
+            except BaseException:
+                # No door comes after this one, so whatever struck in it must not leave its work undone.
+                _last_door(before, final=final, success=success)
+                raise
 
     return trace
 
 
 def _last_door(before: Execution | None, *, final: bool, success: bool) -> None:
     run = execution.running()
-    if run is None or run is before:
-        return
-    success = success and not run.skipped
-    try:
-        run.finish(final=final, success=success)
-    except BaseException:
-        # No door comes after this one, so whatever struck here must not leave the work undone.
-        run.finish(final=final, success=success)
-        raise
+    if run is not None and run is not before:
+        run.finish(final=final, success=success and not run.skipped)
 
 
 def _leave(task: SingletonTask) -> None:

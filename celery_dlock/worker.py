@@ -176,7 +176,7 @@ class Deliveries:
         if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
             identity = self._settled.pop(owner)
             ended = self._runtime.slots.open(slot.name, f"{slot.acquisition}.end", slot.ttl)
-            ended.leave_to_keeper(Ending(final=True, identity=identity).text)
+            ended.leave_to_keeper(Ending(final=True, identity=identity.digest).text)
             self._runtime.wake()
         for remembered in (self._settled, self._freed):
             while len(remembered) > REMEMBERED:

@@ -103,7 +103,7 @@ class RedisStore:
 
     def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
         names = [keys.lock, keys.channel, keys.tombstone(acquisition)]
-        identity = ending.identity.digest if ending.identity else ""
+        identity = ending.identity
         if identity:
             names.append(keys.done(identity))
             if ending.used_ms:
@@ -129,16 +129,11 @@ class RedisStore:
 
     @contextmanager
     def waker(self, keys: LockKeys) -> Iterator[Waker]:
-        connection = self._connect()
+        waker = _Subscription(lambda: self._subscribe(keys.channel))
         try:
-            try:
-                connection.send_command("SUBSCRIBE", keys.channel)
-                connection.read_response()
-            except (RedisError, OSError) as error:
-                raise _translated(error, sent=False) from error
-            yield _Subscription(connection)
+            yield waker
         finally:
-            connection.disconnect()
+            waker.close()
 
     def close(self) -> None:
         while self._idle:
@@ -164,10 +159,7 @@ class RedisStore:
                 connection.send_packed_command([script.packed(keys, args, whole=True)], check_health=False)
                 reply = connection.read_response()
         except BaseException as error:
-            # A half-read answer would be taken for the next command's.
-            connection.disconnect()
-            if isinstance(error, RedisError | OSError):
-                raise _translated(error, sent=True) from error
+            self._give_up(connection, error)
             raise
         self._idle.append(connection)
         return reply
@@ -179,9 +171,7 @@ class RedisStore:
             connection.send_packed_command([RENEW.packed(*call) for call in calls], check_health=False)
             replies = [_reply_or_error(connection) for _ in calls]
         except BaseException as error:
-            connection.disconnect()
-            if isinstance(error, RedisError | OSError):
-                raise _translated(error, sent=True) from error
+            self._give_up(connection, error)
             raise
         self._idle.append(connection)
         if all(isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError) for reply in replies):
@@ -196,6 +186,16 @@ class RedisStore:
 
     # -- connections
 
+    def _give_up(self, connection: Connection, error: BaseException) -> None:
+        # A half-read answer would be taken for the next command's.
+        connection.disconnect()
+        if isinstance(error, RedisError | OSError):
+            translated = _translated(error, sent=True)
+            if isinstance(translated, ReplyLost):
+                # Whatever ended this connection (a restart, an idle limit) ended the waiting ones too.
+                self.close()
+            raise translated from error
+
     def _checkout(self) -> Connection:
         if self._pid != os.getpid():
             # A fork shares the parent's sockets: two processes on one would read each other's answers.
@@ -205,6 +205,16 @@ class RedisStore:
             return self._idle.pop()
         except IndexError:
             return self._connect()
+
+    def _subscribe(self, channel: str) -> Connection:
+        connection = self._connect()
+        try:
+            connection.send_command("SUBSCRIBE", channel)
+            connection.read_response()
+        except BaseException as error:
+            self._give_up(connection, error)
+            raise
+        return connection
 
     def _new_connection(self) -> Connection:
         return self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
@@ -220,17 +230,23 @@ class RedisStore:
 
 
 class _Subscription:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, subscribe: Callable[[], Connection]) -> None:
+        self._subscribe = subscribe
+        self._connection = subscribe()
 
     def wait(self, timeout: float) -> bool:
         try:
             if not self._connection.can_read(timeout=timeout):
                 return False
             self._connection.read_response()
-        except (RedisError, OSError) as error:
-            raise _translated(error, sent=False) from error
+        except (RedisError, OSError):
+            # A cut subscription costs a waiter nothing but a look of its own, unless the store is away altogether.
+            self._connection.disconnect()
+            self._connection = self._subscribe()
         return True
+
+    def close(self) -> None:
+        self._connection.disconnect()
 
 
 def _translated(error: Exception, *, sent: bool) -> StoreUnavailable:

@@ -1,0 +1,257 @@
+"""One body under every policy; each run notes in Redis when it entered and left."""
+# ruff: noqa: ARG001 - arguments of tasks are there for their locks, not for their bodies
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+
+import redis
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+from celery.signals import task_failure, task_postrun
+
+from celery_dlock import SingletonTask, signals, singleton_task
+
+app = Celery(
+    "policies",
+    broker=os.environ["DLOCK_TEST_BROKER_URL"],
+    backend=os.environ["DLOCK_TEST_RESULT_URL"],
+)
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    broker_connection_retry_on_startup=True,
+    accept_content=["json", "pickle", "yaml"],
+    result_expires=600,
+    # a log line of ours is looked for, not its frame
+    worker_log_color=False,
+)
+app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
+
+# without its default timeout, which would end a body that waits at its gate
+history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
+
+
+def note(what, **facts):
+    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
+
+
+def pass_gate(gate):
+    """Blocks until the test opens the gate; a worker that a test forgot does not hang for ever."""
+    if gate:
+        history.blpop(f"gate:{gate}", timeout=30)
+
+
+def work(self, n, gate="", end="", text=""):
+    """The body: `n` is its lock, `gate` what it waits for, `end` how it ends, `text` what it brings along."""
+    request = self.request
+    facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries, "node": request.hostname}
+    lease = self.lease
+    note("in", token=lease.token, lock=lease.name, eta=request.eta, **facts)
+    try:
+        if not request.retries:
+            pass_gate(gate)
+        return _end(self, n, end)
+    finally:
+        note("out", **facts)
+
+
+def _end(task, n, end):
+    request = task.request
+    if end == "fail":
+        raise ValueError("as asked")
+    if end == "retry" and not request.retries:
+        raise task.retry(countdown=0, max_retries=3)
+    if end == "replace" and not request.replaced_task_nesting:
+        raise task.replace(task.si(n))
+    if end == "ignore":
+        raise Ignore
+    if end == "reject":
+        raise Reject("as asked", requeue=False)
+    if end == "die" and not request.delivery_info.get("redelivered"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "request":
+        return {name: value for name, value in vars(request).items() if not name.startswith("_")}
+    return n
+
+
+class Noting(SingletonTask):
+    """Celery's hooks for a failure, noted."""
+
+    abstract = True
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        note("on_failure", id=task_id, error=type(exc).__name__)
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        if status != "SUCCESS":
+            note("after_return", id=task_id, status=status)
+
+
+LINGER = 0.1
+
+
+class Lingering(Noting):
+    """Takes its time between the publishing of what follows it and its release."""
+
+    abstract = True
+
+    def after_return(self, *args):
+        time.sleep(LINGER)
+
+
+@task_postrun.connect
+def _linger(sender, state, **_):
+    """The same where Celery calls no after_return."""
+    if isinstance(sender, Lingering) and state in ("RETRY", "IGNORED"):
+        time.sleep(LINGER)
+
+
+@task_failure.connect
+def _noting(task_id, exception, **_):
+    note("task_failure", id=task_id, error=type(exception).__name__)
+
+
+def define(name, base=Noting, **options):
+    return singleton_task(app=app, base=base, name=f"policies.{name}", bind=True, key=["n"], **options)(work)
+
+
+skips = define("skips")
+skips_late = define("skips_late", acks_late=True)
+skips_as_none = define("skips_as_none", skip_result=None)
+skips_as_value = define("skips_as_value", skip_result={"skipped": True})
+skips_as_value_late = define("skips_as_value_late", skip_result={"skipped": True}, acks_late=True)
+skips_unstored = define("skips_unstored", ignore_result=True)
+retries = define("retries", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.4)
+retries_slowly = define("retries_slowly", on_conflict="retry", retry_delay=2.0)
+retries_twice = define("retries_twice", on_conflict="retry", retry_delay=0.05, retry_limit=2)
+retries_without_own = define("retries_without_own", on_conflict="retry", retry_delay=0.1, max_retries=0)
+retries_late = define("retries_late", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.4, acks_late=True)
+waits = define("waits", on_conflict="wait")
+waits_briefly = define("waits_briefly", on_conflict="wait", wait_timeout=0.4)
+waits_then_skips = define("waits_then_skips", on_conflict="wait", wait_timeout=0.3, after_wait="skip")
+waits_then_retries = define(
+    "waits_then_retries", on_conflict="wait", wait_timeout=0.3, after_wait="retry", retry_delay=0.1
+)
+waits_late = define("waits_late", on_conflict="wait", acks_late=True)
+raises = define("raises", on_conflict="raise")
+raises_late = define("raises_late", on_conflict="raise", acks_late=True)
+tracked_late = define("tracked_late", acks_late=True, track_started=True)
+comes_back_late = define("comes_back_late", acks_late=True, reject_on_worker_lost=True)
+short_lived = define("short_lived", acks_late=True, ttl=2)
+lingers_and_skips = define("lingers_and_skips", Lingering)
+lingers_and_raises = define("lingers_and_raises", Lingering, on_conflict="raise")
+once = define("once", once_per=60)
+once_briefly = define("once_briefly", once_per=timedelta(seconds=1.5))
+once_as_value = define("once_as_value", once_per=60, skip_result="done before")
+once_raises = define("once_raises", once_per=60, on_conflict="raise", acks_late=True, reject_on_worker_lost=True)
+
+
+@singleton_task(app=app, bind=True, name="policies.defaults")
+def defaults(self, value, more=7):
+    """Keyed by all of its arguments; says under which lock it ran."""
+    return self.lease.name
+
+
+@app.task(name="policies.plain")
+def plain(*args, **kwargs):
+    """No singleton: a chain's tail, a chord's body, a link."""
+    note("plain", args=repr(args))
+    return args[0] if args else None
+
+
+@app.task(name="policies.failed_link")
+def failed_link(task_id):
+    note("link_error", id=task_id)
+
+
+@singleton_task(app=app, bind=True, name="policies.parcel", key=["n"], on_conflict="retry", retry_delay=2.0)
+def parcel(self, n, secret="", **more):
+    """Counts its runs."""
+    note("parcel", id=self.request.id, n=n)
+    return n
+
+
+@singleton_task(app=app, bind=True, name="policies.parcel_retries", key=["n"], on_conflict="retry", retry_delay=0.5)
+def parcel_retries(self, n):
+    """Retries itself once, later than the test looks."""
+    if not self.request.retries:
+        raise self.retry(countdown=60)
+
+
+@singleton_task(app=app, bind=True, name="policies.nests", key=["n"])
+def nests(self, n, deep=False):
+    """Runs itself eagerly inside its own body: how often the lock is held inside, and after it."""
+    if deep:
+        return self.lease.hold_count
+    inside = self.apply((n, True)).get(disable_sync_subtasks=False)
+    return [n, inside, self.lease.hold_count]
+
+
+@singleton_task(app=app, bind=True, name="policies.peeks")
+def peeks(self):
+    """What a body sees of its lease."""
+    self.lease.ensure()
+    self.lease.extend(5)
+    return self.lease.token, self.lease.held, self.lease.remaining(), self.lease.lost
+
+
+@singleton_task(app=app, bind=True, name="policies.calls_itself", key=["n"])
+def calls_itself(self, n, gate="", deep=False):
+    """Calls itself directly, and then waits at its gate: is the lease still held?"""
+    if not deep:
+        self(n, deep=True)
+        note("in", id=self.request.id, n=n)
+        pass_gate(gate)
+    return self.lease.held
+
+
+@singleton_task(app=app, base=Noting, bind=True, name="policies.heard", key=["n"])
+def heard(self, n, gate="", end=""):
+    """Its signals are noted; one receiver raises at each of them."""
+    note("in", id=self.request.id, n=n)
+    pass_gate(gate)
+    return n
+
+
+def _raise(sender, **_):
+    if sender is not None and sender.name == "policies.heard":
+        raise RuntimeError("a receiver that raises")
+
+
+def _tell(sender, event, **_):
+    if sender is not None and sender.name == "policies.heard":
+        note(
+            "signal", kind=event.kind, sender=sender.name, name=event.name, id=event.task_id, token=event.token,
+            reason=event.reason,
+        )  # fmt: skip
+
+
+for _signal in (signals.lock_acquired, signals.lock_refused, signals.lock_released, signals.lock_lost,
+                signals.lock_skipped):  # fmt: skip
+    _signal.connect(_raise, weak=False)
+    _signal.connect(_tell, weak=False)
+
+
+def _key_raises(n):
+    raise KeyError(n)
+
+
+def _same(n):
+    return n
+
+
+for _name, _key in (
+    ("key_raises", _key_raises),
+    ("key_is_none", lambda n: None),
+    ("key_is_int", lambda n: 7),
+    ("key_is_empty", lambda n: ""),
+):
+    singleton_task(app=app, name=f"policies.{_name}", key=_key)(_same)
+
+
+@singleton_task(app=app, bind=True, name="policies.fails_for_ever", key=["n"], max_retries=1, default_retry_delay=0)
+def fails_for_ever(self, n):
+    """Retries itself as often as it may."""
+    raise self.retry(exc=ValueError("as asked"), countdown=0)

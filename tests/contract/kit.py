@@ -1,0 +1,100 @@
+"""What the contract tests share: names of locks, claims of owners, and a locker with its keeper."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from celery_dlock.clock import SystemClock
+from celery_dlock.events import Event, Listeners
+from celery_dlock.keeper import Keeper
+from celery_dlock.keys import LockKeys, LockName, shared_name
+from celery_dlock.lease import Lease
+from celery_dlock.locker import Locker
+from celery_dlock.owner import Scope
+from celery_dlock.records import Acquired, Claim, Holder, Identity
+from celery_dlock.runtime import _OwnSource
+from celery_dlock.slots import LocalSlots, Slot
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+
+TTL = 30_000
+
+
+def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
+    return LockKeys.of(prefix, shared_name(text))
+
+
+def claim_of(task_id: str | None = None, **facts: Any) -> Claim:
+    identity = Identity(task_id) if task_id else None
+    return Claim(Holder.text("app.post" if task_id else None, task_id, "node1", 77), identity, **facts)
+
+
+def ending_of(task_id: str, **facts: Any) -> Ending:
+    by = Holder.text("app.post", task_id, "node1", 77)
+    return Ending(identity=Identity(task_id).digest, by=by, **{"final": True, **facts})
+
+
+def take(store: RedisStore, acquisition: str, claim: Claim | None = None, *, keys: LockKeys | None = None) -> Acquired:
+    answer = store.acquire(keys or keys_of(), acquisition, TTL, claim or claim_of())
+    assert isinstance(answer, Acquired), answer
+    return answer
+
+
+@contextmanager
+def commands_seen(client: redis.Redis) -> Iterator[list[tuple[str, list[str]]]]:
+    """Fills, at its end, the list with what the server carried out: ("tcp" or "lua", words)."""
+    seen: list[tuple[str, list[str]]] = []
+    start, end = uuid.uuid4().hex, uuid.uuid4().hex
+    with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        client.echo(start)  # from here on the client has its second connection
+        yield seen
+        client.echo(end)
+        for line in monitor.listen():
+            if start in line["command"]:
+                seen.clear()
+            elif end in line["command"]:
+                return
+            else:
+                seen.append((line["client_type"], line["command"].split(" ")))
+
+
+class Party:
+    """One process's locker and keeper, with short timeouts, and all that listeners were told.
+
+    The keeper's thread runs only where the locker wakes it: after an acquire, or a release that failed.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 0.5) -> None:
+        self.told: list[Event] = []
+        self.store = RedisStore(url, timeout=timeout)
+        self.slots = LocalSlots()
+        listeners = Listeners()
+        listeners.add(self.told.append)
+        self.lost: list[str] = []
+        self.keeper = Keeper(RedisStore(url, timeout=timeout), SystemClock(), "dlock", timeout, self._lost)
+        source = _OwnSource(self.slots)
+        self.locker = Locker(
+            self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), "dlock", listeners
+        )
+        self.scope = self.new_scope()
+
+    def new_scope(self) -> Scope:
+        return Scope(uuid.uuid4().hex, Holder.text(None, None, "node1", 77))
+
+    def acquire(self, name: LockName, *, scope: Scope | None = None, ttl: float = 30.0) -> Lease:
+        scope = scope or self.scope
+        lease = self.locker.acquire(name, scope, ttl, Claim(scope.by))
+        assert isinstance(lease, Lease), lease
+        return lease
+
+    def release(self, lease: Lease, ending: Ending | None = None) -> bool:
+        return self.locker.release(lease, self.scope, ending or Ending())
+
+    def kinds_told(self) -> list[str]:
+        return [event.kind for event in self.told]
+
+    def _lost(self, slot: Slot, reason: str) -> None:
+        self.lost.append(reason)

@@ -1,0 +1,94 @@
+"""A soft limit may strike between any two steps of ours; what it leaves behind is freed all the same."""
+
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import redis
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery
+from celery.app.trace import build_tracer
+
+import celery_dlock
+from celery_dlock import execution, owner, singleton_task
+from celery_dlock.message import PROPERTY, Delivery
+from celery_dlock.runtime import Runtime
+from celery_dlock.slots import SlotState
+
+OURS = str(Path(celery_dlock.__file__).parent)
+
+
+class Strike:
+    """Raises a soft limit at the `at`-th line of celery_dlock that runs, as a signal's handler would."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        # Not in the lines round the last door: Python looks for signals at calls and loops only, and those are inside.
+        if not frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_name == "trace":
+            return None
+        if event == "line" and not self.where:
+            if self.left == 0:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                raise SoftTimeLimitExceeded
+            self.left -= 1
+        return self
+
+
+@pytest.fixture
+def app(redis_url: str) -> Celery:
+    app = Celery("interruptions", broker=redis_url, backend="cache+memory://", set_as_current=False)
+    # The test is the keeper's scheduler: its thread never starts.
+    assert Runtime.of(app).keeper._running.take()
+    return app
+
+
+def run(task: Any, number: int, strike: Strike) -> None:
+    """One run of the task through its tracer, as a pool child has it."""
+    now = time.monotonic()
+    delivery = tuple(Delivery(f"owner{number}", now, now, False, None, 0, (b"", "", "", {}, {}, "", "")))
+    request = {"id": f"id{number}", "properties": {PROPERTY: delivery}, "delivery_info": {}, "hostname": "here"}
+    sys.settrace(strike)
+    try:
+        task.__trace__(f"id{number}", (number,), {}, request)
+    except SoftTimeLimitExceeded:
+        pass  # struck where Celery does not catch either
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("ends", ["returns", "retries", "nests"])
+def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redis, ends: str) -> None:
+    """Expected for every line: no slot that is kept alive, no lock once the keeper has looked, no run left current."""
+
+    @singleton_task(app=app, bind=True, once_per=5, name=f"interruptions.{ends}", max_retries=None)
+    def work(self: Any, number: int) -> None:
+        if ends == "retries":
+            raise self.retry(countdown=1000)
+        if ends == "nests":
+            with self.lock_for(number), celery_dlock.Lock(f"other {number}", app=app):
+                pass
+
+    app.finalize()
+    work.__trace__ = build_tracer(work.name, work, app=app)
+    runtime = Runtime.of(app)
+    struck = 0
+    while True:
+        strike = Strike(at=struck)
+        run(work, struck, strike)
+        kept = [slot for slot in runtime.slots.taken() if slot.state is not SlotState.LEFT]  # type: ignore[attr-defined]
+        assert (strike.where, kept) == (strike.where, [])
+        runtime.keeper.tick()
+        assert (strike.where, client.keys("*:lock:*")) == (strike.where, [])
+        assert (strike.where, runtime.slots.taken()) == (strike.where, [])  # type: ignore[attr-defined]
+        assert (strike.where, execution.running(), owner._scope.get()) == (strike.where, None, None)
+        if not strike.where:
+            break
+        struck += 1
+    assert struck > 150

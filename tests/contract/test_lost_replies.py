@@ -1,0 +1,261 @@
+"""A network that drops and duplicates, between the locker and a real server."""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_dlock.errors import ReplyLost, StoreUnavailable
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.lease import Lease
+from celery_dlock.records import Claim, Identity, Tombstoned
+from celery_dlock.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
+from celery_dlock.slots import SlotState
+from tests.contract.kit import TTL, Party, claim_of, commands_seen, ending_of
+from tests.proxy import Mode, Proxy
+from tests.servers import Server
+from tests.waiting import eventually
+
+NAME = shared_name("x")
+KEYS = LockKeys.of("dlock", NAME)
+TIMEOUT = 0.5
+
+
+@pytest.fixture
+def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy:
+    return start_proxy(clean_server)
+
+
+@pytest.fixture
+def party(proxy: Proxy) -> Iterator[Party]:
+    """Connected through the proxy, and warm: no handshake and no forgotten script stands in the way."""
+    made = Party(proxy.url(), timeout=TIMEOUT)
+    lease = made.acquire(NAME)
+    made.locker.renew(lease, lease.ttl)
+    made.locker.holder(NAME)
+    made.release(lease)
+    made.told.clear()
+    yield made
+    proxy.set_mode("pass")
+    eventually(lambda: not made.slots.taken(), within=10)
+
+
+def cut(proxy: Proxy, script: Script, times: int | None = 1) -> None:
+    proxy.set_mode("cut_reply", times=times, containing=script.sha.encode())
+
+
+def sent(seen: list[tuple[str, list[str]]], script: Script) -> int:
+    return sum(1 for kind, words in seen if kind != "lua" and words[0] == "EVALSHA" and words[1] == script.sha)
+
+
+# An acquire whose reply is lost
+
+
+@pytest.mark.core
+def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_number(
+    party: Party, proxy: Proxy, client: redis.Redis
+) -> None:
+    cut(proxy, ACQUIRE)
+    with commands_seen(client) as seen:
+        lease = party.acquire(NAME)
+    assert lease.acquisition == f"{party.scope.owner}.3"
+    assert client.hmget(KEYS.lock, "acq", "count", "token") == [lease.acquisition, "1", str(lease.token)]
+    assert client.exists(KEYS.tombstone(f"{party.scope.owner}.2"))
+    # redis-py's own retries would show here: each command was sent once.
+    assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 1)
+    assert [slot.acquisition for slot in party.slots.taken()] == [lease.acquisition]
+    assert party.release(lease)
+    assert not client.exists(KEYS.lock)
+    assert party.kinds_told() == ["acquired", "released"]
+
+
+@pytest.mark.core
+def test_an_acquire_whose_replies_are_all_lost_ends_holding_none(
+    party: Party, proxy: Proxy, client: redis.Redis
+) -> None:
+    cut(proxy, ACQUIRE, times=2)
+    with commands_seen(client) as seen, pytest.raises(ReplyLost):
+        party.acquire(NAME)
+    assert not client.exists(KEYS.lock)
+    assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 2)
+    assert not party.slots.taken()
+    assert not party.told
+
+
+def test_an_old_acquire_that_arrives_after_its_tombstone_is_refused(
+    party: Party, proxy: Proxy, client: redis.Redis
+) -> None:
+    """What the network held back reaches the server when the lock has been free for long."""
+    proxy.set_mode("blackhole")
+    with pytest.raises(StoreUnavailable):
+        party.acquire(NAME)
+    old = f"{party.scope.owner}.2"
+    proxy.set_mode("pass")
+    eventually(lambda: client.exists(KEYS.tombstone(old)), within=10)
+    eventually(lambda: not party.slots.taken())
+    assert not client.exists(KEYS.lock)
+    assert party.store.acquire(KEYS, old, TTL, claim_of()) == Tombstoned()
+
+
+@pytest.mark.parametrize("mode", ["refuse", "blackhole"])
+def test_a_store_that_is_away_is_reported_within_the_timeouts_and_costs_no_lock(
+    party: Party, proxy: Proxy, client: redis.Redis, mode: Mode
+) -> None:
+    proxy.set_mode(mode)
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        party.acquire(NAME)
+    # At most: the acquire, the connection for its release, and slow cores.
+    assert time.monotonic() - started < 2 * TIMEOUT + 1
+    proxy.set_mode("pass")
+    eventually(lambda: not party.slots.taken(), within=10, message="the keeper did not give the lock back")
+    assert not client.exists(KEYS.lock)
+    assert party.release(party.acquire(NAME))
+
+
+def test_a_store_that_never_was_there_costs_no_slot(proxy: Proxy) -> None:
+    proxy.set_mode("refuse")
+    party = Party(proxy.url(), timeout=TIMEOUT)
+    with pytest.raises(StoreUnavailable) as raised:
+        party.acquire(NAME)
+    assert not isinstance(raised.value, ReplyLost)
+    assert not party.slots.taken()
+
+
+# Renewals and releases
+
+
+@pytest.mark.core
+def test_a_renewal_whose_reply_is_lost_is_sent_once_more_and_counts_once(
+    party: Party, proxy: Proxy, client: redis.Redis
+) -> None:
+    lease = party.acquire(NAME)
+    cut(proxy, RENEW)
+    with commands_seen(client) as seen:
+        assert party.acquire(NAME) is lease
+    assert sent(seen, RENEW) == 2
+    assert client.hget(KEYS.lock, "count") == "2"
+    assert party.release(lease)
+    assert client.hget(KEYS.lock, "count") == "1"
+    assert party.release(lease)
+    assert not client.exists(KEYS.lock)
+
+
+def test_a_look_whose_reply_is_lost_is_taken_once_more(party: Party, proxy: Proxy) -> None:
+    lease = party.acquire(NAME)
+    cut(proxy, INSPECT)
+    holder = party.locker.holder(NAME)
+    assert holder is not None
+    assert holder.token == lease.token
+    party.release(lease)
+
+
+@pytest.mark.core
+def test_a_release_whose_reply_is_lost_frees_the_lock_and_reports_no_loss(
+    party: Party, proxy: Proxy, client: redis.Redis
+) -> None:
+    lease = party.acquire(NAME)
+    cut(proxy, RELEASE)
+    with commands_seen(client) as seen:
+        assert party.release(lease)
+    assert sent(seen, RELEASE) == 2
+    assert not client.exists(KEYS.lock)
+    assert party.kinds_told() == ["acquired", "released"]
+
+
+def test_a_release_whose_reply_is_lost_does_not_free_who_took_the_lock_meanwhile(
+    party: Party, proxy: Proxy, client: redis.Redis, redis_url: str
+) -> None:
+    lease = party.acquire(NAME)
+    other = Party(redis_url)
+    proxy.set_mode("blackhole")
+    release = threading.Thread(target=party.release, args=(lease,))
+    release.start()
+    client.delete(KEYS.lock)
+    taken = other.acquire(NAME)
+    proxy.set_mode("pass")
+    release.join(10)
+    assert client.hget(KEYS.lock, "acq") == taken.acquisition
+    assert other.release(taken)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("mode", ["refuse", "blackhole"])
+def test_a_release_while_the_store_is_away_is_carried_out_with_its_ending_when_it_is_back(
+    party: Party, proxy: Proxy, client: redis.Redis, mode: Mode
+) -> None:
+    lease = party.acquire(NAME)
+    client.hset(KEYS.lock, "word", "1")
+    proxy.set_mode(mode)
+    started = time.monotonic()
+    assert party.release(lease, ending_of("id1", used_ms=60_000))  # never raises, reports no loss
+    assert time.monotonic() - started < 3 * TIMEOUT + 1
+    assert [slot.state for slot in party.slots.taken()] == [SlotState.LEFT]
+    assert client.exists(KEYS.lock)
+    proxy.set_mode("pass")
+    eventually(lambda: not party.slots.taken(), within=10)
+    assert not client.exists(KEYS.lock)
+    assert client.exists(KEYS.done(Identity("id1").digest), KEYS.used()) == 2
+    assert "lost" not in party.kinds_told()
+    assert not party.lost
+
+
+# All at once
+
+
+class Crowd:
+    """Each in the lock adds one to a plain number, slowly; an overlap or a stuck lock would lose some."""
+
+    def __init__(self, proxy: Proxy, client: redis.Redis) -> None:
+        self.proxy, self.client = proxy, client
+        self.total = 0
+        self.problems: list[str] = []
+        self.over = threading.Event()
+
+    def disturb(self) -> None:
+        chance = random.Random(1)
+        while not self.over.wait(0.003):
+            cut(self.proxy, chance.choice([ACQUIRE, RELEASE, RENEW]), times=chance.choice([1, 2]))
+        self.proxy.set_mode("pass")
+
+    def member(self) -> None:
+        party = Party(self.proxy.url(), timeout=5)
+        done = 0
+        while done < 25:
+            with contextlib.suppress(StoreUnavailable):
+                lease = party.locker.acquire_within(NAME, party.scope, 30.0, Claim(party.scope.by), 20)
+                assert isinstance(lease, Lease)
+                self.add(party, lease)
+                done += 1
+        eventually(lambda: not party.slots.taken(), within=10)
+
+    def add(self, party: Party, lease: Lease) -> None:
+        seen = self.total
+        if self.client.hget(KEYS.lock, "count") != "1":
+            self.problems.append("a doubled count")
+        time.sleep(0.001)
+        self.total = seen + 1
+        if not party.release(lease):
+            self.problems.append("a loss was reported")
+
+
+def test_a_crowd_behind_a_network_that_cuts_replies_never_overlaps_and_leaves_nothing(
+    proxy: Proxy, client: redis.Redis
+) -> None:
+    crowd = Crowd(proxy, client)
+    threads = [threading.Thread(target=crowd.member) for _ in range(4)]
+    disturbing = threading.Thread(target=crowd.disturb)
+    for thread in [*threads, disturbing]:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    crowd.over.set()
+    disturbing.join()
+    assert not crowd.problems
+    assert crowd.total == 100
+    assert not client.exists(KEYS.lock)
+    assert client.keys("*gone*"), "no acquire was cut: this run proved nothing"

@@ -1,0 +1,193 @@
+"""The scripts against a real server: what each answers, what it leaves, and what it costs."""
+
+import pytest
+import redis
+
+from celery_dlock.keys import LockKeys, LockName
+from celery_dlock.records import Held, Released, Renewal
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import TTL, claim_of, ending_of, keys_of, take
+from tests.waiting import eventually
+
+KEYS = keys_of()
+LOCK, LAST = KEYS.lock, KEYS.last
+
+
+def renewal(acquisition: str, ttl_ms: int = TTL, *notes: tuple[str, str]) -> Renewal:
+    return Renewal(LOCK, acquisition, ttl_ms, notes)
+
+
+# What each script answers
+
+
+@pytest.mark.core
+def test_a_free_lock_is_taken_for_its_ttl(store: RedisStore, client: redis.Redis) -> None:
+    answer = take(store, "o.1", claim_of("id1"))
+    assert 29_000 < client.pttl(LOCK) <= TTL
+    seconds, microseconds = client.time()
+    assert 0 <= seconds + microseconds / 1e6 - answer.since < 5
+    assert client.hgetall(LOCK).keys() == {"acq", "identity", "token", "since", "by", "count"}
+
+
+@pytest.mark.core
+def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore) -> None:
+    mine = take(store, "o.1", claim_of("id1"))
+    answer = store.acquire(KEYS, "p.1", TTL, claim_of("id2"))
+    assert isinstance(answer, Held)
+    holder = answer.holder
+    assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.post", "id1", "node1", 77)
+    assert (holder.owner, holder.token, holder.since) == ("o", mine.token, mine.since)
+    assert (holder.hold_count, holder.left, answer.twin) == (1, False, False)
+    assert 29 < holder.expires_in <= 30
+    assert answer.rank_us > mine.rank_us
+    assert str(holder) == "app.post[id1] on node1"
+
+
+def test_inspect_says_the_same_and_nothing_of_a_free_lock(store: RedisStore) -> None:
+    assert store.inspect(KEYS) is None
+    take(store, "o.1", claim_of("id1"))
+    store.renew([renewal("o.1", TTL, ("count", "3"), ("left", "1"))])
+    holder = store.inspect(KEYS)
+    assert holder is not None
+    assert (holder.task_id, holder.hold_count, holder.left) == ("id1", 3, True)
+
+
+@pytest.mark.core
+def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "o.1", claim_of("id1"))
+    assert store.release(KEYS, "o.1", ending_of("id1")) == Released(ours=True, word=False)
+    assert client.keys() == [LAST]
+    take(store, "p.1")
+
+
+@pytest.mark.core
+def test_a_release_by_acquisition_frees_nobody_elses_lock(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.2")
+    for other in ("o.1", "o.3", "p.2", "o.22", "o", ""):
+        assert store.release(KEYS, other, Ending()) == Released(ours=False, word=False)
+    assert client.hget(LOCK, "acq") == "o.2"
+
+
+@pytest.mark.core
+def test_renewing_never_creates_a_lock_nor_touches_anothers(store: RedisStore, client: redis.Redis) -> None:
+    assert store.renew([renewal("o.1", TTL, ("count", "2"))]) == [False]
+    assert not client.keys()
+    take(store, "p.1")
+    client.pexpire(LOCK, 5_000)
+    assert store.renew([renewal("o.1", TTL, ("count", "2"))]) == [False]
+    assert client.hget(LOCK, "count") == "1"
+    assert client.pttl(LOCK) <= 5_000
+
+
+@pytest.mark.core
+def test_renewing_moves_the_deadline_and_never_shortens_it(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1")
+    assert store.renew([renewal("o.1", 60_000)]) == [True]
+    assert 59_000 < client.pttl(LOCK) <= 60_000
+    assert store.renew([renewal("o.1", 1_000)]) == [True]
+    assert client.pttl(LOCK) > 59_000
+
+
+def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisStore, client: redis.Redis) -> None:
+    """Somebody has overwritten one key: its script is an error, those before and behind it are renewed."""
+    locks = [keys_of(text) for text in "abc"]
+    for keys in locks:
+        take(store, "o.1", keys=keys)
+    client.set(locks[1].lock, "not a lock")
+    assert store.renew([Renewal(keys.lock, "o.1", TTL) for keys in locks]) == [True, False, True]
+
+
+@pytest.mark.core
+def test_a_release_is_told_and_one_that_freed_nothing_is_not(store: RedisStore) -> None:
+    take(store, "o.1")
+    with store.waker(KEYS) as waker, store.waker(keys_of("another")) as other:
+        store.release(KEYS, "p.1", Ending())
+        assert not waker.wait(0.1)
+        store.release(KEYS, "o.1", Ending())
+        assert waker.wait(5)
+        assert not other.wait(0.05)
+
+
+# Fencing tokens
+
+
+@pytest.mark.core
+def test_tokens_of_a_bucket_strictly_grow_whatever_ended_the_lock_before(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    tokens = []
+    sibling = LockKeys.of("dlock", LockName("another", int(LOCK.split("{")[1][:3], 16)))
+    assert sibling.last == LAST
+    for number in range(20):
+        keys = sibling if number % 3 else KEYS
+        tokens.append(take(store, f"o.{number}", keys=keys).token)
+        if number % 4 == 0:
+            client.delete(keys.lock)
+        elif number % 4 == 1:
+            client.pexpire(keys.lock, 1)
+            eventually(lambda keys=keys: not client.exists(keys.lock), every=0.001)  # type: ignore[misc]
+        elif number % 4 == 2:
+            client.flushall()
+        else:
+            store.release(keys, f"o.{number}", Ending())
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("last", [2_000_000_000_000_001, 4_503_599_627_370_497, 9_007_199_254_740_990])
+def test_a_token_is_an_exact_integer_also_while_the_servers_clock_is_behind(
+    store: RedisStore, client: redis.Redis, last: int
+) -> None:
+    client.set(LAST, last)
+    assert take(store, "o.1").token == last + 1
+    assert client.get(LAST) == client.hget(LOCK, "token") == str(last + 1)
+
+
+def test_a_token_is_the_servers_time_in_microseconds(store: RedisStore, client: redis.Redis) -> None:
+    before, microseconds = client.time()
+    answer = take(store, "o.1")
+    assert 0 < answer.token - (before * 1_000_000 + microseconds) < 5_000_000
+    assert answer.rank_us == answer.token == round(answer.since * 1_000_000)
+
+
+def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.Redis) -> None:
+    token = take(store, "o.1").token
+    store.acquire(KEYS, "p.1", TTL, claim_of())
+    store.renew([renewal("o.1")])
+    store.release(KEYS, "o.1", Ending())
+    assert client.get(LAST) == str(token)
+
+
+# Safe to send twice
+
+
+@pytest.mark.core
+def test_a_repeated_acquire_answers_as_the_first_and_holds_once(store: RedisStore, client: redis.Redis) -> None:
+    first = take(store, "o.1", claim_of("id1"))
+    again = take(store, "o.1", claim_of("id1"))
+    assert (again.token, again.since) == (first.token, first.since)
+    assert client.hget(LOCK, "count") == "1"
+    assert store.release(KEYS, "o.1", Ending()).ours
+    assert not client.exists(LOCK)
+
+
+def test_a_late_copy_of_an_acquire_does_not_shorten_an_extended_lease(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1")
+    assert store.renew([renewal("o.1", 600_000)]) == [True]
+    take(store, "o.1")
+    assert client.pttl(LOCK) > 590_000
+
+
+@pytest.mark.core
+def test_late_copies_of_a_renewal_and_of_a_release_do_not_touch_the_next_holder(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "o.1")
+    store.release(KEYS, "o.1", Ending())
+    token = take(store, "o.2").token
+    assert store.renew([renewal("o.1", TTL, ("count", "9"))]) == [False]
+    assert not store.release(KEYS, "o.1", Ending()).ours
+    assert client.hmget(LOCK, "acq", "count", "token") == ["o.2", "1", str(token)]

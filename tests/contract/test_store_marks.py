@@ -1,0 +1,229 @@
+"""Marks against a real server: tombstones, done marks, words of twins, names that are used."""
+
+import pytest
+import redis
+
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.records import Acquired, Duplicate, Held, Identity, Released, Renewal, Tombstoned, Used
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import TTL, claim_of, ending_of, keys_of, take
+from tests.waiting import eventually
+
+KEYS = keys_of()
+DONE = KEYS.done(Identity("id1").digest)
+HOUR_MS = 3_600_000
+
+
+def end(store: RedisStore, acquisition: str = "o.1", task_id: str = "id1", **facts: object) -> Released:
+    return store.release(KEYS, acquisition, ending_of(task_id, **facts))
+
+
+def leave_mark(store: RedisStore) -> int:
+    """Run ``id1`` to its end while a twin asks, so that it is marked done; returns its rank."""
+    rank = take(store, "o.1", claim_of("id1")).rank_us
+    store.acquire(KEYS, "twin.1", TTL, claim_of("id1"))
+    assert end(store).word
+    return rank
+
+
+# Tombstones
+
+
+@pytest.mark.core
+def test_an_acquire_that_meets_its_tombstone_is_refused(store: RedisStore, client: redis.Redis) -> None:
+    """It was given up before it arrived: nobody would ever release what it took."""
+    assert store.release(KEYS, "o.1", Ending(unsure=True)) == Released(ours=False, word=False)
+    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1")) == Tombstoned()
+    assert not client.exists(KEYS.lock)
+    assert take(store, "o.2", claim_of("id1"))
+
+
+@pytest.mark.core
+def test_a_tombstone_frees_what_its_acquire_took_and_refuses_late_copies_of_it(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "o.1")
+    assert store.release(KEYS, "o.1", Ending(unsure=True)).ours
+    assert store.acquire(KEYS, "o.1", TTL, claim_of()) == Tombstoned()
+    assert 0 < client.pttl(KEYS.tombstone("o.1")) <= HOUR_MS
+
+
+def test_a_release_that_is_sure_leaves_no_tombstone(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1")
+    store.release(KEYS, "o.1", Ending())
+    assert not client.exists(KEYS.tombstone("o.1"))
+
+
+# Done marks
+
+
+@pytest.mark.core
+def test_a_final_end_without_word_or_loss_leaves_no_mark(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1", claim_of("id1"))
+    assert end(store) == Released(ours=True, word=False)
+    assert not client.exists(DONE)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("how", ["twin", "redelivered", "copied", "keeper", "lost", "taken over"])
+def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
+    store: RedisStore, client: redis.Redis, how: str
+) -> None:
+    take(store, "o.1", claim_of("id1", redelivered=how == "redelivered", copied=how == "copied"))
+    if how == "twin":
+        store.acquire(KEYS, "p.1", TTL, claim_of("id1"))
+    elif how == "keeper":
+        store.renew([Renewal(KEYS.lock, "o.1", TTL, (("word", "1"),))])
+    elif how in ("lost", "taken over"):
+        client.delete(KEYS.lock)
+        if how == "taken over":
+            take(store, "p.1")
+    ours = how not in ("lost", "taken over")
+    assert end(store) == Released(ours=ours, word=ours)
+    assert 23 * HOUR_MS < client.pttl(DONE) <= 24 * HOUR_MS
+    if how == "taken over":
+        assert client.hget(KEYS.lock, "acq") == "p.1"
+
+
+@pytest.mark.core
+def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """The message comes back, and must run."""
+    take(store, "o.1", claim_of("id1", copied=True))
+    assert end(store, final=False) == Released(ours=True, word=True)
+    assert end(store, final=False) == Released(ours=False, word=False)
+    assert not client.exists(DONE)
+
+
+# Duplicate or fresh
+
+
+@pytest.mark.core
+def test_a_copy_flagged_redelivered_of_a_done_identity_is_a_duplicate(store: RedisStore) -> None:
+    leave_mark(store)
+    assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+
+
+@pytest.mark.core
+def test_an_unflagged_copy_is_a_duplicate_if_it_arrived_before_the_end_and_fresh_if_after(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    rank = leave_mark(store)
+    done_at = int(client.get(DONE) or 0)
+    assert rank < done_at
+    for older in (rank, done_at):
+        assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", rank_us=older)) == Duplicate()
+    # By its age: it was received a minute ago, and the mark is younger.
+    assert store.acquire(KEYS, "p.2", TTL, claim_of("id1", age_us=60_000_000)) == Duplicate()
+    assert take(store, "p.3", claim_of("id1", rank_us=done_at + 1)).rank_us == done_at + 1
+    end(store, "p.3", final=False)
+    assert take(store, "p.4", claim_of("id1")).rank_us > done_at
+
+
+@pytest.mark.core
+def test_a_done_mark_speaks_of_one_identity_only(store: RedisStore) -> None:
+    """Retries and replacements of the same task id are other identities; so are other ids."""
+    leave_mark(store)
+    for number, identity in enumerate((Identity("id1", 1), Identity("id1", 0, 1), Identity("id2"))):
+        claim = claim_of("id1", redelivered=True)._replace(identity=identity)
+        assert isinstance(store.acquire(KEYS, f"p.{number}", TTL, claim), Acquired)
+        store.release(KEYS, f"p.{number}", Ending())
+
+
+def test_a_duplicate_is_known_also_while_another_holds_the_lock(store: RedisStore) -> None:
+    leave_mark(store)
+    take(store, "p.1", claim_of("id2"))
+    assert store.acquire(KEYS, "q.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+
+
+def test_an_arrival_keeps_its_rank_however_often_it_asks(store: RedisStore) -> None:
+    take(store, "o.1")
+    first = store.acquire(KEYS, "p.1", TTL, claim_of("id1"))
+    assert isinstance(first, Held)
+    again = store.acquire(KEYS, "p.2", TTL, claim_of("id1", rank_us=first.rank_us, age_us=5))
+    assert isinstance(again, Held)
+    assert again.rank_us == first.rank_us
+
+
+def test_a_rank_is_the_servers_time_less_the_age(store: RedisStore) -> None:
+    answer = take(store, "o.1", claim_of("id1", age_us=90_000_000))
+    assert answer.token - answer.rank_us == 90_000_000
+
+
+# Twins
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_twin_of_the_holder_is_told_apart_from_a_rival_and_leaves_word(
+    store: RedisStore, client: redis.Redis, redelivered: bool
+) -> None:
+    take(store, "o.1", claim_of("id1"))
+    rival = store.acquire(KEYS, "p.1", TTL, claim_of("id2"))
+    assert isinstance(rival, Held)
+    assert not rival.twin
+    assert not client.hexists(KEYS.lock, "word")
+    twin = store.acquire(KEYS, "q.1", TTL, claim_of("id1", redelivered=redelivered))
+    assert isinstance(twin, Held)
+    assert twin.twin
+    assert client.hget(KEYS.lock, "word") == "1"
+    assert client.hget(KEYS.lock, "acq") == "o.1"
+
+
+def test_two_locks_without_a_message_are_no_twins(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1")
+    answer = store.acquire(KEYS, "p.1", TTL, claim_of())
+    assert isinstance(answer, Held)
+    assert not answer.twin
+    assert not client.hexists(KEYS.lock, "word")
+
+
+# Used names
+
+
+@pytest.mark.core
+def test_a_used_name_refuses_who_asks_for_it_once_and_says_who_used_it(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1", claim_of("id1", once=True))
+    end(store, used_ms=60_000)
+    assert 59_000 < client.pttl(KEYS.used()) <= 60_000
+    answer = store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True))
+    assert isinstance(answer, Used)
+    assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "id1", "node1")
+    seconds, _ = client.time()
+    assert abs(answer.by.since - seconds) < 10
+    assert not answer.same
+    again = store.acquire(KEYS, "q.1", TTL, claim_of("id1", once=True))
+    assert isinstance(again, Used)
+    assert again.same
+
+
+def test_a_used_name_is_no_matter_to_who_does_not_ask_for_it(store: RedisStore) -> None:
+    take(store, "o.1", claim_of("id1", once=True))
+    end(store, used_ms=60_000)
+    assert take(store, "p.1", claim_of("id2"))
+
+
+def test_a_used_name_can_be_taken_again_after_its_time(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1", claim_of("id1", once=True))
+    end(store, used_ms=50)
+    eventually(lambda: not client.exists(KEYS.used()))
+    assert take(store, "p.1", claim_of("id2", once=True))
+
+
+@pytest.mark.core
+def test_a_success_uses_the_name_also_when_the_lease_was_lost(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1", claim_of("id1", once=True))
+    client.delete(KEYS.lock)
+    assert not end(store, used_ms=60_000).ours
+    assert isinstance(store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True)), Used)
+
+
+def test_two_names_in_one_bucket_have_marks_of_their_own(store: RedisStore) -> None:
+    """The bucket is shared, its marks are not."""
+    name = shared_name("x")
+    sibling = LockKeys.of("dlock", type(name)("sibling", name.bucket))
+    take(store, "o.1", claim_of("id1", once=True))
+    end(store, used_ms=60_000)
+    assert take(store, "p.1", claim_of("id2", once=True), keys=sibling)

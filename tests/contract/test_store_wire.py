@@ -1,0 +1,136 @@
+"""What the scripts cost and need: declared keys in one slot, one command each, no memory in the server."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dlock.keys import LockKeys, LockName
+from celery_dlock.records import Acquired, Renewal
+from celery_dlock.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import TTL, claim_of, commands_seen, ending_of, keys_of, take
+from tests.waiting import eventually
+
+KEYS = keys_of()
+LOCK = KEYS.lock
+
+
+def renewal(acquisition: str, *notes: tuple[str, str]) -> Renewal:
+    return Renewal(LOCK, acquisition, TTL, notes)
+
+
+# One slot, one round trip
+
+
+def everything(store: RedisStore) -> None:
+    """Every script in every shape that has different keys."""
+    take(store, "o.1")
+    store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True))
+    store.renew([renewal("o.1", ("count", "2"))])
+    store.inspect(KEYS)
+    store.release(KEYS, "o.1", Ending(unsure=True))
+    take(store, "q.1", claim_of("id1", once=True, copied=True))
+    store.release(KEYS, "q.1", ending_of("id1", used_ms=60_000, unsure=True))
+    store.acquire(KEYS, "r.1", TTL, claim_of("id1", once=True))
+
+
+def test_every_key_that_a_script_touches_is_declared_and_in_the_names_bucket(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    everything(store)  # so that no script's text is sent
+    client.flushdb()
+    with commands_seen(client) as seen:
+        everything(store)
+    declared: set[str] = set()
+    touched = 0
+    for kind, words in seen:
+        if words[0] == "EVALSHA":
+            count = int(words[2])
+            declared = set(words[3 : 3 + count])
+            assert {key.split("}")[0] for key in declared} == {LOCK.split("}")[0]}
+        elif kind == "lua" and words[0].upper() not in ("TIME", "PUBLISH"):
+            keys = words[1:] if words[0].upper() == "MGET" else words[1:2]
+            assert set(keys) <= declared, words
+            touched += 1
+    assert touched > 10
+
+
+@pytest.mark.core
+def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> None:
+    server = own_server(options=("--cluster-enabled", "yes"))
+    with server.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+        eventually(lambda: "cluster_state:ok" in str(client.execute_command("CLUSTER", "INFO")), within=10)
+        store = RedisStore(server.url(), timeout=5)
+        for number in range(20):
+            name = LockName(f"lock{number}", number * 51)
+            keys = LockKeys.of("dlock", name)
+            take(store, "o.1", claim_of("id", once=True), keys=keys)
+            assert store.renew([Renewal(keys.lock, "o.1", TTL)]) == [True]
+            assert store.inspect(keys) is not None
+            assert store.release(keys, "o.1", ending_of("id", used_ms=60_000, unsure=True)).ours
+        everything(store)
+        store.close()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("verb", "script"), [("acquire", ACQUIRE), ("renew", RENEW), ("release", RELEASE), ("inspect", INSPECT)]
+)
+def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: str, script: Any) -> None:
+    verbs: dict[str, Callable[[], object]] = {
+        "acquire": lambda: store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True)),
+        "renew": lambda: store.renew([renewal("o.1")]),
+        "release": lambda: store.release(KEYS, "o.1", ending_of("id1", used_ms=1, unsure=True)),
+        "inspect": lambda: store.inspect(KEYS),
+    }
+    for call in verbs.values():
+        call()
+    with commands_seen(client) as seen:
+        verbs[verb]()
+    assert [words[:2] for kind, words in seen if kind != "lua"] == [["EVALSHA", script.sha]]
+
+
+# A server that forgot the scripts
+
+
+@pytest.mark.core
+def test_a_forgotten_script_is_loaded_again(store: RedisStore, client: redis.Redis) -> None:
+    for _ in range(2):
+        client.script_flush()
+        assert isinstance(store.acquire(KEYS, "o.1", TTL, claim_of()), Acquired)
+        assert store.renew([renewal("o.1")] * 3) == [True, True, True]
+        assert store.inspect(KEYS) is not None
+        assert store.release(KEYS, "o.1", Ending()).ours
+
+
+def test_scripts_forgotten_in_the_middle_of_1200_renewals_are_loaded_again(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    locks = [keys_of(str(number)) for number in range(1_200)]
+    for keys in locks:
+        take(store, "o.1", keys=keys)
+    renewals = [Renewal(keys.lock, "o.1", 60_000) for keys in locks]
+    gone = {7, 600, 1_199}
+    for number in gone:
+        client.delete(locks[number].lock)
+    over = threading.Event()
+
+    def forget() -> None:
+        while not over.is_set():
+            client.script_flush()
+            over.wait(0.002)
+
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    try:
+        answers = [store.renew(renewals) for _ in range(3)]
+    finally:
+        over.set()
+        forgetting.join()
+    assert answers == [[number not in gone for number in range(1_200)]] * 3
+    assert min(client.pttl(keys.lock) for n, keys in enumerate(locks) if n not in gone) > 50_000

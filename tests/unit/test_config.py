@@ -1,0 +1,191 @@
+"""Settings: what an app says of locks, checked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock.config import Settings
+from celery_dlock.errors import InvalidLockOptions
+from celery_dlock.options import DEFAULT_TTL
+from celery_dlock.stores import from_url, shown
+
+REDIS = "redis://broker/3"
+
+
+def settings(broker: str = REDIS, backend: str | None = None, **conf: Any) -> Settings:
+    app = Celery("a", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(conf)
+    return Settings.of(app)
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(InvalidLockOptions) as raised:
+        settings(**given)
+    return str(raised.value)
+
+
+# Where locks live
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend", "own", "expected"),
+    [
+        (REDIS, None, None, REDIS),
+        (REDIS, "redis://backend/1", None, REDIS),
+        ("amqp://b//", "redis://backend/1", None, "redis://backend/1"),
+        ("memory://", "rediss://backend/1", None, "rediss://backend/1"),
+        (REDIS, "redis://backend/1", "redis://own/2", "redis://own/2"),
+        ("amqp://b//", None, "unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
+        ("redis+socket:///run/redis.sock?virtual_host=1", None, None, "redis+socket:///run/redis.sock?virtual_host=1"),
+        ("redis://:p%40ss@broker/0", None, None, "redis://:p%40ss@broker/0"),
+        ("rediss://b/0?ssl_cert_reqs=required", None, None, "rediss://b/0?ssl_cert_reqs=required"),
+        ("redis://first/0;redis://second/0", None, None, "redis://first/0"),
+    ],
+)
+def test_locks_live_at_their_own_url_else_at_the_brokers_else_at_the_backends(
+    broker: str, backend: str | None, own: str | None, expected: str
+) -> None:
+    assert settings(broker, backend, **({"dlock_url": own} if own else {})).url == expected
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend", "seen"),
+    [
+        ("amqp://guest:s3cret@rabbit:5672//", None, "'amqp://rabbit:5672//'"),
+        ("memory://", "db+postgresql://u:s3cret@db/x", "'memory://' and 'db+postgresql://db/x'"),
+        ("sentinel://:s3cret@s1:26379", "rpc://", "'sentinel://s1:26379' and 'rpc://'"),
+    ],
+)
+def test_without_any_redis_the_error_says_what_was_found_and_what_to_set(
+    broker: str, backend: str | None, seen: str
+) -> None:
+    message = refusal(broker=broker, backend=backend)
+    assert message == (
+        f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url"
+    )
+
+
+@pytest.mark.parametrize("url", ["http://u:s3cret@host/", "host:6379", "", "sentinel://:s3cret@s1", 5, ["redis://a"]])
+def test_an_url_of_an_unknown_kind_is_refused_with_those_that_are_known(url: Any) -> None:
+    message = refusal(dlock_url=url)
+    assert message.startswith("dlock_url=")
+    assert message.endswith("one of redis://, rediss://, unix://, redis+socket://")
+    assert "s3cret" not in message
+
+
+# No password is ever shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "x://user:s3cret@host:1/db",
+        "x://:s3cret@host:1/db",
+        "x://user:s3cret@host:1/db?password=s3cret",
+        "x://user:s3cret@host:1/db#s3cret",
+        "x://user:a@s3cret@host:1/db",
+        "x://user:/s3cret@host:1/db",
+        "x://user:#s3cret@host:1/db",
+        "x://user:?s3cret@host:1/db",
+        "x://user:s3cret/?#@host:1/db",
+    ],
+)
+def test_an_url_is_shown_without_user_and_password(url: str) -> None:
+    assert shown(url) == "x://host:1/db"
+
+
+@pytest.mark.parametrize("url", ["redis://:s3cret@host:port/0", "redis://u:s3cret@host:99999999/0"])
+def test_an_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        from_url(url, timeout=1)
+    assert str(raised.value).startswith("dlock_url: cannot keep locks at 'redis://host:")
+    assert "s3cret" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
+# The other settings
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    found = settings()
+    assert (found.prefix, found.ttl) == ("dlock", 30.0)
+    assert found.ttl is DEFAULT_TTL
+    assert found.node
+
+
+@pytest.mark.parametrize("ttl", [45, 45.0, timedelta(seconds=45)])
+def test_a_ttl_is_seconds_or_a_timedelta(ttl: Any) -> None:
+    assert settings(dlock_ttl=ttl).ttl == 45.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("dlock_ttl", 0.5, "seconds from 1"),
+        ("dlock_ttl", "30", "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_ttl", True, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_prefix", "", "text without braces or spaces"),
+        ("dlock_prefix", None, "text without braces or spaces"),
+        ("dlock_prefix", b"dlock", "text without braces or spaces"),
+        ("dlock_prefix", "a{b", "text without braces or spaces"),
+        ("dlock_prefix", "a}b", "text without braces or spaces"),
+        ("dlock_prefix", "a b", "text without braces or spaces"),
+        ("dlock_prefix", "a\tb", "text without braces or spaces"),
+        ("dlock_prefix", "a\n", "text without braces or spaces"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: str, value: Any, allowed: str) -> None:
+    message = refusal(**{name: value})
+    assert message.startswith(f"{name}={value!r} is not allowed; allowed: ")
+    assert allowed in message
+
+
+@pytest.mark.parametrize("name", ["dlock_tll", "dlock_URL2", "dlock_", "DLOCK_TTL", "dlock_on_conflict"])
+def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
+    assert refusal(**{name: 1}) == f"unknown setting {name!r}; known: dlock_prefix, dlock_ttl, dlock_url"
+
+
+def test_settings_come_from_a_namespace_too_and_unknown_ones_there_are_refused() -> None:
+    """As Django's ``config_from_object("django.conf:settings", namespace="CELERY")`` has them."""
+
+    def of(**names: Any) -> Settings:
+        app = Celery("a", set_as_current=False)
+        source = SimpleNamespace(CELERY_BROKER_URL=REDIS, **names)
+        app.config_from_object(source, namespace="CELERY")
+        return Settings.of(app)
+
+    found = of(CELERY_DLOCK_TTL=45, CELERY_DLOCK_PREFIX="mine", CELERY_DLOCK_URL="redis://own/2", DLOCK_OF_ANOTHER=1)
+    assert (found.url, found.prefix, found.ttl) == ("redis://own/2", "mine", 45.0)
+    with pytest.raises(InvalidLockOptions, match="unknown setting 'dlock_tll'"):
+        of(CELERY_DLOCK_TLL=45)
+
+
+def test_other_settings_of_other_people_are_no_concern() -> None:
+    assert settings(other_setting=1, my_dlock_thing=2).prefix == "dlock"
+
+
+# From when on a delivery is doubtful
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "expected"),
+    [
+        (REDIS, {}, 3240.0),
+        ("rediss://b/0?ssl_cert_reqs=none", {}, 3240.0),
+        (REDIS, {"visibility_timeout": 100}, 90.0),
+        (REDIS, {"visibility_timeout": 5}, 3.0),
+        (REDIS, {"visibility_timeout": 1}, 0.0),
+        ("amqp://b//", {"visibility_timeout": 100}, None),
+        ("memory://", {}, None),
+    ],
+)
+def test_a_delivery_is_doubtful_before_a_redis_broker_delivers_it_again(
+    broker: str, options: dict[str, Any], expected: float | None
+) -> None:
+    found = settings(broker, dlock_url=REDIS, broker_transport_options=options)
+    assert found.doubtful_after == expected

@@ -1,0 +1,68 @@
+"""Exceptions travel: between processes by pickle, through result backends by JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.backends.base import Backend
+
+import celery_dlock
+from celery_dlock import errors
+from celery_dlock.errors import DLockError, InvalidLockOptions, LockHeld, LockKeyError, ReplyLost, StoreUnavailable
+
+EVERY: list[DLockError] = [
+    *(getattr(errors, name)("what happened") for name in errors.__all__),
+    LockHeld("held by a[id] on n", "name:1", "id", "n", 12.5),
+    LockHeld("held by a Lock in process 5 on n", "name:1", None, "n", 12.5),
+    DLockError(),
+    LockKeyError("ä €"),
+]
+
+
+def state(error: BaseException) -> tuple[Any, ...]:
+    return (type(error), error.args, str(error), vars(error))
+
+
+@pytest.mark.parametrize("error", EVERY, ids=repr)
+def test_every_exception_survives_pickle_and_copy(error: DLockError) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert state(pickle.loads(pickle.dumps(error, protocol))) == state(error)
+    assert state(copy.copy(error)) == state(error)
+
+
+@pytest.mark.parametrize("error", EVERY, ids=repr)
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_every_exception_survives_a_result_backend(error: DLockError, serializer: str) -> None:
+    app = Celery("a", set_as_current=False)
+    backend: Any = Backend(app, serializer=serializer, accept=[serializer])
+    stored = backend.prepare_exception(error)
+    if serializer == "json":
+        stored = json.loads(json.dumps(stored))
+    assert state(backend.exception_to_python(stored)) == state(error)
+
+
+def test_every_exception_is_one_of_ours() -> None:
+    """A user catches them all by the root."""
+    assert all(issubclass(getattr(errors, name), DLockError) for name in errors.__all__)
+    assert issubclass(ReplyLost, StoreUnavailable)
+    for wrong_value in (InvalidLockOptions, LockKeyError):
+        assert issubclass(wrong_value, ValueError)
+
+
+def test_a_held_lock_tells_who_holds_it_as_attributes_and_people_only_the_message() -> None:
+    error = LockHeld("held by a[id] on n", "name:1", "id", "n", 12.5)
+    assert (error.name, error.task_id, error.node, error.since) == ("name:1", "id", "n", 12.5)
+    assert str(error) == error.message == "held by a[id] on n"
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(celery_dlock.__all__) == {
+        "DLockError", "InvalidLockOptions", "Lease", "Lock", "LockHeld", "LockLost", "LockOptions", "SingletonTask",
+        "StoreUnavailable", "signals", "singleton_task",
+    }  # fmt: skip
+    assert all(hasattr(celery_dlock, name) for name in celery_dlock.__all__)

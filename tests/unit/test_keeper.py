@@ -1,0 +1,242 @@
+"""The keeper, tick by tick, on a clock and a store of its own: no thread, no server, no sleep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_dlock import native
+from celery_dlock.errors import ReplyLost, StoreUnavailable
+from celery_dlock.keeper import TICK
+from celery_dlock.lease import margin
+from celery_dlock.slots import SlotState
+from tests.unit.fakes import FakeSource, KeeperScene, a_name
+
+
+@pytest.fixture
+def scene() -> KeeperScene:
+    return KeeperScene()
+
+
+# Renewal
+
+
+@pytest.mark.parametrize("ttl", [1.0, 3.0, 30.0, 3600.0])
+def test_a_lease_is_renewed_at_a_third_of_its_ttl(scene: KeeperScene, ttl: float) -> None:
+    scene.hold(ttl=ttl)
+    first, second = scene.asked_at(ticks=math.ceil(ttl / TICK))[:2]
+    # A tick later at most, and earlier by no more than the margin.
+    assert ttl / 3 - margin(ttl) <= first <= ttl / 3 + TICK
+    assert ttl / 3 - margin(ttl) <= second - first <= ttl / 3 + TICK
+
+
+def test_a_lease_that_is_kept_lives_for_ever(scene: KeeperScene) -> None:
+    slot = scene.hold(ttl=1.0)
+    for _ in range(100):
+        scene.run(TICK)
+        assert slot.deadline > scene.clock.now + 0.3
+        kept = scene.store.kept(a_name())
+        assert kept
+        assert slot.deadline < kept.until
+    assert not scene.lost
+
+
+def test_the_deadline_counts_from_before_the_request_was_sent(scene: KeeperScene) -> None:
+    slot = scene.hold(ttl=30.0)
+    scene.clock.now += 15
+    sent = scene.clock.now
+    scene.store.call_time = 4.0
+    scene.keeper.tick()
+    assert scene.clock.now == sent + 4.0
+    assert slot.deadline == pytest.approx(sent + 30 - margin(30))
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), ReplyLost("cut")])
+def test_the_deadline_moves_only_after_the_store_said_yes(scene: KeeperScene, error: StoreUnavailable) -> None:
+    slot = scene.hold(ttl=30.0)
+    before = slot.deadline
+    scene.store.away = error
+    scene.run(15)
+    assert slot.deadline == before
+    scene.store.away = None
+    scene.run(TICK)
+    assert slot.deadline > before + 10
+    assert not scene.lost
+
+
+def test_a_renewal_never_moves_an_extended_deadline_back(scene: KeeperScene) -> None:
+    slot = scene.hold(ttl=30.0)
+    slot.moved(scene.clock.now + 500)
+    far = slot.deadline
+    scene.doubted.add(slot.acquisition)  # so that it is renewed now
+    scene.keeper.tick()
+    assert scene.store.asked
+    assert slot.deadline == far
+
+
+def test_many_leases_are_renewed_in_one_call(scene: KeeperScene) -> None:
+    slots = [scene.hold(str(number)) for number in range(1_200)]
+    calls = scene.store.calls
+    scene.run(10.2)
+    assert scene.store.calls == calls + 1
+    assert len(scene.store.asked) == 1_200
+    assert all(slot.deadline > scene.clock.now + 29 for slot in slots)
+
+
+@pytest.mark.parametrize("state", [SlotState.ACQUIRING, SlotState.LEAVING])
+def test_a_slot_whose_owner_is_just_coming_or_going_is_left_alone(scene: KeeperScene, state: SlotState) -> None:
+    slot = scene.source.slots.open(a_name(), "owner.1", 30.0)
+    if state is SlotState.LEAVING:
+        slot.leaving()
+    assert scene.keeper.tick()
+    assert scene.store.calls == 0
+
+
+# Loss
+
+
+def test_a_refused_lease_is_told_lost_once_and_asked_for_no_more(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    scene.store.lose(a_name())
+    scene.run(60)
+    assert [(who, why) for who, why, _ in scene.lost] == [("owner.x", "the store no longer knows it")]
+    assert slot.lost
+    assert len(scene.store.asked) == 1
+
+
+def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    scene.clock.now += 15
+    renew = scene.store.renew
+
+    def released_meanwhile(renewals: object) -> list[bool]:
+        slot.leaving()
+        scene.store.lose(a_name())
+        return renew(renewals)  # type: ignore[arg-type]
+
+    scene.store.renew = released_meanwhile  # type: ignore[method-assign]
+    scene.keeper.tick()
+    assert len(scene.store.asked) == 1
+    assert not scene.lost
+    assert not slot.lost
+
+
+@pytest.mark.parametrize("ttl", [1.0, 1.5, 2.0, 3.0, 10.0, 30.0, 600.0])
+@pytest.mark.parametrize("answered_until", [0.0, 0.3, 0.9, 2.4])
+def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(ttl: float, answered_until: float) -> None:
+    """The store stops answering: each call takes the whole timeout. The holder hears of it while it still holds."""
+    scene = KeeperScene()
+    slot = scene.hold(ttl=ttl)
+    scene.run(answered_until)
+    end = slot.deadline
+    scene.store.away, scene.store.call_time = ReplyLost("no answer"), scene.timeout
+    while not scene.lost and scene.clock.now < end + 10:
+        scene.run(TICK)
+    ((who, why, told),) = scene.lost
+    assert (who, why) == ("owner.x", "its deadline came unanswered: no answer")
+    assert slot.lost
+    assert told <= end, f"told {told - end:.2f} s after the end"
+    # ... and not so early that a short outage costs leases that could still be saved.
+    assert told >= end - 2 * (scene.timeout + TICK) - 0.2
+    scene.run(10)
+    assert len(scene.lost) == 1
+
+
+def test_one_lost_lease_does_not_stop_the_others(scene: KeeperScene) -> None:
+    slots = [scene.hold(text) for text in "abc"]
+    scene.store.lose(a_name("b"))
+    scene.run(45)
+    assert [slot.lost for slot in slots] == [False, True, False]
+    assert [slot.deadline > scene.clock.now + 15 for slot in slots] == [True, False, True]
+
+
+# Word
+
+
+def test_a_doubtful_acquisition_leaves_word_at_the_next_tick_and_only_once(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    scene.doubted.add(slot.acquisition)
+    scene.keeper.tick()
+    kept = scene.store.kept(a_name())
+    assert kept
+    assert kept.notes == {"word": "1"}
+    scene.run(5)
+    assert len(scene.store.asked) == 1
+
+
+def test_word_that_the_store_did_not_hear_is_left_again(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    scene.doubted.add(slot.acquisition)
+    scene.store.away = ReplyLost("cut")
+    scene.keeper.tick()
+    scene.store.away = None
+    scene.keeper.tick()
+    assert [renewal.notes for renewal in scene.store.asked] == [(("word", "1"),)] * 2
+    assert not scene.lost
+
+
+def test_an_acquisition_without_doubt_leaves_no_word(scene: KeeperScene) -> None:
+    scene.hold()
+    scene.run(12)
+    assert [renewal.notes for renewal in scene.store.asked] == [()]
+
+
+# The thread
+
+
+def test_a_tick_says_whether_there_is_anything_to_keep(scene: KeeperScene) -> None:
+    """A child is watched as long as it lives; this process only while it holds something."""
+    assert scene.keeper.tick() is False
+    slot = scene.hold()
+    assert scene.keeper.tick() is True
+    slot.clear()
+    assert scene.keeper.tick() is False
+    child = FakeSource(child=True)
+    scene.keeper.watch(child)
+    assert scene.keeper.tick() is True
+    child.dead = True
+    assert scene.keeper.tick() is False
+
+
+def test_watching_twice_is_watching_once(scene: KeeperScene) -> None:
+    scene.keeper.watch(scene.source)
+    scene.hold()
+    scene.run(10.2)
+    assert len(scene.store.asked) == 1
+
+
+def test_an_error_in_one_round_does_not_end_the_thread(
+    scene: KeeperScene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slot = scene.hold()
+    scene.source.slots.forget(slot)  # type: ignore[arg-type]  # nothing to keep, but for what the rounds say
+    rounds: Iterator[Exception | bool] = iter([ZeroDivisionError(), True, KeyError(), True])
+
+    def tick() -> bool:
+        outcome = next(rounds, False)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(scene.keeper, "tick", tick)
+    monkeypatch.setattr(scene.keeper, "_busy", lambda: False)
+    monkeypatch.setattr(native, "sleep", lambda seconds: None)
+    scene.keeper._run()
+    assert [record.message for record in caplog.records] == ["the keeper failed in one round and goes on"] * 2
+    assert scene.store.closed
+
+
+def test_a_keeper_that_ends_looks_once_more_for_what_came_after_its_last_look(
+    scene: KeeperScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(native, "start_daemon", started.append)
+    monkeypatch.setattr(native, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scene.keeper, "tick", lambda: False)
+    scene.hold()
+    scene.keeper.wake()
+    assert not started, "it runs: nobody starts a second one"
+    scene.keeper._run()
+    assert started == [scene.keeper._run]

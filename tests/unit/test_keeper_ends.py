@@ -1,0 +1,122 @@
+"""What the keeper ends: releases that were left to it, and what the dead held. Tick by tick, no thread."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_dlock import runtime
+from celery_dlock.errors import StoreUnavailable
+from celery_dlock.keeper import LINGER, TICK
+from celery_dlock.lease import margin
+from celery_dlock.records import Identity, Released
+from celery_dlock.slots import SlotState
+from celery_dlock.store import Ending
+from tests.unit.fakes import FakeSource, KeeperScene, a_name
+
+
+@pytest.fixture
+def scene() -> KeeperScene:
+    return KeeperScene()
+
+
+# Ends that were left to the keeper
+
+
+def test_a_release_that_was_left_to_the_keeper_is_carried_out_with_its_ending(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    ending = Ending(final=True, identity=Identity("id", 2).digest, used_ms=7, by="me")
+    slot.leave_to_keeper(ending.text)
+    scene.keeper.tick()
+    assert scene.store.ended == [("owner.x", ending)]
+    assert slot.state is SlotState.FREE
+    assert not scene.source.taken()
+    assert scene.source.told_freed == [("owner.x", Released(ours=True, word=False))]
+    assert not scene.keeper.tick()
+
+
+def test_an_end_is_tried_again_until_the_store_is_back(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    slot.leave_to_keeper(Ending(unsure=True).text)
+    scene.store.away = StoreUnavailable("away")
+    scene.run(5)
+    assert slot.state is SlotState.LEFT
+    scene.store.away = None
+    scene.run(TICK)
+    assert scene.store.ended == [("owner.x", Ending(unsure=True))]
+    assert not scene.lost
+
+
+def test_while_the_store_is_away_the_ends_do_not_wait_for_it_one_by_one(scene: KeeperScene) -> None:
+    for text in "abcdef":
+        scene.hold(text).leave_to_keeper(Ending().text)
+    scene.store.away = StoreUnavailable("away")
+    calls = scene.store.calls
+    scene.keeper.tick()
+    assert scene.store.calls == calls + 1
+
+
+def test_renewals_come_before_ends(scene: KeeperScene) -> None:
+    """A release that takes long must not cost a lease."""
+    gone, kept = scene.hold("gone"), scene.hold("kept")
+    scene.clock.now += 15
+    gone.leave_to_keeper(Ending().text)
+    scene.store.call_time = 1.0
+    sent = scene.clock.now
+    scene.keeper.tick()
+    assert kept.deadline == pytest.approx(sent + 30 - margin(30))
+    assert scene.store.ended
+
+
+def test_a_release_that_neither_succeeds_nor_says_so_is_carried_out_after_a_while(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    slot.leaving()
+    scene.run(LINGER - 2 * TICK)
+    assert not scene.store.ended
+    scene.run(4 * TICK)
+    assert scene.store.ended == [("owner.x", Ending(unsure=True))]
+    assert slot.state is SlotState.FREE
+
+
+def test_a_release_under_way_is_given_all_the_time_that_it_can_take() -> None:
+    """A connection, the command, another connection, the command again: else its ending would be lost."""
+    assert LINGER >= 4 * runtime.STORE_TIMEOUT
+
+
+# The dead
+
+
+def test_what_a_dead_process_held_is_freed_in_one_tick(scene: KeeperScene) -> None:
+    dead = FakeSource(child=True)
+    scene.keeper.watch(dead)
+    held, mine = scene.hold("held", source=dead), scene.hold("mine")
+    dead.slots.open(a_name("asking"), "owner.asking", 30.0)
+    dead.slots.open(a_name("leaving"), "owner.leaving", 30.0).leaving()
+    left = Ending(final=True, identity=Identity("id").digest)
+    dead.slots.open(a_name("left"), "owner.left", 30.0).leave_to_keeper(left.text)
+    dead.dead = True
+    scene.keeper.tick()
+    unsure = Ending(unsure=True)
+    assert scene.store.ended == [
+        ("owner.held", unsure),
+        ("owner.asking", unsure),
+        ("owner.leaving", unsure),
+        ("owner.left", left),
+    ]
+    assert dead.told_freed[0] == ("owner.held", Released(ours=True, word=False))
+    assert held.state is SlotState.FREE
+    assert mine.state is SlotState.HELD
+    scene.keeper.tick()
+    assert scene.keeper._sources == [scene.source]
+
+
+def test_the_dead_are_not_forgotten_while_the_store_is_away(scene: KeeperScene) -> None:
+    scene.hold()
+    scene.source.dead = True
+    scene.store.away = StoreUnavailable("away")
+    scene.run(5)
+    assert scene.keeper._sources == [scene.source]
+    scene.store.away = None
+    scene.run(TICK)
+    assert not scene.store.locks
+    scene.run(TICK)
+    assert not scene.keeper._sources

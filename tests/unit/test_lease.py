@@ -1,0 +1,155 @@
+"""One lease, on a clock and a store of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_dlock.errors import LockLost, StoreUnavailable
+from celery_dlock.lease import NullLease, margin
+from tests.unit.fakes import LockerScene, a_name
+
+NAME = a_name()
+TTL = 30.0
+
+
+@pytest.fixture
+def scene() -> LockerScene:
+    return LockerScene()
+
+
+# What a lease shows
+
+
+def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockerScene) -> None:
+    lease = scene.take()
+    assert (lease.name, lease.owner, lease.task, lease.task_id) == (NAME.text, "me", "app.post", "id1")
+    assert (lease.token, lease.hold_count, lease.held, lease.lost) == (1, 1, True, False)
+    assert lease.remaining() == pytest.approx(TTL - margin(TTL))
+    scene.clock.now += 10
+    assert lease.remaining() == pytest.approx(TTL - margin(TTL) - 10)
+    scene.clock.now += 25
+    assert lease.remaining() == 0
+    assert not lease.held
+    assert "remaining=0.000" in repr(lease)
+
+
+def test_the_deadline_counts_from_before_the_request_was_sent(scene: LockerScene) -> None:
+    scene.store.call_time = 5.0
+    assert scene.take().remaining() == pytest.approx(TTL - margin(TTL) - 5)
+
+
+def test_the_margin_is_one_percent_and_two_milliseconds() -> None:
+    assert margin(30.0) == pytest.approx(0.302)
+    assert margin(1.0) == pytest.approx(0.012)
+
+
+def test_a_lease_that_is_released_or_lost_is_over_at_once(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.locker.release(lease, scene.scope)
+    assert (lease.held, lease.remaining()) == (False, 0.0)
+    again = scene.take()
+    again.slot.lose()
+    assert (again.held, again.remaining(), again.lost) == (False, 0.0, True)
+
+
+# ensure
+
+
+def test_ensure_asks_the_store_and_renews(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.clock.now += 10
+    lease.ensure()
+    assert lease.remaining() == pytest.approx(TTL - margin(TTL))
+
+
+def test_ensure_of_a_lease_that_the_store_has_lost_raises_and_tells_once(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.store.lose(NAME)
+    for _ in range(2):
+        with pytest.raises(LockLost, match="is over"):
+            lease.ensure()
+    assert lease.lost
+    assert scene.kinds() == ["acquired", "lost"]
+    assert len(scene.store.asked) == 1
+
+
+def test_ensure_believes_the_deadline_while_the_store_is_away_and_no_longer(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.store.away = StoreUnavailable("away")
+    scene.clock.now += 29
+    lease.ensure()
+    scene.clock.now += 1
+    with pytest.raises(LockLost):
+        lease.ensure()
+    assert scene.kinds() == ["acquired", "lost"]
+    # Told is told: it stays lost when the store is back and would renew it.
+    scene.store.away = None
+    with pytest.raises(LockLost):
+        lease.ensure()
+
+
+def test_ensure_reads_the_time_after_the_store_failed(scene: LockerScene) -> None:
+    """The deadline may pass while it waits for an answer."""
+    lease = scene.take()
+    scene.clock.now += 28
+    scene.store.away, scene.store.call_time = StoreUnavailable("no answer"), 3.0
+    with pytest.raises(LockLost):
+        lease.ensure()
+
+
+def test_ensure_of_a_released_lease_raises(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.locker.release(lease, scene.scope)
+    with pytest.raises(LockLost):
+        lease.ensure()
+    assert not scene.store.asked
+
+
+# extend
+
+
+def test_extend_makes_it_live_so_long_from_now_and_never_shortens_it(scene: LockerScene) -> None:
+    lease = scene.take()
+    lease.extend(100)
+    assert lease.remaining() == pytest.approx(100 - margin(100))
+    for shorter in (5, 99):
+        lease.extend(shorter)
+    lease.ensure()
+    assert lease.remaining() == pytest.approx(100 - margin(100))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_extend_by_nothing_is_refused(scene: LockerScene, seconds: float) -> None:
+    lease = scene.take()
+    with pytest.raises(ValueError, match="greater than 0"):
+        lease.extend(seconds)
+    assert not scene.store.asked
+
+
+def test_extend_while_the_store_is_away_raises_and_changes_nothing(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.store.away = StoreUnavailable("away")
+    with pytest.raises(StoreUnavailable):
+        lease.extend(100)
+    assert lease.remaining() == pytest.approx(TTL - margin(TTL))
+    assert not lease.lost
+
+
+@pytest.mark.parametrize("how", ["lost", "released"])
+def test_extend_of_a_lease_that_is_over_raises(scene: LockerScene, how: str) -> None:
+    lease = scene.take()
+    if how == "lost":
+        scene.store.lose(NAME)
+    else:
+        scene.locker.release(lease, scene.scope)
+    with pytest.raises(LockLost):
+        lease.extend(100)
+
+
+def test_a_null_lease_passes_everything_and_holds_nothing() -> None:
+    lease = NullLease()
+    lease.ensure()
+    lease.extend(5)
+    assert (lease.name, lease.owner, lease.token, lease.hold_count) == (None, None, None, 0)
+    assert (lease.held, lease.lost, lease.remaining()) == (False, False, 0.0)
+    assert repr(lease) == "<NullLease>"

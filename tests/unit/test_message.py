@@ -1,0 +1,98 @@
+"""What a copy of a message carries, and of whom it speaks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from celery_dlock.message import Carried, Delivery, Raw
+from celery_dlock.records import Claim, Holder, Identity
+
+IDENTITY = Identity("id1", 2, 1)
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    return {"of": IDENTITY.digest, "rank": 1_700_000_000_000_000, "tries": 3} | changes
+
+
+def test_a_copy_carries_rank_and_tries_also_through_json() -> None:
+    for given in (header(), json.loads(json.dumps(header()))):
+        assert Carried.of(given, IDENTITY) == (1_700_000_000_000_000, 3)
+
+
+def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
+    """As one that came back because the store was away: its delay grows with each try."""
+    assert Carried.of(header(rank=None), IDENTITY) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    "other", [Identity("id1", 3, 1), Identity("id1", 2, 2), Identity("id2", 2, 1), Identity("id1"), Identity("")]
+)
+def test_a_header_speaks_of_one_identity_only(other: Identity) -> None:
+    """Celery copies headers into the messages that a task publishes, its own retries too."""
+    assert Carried.of(header(), other) == Carried()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "text",
+        5,
+        [],
+        {},
+        {"of": IDENTITY.digest},
+        header(of=None),
+        header(rank="5"),
+        header(rank=1.5),
+        header(tries=None),
+        header(tries="3"),
+    ],
+    ids=repr,
+)
+def test_a_header_that_is_not_ours_carries_nothing(given: Any) -> None:
+    assert Carried.of(given, IDENTITY) == Carried(None, 0)
+
+
+def test_tries_are_never_negative() -> None:
+    assert Carried.of(header(tries=-4), IDENTITY).tries == 0
+
+
+def test_an_identity_is_task_id_retries_and_nesting_and_its_digest_tells_them_apart() -> None:
+    identities = [
+        Identity(task_id, retries, nesting)
+        for task_id in ("1", "11", "1:1", "", "ä", "\udce4", "x" * 5_000, "{}\n")
+        for retries in (0, 1, 11)
+        for nesting in (0, 1, 11)
+    ]
+    digests = {identity.digest for identity in identities}
+    assert len(digests) == len(identities)
+    assert all(len(digest) == 32 and digest.isalnum() for digest in digests)
+    # Part of the wire format: another version of this package must read the same marks.
+    assert Identity("id1", 2, 1).digest == "d04ec4c8e2bcdeb721115a95487ec703"
+
+
+def test_a_delivery_reaches_the_child_as_it_was() -> None:
+    raw = Raw(b"body", "application/json", "utf-8", {"task": "t"}, {"priority": 3}, "", "celery")
+    delivery = Delivery(owner="o", delivered=1.5, since=2.5, monitored=True, rank_us=None, tries=2, raw=tuple(raw))
+    assert Delivery(*pickle.loads(pickle.dumps(tuple(delivery)))) == delivery
+    assert Raw(*delivery.raw) == raw
+
+
+def test_a_messages_body_is_pickled_once_beside_the_message_itself() -> None:
+    """The raw message is made of the request's own objects, which pickle writes only once."""
+    body = b"x" * 100_000
+    headers = {"task": "t", "id": "id1"}
+    alone = pickle.dumps((body, headers))
+    raw = Raw(body, "application/json", "utf-8", headers, {}, "", "celery")
+    beside = pickle.dumps((body, headers, tuple(Delivery("o", 1.0, 1.0, False, None, 0, tuple(raw)))))
+    assert len(beside) - len(alone) < 200
+
+
+def test_a_claim_and_a_holder_name_the_task_and_never_its_arguments() -> None:
+    text = Holder.text("app.post", "id1", "node", 5)
+    assert json.loads(text) == ["app.post", "id1", "node", 5]
+    assert Claim(text).by == text

@@ -1,0 +1,174 @@
+"""LockOptions: every option, what it takes and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import re
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from celery_dlock import InvalidLockOptions, LockOptions
+from celery_dlock.options import DEFAULT_TTL, UNSET, as_seconds
+
+DEFAULTS = {
+    "key": None,
+    "scope": "task",
+    "ttl": 30.0,
+    "on_conflict": "skip",
+    "retry_delay": 1.0,
+    "retry_delay_max": 60.0,
+    "retry_limit": None,
+    "wait_timeout": 10.0,
+    "after_wait": "raise",
+    "once_per": None,
+}
+YEAR = 366 * 24 * 3600
+
+TAKEN = [
+    ("key", "sms:{user_id}"),
+    ("key", ("a", "b")),
+    ("key", len),
+    ("key", str),
+    ("on_conflict", "skip"),
+    ("on_conflict", "retry"),
+    ("on_conflict", "wait"),
+    ("on_conflict", "raise"),
+    ("after_wait", "raise"),
+    ("after_wait", "skip"),
+    ("after_wait", "retry"),
+    ("ttl", 1.0),
+    ("ttl", float(YEAR)),
+    ("retry_delay", 0.01),
+    ("retry_delay_max", 1.0),
+    ("retry_limit", 0),
+    ("retry_limit", 10**9),
+    ("wait_timeout", 0.0),
+    ("once_per", 0.001),
+    ("once_per", float(YEAR)),
+    ("skip_result", None),
+    ("skip_result", {"a": 1}),
+]
+
+REFUSED = [
+    # option, value, what the message allows
+    ("key", "", "None, a non-empty template"),
+    ("key", (), "a non-empty sequence of argument names"),
+    ("key", [], "a non-empty sequence of argument names"),
+    ("key", ["a", 1], "a non-empty sequence of argument names"),
+    ("key", 5, "or a callable"),
+    ("key", b"x", "or a callable"),
+    ("key", {"a"}, "or a callable"),
+    ("scope", "global", "one of 'task', 'shared'"),
+    ("scope", None, "one of 'task', 'shared'"),
+    ("scope", ["task"], "one of 'task', 'shared'"),
+    ("scope", "shared", "'shared' together with key="),
+    ("on_conflict", "Skip", "one of 'skip', 'retry', 'wait', 'raise'"),
+    ("on_conflict", None, "one of 'skip', 'retry', 'wait', 'raise'"),
+    ("on_conflict", "queue", "one of 'skip', 'retry', 'wait', 'raise'; 'queue' is not available yet"),
+    ("on_conflict", "replace", "one of 'skip', 'retry', 'wait', 'raise'; 'replace' is not available yet"),
+    ("on_conflict", ["skip"], "one of 'skip', 'retry', 'wait', 'raise'"),
+    ("after_wait", "wait", "one of 'raise', 'skip', 'retry'"),
+    ("after_wait", 1, "one of 'raise', 'skip', 'retry'"),
+    ("ttl", 0.999, "seconds from 1 to 31622400"),
+    ("ttl", 0, "seconds from 1 to 31622400"),
+    ("ttl", -5, "seconds from 1 to 31622400"),
+    ("ttl", YEAR + 1, "seconds from 1 to 31622400"),
+    ("ttl", float("inf"), "seconds from 1 to 31622400"),
+    ("ttl", float("nan"), "seconds from 1 to 31622400"),
+    ("ttl", timedelta(milliseconds=999), "seconds from 1 to 31622400"),
+    ("ttl", "30", "seconds (int, float or timedelta) of at least 1"),
+    ("ttl", True, "seconds (int, float or timedelta) of at least 1"),
+    ("ttl", None, "seconds (int, float or timedelta) of at least 1"),
+    ("ttl", Decimal(30), "seconds (int, float or timedelta) of at least 1"),
+    ("retry_delay", 0, "seconds from 0.01"),
+    ("retry_delay", None, "seconds (int, float or timedelta) of at least 0.01"),
+    ("retry_delay", 61, "at least retry_delay (61.0)"),
+    ("retry_delay_max", 0.5, "at least retry_delay (1.0)"),
+    ("retry_delay_max", "60", "seconds (int, float or timedelta)"),
+    ("retry_limit", -1, "None or a whole number of at least 0"),
+    ("retry_limit", 1.0, "None or a whole number of at least 0"),
+    ("retry_limit", True, "None or a whole number of at least 0"),
+    ("retry_limit", "3", "None or a whole number of at least 0"),
+    ("wait_timeout", -0.1, "seconds from 0"),
+    ("wait_timeout", None, "seconds (int, float or timedelta) of at least 0"),
+    ("wait_timeout", float("inf"), "seconds from 0 to 31622400"),
+    ("once_per", 0, "seconds from 0.001"),
+    ("once_per", -60, "seconds from 0.001"),
+    ("once_per", True, "seconds (int, float or timedelta)"),
+    ("once_per", "1d", "seconds (int, float or timedelta)"),
+]
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    options = LockOptions()
+    assert {name: getattr(options, name) for name in DEFAULTS} == DEFAULTS
+    assert options.skip_result is UNSET
+    assert not options.skips_with_result
+    assert set(LockOptions.names()) == {*DEFAULTS, "skip_result"}
+
+
+@pytest.mark.parametrize(("option", "value"), TAKEN)
+def test_what_is_allowed_is_kept_as_it_is(option: str, value: Any) -> None:
+    assert getattr(LockOptions(**{option: value}), option) == value
+
+
+@pytest.mark.parametrize(("option", "value", "allowed"), REFUSED)
+def test_what_is_not_allowed_is_refused_with_option_value_and_what_is(option: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(**{option: value})
+    shown, _, allows = str(raised.value).partition(" is not allowed; allowed: ")
+    # 61 s is refused for what it is to the longest delay, which then is the option named.
+    assert shown == f"{option}={value!r}" or (option == "retry_delay" and shown == "retry_delay_max=60.0")
+    assert allowed in allows
+    assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize("option", ["ttl", "retry_delay", "retry_delay_max", "wait_timeout", "once_per"])
+def test_a_duration_may_be_an_int_or_a_timedelta_and_is_kept_as_seconds(option: str) -> None:
+    every: list[Any] = [45, 45.0, timedelta(seconds=45)]
+    for given in every:
+        options = LockOptions(**{option: given})
+        assert getattr(options, option) == 45.0
+        assert type(getattr(options, option)) is float
+    assert as_seconds(timedelta(minutes=1)) == 60.0
+
+
+def test_a_list_of_names_is_kept_as_a_tuple() -> None:
+    assert LockOptions(key=["a", "b"]).key == ("a", "b")
+
+
+def test_a_shared_scope_takes_any_key() -> None:
+    for key in ("k", ["a"], lambda: "x"):
+        assert LockOptions(key=key, scope="shared").scope == "shared"
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="on_conflikt"):
+        LockOptions(on_conflikt="skip")  # type: ignore[call-arg]
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LockOptions().ttl = 5.0  # type: ignore[misc]
+
+
+def test_a_ttl_that_the_author_wrote_is_told_from_the_default_also_where_it_is_the_same() -> None:
+    """Only where none was written the app's ``dlock_ttl`` applies."""
+    assert LockOptions().ttl is DEFAULT_TTL
+    assert LockOptions(on_conflict="retry").ttl is DEFAULT_TTL
+    every: list[float | timedelta] = [30, 30.0, timedelta(seconds=30)]
+    for written in every:
+        assert LockOptions(ttl=written).ttl is not DEFAULT_TTL
+    assert dataclasses.replace(LockOptions(), key="x").ttl is DEFAULT_TTL
+
+
+def test_no_skip_result_is_no_value_also_in_copies() -> None:
+    assert LockOptions(skip_result=None).skips_with_result
+    for copied in (copy.deepcopy(LockOptions()), pickle.loads(pickle.dumps(LockOptions()))):
+        assert not copied.skips_with_result
+    assert re.fullmatch("UNSET", repr(UNSET))
