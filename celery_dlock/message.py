@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kombu.transport.virtual.exchange import TopicExchange
 
 from .errors import DLockError
 from .records import Identity
@@ -89,11 +92,13 @@ def publish_again(
         expires: Keep the message's expiry. A copy of a running message has none: it may not end that one REVOKED.
 
     Raises:
-        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body.
+        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or came
+            through an exchange from which its queue cannot be told.
     """
     raw = Raw(*delivery.raw)
     if "task" not in raw.headers:
         raise DLockError("a message of protocol 1 cannot be published again; set task_protocol = 2 in its publisher")
+    queue = _queue_of(app, raw)
     headers = dict(raw.headers)
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
@@ -109,8 +114,9 @@ def publish_again(
             # The body was decompressed on receipt, while its header still names the compression.
             compression=headers.pop("compression", None),
             headers=headers,
-            exchange=raw.exchange,
-            routing_key=raw.routing_key,
+            # To the queue itself: its exchange may not know it from here, or know other queues for this key too.
+            exchange="",
+            routing_key=queue,
             correlation_id=properties.get("correlation_id"),
             reply_to=properties.get("reply_to"),
             priority=properties.get("priority"),
@@ -119,6 +125,27 @@ def publish_again(
             retry=True,
             retry_policy=app.conf.task_publish_retry_policy,
         )
+
+
+def _queue_of(app: Celery, raw: Raw) -> str:
+    """A queue that this worker consumes and that this message can have come from."""
+    if not raw.exchange:
+        return raw.routing_key
+    for queue in app.amqp.queues.consume_from.values():
+        exchange = queue.exchange
+        if exchange.name == raw.exchange and _routes(exchange.type, queue.routing_key, raw.routing_key):
+            return str(queue.name)
+    raise DLockError(
+        f"cannot tell the queue of a message from exchange {raw.exchange!r}; use a direct or topic exchange"
+    )
+
+
+def _routes(kind: str, binding: str | None, routing_key: str) -> bool:
+    if kind == "topic":
+        pattern = TopicExchange(None).key_to_pattern(binding or "")
+        return re.match(pattern, routing_key) is not None
+    # Whoever is behind a fanout exchange gets every message, and over Redis from no queue that could be published to.
+    return kind == "direct" and (binding or "") == routing_key
 
 
 def _seconds_left(expires: Any) -> float | None:

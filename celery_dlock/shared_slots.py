@@ -66,7 +66,7 @@ class SharedSlots:
 
     def find(self, acquisition: str) -> SharedSlot | None:
         """The slot that this child opened for ``acquisition``, if it is not free. Called by the child."""
-        for slot in self._opened.values():
+        for slot in list(self._opened.values()):
             if slot.acquisition == acquisition and slot.state is not SlotState.FREE:
                 return slot
         return None
