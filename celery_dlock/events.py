@@ -49,6 +49,10 @@ class Listeners:
         """Tell ``listener`` of every event of whose kind ``hears`` is true at that moment; ``hears`` never raises."""
         self._listeners.append((hears, listener))
 
+    def heard(self, kind: Kind) -> bool:
+        """Would anybody hear it? To ask first spares the making of facts."""
+        return any(hears(kind) for hears, _ in self._listeners)
+
     def tell(self, kind: Kind, **facts: Any) -> None:
         """Tell all who hear; an event that nobody hears costs no more than the asking."""
         event = None

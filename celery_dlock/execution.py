@@ -65,7 +65,7 @@ class Execution:
         given = properties.get(PROPERTY)
         self.delivery = Delivery(*given) if given else None
         self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
-        runtime = task.dlock
+        self._runtime = runtime = task.dlock
         by = Holder.text(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
         # An eager run is nested in whatever runs it: it re-enters what this execution or this thread holds.
         outer = runtime.scope() if self.delivery is None else None
@@ -92,7 +92,7 @@ class Execution:
     def leave(self) -> None:
         """Say, before a follower of this message is published, that the body has ended."""
         if self.lease is not None:
-            self.task.dlock.locker.leave(self.lease)
+            self._runtime.locker.leave(self.lease)
 
     def leave_if_followed(self) -> None:
         request = self.request
@@ -108,15 +108,16 @@ class Execution:
         """
         if self._over:
             return
-        locker, scope = self.task.dlock.locker, self.scope
+        locker, scope = self._runtime.locker, self.scope
+        once = self.task.lock_options.once_per
+        used_ms = round(as_seconds(once) * 1000) if success and once else 0
+        ending = Ending(final, self.identity.digest, used_ms, scope.by)
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
             logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
-            locker.release(lease, scope)
+            locker.release(lease, scope, ending if lease is self.lease else Ending())
         if self.lease is not None:
-            once = self.task.lock_options.once_per
-            used_ms = round(as_seconds(once) * 1000) if success and once else 0
-            locker.release(self.lease, scope, Ending(final, self.identity.digest, used_ms, scope.by))
+            locker.release(self.lease, scope, ending)
         if scope.open:
             locker.abandon(scope)
         # Only now: a soft limit may strike anywhere above, and then the next door has to find the work undone.
@@ -127,7 +128,7 @@ class Execution:
     # -- taking the lock
 
     def _acquire(self, name: LockName) -> None:
-        locker, options = self.task.dlock.locker, self.task.lock_options
+        locker, options = self._runtime.locker, self.task.lock_options
         claim, ttl = self._claim(), self.task.lock_ttl
         patience, waited, left = 0.0, False, False
         while True:
@@ -156,7 +157,7 @@ class Execution:
             store_started(self.task, self.request)
 
     def _claim(self) -> Claim:
-        delivery, request, runtime = self.delivery, self.request, self.task.dlock
+        delivery, request, runtime = self.delivery, self.request, self._runtime
         now = runtime.clock.monotonic()
         # Beyond the visibility timeout the broker has delivered the message once more, whether acknowledged late or
         # waiting for its ETA.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Signature, iscoroutinefunction
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from .binding import Binding
 from .canonical import form_of, text_form
@@ -23,8 +22,7 @@ _KEYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LockKeys:
+class LockKeys(NamedTuple):
     """The Redis keys of a lock name. Each carries the bucket as its hash tag, so that scripts run on a Cluster.
 
     Args:

@@ -107,6 +107,7 @@ class Locker:
         not hear of the keeper repeats.
         """
         if lease.over or lease.pid != os.getpid():
+            scope.drop(lease)
             return True  # a second door, or a process that the body forked: the lock is not its to free
         if lease.hold_count > 1:
             lease.hold_count -= 1
@@ -117,13 +118,13 @@ class Locker:
             identity = ending.identity or lease.used.identity
             ending = replace(ending, identity=identity, used_ms=lease.used.used_ms, by=lease.used.by)
         ours = self._free(lease, ending)
-        # Only now: who is interrupted before this comes back, through another door, and finds the work undone.
-        scope.drop(lease)
-        scope.open.discard(lease.acquisition)
         scope.held.pop((id(self), lease.keys.lock), None)
+        scope.open.discard(lease.acquisition)
         if not ours:
             self.lose(lease, "found at its release")
         lease.over = True
+        # Only now: who is interrupted before this comes back, through another door, and finds the work undone.
+        scope.drop(lease)
         if ours:
             self._tell("released", lease)
         return ours
@@ -139,6 +140,8 @@ class Locker:
             slot = self._slots.find(acquisition)
             if slot is not None and slot.state is not SlotState.LEFT:
                 slot.leave_to_keeper(Ending(unsure=True).text)
+            for key in [key for key, lease in scope.held.items() if lease.acquisition == acquisition]:
+                del scope.held[key]
             scope.open.discard(acquisition)
         self._wake()
 
@@ -225,8 +228,9 @@ class Locker:
         # The count is stated absolutely: an increment would count twice when it is sent twice.
         if lease.lost or not self.renew(lease, lease.ttl, (("count", str(lease.hold_count + 1)),)):
             raise LockLost(f"the lease of {lease.name} is over; it cannot be entered again")
-        lease.hold_count += 1
+        # In this order: an entry that is on record and was not counted ends too early, one only counted never ends.
         scope.entered.append(lease)
+        lease.hold_count += 1
         return lease
 
     def _restated(self, lease: Lease) -> bool:
@@ -253,5 +257,6 @@ class Locker:
         return released.ours
 
     def _tell(self, kind: Kind, lease: Lease, reason: str = "") -> None:
-        facts = {"task": lease.task, "task_id": lease.task_id, "token": lease.token, "reason": reason}
-        self._listeners.tell(kind, name=lease.name, owner=lease.owner, **facts)
+        if self._listeners.heard(kind):
+            facts = {"task": lease.task, "task_id": lease.task_id, "token": lease.token, "reason": reason}
+            self._listeners.tell(kind, name=lease.name, owner=lease.owner, **facts)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from .canonical import text_form, utf8
 from .errors import LockKeyError
@@ -22,8 +21,7 @@ _UNSAFE_BYTE: Final = re.compile(rb"[^A-Za-z0-9_.@=,/+:-]")
 _CUT_ESCAPE: Final = re.compile(r"%[0-9A-F]?\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class LockName:
+class LockName(NamedTuple):
     """What is locked: readable parts, then the digest that tells it from all others.
 
     Args:

@@ -61,7 +61,8 @@ class Scope:
 
 
 _scope: ContextVar[Scope | None] = ContextVar("celery_dlock_scope", default=None)
-_thread = threading.local()
+#: By the class, because gevent may replace it after this import, and then greenlets must not share what threads had.
+_threads: dict[type, threading.local] = {}
 
 
 def current_scope(node: str) -> Scope:
@@ -73,9 +74,10 @@ def current_scope(node: str) -> Scope:
     scope = _scope.get()
     if scope is not None and scope.pid == os.getpid() and scope.ident == threading.get_ident():
         return scope
-    own: Scope | None = getattr(_thread, "scope", None)
+    thread = _threads.get(threading.local) or _threads.setdefault(threading.local, threading.local())
+    own: Scope | None = getattr(thread, "scope", None)
     if own is None or own.pid != os.getpid():
-        own = _thread.scope = Scope(uuid.uuid4().hex, Holder.text(None, None, node, os.getpid()))
+        own = thread.scope = Scope(uuid.uuid4().hex, Holder.text(None, None, node, os.getpid()))
     return own
 
 

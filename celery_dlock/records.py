@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ __all__ = [
 ]
 
 
+#: What json.dumps uses, less its look at ten keywords.
+_encode = json.JSONEncoder().encode
+
+
 class Identity(NamedTuple):
     """Which message: kept by our own republishing, new after ``self.retry()`` and ``self.replace()``."""
 
@@ -31,9 +36,14 @@ class Identity(NamedTuple):
 
     @property
     def digest(self) -> str:
-        # A task id may be any text that the user chose, so it never becomes part of a key as it is.
-        text = f"{self.task_id}:{self.retries}:{self.nesting}"
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return _digest(self)
+
+
+@functools.lru_cache(maxsize=128)  # a run asks twice: to acquire and to release
+def _digest(identity: Identity) -> str:
+    # A task id may be any text that the user chose, so it never becomes part of a key as it is.
+    text = f"{identity.task_id}:{identity.retries}:{identity.nesting}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class Claim(NamedTuple):
@@ -84,7 +94,7 @@ class Holder:
 
         Names and ids are cut, because whoever publishes chooses them, and a slot has to hold them.
         """
-        return json.dumps([task and task[:150], task_id and task_id[:150], node[:80], pid])
+        return _encode([task and task[:150], task_id and task_id[:150], node[:80], pid])
 
 
 class Acquired(NamedTuple):

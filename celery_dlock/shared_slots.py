@@ -29,6 +29,8 @@ _SEQUENCE, _GENERATION, _STATE, _DEADLINE, _TTL, _BUCKET, _LENGTHS = range(7)
 #: ... and those that the main process writes, each naming the generation it speaks of.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(8, 12)
 _TEXT: Final = 16 * 8
+#: As plain numbers: to make an enum's member of a word takes longer than all else that is done to it.
+_FREE, _HELD, _LEAVING = (int(state) for state in (SlotState.FREE, SlotState.HELD, SlotState.LEAVING))
 
 
 class SharedSlots:
@@ -83,7 +85,7 @@ class SharedSlots:
 
     def _free(self, base: int) -> bool:
         words = self.words
-        return words[base + _STATE] == SlotState.FREE or words[base + _CLEARED] == words[base + _GENERATION]
+        return words[base + _STATE] == _FREE or words[base + _CLEARED] == words[base + _GENERATION]
 
     def _read(self, base: int, *, dead: bool) -> KeptSlot | None:
         """What the child wrote; None if it is writing just now."""
@@ -129,10 +131,13 @@ class SharedSlot:
 
     @property
     def state(self) -> SlotState:
+        return SlotState(self._slots.words[self._base + _STATE]) if self._ours() else SlotState.FREE
+
+    def _ours(self) -> bool:
         words, base = self._slots.words, self._base
         if words[base + _GENERATION] != self._generation or words[base + _CLEARED] == self._generation:
-            return SlotState.FREE
-        return SlotState(words[base + _STATE])
+            return False
+        return words[base + _STATE] != _FREE
 
     @property
     def deadline(self) -> float:
@@ -156,24 +161,24 @@ class SharedSlot:
 
     def held(self, deadline: float) -> None:
         self._slots.floats[self._base + _DEADLINE] = deadline
-        self._slots.words[self._base + _STATE] = SlotState.HELD
+        self._slots.words[self._base + _STATE] = _HELD
 
     def moved(self, deadline: float) -> None:
         self._slots.floats[self._base + _DEADLINE] = max(self._slots.floats[self._base + _DEADLINE], deadline)
 
     def leaving(self) -> None:
-        if self.state is not SlotState.FREE:
-            self._slots.words[self._base + _STATE] = SlotState.LEAVING
+        if self._ours():
+            self._slots.words[self._base + _STATE] = _LEAVING
 
     def leave_to_keeper(self, ending: str) -> None:
-        if self.state is not SlotState.FREE:
+        if self._ours():
             # It always fits (names and ids are cut); should it not, the lock is freed without its marks.
             self.ending = ending if self._fits(ending) else ""
             self.write(SlotState.LEFT)
 
     def clear(self) -> None:
-        if self.state is not SlotState.FREE:
-            self._slots.words[self._base + _STATE] = SlotState.FREE
+        if self._ours():
+            self._slots.words[self._base + _STATE] = _FREE
 
     def _fits(self, ending: str) -> bool:
         return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _SIZE - _TEXT

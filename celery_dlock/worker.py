@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -55,7 +55,7 @@ class SingletonRequest(Request):
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
         request = self._request_dict
-        self.dlock_owner = uuid.uuid4().hex
+        self.dlock_owner = os.urandom(16).hex()
         self.dlock_identity = Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
         carried = Carried.of(request.pop(HEADER, None), self.dlock_identity)
         info = message.delivery_info or {}

@@ -18,14 +18,17 @@
 --        {"held", acquisition, identity, token, since, by, left, count, pttl, rank}
 --        {"used", mark} | {"done"} | {"gone"}
 --
--- Safe to be sent twice: the second finds the acquisition's own lock and answers as the first did.
+-- The lock's fields: acq, identity, token, by, count; since where it is not the token; left and
+-- word where they are true. Safe to be sent twice: the second finds its own lock and answers as the first did.
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'identity', 'token', 'since', 'by', 'left', 'count')
-if lock[1] == ARGV[1] then
+local held = redis.call('HGET', KEYS[1], 'acq')
+if held == ARGV[1] then
+  local lock = redis.call('HMGET', KEYS[1], 'token', 'since')
   if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
-  return lock[3] .. ' ' .. lock[4] .. ' ' .. lock[4]
+  local since = lock[2] or lock[1]
+  return lock[1] .. ' ' .. since .. ' ' .. since
 end
 
 local marks = redis.call('MGET', unpack(KEYS, 2))
@@ -33,40 +36,45 @@ if marks[2] then
   return {'gone'}
 end
 
+-- Lua prints large numbers as 1.8e+15; '%.0f' keeps all digits (exact up to 2^53).
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local rank = ARGV[7] ~= '' and tonumber(ARGV[7]) or now - ARGV[6]
+local since = string.format('%.0f', now)
+local rank = since
+if ARGV[7] ~= '' then
+  rank = ARGV[7]
+elseif ARGV[6] ~= '0' then
+  rank = string.format('%.0f', now - ARGV[6])
+end
 
-if marks[3] and (ARGV[4] == '1' or rank <= tonumber(marks[3])) then
+if marks[3] and (ARGV[4] == '1' or tonumber(rank) <= tonumber(marks[3])) then
   return {'done'}
 end
 if marks[4] then
   return {'used', marks[4]}
 end
 
-if lock[1] then
-  if ARGV[3] ~= '' and lock[2] == ARGV[3] then
+if held then
+  local lock = redis.call('HMGET', KEYS[1], 'identity', 'token', 'since', 'by', 'left', 'count')
+  if ARGV[3] ~= '' and lock[1] == ARGV[3] then
     -- A twin leaves word, so that the holder's release marks the identity done.
     redis.call('HSET', KEYS[1], 'word', '1')
   end
-  return {'held', lock[1], lock[2], lock[3], lock[4], lock[5], lock[6] or '', lock[7],
-          redis.call('PTTL', KEYS[1]), string.format('%.0f', rank)}
+  return {'held', held, lock[1], lock[2], lock[3] or lock[2], lock[4], lock[5] or '', lock[6],
+          redis.call('PTTL', KEYS[1]), rank}
 end
 
--- Lua prints large numbers as 1.8e+15; '%.0f' keeps all digits (exact up to 2^53).
-local token = now
-if marks[1] and tonumber(marks[1]) >= token then
-  token = tonumber(marks[1]) + 1
+local token = since
+if marks[1] and tonumber(marks[1]) >= now then
+  token = string.format('%.0f', marks[1] + 1)
 end
-token = string.format('%.0f', token)
-local since = string.format('%.0f', now)
 redis.call('SET', KEYS[2], token)
+redis.call('HSET', KEYS[1], 'acq', ARGV[1], 'identity', ARGV[3], 'token', token, 'by', ARGV[8], 'count', '1')
+if token ~= since then
+  redis.call('HSET', KEYS[1], 'since', since)
+end
 if ARGV[5] == '1' then
-  redis.call('HSET', KEYS[1], 'acq', ARGV[1], 'identity', ARGV[3], 'token', token, 'since', since,
-             'by', ARGV[8], 'count', '1', 'word', '1')
-else
-  redis.call('HSET', KEYS[1], 'acq', ARGV[1], 'identity', ARGV[3], 'token', token, 'since', since,
-             'by', ARGV[8], 'count', '1')
+  redis.call('HSET', KEYS[1], 'word', '1')
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return token .. ' ' .. since .. ' ' .. string.format('%.0f', rank)
+return token .. ' ' .. since .. ' ' .. rank

@@ -7,4 +7,5 @@ local lock = redis.call('HMGET', KEYS[1], 'acq', 'identity', 'token', 'since', '
 if not lock[1] then
   return {}
 end
-return {lock[1], lock[2], lock[3], lock[4], lock[5], lock[6] or '', lock[7], redis.call('PTTL', KEYS[1])}
+return {lock[1], lock[2], lock[3], lock[4] or lock[3], lock[5], lock[6] or '', lock[7],
+        redis.call('PTTL', KEYS[1])}

@@ -108,14 +108,14 @@ class RedisStore:
             names.append(keys.done(identity))
             if ending.used_ms:
                 names.append(keys.used())
-        args = (
+        args: tuple[str, ...] = (
             acquisition,
             str(TOMBSTONE_MS) if ending.unsure else "0",
             str(DONE_MS) if ending.final and identity else "0",
             str(ending.used_ms) if identity else "0",
-            identity,
-            ending.by,
         )
+        if ending.used_ms:
+            args += (identity, ending.by)
         try:
             reply = self._run(RELEASE, names, args)
         except ReplyLost:

@@ -8,6 +8,7 @@ import itertools
 import uuid
 from dataclasses import dataclass, field
 
+import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -252,6 +253,7 @@ class Scripts(RuleBasedStateMachine):
         assert all(self.client.pttl(name) > 0 for name in names - {self.keys.last})
 
 
+@pytest.mark.core
 def test_the_scripts_do_what_the_laws_say_in_every_order(clean_server: Server) -> None:
     class Bound(Scripts):
         server = clean_server

@@ -32,6 +32,7 @@ def refusal(**given: Any) -> str:
 # Where locks live
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("broker", "backend", "own", "expected"),
     [
@@ -145,11 +146,13 @@ def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: s
     assert allowed in message
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["dlock_tll", "dlock_URL2", "dlock_", "DLOCK_TTL", "dlock_on_conflict"])
 def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
     assert refusal(**{name: 1}) == f"unknown setting {name!r}; known: dlock_prefix, dlock_ttl, dlock_url"
 
 
+@pytest.mark.core
 def test_settings_come_from_a_namespace_too_and_unknown_ones_there_are_refused() -> None:
     """As Django's ``config_from_object("django.conf:settings", namespace="CELERY")`` has them."""
 
@@ -172,6 +175,7 @@ def test_other_settings_of_other_people_are_no_concern() -> None:
 # From when on a delivery is doubtful
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("broker", "options", "expected"),
     [

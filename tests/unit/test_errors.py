@@ -35,6 +35,7 @@ def test_every_exception_survives_pickle_and_copy(error: DLockError) -> None:
     assert state(copy.copy(error)) == state(error)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("error", EVERY, ids=repr)
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_every_exception_survives_a_result_backend(error: DLockError, serializer: str) -> None:

@@ -98,6 +98,7 @@ def test_every_kind_of_event_has_a_signal_of_its_name() -> None:
     assert set(signals.__all__) == {"feed"} | {f"lock_{kind}" for kind in KINDS}
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_receiver_gets_the_task_and_the_event(fed: tuple[Celery, Listeners], kind: Kind) -> None:
     app, listeners = fed

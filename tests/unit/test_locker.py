@@ -89,6 +89,19 @@ def test_a_second_release_and_one_in_a_forked_process_do_nothing(scene: LockerSc
     assert len(scene.store.ended) == 1
 
 
+@pytest.mark.parametrize("why", ["it is over", "another process"])
+def test_a_release_that_has_nothing_to_free_still_takes_the_entry_off_the_record(scene: LockerScene, why: str) -> None:
+    """Else whoever releases all that is on record would never come to an end."""
+    lease = scene.take()
+    if why == "it is over":
+        scene.locker.release(lease, scene.scope)
+        scene.scope.entered.append(lease)  # as an interrupted entry leaves it
+    else:
+        lease.pid += 1
+    scene.locker.release(lease, scene.scope)
+    assert not scene.scope.entered
+
+
 # Reentrancy
 
 

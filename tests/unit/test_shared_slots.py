@@ -148,6 +148,7 @@ def test_a_slot_is_found_by_its_acquisition_until_it_is_free_also_while_other_th
 # Across a fork
 
 
+@pytest.mark.core
 def test_what_a_child_writes_its_parent_reads_and_the_other_way_round() -> None:
     slots = SharedSlots()
     name = shared_name("sms:5")
@@ -226,6 +227,7 @@ def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
     slots.close()
 
 
+@pytest.mark.core
 def test_whatever_a_child_held_when_it_was_killed_is_known_also_when_it_was_just_writing() -> None:
     """What it surely held stands there whole; what it was just writing may be torn, and breaks nobody."""
     name, other = shared_name("held"), [shared_name("x" * length) for length in (1, 90)]

@@ -1,0 +1,135 @@
+"""A soft limit, a signal's exception, a greenlet's kill: it can strike between any two lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from celery_dlock import lease, locker, owner, slots
+from celery_dlock.errors import LockLost
+from celery_dlock.keeper import Keeper
+from celery_dlock.records import Identity
+from celery_dlock.runtime import _OwnSource
+from celery_dlock.store import Ending
+from tests.unit.fakes import LockerScene, a_name
+
+FILES = {module.__file__ for module in (lease, locker, owner, slots)}
+FINAL = Ending(final=True, identity=Identity("id1").digest, used_ms=60_000, by="me")
+
+
+class Struck(BaseException):
+    pass
+
+
+def struck_at(line: int, work: Callable[[], object]) -> str:
+    """Run ``work`` and raise before the so many-th line of ours in it; where that was, "" if it has fewer."""
+    seen, where = 0, ""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen, where
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == line:
+                where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+                raise Struck
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except Struck:
+        return where
+    finally:
+        sys.settrace(before)
+    return ""
+
+
+def take(scene: LockerScene) -> None:
+    scene.take()
+
+
+def take_twice(scene: LockerScene) -> None:
+    scene.take()
+    scene.take()
+
+
+def take_and_leave(scene: LockerScene) -> None:
+    scene.locker.release(scene.take(), scene.scope, FINAL)
+
+
+def take_twice_and_leave(scene: LockerScene) -> None:
+    scene.take()
+    scene.locker.release(scene.take(), scene.scope)
+    scene.locker.release(scene.scope.entered[-1], scene.scope, FINAL)
+
+
+def end(scene: LockerScene) -> None:
+    """The end of a run, as its last door does it."""
+    for _ in range(9):
+        if not scene.scope.entered:
+            break
+        last = len(scene.scope.entered) == 1
+        scene.locker.release(scene.scope.entered[-1], scene.scope, FINAL if last else Ending())
+    scene.locker.abandon(scene.scope)
+
+
+def trouble_after(scene: LockerScene) -> str:
+    """What is wrong once the interrupted owner has come to its end, and the keeper has had its look."""
+    keeper = Keeper(scene.store, scene.clock, "dlock", 0.4, lambda slot, reason: None)
+    keeper._running.take()  # so no thread starts
+    keeper.watch(_OwnSource(scene.slots))
+    end(scene)
+    keeper.tick()
+    if scene.scope.entered:
+        return "its end never comes to an end"
+    if scene.store.kept(a_name()) or scene.slots.taken():
+        return "the lock is still held"
+    try:
+        again = scene.take()
+    except LockLost:
+        return "its owner cannot take it again"
+    scene.locker.release(again, scene.scope)
+    return "it cannot be given back again" if scene.store.kept(a_name()) else ""
+
+
+@pytest.mark.parametrize("work", [take, take_twice, take_and_leave, take_twice_and_leave])
+def test_an_interruption_at_any_line_leaves_no_lock_behind_and_the_owner_can_take_it_again(
+    work: Callable[[LockerScene], None],
+) -> None:
+    troubles, line = [], 0
+    while True:
+        line += 1
+        scene = LockerScene()
+        where = struck_at(line, partial(work, scene))
+        if not where:
+            break
+        if trouble := trouble_after(scene):
+            troubles.append(f"{where}: {trouble}")
+    assert line > 10
+    assert not troubles
+
+
+def test_an_interruption_at_any_line_of_a_release_does_not_lose_what_the_end_means() -> None:
+    """Done marks and used names are told by the door that comes next, if not by this one."""
+    untold, line = [], 0
+    while True:
+        line += 1
+        scene = LockerScene()
+        lease = scene.take()
+        where = struck_at(line, lambda s=scene, e=lease: s.locker.release(e, s.scope, FINAL))  # type: ignore[misc]
+        if not where:
+            break
+        trouble_after(scene)
+        if FINAL not in [ending for _, ending in scene.store.ended]:
+            untold.append(where)
+    assert line > 10
+    assert not untold
