@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from kombu.transport import get_transport_cls
+
 from .errors import InvalidLockOptions
 from .options import DEFAULT_TTL, ttl_seconds
 from .stores import SCHEMES, shown
@@ -98,7 +100,10 @@ def _first(urls: Any) -> str:
 
 
 def _doubtful_after(app: Celery) -> float | None:
-    if app.connection_for_write().transport_cls not in ("redis", "rediss", "redis+socket"):
+    from kombu.transport.redis import Transport  # noqa: PLC0415  # importing celery_dlock loads no driver
+
+    # Sentinel's transport, and others, derive from Redis'.
+    if not issubclass(get_transport_cls(app.connection_for_write().transport_cls), Transport):  # type: ignore[arg-type]  # it is a class
         return None
     visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
     # Early: that time is counted from before our receipt, by another worker's wall clock. To doubt costs one done mark.

@@ -53,6 +53,7 @@ class _Look:
     due: list[Slot] = field(default_factory=list)
     ends: list[tuple[Source, Slot]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    held: list[Slot] = field(default_factory=list)
     ends_at: float = math.inf
     busy: bool = False
 
@@ -142,12 +143,24 @@ class Keeper:
         budget = (look.ends_at - self._clock.monotonic() - TICK) / 3
         self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
         # The living first: the dead can wait for one round trip, a lease may not.
-        if look.due:
-            self._renew(look.due)
+        if look.due and not self._renew(look.due, look.held):
+            return look.busy  # the store is away, and no lease can wait for a second timeout
+        began = self._clock.monotonic()
         for source, slot in look.ends:
             if not self._end(source, slot):
-                break  # the store is away; the others would wait for its timeout one by one
+                # The store is away; the others would wait for its timeout one by one.
+                self._lose_what_ends(look.held, "the store did not answer")
+                break
+            if self._clock.monotonic() - began > TICK:
+                break  # many ends, or a slow store: the living are looked at between them
         return look.busy
+
+    def _lose_what_ends(self, slots: Sequence[Slot], reason: str) -> None:
+        now = self._clock.monotonic()
+        for slot in slots:
+            grace = min(self._grace, slot.ttl * 2 / 3)  # no lease is given up before it was even due
+            if slot.state is SlotState.HELD and slot.deadline - grace <= now:
+                self._lose(slot, f"its deadline came unanswered: {reason}")
 
     def _look_at(self, source: Source, look: _Look) -> None:
         now = self._clock.monotonic()
@@ -155,6 +168,7 @@ class Keeper:
         for slot in slots:
             look.seen.add(slot.acquisition)
             if slot.state is SlotState.HELD and not slot.lost:
+                look.held.append(slot)
                 look.ends_at = min(look.ends_at, slot.deadline)
             if gone or self._left(slot, now):
                 look.ends.append((source, slot))
@@ -178,7 +192,8 @@ class Keeper:
             return False
         return now - self._lingering.setdefault(slot.acquisition, now) >= LINGER
 
-    def _renew(self, due: Sequence[Slot]) -> None:
+    def _renew(self, due: Sequence[Slot], held: Sequence[Slot]) -> bool:
+        """False if the store did not answer."""
         sent = self._clock.monotonic()
         worded = {slot.acquisition for slot in due if self._doubtful(slot.acquisition)}
         renewals = [
@@ -193,10 +208,8 @@ class Keeper:
         try:
             answers = self._store.renew(renewals)
         except StoreUnavailable as error:
-            for slot in due:
-                if slot.deadline - self._grace <= self._clock.monotonic():
-                    self._lose(slot, f"its deadline came unanswered: {error}")
-            return
+            self._lose_what_ends(held, str(error))
+            return isinstance(error, StoreRefused)
         for slot, renewed in zip(due, answers, strict=True):
             if renewed:
                 slot.moved(sent + slot.ttl - margin(slot.ttl))
@@ -205,6 +218,7 @@ class Keeper:
                 # Read again: a release between our look and the store's answer is no loss.
                 self._refused.add(slot.acquisition)
                 self._lose(slot, "the store no longer knows it")
+        return True
 
     def _lose(self, slot: Slot, reason: str) -> None:
         if not slot.lost:

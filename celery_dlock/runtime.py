@@ -33,7 +33,7 @@ __all__ = ["Runtime"]
 #: wait while no lease ends soon.
 STORE_TIMEOUT = 3.0
 KEEPER_TIMEOUT = 0.4
-PATIENT_TIMEOUTS = (1.0, STORE_TIMEOUT)
+PATIENT_TIMEOUTS = (0.7, 1.5, STORE_TIMEOUT)
 
 logger = logging.getLogger("celery_dlock")
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import celery.signals
 import psutil
 from celery import _state
+from celery.utils.dispatch import Signal
 
+import celery_dlock.signals
 from tests.processes import ROOT, kill_session, spawn, tail
 from tests.waiting import eventually
 
@@ -150,6 +153,9 @@ def loaded_app(module: str, urls: Urls) -> Iterator[ModuleType]:
     sys.modules.pop(module, None)
     # The last app made stays the current one, and the next test's shared tasks would be looked up there.
     current = _state._tls.current_app  # type: ignore[attr-defined]  # not in the stubs
+    # Nor may the next test's signals be received, or its app be given the tasks, by this one's module.
+    shared = set(_state._on_app_finalizers)  # type: ignore[attr-defined]  # not in the stubs
+    receivers = [(told, list(told.receivers or ())) for told in _signals()]
     try:
         loaded = importlib.import_module(module)
     finally:
@@ -163,3 +169,12 @@ def loaded_app(module: str, urls: Urls) -> Iterator[ModuleType]:
     finally:
         loaded.app.close()
         _state._tls.current_app = current  # type: ignore[attr-defined]  # not in the stubs
+        _state._on_app_finalizers.intersection_update(shared)  # type: ignore[attr-defined]  # not in the stubs
+        for told, connected in receivers:
+            told.receivers = connected
+
+
+def _signals() -> list[Signal]:
+    """Celery's signals and ours, which all apps of a process share."""
+    rooms = (vars(celery.signals), vars(celery_dlock.signals))
+    return [told for room in rooms for told in room.values() if isinstance(told, Signal)]

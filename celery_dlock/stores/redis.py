@@ -148,11 +148,11 @@ class RedisStore:
         except ReplyLost:
             return call()
 
-    def _run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+    def _run(self, script: Script, keys: Sequence[str], args: Sequence[str], *, known: bool = True) -> Any:
         connection = self._checkout()
         reply: Any
         try:
-            connection.send_packed_command([script.packed(keys, args)], check_health=False)
+            connection.send_packed_command([script.packed(keys, args, whole=not known)], check_health=False)
             try:
                 reply = connection.read_response()
             except NoScriptError:
@@ -180,7 +180,7 @@ class RedisStore:
 
     def _renewed(self, call: tuple[list[str], tuple[str, ...]], reply: Any) -> bool:
         if isinstance(reply, NoScriptError):
-            reply = self._run(RENEW, *call)
+            reply = self._run(RENEW, *call, known=False)
         # A key that somebody overwrote is one lost lease, and must not stop the renewal of all others.
         return not isinstance(reply, ResponseError) and bool(reply)
 
@@ -217,7 +217,10 @@ class RedisStore:
         return connection
 
     def _new_connection(self) -> Connection:
-        return self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
+        connection: Any = self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
+        # redis-py's names for it, until and since 7: each of its two CLIENT SETINFO would be a round trip.
+        connection.lib_name = connection.lib_version = connection.driver_info = None
+        return connection
 
     def _connect(self) -> Connection:
         connection = self._new_connection()

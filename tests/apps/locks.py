@@ -26,8 +26,8 @@ def say(*words: object) -> None:
 
 
 def hold(url: str) -> None:
-    """Hold "x" with a ttl of 1 s until killed."""
-    with Lock("x", app=app_at(url), ttl=1) as lock:
+    """Hold "x" with a ttl of 2 s until killed."""
+    with Lock("x", app=app_at(url), ttl=2) as lock:
         assert lock.lease
         say("held", lock.lease.token)
         time.sleep(60)

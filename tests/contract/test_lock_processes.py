@@ -105,12 +105,12 @@ def test_a_lock_of_a_killed_process_is_free_after_its_ttl(app: Celery, program: 
     token = int(process.stdout.readline().removeprefix("held "))
     lock = Lock("x", app=app)
     # Renewed while it lives ...
-    assert not lock.acquire(timeout=1.3)
+    assert not lock.acquire(timeout=2.3)
     process.send_signal(signal.SIGKILL)
     killed = time.monotonic()
     # ... and free within a ttl of its death.
     assert lock.acquire(timeout=5)
-    assert time.monotonic() - killed < 1.5
+    assert time.monotonic() - killed < 2.9
     assert lock.lease
     assert lock.lease.token
     assert lock.lease.token > token

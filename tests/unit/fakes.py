@@ -127,6 +127,24 @@ class FakeStore:
         return Holder(None, None, "node", 1, since=self.clock.wall(), expires_in=kept.until - self.clock.now)
 
 
+class SlowerStore(FakeStore):
+    """The same store over connections that wait longer: away, a call takes so many seconds."""
+
+    def __init__(self, origin: FakeStore, timeout: float) -> None:
+        super().__init__(origin.clock)
+        self.origin = origin
+        self.timeout = timeout
+        self.locks, self.asked, self.ended = origin.locks, origin.asked, origin.ended
+
+    def _call(self) -> None:
+        if self.origin.away is None:
+            self.origin._call()
+            return
+        self.origin.calls += 1
+        self.clock.now += self.timeout
+        raise self.origin.away
+
+
 class FakeWaker:
     """Nobody is ever woken: time passes."""
 
@@ -167,14 +185,15 @@ def a_name(text: str = "x") -> LockName:
 class KeeperScene:
     """One keeper, one process, and what the keeper told. No thread: the test ticks."""
 
-    def __init__(self, *, timeout: float = KEEPER_TIMEOUT) -> None:
+    def __init__(self, *, timeout: float = KEEPER_TIMEOUT, patient: tuple[float, ...] = ()) -> None:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
         self.source = FakeSource()
         self.lost: list[tuple[str, str, float]] = []
         self.doubted: set[str] = set()
         self.timeout = timeout
-        self.keeper = Keeper(self.store, self.clock, "dlock", timeout, self._lost, self.doubted.__contains__)
+        stores = {longer: SlowerStore(self.store, longer) for longer in patient}
+        self.keeper = Keeper(self.store, self.clock, "dlock", timeout, self._lost, self.doubted.__contains__, stores)
         self.keeper._running.take()  # so no thread starts
         self.keeper.watch(self.source)
 

@@ -11,7 +11,9 @@ from celery_dlock import native
 from celery_dlock.errors import ReplyLost, StoreUnavailable
 from celery_dlock.keeper import TICK
 from celery_dlock.lease import margin
+from celery_dlock.runtime import PATIENT_TIMEOUTS
 from celery_dlock.slots import SlotState
+from celery_dlock.store import Ending
 from tests.unit.fakes import FakeSource, KeeperScene, a_name
 
 
@@ -125,23 +127,56 @@ def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(scene: Keep
 
 @pytest.mark.parametrize("ttl", [1.0, 1.5, 2.0, 3.0, 10.0, 30.0, 600.0])
 @pytest.mark.parametrize("answered_until", [0.0, 0.3, 0.9, 2.4])
-def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(ttl: float, answered_until: float) -> None:
+@pytest.mark.parametrize("patient", [(), PATIENT_TIMEOUTS], ids=["hasty", "patient"])
+@pytest.mark.parametrize("also", ["nothing else", "an end", "a longer lease"])
+def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(
+    ttl: float, answered_until: float, patient: tuple[float, ...], also: str
+) -> None:
     """The store stops answering: each call takes the whole timeout. The holder hears of it while it still holds."""
-    scene = KeeperScene()
+    scene = KeeperScene(patient=patient)
     slot = scene.hold(ttl=ttl)
+    if also == "a longer lease":
+        scene.hold("longer", ttl=ttl * 10)
     scene.run(answered_until)
     end = slot.deadline
+    if also == "an end":
+        scene.hold("left").leave_to_keeper(Ending().text)
     scene.store.away, scene.store.call_time = ReplyLost("no answer"), scene.timeout
     while not scene.lost and scene.clock.now < end + 10:
         scene.run(TICK)
     ((who, why, told),) = scene.lost
-    assert (who, why) == ("owner.x", "its deadline came unanswered: no answer")
+    assert who == "owner.x"
+    assert why.startswith("its deadline came unanswered: ")
     assert slot.lost
     assert told <= end, f"told {told - end:.2f} s after the end"
     # ... and not so early that a short outage costs leases that could still be saved.
     assert told >= end - 2 * (scene.timeout + TICK) - 0.2
-    scene.run(10)
-    assert len(scene.lost) == 1
+    scene.run(min(10, ttl))
+    assert [lost[0] for lost in scene.lost] == ["owner.x"]
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [(1.0, 0.4), (3.0, 0.4), (10.0, 1.0), (30.0, 3.0), (3600.0, 3.0)])
+def test_a_slow_store_is_waited_for_as_long_as_no_lease_ends_soon(ttl: float, expected: float) -> None:
+    """At a third of the ttl: the longest of the timeouts that fits three times into what is left."""
+    scene = KeeperScene(patient=PATIENT_TIMEOUTS)
+    scene.hold(ttl=ttl)
+    scene.store.away, scene.store.call_time = ReplyLost("no answer"), scene.timeout
+    scene.clock.now += ttl / 3
+    before = scene.clock.now
+    scene.keeper.tick()
+    assert scene.store.asked
+    assert scene.clock.now - before == pytest.approx(expected)
+
+
+def test_where_one_lease_ends_soon_nobody_waits_long() -> None:
+    scene = KeeperScene(patient=PATIENT_TIMEOUTS)
+    scene.hold("long", ttl=3600.0)
+    scene.hold("short", ttl=1.0)
+    scene.store.away, scene.store.call_time = ReplyLost("no answer"), scene.timeout
+    scene.clock.now += 0.4
+    before = scene.clock.now
+    scene.keeper.tick()
+    assert scene.clock.now - before == pytest.approx(0.4)
 
 
 def test_one_lost_lease_does_not_stop_the_others(scene: KeeperScene) -> None:

@@ -1,5 +1,7 @@
 """docker-compose.yml without Docker: our services' own commands, run against servers started here."""
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess

@@ -1,0 +1,65 @@
+"""Singleton tasks whose messages come through exchanges of their own."""
+# ruff: noqa: ARG001 - arguments of tasks are there for their locks, not for their bodies
+
+import json
+import os
+import time
+
+import redis
+from celery import Celery
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from celery_dlock import singleton_task
+
+app = Celery("exchanges", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+
+topic = Exchange("jobs", type="topic")
+pairs = Exchange("pairs", type="topic")
+direct = Exchange("orders", type="direct")
+
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    broker_connection_retry_on_startup=True,
+    worker_log_color=False,
+    task_queues=[
+        Queue("celery"),
+        Queue("q.topic", topic, routing_key="job.#"),
+        Queue("q.direct", direct, routing_key="order.new"),
+        Queue("q.left", pairs, routing_key="pair.*"),
+        Queue("q.right", pairs, routing_key="pair.#"),
+        Broadcast("everybody"),
+    ],
+)
+TOPIC = {"queue": "q.topic", "routing_key": "job.a.b"}
+DIRECT = {"queue": "q.direct", "routing_key": "order.new"}
+PAIR = {"exchange": "pairs", "routing_key": "pair.a"}
+FANOUT = {"exchange": "everybody", "routing_key": ""}
+
+# without its default timeout, which would end a body that waits at its gate
+history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
+
+
+def note(what, **facts):
+    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
+
+
+def work(self, n, gate="", end=""):
+    """The body: `n` is its lock, `gate` what it waits for."""
+    facts = {"id": self.request.id, "n": n}
+    note("in", **facts)
+    try:
+        if gate:
+            history.blpop(f"gate:{gate}", timeout=30)
+        return n
+    finally:
+        note("out", **facts)
+
+
+def define(name, **options):
+    return singleton_task(app=app, name=f"exchanges.{name}", bind=True, key=["n"], **options)(work)
+
+
+retries = define("retries", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.2)
+retries_late = define("retries_late", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.2, acks_late=True)
+skips_late = define("skips_late", acks_late=True)

@@ -1,0 +1,202 @@
+"""Connections die while nobody looks: a restart, an idle limit, a proxy that was moved. The store itself answers."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock import Lease, Lock
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.locker import POLL
+from celery_dlock.runtime import Runtime
+from tests.servers import Server
+from tests.waiting import eventually
+
+IDLE = 8
+
+Break = Callable[[Server], None]
+
+
+def kill_all(server: Server) -> None:
+    with server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
+
+
+def restart(server: Server) -> None:
+    server.restart()
+
+
+BROKEN = pytest.mark.parametrize("broken", [kill_all, restart])
+
+
+@pytest.fixture
+def server(own_server: Any) -> Server:
+    made: Server = own_server(persistent=True)
+    return made
+
+
+@pytest.fixture
+def app(server: Server, make_app: Callable[..., Celery]) -> Celery:
+    return make_app(server.url())
+
+
+def at_once(count: int, call: Callable[[int], Any]) -> list[Any]:
+    """What so many threads got that called at the same moment; an error is what it got."""
+    got: list[Any] = [None] * count
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        barrier.wait(10)
+        try:
+            got[number] = call(number)
+        except Exception as error:  # noqa: BLE001 - the error is what the test looks at
+            got[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return got
+
+
+@pytest.fixture
+def idle(app: Celery) -> Any:
+    """The store of this process, with as many idle connections as threads talked at once."""
+    store: Any = Runtime.of(app).locker._store
+    for connection in [store._connect() for _ in range(IDLE)]:
+        store._idle.append(connection)
+    return store._idle
+
+
+def use(app: Celery, name: str) -> int:
+    with Lock(name, app=app) as lock:
+        assert isinstance(lock.lease, Lease)
+        assert lock.lease.token is not None
+        return lock.lease.token
+
+
+@pytest.mark.core
+@BROKEN
+@pytest.mark.parametrize("verb", ["use", "inspect", "renew", "release"])
+def test_many_stale_connections_show_no_error(server: Server, app: Celery, idle: Any, broken: Break, verb: str) -> None:
+    """Whatever comes first meets a stale one, and is answered all the same."""
+    held = Lock("held", app=app)
+    assert held.acquire()
+    lease = held.lease
+    assert lease is not None
+    assert len(idle) >= IDLE
+    broken(server)
+    if verb == "use":
+        assert use(app, "x") > 0
+    elif verb == "inspect":
+        holder = held.holder()
+        assert holder is not None
+        assert holder.token == lease.token
+    elif verb == "renew":
+        lease.ensure()
+    held.release()
+    assert not held.locked()
+    assert not lease.lost
+
+
+@pytest.mark.core
+@BROKEN
+def test_nor_to_many_threads_at_once(server: Server, app: Celery, idle: Any, broken: Break) -> None:
+    assert len(idle) >= IDLE
+    broken(server)
+    tokens = at_once(IDLE, lambda number: use(app, f"x{number}"))
+    assert [token for token in tokens if not isinstance(token, int)] == []
+
+
+def test_none_of_them_is_left_after_the_first_that_was_stale(server: Server, app: Celery, idle: Any) -> None:
+    """Else each call would find out anew, and one that needs two would fail."""
+    kill_all(server)
+    use(app, "x")
+    assert len(idle) == 1
+    with server.client() as client:
+        ours = [row for row in client.client_list() if row["cmd"] != "client|list"]
+    assert len(ours) <= 2  # this process and its keeper
+
+
+class Waiter:
+    """A thread that waits for the lock `held`."""
+
+    def __init__(self, app: Celery, server: Server) -> None:
+        self.server = server
+        self.got: list[Any] = []
+        self.done = threading.Event()
+        self._app = app
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        try:
+            self.got.append(Lock("held", app=self._app).acquire(timeout=20))
+        except Exception as error:  # noqa: BLE001 - the error is what the test looks at
+            self.got.append(error)
+        self.done.set()
+
+    def listening(self, but: int = 0) -> int:
+        """The id of the connection that waits, once there is one other than `but`."""
+        channel = LockKeys.of("dlock", shared_name("held")).channel
+        with self.server.client() as client:
+
+            def find() -> int:
+                if self.done.is_set():
+                    return -1
+                rows = client.client_list(_type="pubsub")
+                subscribed = dict(client.pubsub_numsub(channel))[channel]
+                return next((int(row["id"]) for row in rows if subscribed and int(row["id"]) != but), 0)
+
+            return eventually(find, 10, message="nobody waits")
+
+
+@pytest.mark.core
+def test_a_waiter_whose_subscription_is_cut_goes_on_and_is_woken(server: Server, app: Celery) -> None:
+    """By the release, three times sooner than by its own next look."""
+    held = Lock("held", app=app)
+    assert held.acquire()
+    waiter = Waiter(app, server)
+    first = waiter.listening()
+    with server.client() as client:
+        assert client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") == 1  # type: ignore[no-untyped-call]
+    assert waiter.listening(but=first) > 0, waiter.got
+    held.release()
+    assert waiter.done.wait(POLL / 3), "it was not woken"
+    assert waiter.got == [True]
+
+
+def test_a_waiter_goes_on_however_often_it_is_cut(server: Server, app: Celery) -> None:
+    held = Lock("held", app=app)
+    assert held.acquire()
+    waiter = Waiter(app, server)
+    seen = waiter.listening()
+    with server.client() as client:
+        for _ in range(5):
+            client.execute_command("CLIENT", "KILL", "ID", seen)  # type: ignore[no-untyped-call]
+            seen = waiter.listening(but=seen)
+            assert seen > 0, waiter.got
+    assert not waiter.done.is_set()
+    held.release()
+    assert waiter.done.wait(POLL / 3), "it was not woken"
+    assert waiter.got == [True]
+
+
+def test_a_waiter_whose_every_connection_is_cut_does_not_take_what_is_held(server: Server, app: Celery) -> None:
+    held = Lock("held", app=app)
+    assert held.acquire()
+    waiter = Waiter(app, server)
+    first = waiter.listening()
+    kill_all(server)
+    with server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")  # type: ignore[no-untyped-call]
+    assert waiter.listening(but=first) > 0, waiter.got
+    assert held.lease is not None
+    held.lease.ensure()
+    assert not waiter.done.is_set()
+    held.release()
+    assert waiter.done.wait(POLL / 3), "it was not woken"
+    assert waiter.got == [True]

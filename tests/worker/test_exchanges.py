@@ -1,0 +1,182 @@
+"""What comes back comes back to its own queue, whatever exchange it came through: exactly once, and never nowhere."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from celery import Celery
+
+from celery_dlock import LockHeld
+from tests.apps.policies_stage import Stage, _stop_listening
+from tests.conftest import WORKERS
+from tests.waiting import eventually
+from tests.workers import Urls, loaded_app, running_worker
+
+APP = "tests.apps.exchanges"
+QUEUES = {"TOPIC": "q.topic", "DIRECT": "q.direct"}
+
+
+@contextmanager
+def staged(server, broker, folder):
+    server.flush()
+    urls = Urls(broker, server.url(1), server.url(2))
+    with loaded_app(APP, urls) as tasks, running_worker(APP, folder=folder, urls=urls, concurrency=4) as worker:
+        made = Stage(server, urls, tasks, folder)
+        made.workers.append(worker)
+        yield made
+        _stop_listening(tasks.app)
+
+
+@pytest.fixture(scope="module")
+def stage(server, tmp_path_factory):
+    with staged(server, server.url(0), tmp_path_factory.mktemp("exchanges")) as made:
+        yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return stage.tasks
+
+
+def rounds(stage, task_id, count=2):
+    """Wait until a message came back so many times."""
+    return eventually(
+        lambda: (found := stage.lines(task_id, "comes back"))[count - 1 :] and found,
+        message=f"{task_id} does not come back {count} times",
+    )
+
+
+def bodies(stage, task_id):
+    return [fact["what"] for fact in stage.history(id=task_id)]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("route", ["TOPIC", "DIRECT"])
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_a_message_that_met_a_held_lock_comes_back_to_its_own_queue_and_runs_once(stage, tasks, name, route):
+    task, n = getattr(tasks, name), stage.fresh()
+    holding = stage.hold(task, n)
+    result = task.apply_async((n,), **getattr(tasks, route))
+    rounds(stage, result.id)
+    copy = eventually(lambda: (m := stage.unacked(result.id))["headers"].get("dlock") and m)
+    assert copy["properties"]["delivery_info"] == {"exchange": "", "routing_key": QUEUES[route]}
+    holding.end()
+    assert result.get(timeout=10) == n
+    stage.nothing_left()
+    assert bodies(stage, result.id) == ["in", "out"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("route", ["TOPIC", "DIRECT"])
+def test_a_put_back_twin_comes_back_to_its_own_queue_and_does_not_run(stage, tasks, route):
+    n, options = stage.fresh(), getattr(tasks, route)
+    holding = stage.hold(tasks.skips_late, n, **options)
+    tasks.skips_late.apply_async((n,), task_id=holding.id, **options)
+    stage.wait_for_line(holding.id, "comes back.*another copy of this message is running")
+    first = eventually(lambda: copies(stage, holding.id))
+    assert [copy["properties"]["delivery_info"]["routing_key"] for copy in first] == [QUEUES[route]]
+    assert holding.end() == n
+    stage.wait_for_line(holding.id, "is a duplicate")
+    stage.nothing_left()
+    assert stage.state(holding.id) == "SUCCESS"
+    assert bodies(stage, holding.id) == ["in", "out"]
+
+
+def copies(stage, task_id):
+    """Our copies of a message that the worker has."""
+    kept = [json.loads(text)[0] for text in stage.broker.hvals("unacked")]
+    return [message for message in kept if message["headers"]["id"] == task_id and message["headers"].get("dlock")]
+
+
+def test_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(stage, tasks):
+    """Two copies were sent, so two come back, however often."""
+    n = stage.fresh()
+    holding = stage.hold(tasks.retries, n)
+    result = tasks.retries.apply_async((n,), **tasks.PAIR)
+    # A message that each round doubled would have come back 2 + 4 + 8 + 16 times after four.
+    rounds(stage, result.id, 10)
+    most = max(stage.queued() for _ in range(50))
+    assert most == 2
+    holding.end()
+    assert result.get(timeout=10) == n
+    stage.nothing_left()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_what_came_through_a_fanout_fails_loudly_with_lock_held(stage, tasks, name):
+    """It has no queue of its own to come back to, and must not vanish."""
+    task, n = getattr(tasks, name), stage.fresh()
+    with stage.hold(task, n):
+        result = task.apply_async((n,), **tasks.FANOUT)
+        with pytest.raises(LockHeld, match="held by"):
+            result.get(timeout=10)
+        assert stage.state(result.id) == "FAILURE"
+        assert stage.lines(result.id, "cannot publish")
+    stage.nothing_left()
+    assert bodies(stage, result.id) == []
+
+
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_a_twin_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, name):
+    """As where two workers get one broadcast."""
+    task, n = getattr(tasks, name), stage.fresh()
+    holding = stage.hold(task, n, **tasks.FANOUT)
+    task.apply_async((n,), task_id=holding.id, **tasks.FANOUT)
+    stage.wait_for_line(holding.id, "cannot publish")
+    assert stage.state(holding.id) == "PENDING"
+    assert holding.end() == n
+    stage.nothing_left()
+    assert stage.state(holding.id) == "SUCCESS"
+    assert bodies(stage, holding.id) == ["in", "out"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_a_message_of_protocol_1_that_met_a_held_lock_is_delivered_a_few_times_and_fails(stage, tasks, name):
+    """It cannot be published again; going back to the broker, it would go round as fast as the worker can."""
+    task, n = getattr(tasks, name), stage.fresh()
+    old = Celery("old", broker=stage.urls.broker, backend=stage.urls.result, set_as_current=False)
+    old.conf.task_protocol = 1
+    with stage.hold(task, n):
+        result = old.send_task(task.name, (n,))
+        with pytest.raises(LockHeld, match="held by"):
+            stage.app.AsyncResult(result.id).get(timeout=10)
+        assert stage.state(result.id) == "FAILURE"
+        assert len(stage.lines(result.id, "received")) <= 3
+    stage.nothing_left()
+    assert bodies(stage, result.id) == []
+    _stop_listening(old)
+    old.close()
+
+
+@pytest.mark.servers
+class TestOnRabbitMQ:
+    @pytest.fixture(scope="class")
+    def stage(self, rabbitmq_url, server, tmp_path_factory):
+        with staged(server, rabbitmq_url, tmp_path_factory.mktemp("exchanges-rabbitmq")) as made:
+            yield made
+
+    @pytest.mark.parametrize("route", ["TOPIC", "DIRECT"])
+    @pytest.mark.parametrize("name", ["retries", "retries_late"])
+    def test_a_message_that_met_a_held_lock_comes_back_and_runs_once(self, stage, tasks, name, route):
+        task, n = getattr(tasks, name), stage.fresh()
+        holding = stage.hold(task, n)
+        result = task.apply_async((n,), **getattr(tasks, route))
+        rounds(stage, result.id)
+        holding.end()
+        assert result.get(timeout=10) == n
+        assert bodies(stage, result.id) == ["in", "out"]
+
+    def test_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(self, stage, tasks):
+        n = stage.fresh()
+        holding = stage.hold(tasks.retries, n)
+        result = tasks.retries.apply_async((n,), **tasks.PAIR)
+        rounds(stage, result.id, 10)
+        # Each copy has its own count of tries; of one message that doubled, the later ones would be the most.
+        lines = len(stage.lines(result.id, "received"))
+        rounds(stage, result.id, lines + 4)
+        assert result.state == "PENDING"
+        holding.end()
+        assert result.get(timeout=10) == n
