@@ -217,9 +217,10 @@ class RedisStore:
         return connection
 
     def _new_connection(self) -> Connection:
-        connection: Any = self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
+        connection = self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
+        bare: Any = connection  # its stubs lack some of these
         # redis-py's names for it, until and since 7: each of its two CLIENT SETINFO would be a round trip.
-        connection.lib_name = connection.lib_version = connection.driver_info = None
+        bare.lib_name = bare.lib_version = bare.driver_info = None
         return connection
 
     def _connect(self) -> Connection:
