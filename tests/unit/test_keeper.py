@@ -155,7 +155,9 @@ def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(
     assert [lost[0] for lost in scene.lost] == ["owner.x"]
 
 
-@pytest.mark.parametrize(("ttl", "expected"), [(1.0, 0.4), (3.0, 0.4), (4.0, 0.7), (10.0, 1.5), (30.0, 3.0), (3600.0, 3.0)])
+@pytest.mark.parametrize(
+    ("ttl", "expected"), [(1.0, 0.4), (3.0, 0.4), (4.0, 0.7), (10.0, 1.5), (30.0, 3.0), (3600.0, 3.0)]
+)
 def test_a_slow_store_is_waited_for_as_long_as_no_lease_ends_soon(ttl: float, expected: float) -> None:
     """At a third of the ttl: the longest of the timeouts that fits three times into what is left."""
     scene = KeeperScene(patient=PATIENT_TIMEOUTS)
