@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from kombu.transport.virtual.exchange import TopicExchange
 
 from .errors import DLockError
 from .records import Identity
@@ -32,8 +29,7 @@ class Raw(NamedTuple):
     content_encoding: str
     headers: Mapping[str, Any]
     properties: Mapping[str, Any]
-    exchange: str
-    routing_key: str
+    queue: str | None
 
 
 class Delivery(NamedTuple):
@@ -92,13 +88,14 @@ def publish_again(
         expires: Keep the message's expiry. A copy of a running message has none: it may not end that one REVOKED.
 
     Raises:
-        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or came
-            through an exchange from which its queue cannot be told.
+        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or it
+            cannot be told from which queue it came.
     """
     raw = Raw(*delivery.raw)
     if "task" not in raw.headers:
         raise DLockError("a message of protocol 1 cannot be published again; set task_protocol = 2 in its publisher")
-    queue = _queue_of(app, raw)
+    if raw.queue is None:
+        raise DLockError("it cannot be told from which queue this message came, so it cannot be published again")
     headers = dict(raw.headers)
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
@@ -114,9 +111,8 @@ def publish_again(
             # The body was decompressed on receipt, while its header still names the compression.
             compression=headers.pop("compression", None),
             headers=headers,
-            # To the queue itself: its exchange may not know it from here, or know other queues for this key too.
             exchange="",
-            routing_key=queue,
+            routing_key=raw.queue,
             correlation_id=properties.get("correlation_id"),
             reply_to=properties.get("reply_to"),
             priority=properties.get("priority"),
@@ -125,27 +121,6 @@ def publish_again(
             retry=True,
             retry_policy=app.conf.task_publish_retry_policy,
         )
-
-
-def _queue_of(app: Celery, raw: Raw) -> str:
-    """A queue that this worker consumes and that this message can have come from."""
-    if not raw.exchange:
-        return raw.routing_key
-    for queue in app.amqp.queues.consume_from.values():
-        exchange = queue.exchange
-        if exchange.name == raw.exchange and _routes(exchange.type, queue.routing_key, raw.routing_key):
-            return str(queue.name)
-    raise DLockError(
-        f"cannot tell the queue of a message from exchange {raw.exchange!r}; use a direct or topic exchange"
-    )
-
-
-def _routes(kind: str, binding: str | None, routing_key: str) -> bool:
-    if kind == "topic":
-        pattern = TopicExchange(None).key_to_pattern(binding or "")
-        return re.match(pattern, routing_key) is not None
-    # Whoever is behind a fanout exchange gets every message, and over Redis from no queue that could be published to.
-    return kind == "direct" and (binding or "") == routing_key
 
 
 def _seconds_left(expires: Any) -> float | None:

@@ -43,6 +43,8 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
     """
     reason = f"{name}: {decision.reason}"
     task, task_id = run.task, run.request.id
+    holder = answer.holder if isinstance(answer, Held) else None
+    held = LockHeld(reason, name.text, *((holder.task_id, holder.node, holder.since) if holder else ()))
     if isinstance(answer, Held):
         _tell(run, "refused", name, reason)
     match decision:
@@ -53,13 +55,11 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
             raise Skipped(reason)
         case Again(delay) | PutBack(delay):
             rank_us = answer.rank_us if isinstance(answer, Held) else None
-            _publish_again(run, rank_us, delay, LockHeld(reason, name.text), copy=isinstance(decision, PutBack))
+            _publish_again(run, rank_us, delay, held, copy=isinstance(decision, PutBack))
             logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, task_id, delay, reason)
             raise Skipped(reason)
         case Fail():
-            holder = answer.holder if isinstance(answer, Held) else None
-            facts = (holder.task_id, holder.node, holder.since) if holder else ()
-            raise LockHeld(reason, name.text, *facts)
+            raise held
 
 
 def store_away(run: Execution, error: StoreUnavailable) -> NoReturn:
@@ -102,7 +102,7 @@ def _publish_again(
         publish_again(task.app, delivery, run.identity, rank_us=rank_us, delay=delay, expires=not copy)
     except Exception as error:
         logger.exception("cannot publish %s[%s] again", task.name, run.request.id)
-        # What no later try can cure (a message of protocol 1) must not go round for ever.
+        # What no later try can cure (a message of protocol 1, or from a fanout exchange) must not go round for ever.
         if task.acks_late and not isinstance(error, DLockError):
             time.sleep(min(delay, REQUEUE_DELAY))
             raise Reject(error, requeue=True) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,7 @@ from . import execution
 from .children import Children
 from .errors import InvalidLockOptions
 from .message import HEADER, PROPERTY, Carried, Delivery, Raw
+from .queues import queue_of
 from .records import Identity
 from .runtime import Runtime
 from .slots import Slot
@@ -58,11 +60,11 @@ class SingletonRequest(Request):
         self.dlock_owner = os.urandom(16).hex()
         self.dlock_identity = Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
         carried = Carried.of(request.pop(HEADER, None), self.dlock_identity)
-        info = message.delivery_info or {}
+        deliveries = Deliveries.of(self._app)
+        queue = queue_of(self._app, message.delivery_info or {}, deliveries.tags())
         properties = request["properties"]
         raw = Raw(
-            message.body, message.content_type, message.content_encoding, message.headers or {}, properties,
-            info.get("exchange") or "", info.get("routing_key") or "",
+            message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue
         )  # fmt: skip
         self.dlock_delivered = time.monotonic()
         delivery = Delivery(
@@ -71,7 +73,7 @@ class SingletonRequest(Request):
         )  # fmt: skip
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
         request["properties"] = {**properties, PROPERTY: tuple(delivery)}
-        Deliveries.of(self._app).by_owner[self.dlock_owner] = self
+        deliveries.by_owner[self.dlock_owner] = self
 
     def _since(self) -> float:
         """The later of receipt and ETA on the monotonic clock."""
@@ -119,6 +121,8 @@ class Deliveries:
         self.by_owner: WeakValueDictionary[str, SingletonRequest] = WeakValueDictionary()
         self._settled: OrderedDict[str, Identity] = OrderedDict()
         self._freed: OrderedDict[str, Slot] = OrderedDict()
+        #: The running worker's consumer tags by queue.
+        self.tags: Callable[[], Mapping[str, str]] = dict
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
         runtime.monitored_as = self.monitored_as
@@ -204,5 +208,7 @@ class KeeperStep(bootsteps.StartStopStep):
 
     def create(self, worker: Any) -> None:
         deliveries = Deliveries.of(worker.app)
+        # Kombu keeps this table up to date, also for queues that are added later.
+        deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
         if issubclass(worker.pool_cls, prefork.TaskPool):
             Children(Runtime.of(worker.app), deliveries.freed).map_before_forks()

@@ -33,8 +33,9 @@ app.conf.update(
 )
 TOPIC = {"queue": "q.topic", "routing_key": "job.a.b"}
 DIRECT = {"queue": "q.direct", "routing_key": "order.new"}
-PAIR = {"exchange": "pairs", "routing_key": "pair.a"}
-FANOUT = {"exchange": "everybody", "routing_key": ""}
+PAIR = {"queue": "q.left", "routing_key": "pair.a"}
+# Celery declares no Broadcast where it publishes, and takes its own routing key for one that has none.
+FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("everybody", type="fanout")]}
 
 # without its default timeout, which would end a body that waits at its gate
 history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
@@ -63,3 +64,4 @@ def define(name, **options):
 retries = define("retries", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.2)
 retries_late = define("retries_late", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.2, acks_late=True)
 skips_late = define("skips_late", acks_late=True)
+gives_up = define("gives_up", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.2, retry_limit=4)

@@ -77,7 +77,7 @@ class Room:
             self.most = max(self.most, self.inside)
             if self.inside > 1:
                 self._crowd.set()
-        self._crowd.wait(0.3)
+        self._crowd.wait(0.15)
         with self._guard:
             self.inside -= 1
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_dlock.errors import ReplyLost, StoreRefused
@@ -158,6 +158,8 @@ def told_late(scene: PatientScene, ends: dict[str, float]) -> list[str]:
     answered_until=st.floats(0.0, 15.0),
     left=st.booleans(),
 )
+@example(ttls=[1.0, 4.0], answered_until=6.875, left=False)
+@example(ttls=[1.0], answered_until=0.0, left=True)
 def test_a_lease_is_told_lost_before_its_end_whatever_the_mix(
     *, ttls: list[float], answered_until: float, left: bool
 ) -> None:
@@ -242,6 +244,16 @@ def test_an_unanswered_release_stops_the_round(scene: PatientScene) -> None:
     scene.keeper.tick()
     assert len(scene.made) == 1
     assert [slot.state for slot in left] == [SlotState.LEFT] * 3
+
+
+def test_an_unanswered_renewal_stops_the_round_too(scene: PatientScene) -> None:
+    """No lease can wait for a second timeout."""
+    scene.holds(4.0)
+    scene.clock.now += 2
+    scene.leave("left")
+    scene.answers_in = 1000.0
+    scene.keeper.tick()
+    assert len(scene.made) == 1
 
 
 def test_an_unanswered_release_is_never_given_up(scene: PatientScene, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,7 @@ def test_an_identity_is_task_id_retries_and_nesting_and_its_digest_tells_them_ap
 
 
 def test_a_delivery_reaches_the_child_as_it_was() -> None:
-    raw = Raw(b"body", "application/json", "utf-8", {"task": "t"}, {"priority": 3}, "", "celery")
+    raw = Raw(b"body", "application/json", "utf-8", {"task": "t"}, {"priority": 3}, "celery")
     delivery = Delivery(owner="o", delivered=1.5, since=2.5, monitored=True, rank_us=None, tries=2, raw=tuple(raw))
     assert Delivery(*pickle.loads(pickle.dumps(tuple(delivery)))) == delivery
     assert Raw(*delivery.raw) == raw
@@ -87,7 +87,7 @@ def test_a_messages_body_is_pickled_once_beside_the_message_itself() -> None:
     body = b"x" * 100_000
     headers = {"task": "t", "id": "id1"}
     alone = pickle.dumps((body, headers))
-    raw = Raw(body, "application/json", "utf-8", headers, {}, "", "celery")
+    raw = Raw(body, "application/json", "utf-8", headers, {}, "celery")
     beside = pickle.dumps((body, headers, tuple(Delivery("o", 1.0, 1.0, False, None, 0, tuple(raw)))))
     assert len(beside) - len(alone) < 200
 
