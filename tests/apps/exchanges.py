@@ -7,7 +7,7 @@ import time
 
 import redis
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
 from celery_dlock import singleton_task
@@ -28,11 +28,13 @@ app.conf.update(
         Queue("q.direct", direct, routing_key="order.new"),
         Queue("q.left", pairs, routing_key="pair.*"),
         Queue("q.right", pairs, routing_key="pair.#"),
+        Queue("q.bound", bindings=[binding(direct, routing_key="order.old"), binding(topic, routing_key="old.#")]),
         Broadcast("everybody"),
     ],
 )
 TOPIC = {"queue": "q.topic", "routing_key": "job.a.b"}
 DIRECT = {"queue": "q.direct", "routing_key": "order.new"}
+BOUND = {"queue": "q.bound", "exchange": "jobs", "routing_key": "old.a"}
 PAIR = {"queue": "q.left", "routing_key": "pair.a"}
 # Celery declares no Broadcast where it publishes, and takes its own routing key for one that has none.
 FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("everybody", type="fanout")]}

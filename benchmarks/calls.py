@@ -1,0 +1,177 @@
+"""Part 1: what one lock costs a caller, and what it makes the server do."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import redis
+from celery import Celery
+
+from benchmarks.tables import percentile, table
+from benchmarks.targets import Target
+from celery_dlock import Lock
+from celery_dlock.scripts import ACQUIRE, RELEASE
+from tests.servers import Server
+
+#: Locks held at once to weigh one of them.
+WEIGHED = 2000
+
+FLOOR, OURS = "2 bare EVALSHA, our scripts", "our Lock"
+
+
+@dataclass
+class Case:
+    """One thing to time.
+
+    Args:
+        name: for people.
+        call: one cycle.
+        hold: takes the lock of a number, to be weighed; returns what releases it.
+    """
+
+    name: str
+    call: Callable[[], object]
+    hold: Callable[[int], Callable[[], object]] | None = None
+    micros: list[float] = field(default_factory=list)
+
+    @property
+    def p50(self) -> float:
+        return percentile(self.micros, 50)
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.micros, 99)
+
+
+def measure(server: Server, cycles: int) -> list[Target]:
+    """Print what a cycle costs; returns what was to be reached."""
+    # Clients' defaults, as in an application: the lock's own client is compared with what one gets without thinking.
+    with redis.Redis.from_url(server.url()) as client, server.client() as observer:
+        cases = _cases(server, client)
+        for _ in range(cycles // 10 + 1):
+            _once(cases, timed=False)
+        for turn in range(cycles):
+            # The order moves on, so that each follows each other equally often.
+            first = turn % len(cases)
+            _once(cases[first:] + cases[:first], timed=True)
+        seen = {case.name: _commands(case, observer) for case in cases}
+        weights = {case.name: _weight(case, observer) for case in cases}
+    by_name = {case.name: case for case in cases}
+    floor = by_name[FLOOR].p50
+    rows = [
+        [
+            case.name, f"{case.p50:.0f}", f"{case.p99:.0f}", f"{case.p50 / floor:.2f}",
+            str(seen[case.name].trips), str(seen[case.name].inner), weights[case.name],
+        ]
+        for case in cases
+    ]  # fmt: skip
+    head = ["cycle", "p50 µs", "p99 µs", "x floor", "round trips", "commands in scripts", "bytes held"]
+    print(f"One cycle, {cycles} of each in turn\n\n{table(head, rows)}\n")
+    return [
+        Target("our acquire and release, round trips", seen[OURS].trips, 2),
+        Target("our acquire and release, p50 by that of the floor", by_name[OURS].p50 / floor, 1.0),
+    ]
+
+
+def _cases(server: Server, client: redis.Redis) -> list[Case]:
+    return [Case("PING", client.ping), *_bare(client), _ours(server), _theirs(client)]
+
+
+def _bare(client: redis.Redis) -> Iterator[Case]:
+    """Two scripts through redis-py, their keys and arguments ready: empty ones, and those that our lock runs."""
+    nothing = client.script_load("return 1")
+    acquire, release = (client.script_load(script.source.decode()) for script in (ACQUIRE, RELEASE))
+    keys = "bare:lock", "bare:last", "bare:gone"
+
+    def empty() -> None:
+        client.evalsha(nothing, 1, "bare")
+        client.evalsha(nothing, 1, "bare")
+
+    def same() -> None:
+        client.evalsha(acquire, 3, *keys, "o.1", "30000", "", "0", "0", "0", "", "[]")
+        client.evalsha(release, 3, *keys, "o.1", "0", "0", "0")
+
+    yield Case("2 bare EVALSHA, empty", empty)
+    yield Case(FLOOR, same)
+
+
+def _ours(server: Server) -> Case:
+    app = Celery("bench-calls", set_as_current=False)
+    app.conf.dlock_url = server.url()
+    lock = Lock("cycle", app=app)
+
+    def cycle() -> None:
+        assert lock.acquire()
+        lock.release()
+
+    def hold(number: int) -> Callable[[], object]:
+        held = Lock(f"held:{number}", app=app)
+        assert held.acquire()
+        return held.release
+
+    return Case(OURS, cycle, hold)
+
+
+def _theirs(client: redis.Redis) -> Case:
+    lock = client.lock("cycle", timeout=30)
+
+    def cycle() -> None:
+        assert lock.acquire()
+        lock.release()
+
+    def hold(number: int) -> Callable[[], object]:
+        held = client.lock(f"held:{number}", timeout=30)
+        assert held.acquire()
+        release: Callable[[], object] = held.release
+        return release
+
+    return Case("redis-py's Lock", cycle, hold)
+
+
+def _once(cases: list[Case], *, timed: bool) -> None:
+    for case in cases:
+        began = time.perf_counter()
+        case.call()
+        took = time.perf_counter() - began
+        if timed:
+            case.micros.append(took * 1e6)
+
+
+@dataclass(frozen=True)
+class _Commands:
+    """``trips``: commands of the client, each sent alone. ``inner``: run by its scripts."""
+
+    trips: int
+    inner: int
+
+
+def _commands(case: Case, observer: redis.Redis) -> _Commands:
+    with observer.monitor() as monitor:  # type: ignore[no-untyped-call]  # untyped in redis-py
+        observer.echo("the cycle begins")
+        case.call()
+        observer.echo("the cycle ends")
+        seen = list(itertools.takewhile(lambda command: "cycle ends" not in command["command"], monitor.listen()))
+    seen = list(itertools.dropwhile(lambda command: "cycle begins" not in command["command"], seen))[1:]
+    inner = sum(command["client_type"] == "lua" for command in seen)
+    return _Commands(len(seen) - inner, inner)
+
+
+def _weight(case: Case, observer: redis.Redis) -> str:
+    """Bytes of the server's memory for one lock held, all that it keeps beside the lock's own key included."""
+    if case.hold is None:
+        return "-"
+    observer.flushall()
+    # Many first, so that what is kept for all locks together stands there already.
+    held = [case.hold(number) for number in range(WEIGHED)]
+    before = _used(observer)
+    held += [case.hold(number) for number in range(WEIGHED, 2 * WEIGHED)]
+    weight = (_used(observer) - before) / WEIGHED
+    for release in reversed(held):
+        release()
+    return f"{weight:.0f}"
+
+
+def _used(observer: redis.Redis) -> int:
+    used: int = observer.info("memory")["used_memory"]
+    return used
