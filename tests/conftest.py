@@ -11,6 +11,7 @@ from typing import Protocol
 import hypothesis
 import pytest
 import redis
+from celery import _state
 
 from tests.proxy import Proxy
 from tests.rabbitmq import running_rabbitmq
@@ -41,6 +42,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         for worker in item.stash.get(WORKERS, []):
             report.sections.append((f"log of {worker.node}", worker.tail(80)))
     return report  # type: ignore[return-value]  # as above
+
+
+@pytest.fixture(autouse=True)
+def no_tasks_of_other_tests() -> Iterator[None]:
+    """``app.task`` announces its task to every app that is made later: the next test's would get this one's."""
+    shared = set(_state._on_app_finalizers)  # type: ignore[attr-defined]  # not in the stubs
+    yield
+    _state._on_app_finalizers.intersection_update(shared)  # type: ignore[attr-defined]  # not in the stubs
 
 
 @pytest.fixture(scope="session")
