@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a short run: the figures are rough")
     parser.add_argument("--cycles", type=int, help="how many of each call (default 5000)")
+    parser.add_argument("--block", type=int, default=1, help="how many of one call before the next (default 1)")
     parser.add_argument("--rounds", type=int, help="how many rounds of each kind of task (default 30)")
     parser.add_argument("--tasks", type=int, help="tasks in a round (default 500)")
     parser.add_argument("--only", choices=("calls", "drain"), help="one of the two parts")
@@ -27,7 +28,7 @@ def main() -> int:
         # The app of the worker and of this process reads it.
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
         if asked.only != "drain":
-            targets += calls.measure(server, asked.cycles or cycles)
+            targets += calls.measure(server, asked.cycles or cycles, asked.block)
         if asked.only != "calls":
             targets += drain.measure(server, Path(name), asked.rounds or rounds, asked.tasks or tasks)
     print(*targets, sep="\n")

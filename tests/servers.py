@@ -146,6 +146,8 @@ class Server:
         try:
             with self.client() as client:
                 # The pid, because another test's server may have won the port a moment ago.
-                return "ready" if client.info("server")["process_id"] == self._process.pid else ""
+                ours = client.info("server")["process_id"] == self._process.pid
+                # INFO is answered while the data are loaded, and nothing else is.
+                return "ready" if ours and not client.info("persistence")["loading"] else ""
         except redis.ConnectionError:
             return ""
