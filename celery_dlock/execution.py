@@ -124,6 +124,8 @@ class Execution:
         owner.enter(self._outer)
         _running.set(self._before)
         self._over = True
+        # Else request and run keep each other, and the call's arguments, alive until the garbage collector comes by.
+        vars(self.request).pop(_ATTRIBUTE, None)
 
     # -- taking the lock
 
