@@ -16,7 +16,7 @@ from .keys import LockName
 from .lease import Lease
 from .message import PROPERTY, Delivery
 from .options import as_seconds
-from .records import Claim, Held, Holder, Identity
+from .records import By, Claim, Held, Identity
 from .results import store_started
 from .store import Ending
 
@@ -66,7 +66,7 @@ class Execution:
         self.delivery = Delivery(*given) if given else None
         self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
         self._runtime = runtime = task.dlock
-        by = Holder.text(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
+        by = By.of(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
         # An eager run is nested in whatever runs it: it re-enters what this execution or this thread holds.
         outer = runtime.scope() if self.delivery is None else None
         name = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
@@ -111,7 +111,7 @@ class Execution:
         locker, scope = self._runtime.locker, self.scope
         once = self.task.lock_options.once_per
         used_ms = round(as_seconds(once) * 1000) if success and once else 0
-        ending = Ending(final, self.identity.digest, used_ms, scope.by)
+        ending = Ending(final, self.identity.digest, used_ms, scope.by.text if used_ms else "")
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
             logger.warning("%s left %s held; it is released now", self.task.name, lease.name)

@@ -93,7 +93,7 @@ class Locker:
         with self._store.waker(LockKeys.of(self._prefix, name)) as waker:
             while True:
                 # Its rank is that of its arrival, however often it asks.
-                claim = claim._replace(rank_us=answer.rank_us)
+                claim = claim._replace(rank_us=answer.rank_us, waits=True)
                 answer = self.acquire(name, scope, ttl, claim)
                 left = POLL if end is None else end - self._clock.monotonic()
                 if not isinstance(answer, Held) or left <= 0:

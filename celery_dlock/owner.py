@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 from .lease import Lease
-from .records import Holder
+from .records import By
 
 __all__ = ["Scope", "current_scope", "enter", "entered"]
 
@@ -29,7 +29,7 @@ class Scope:
     __slots__ = ("by", "entered", "held", "ident", "numbers", "open", "own", "owner", "pid", "task", "task_id")
 
     def __init__(
-        self, owner: str, by: str, task: str | None = None, task_id: str | None = None, outer: Scope | None = None
+        self, owner: str, by: By, task: str | None = None, task_id: str | None = None, outer: Scope | None = None
     ) -> None:
         self.owner = owner
         self.by = by
@@ -77,7 +77,7 @@ def current_scope(node: str) -> Scope:
     thread = _threads.get(threading.local) or _threads.setdefault(threading.local, threading.local())
     own: Scope | None = getattr(thread, "scope", None)
     if own is None or own.pid != os.getpid():
-        own = thread.scope = Scope(uuid.uuid4().hex, Holder.text(None, None, node, os.getpid()))
+        own = thread.scope = Scope(uuid.uuid4().hex, By.of(None, None, node, os.getpid()))
     return own
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 __all__ = [
     "Acquired",
+    "By",
     "Claim",
     "Duplicate",
     "Held",
@@ -21,10 +22,6 @@ __all__ = [
     "Tombstoned",
     "Used",
 ]
-
-
-#: What json.dumps uses, less its look at ten keywords.
-_encode = json.JSONEncoder().encode
 
 
 class Identity(NamedTuple):
@@ -46,26 +43,47 @@ def _digest(identity: Identity) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+class By(NamedTuple):
+    """Who asks, as the store keeps it; "" for what there is none of. It never holds arguments, which may be secrets."""
+
+    task: str
+    task_id: str
+    node: str
+    pid: str
+
+    @classmethod
+    def of(cls, task: str | None, task_id: str | None, node: str, pid: int) -> By:
+        """Names and ids are cut, because whoever publishes chooses them, and a slot has to hold them."""
+        return cls((task or "")[:150], (task_id or "")[:150], node[:80], str(pid))
+
+    @property
+    def text(self) -> str:
+        """As JSON, for a mark."""
+        return json.dumps(self)
+
+
 class Claim(NamedTuple):
     """What an owner says of itself when it asks for a lock.
 
     Args:
-        by: Who asks, as the JSON text that :class:`Holder` reads.
+        by: Who asks.
         identity: The message that asks; None for a ``Lock`` outside any message.
         redelivered: The broker flagged this delivery, so other copies may live.
         copied: We published this copy, so the original may live.
         age_us: Microseconds since the later of receipt and ETA, read on the worker's monotonic clock.
         rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.
         once: The name may be used up by an earlier success (``once_per``).
+        waits: Wants to be woken by the release.
     """
 
-    by: str
+    by: By
     identity: Identity | None = None
     redelivered: bool = False
     copied: bool = False
     age_us: int = 0
     rank_us: int | None = None
     once: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +105,6 @@ class Holder:
     def __str__(self) -> str:
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
         return f"{who} on {self.node}"
-
-    @staticmethod
-    def text(task: str | None, task_id: str | None, node: str, pid: int) -> str:
-        """The JSON text kept in the store; it never holds arguments, which may be secrets.
-
-        Names and ids are cut, because whoever publishes chooses them, and a slot has to hold them.
-        """
-        return _encode([task and task[:150], task_id and task_id[:150], node[:80], pid])
 
 
 class Acquired(NamedTuple):

@@ -22,7 +22,7 @@ class Ending:
         final: The message is acknowledged with a stored end; its identity must not run again.
         identity: Whose end it is: the digest of an :class:`Identity`; "" outside any message.
         used_ms: Milliseconds that the name stays used by this success; 0: it does not.
-        by: Who used it, as :class:`Claim` says it.
+        by: Who used it: the text of a :class:`~celery_dlock.records.By`.
         unsure: The acquire may still be on its way: leave a tombstone that refuses it.
     """
 

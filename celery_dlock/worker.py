@@ -6,7 +6,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
@@ -18,7 +18,7 @@ from celery.worker.request import Request
 from . import execution
 from .children import Children
 from .errors import InvalidLockOptions
-from .message import HEADER, PROPERTY, Carried, Delivery, Raw
+from .message import HEADER, PROPERTY, Carried
 from .queues import queue_of
 from .records import Identity
 from .runtime import Runtime
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .records import Released
 
 __all__ = ["KeeperStep", "SingletonRequest"]
+
+_NOTHING_CARRIED: Final = Carried()
 
 #: Ends of dead children that the main process remembers until it knows both halves of them.
 REMEMBERED = 1000
@@ -59,20 +61,20 @@ class SingletonRequest(Request):
         request = self._request_dict
         self.dlock_owner = os.urandom(16).hex()
         self.dlock_identity = Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
-        carried = Carried.of(request.pop(HEADER, None), self.dlock_identity)
+        header = request.pop(HEADER, None)
+        carried = _NOTHING_CARRIED if header is None else Carried.of(header, self.dlock_identity)
         deliveries = Deliveries.of(self._app)
         queue = queue_of(self._app, message.delivery_info or {}, deliveries.tags())
         properties = request["properties"]
-        raw = Raw(
-            message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue
-        )  # fmt: skip
         self.dlock_delivered = time.monotonic()
-        delivery = Delivery(
+        # The fields of a Delivery and of a Raw, as bare tuples: cheaper to make and to pickle, and this is every task.
+        raw = (message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue)
+        delivery = (
             self.dlock_owner, self.dlock_delivered, self._since(), self.dlock_monitored(),
-            carried.rank_us, carried.tries, tuple(raw),
+            carried.rank_us, carried.tries, raw,
         )  # fmt: skip
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
-        request["properties"] = {**properties, PROPERTY: tuple(delivery)}
+        request["properties"] = {**properties, PROPERTY: delivery}
         deliveries.by_owner[self.dlock_owner] = self
 
     def _since(self) -> float:

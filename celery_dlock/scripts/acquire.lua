@@ -12,14 +12,16 @@
 --       5 copied          "1" if other copies of this message may live
 --       6 age             microseconds since the message arrived
 --       7 rank            carried by a copy of ours, microseconds, or ""
---       8 by              JSON, who asks
+--       8 waits           "1" to be woken by the release
+--       9 task, 10 id, 11 node, 12 pid of who asks
 -- Result "token since rank" if acquired, since and rank in microseconds: one string, because a reply of four parts
 --        takes the client longer to read than all else it does
---        {"held", acquisition, identity, token, since, by, left, count, pttl, rank}
+--        {"held", rank, acquisition, identity, token, since, left, count, pttl, task, id, node, pid}
 --        {"used", mark} | {"done"} | {"gone"}
 --
--- The lock's fields: acq, identity, token, by, count; since where it is not the token; left and
--- word where they are true. Safe to be sent twice: the second finds its own lock and answers as the first did.
+-- The lock's fields: acq, identity, token, count, and who holds it in fields of its own (a value of more than 64 bytes
+-- would make the hash a table, which costs more memory and time); since where it is not the token; left, word and wake
+-- where they are true. Safe to be sent twice: the second finds its own lock and answers as the first did.
 
 local held = redis.call('HGET', KEYS[1], 'acq')
 if held == ARGV[1] then
@@ -55,13 +57,16 @@ if marks[4] then
 end
 
 if held then
-  local lock = redis.call('HMGET', KEYS[1], 'identity', 'token', 'since', 'by', 'left', 'count')
+  local lock = redis.call('HMGET', KEYS[1], 'identity', 'token', 'since', 'left', 'count', 'task', 'id', 'node', 'pid')
   if ARGV[3] ~= '' and lock[1] == ARGV[3] then
     -- A twin leaves word, so that the holder's release marks the identity done.
     redis.call('HSET', KEYS[1], 'word', '1')
   end
-  return {'held', held, lock[1], lock[2], lock[3] or lock[2], lock[4], lock[5] or '', lock[6],
-          redis.call('PTTL', KEYS[1]), rank}
+  if ARGV[8] == '1' then
+    redis.call('HSET', KEYS[1], 'wake', '1')
+  end
+  return {'held', rank, held, lock[1], lock[2], lock[3] or lock[2], lock[4] or '', lock[5],
+          redis.call('PTTL', KEYS[1]), unpack(lock, 6, 9)}
 end
 
 local token = since
@@ -69,7 +74,8 @@ if marks[1] and tonumber(marks[1]) >= now then
   token = string.format('%.0f', marks[1] + 1)
 end
 redis.call('SET', KEYS[2], token)
-redis.call('HSET', KEYS[1], 'acq', ARGV[1], 'identity', ARGV[3], 'token', token, 'by', ARGV[8], 'count', '1')
+redis.call('HSET', KEYS[1], 'acq', ARGV[1], 'identity', ARGV[3], 'token', token, 'count', '1',
+           'task', ARGV[9], 'id', ARGV[10], 'node', ARGV[11], 'pid', ARGV[12])
 if token ~= since then
   redis.call('HSET', KEYS[1], 'since', since)
 end

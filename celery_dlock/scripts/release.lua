@@ -15,12 +15,14 @@
 -- Marks are set also when the lease was lost: the owner test guards only the lock. Done marks are rare: only when
 -- a copy is known (word) or the lock, and with it any word, was lost. Safe to be sent twice.
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'word')
+local lock = redis.call('HMGET', KEYS[1], 'acq', 'word', 'wake')
 local ours = lock[1] == ARGV[1]
 local word = ours and lock[2] == '1'
 if ours then
   redis.call('DEL', KEYS[1])
-  redis.call('PUBLISH', KEYS[2], '1')
+  if lock[3] then
+    redis.call('PUBLISH', KEYS[2], '1')
+  end
 end
 if ARGV[2] ~= '0' then
   redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])

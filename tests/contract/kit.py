@@ -14,7 +14,7 @@ from celery_dlock.keys import LockKeys, LockName, shared_name
 from celery_dlock.lease import Lease
 from celery_dlock.locker import Locker
 from celery_dlock.owner import Scope
-from celery_dlock.records import Acquired, Claim, Holder, Identity
+from celery_dlock.records import Acquired, By, Claim, Identity
 from celery_dlock.runtime import _OwnSource
 from celery_dlock.slots import LocalSlots, Slot
 from celery_dlock.store import Ending
@@ -29,12 +29,12 @@ def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
 
 def claim_of(task_id: str | None = None, **facts: Any) -> Claim:
     identity = Identity(task_id) if task_id else None
-    return Claim(Holder.text("app.post" if task_id else None, task_id, "node1", 77), identity, **facts)
+    return Claim(By.of("app.post" if task_id else None, task_id, "node1", 77), identity, **facts)
 
 
 def ending_of(task_id: str, **facts: Any) -> Ending:
-    by = Holder.text("app.post", task_id, "node1", 77)
-    return Ending(identity=Identity(task_id).digest, by=by, **{"final": True, **facts})
+    by = By.of("app.post", task_id, "node1", 77)
+    return Ending(identity=Identity(task_id).digest, by=by.text, **{"final": True, **facts})
 
 
 def take(store: RedisStore, acquisition: str, claim: Claim | None = None, *, keys: LockKeys | None = None) -> Acquired:
@@ -82,7 +82,7 @@ class Party:
         self.scope = self.new_scope()
 
     def new_scope(self) -> Scope:
-        return Scope(uuid.uuid4().hex, Holder.text(None, None, "node1", 77))
+        return Scope(uuid.uuid4().hex, By.of(None, None, "node1", 77))
 
     def acquire(self, name: LockName, *, scope: Scope | None = None, ttl: float = 30.0) -> Lease:
         scope = scope or self.scope

@@ -200,8 +200,8 @@ def test_a_waiter_does_not_spin(app: Celery, client: redis.Redis) -> None:
 
 
 def test_a_waiter_takes_a_dead_holders_lock_as_soon_as_its_lease_ends(app: Celery, client: redis.Redis) -> None:
-    by = '[null, null, "node", 1]'
-    client.hset(KEYS.lock, mapping={"acq": "dead.1", "token": 1, "since": 1, "by": by, "count": 1, "identity": ""})
+    by = {"task": "", "id": "", "node": "node", "pid": 1}
+    client.hset(KEYS.lock, mapping={"acq": "dead.1", "token": 1, "since": 1, "count": 1, "identity": "", **by})
     client.pexpire(KEYS.lock, 400)
     started = time.monotonic()
     assert Lock("x", app=app).acquire(timeout=5)

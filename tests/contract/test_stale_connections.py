@@ -11,6 +11,7 @@ from celery_dlock import Lease, Lock
 from celery_dlock.keys import LockKeys, shared_name
 from celery_dlock.locker import POLL
 from celery_dlock.runtime import Runtime
+from celery_dlock.wire import Wire
 from tests.servers import Server
 from tests.waiting import eventually
 
@@ -66,9 +67,10 @@ def at_once(count: int, call: Callable[[int], Any]) -> list[Any]:
 def idle(app: Celery) -> Any:
     """The store of this process, with as many idle connections as threads talked at once."""
     store: Any = Runtime.of(app).locker._store
-    for connection in [store._connect() for _ in range(IDLE)]:
-        store._idle.append(connection)
-    return store._idle
+    wires = store._wires
+    for wire in [wires._open(Wire) for _ in range(IDLE)]:
+        wires._idle.append(wire)
+    return wires._idle
 
 
 def use(app: Celery, name: str) -> int:

@@ -13,7 +13,7 @@ from celery_dlock.keys import LockKeys, LockName, shared_name
 from celery_dlock.lease import Lease, margin
 from celery_dlock.locker import Locker
 from celery_dlock.owner import Scope
-from celery_dlock.records import Acquired, Claim, Held, Holder, Released, Renewal
+from celery_dlock.records import Acquired, By, Claim, Held, Holder, Released, Renewal
 from celery_dlock.runtime import KEEPER_TIMEOUT
 from celery_dlock.slots import LocalSlots, Slot
 from celery_dlock.store import Ending, Waker
@@ -205,7 +205,7 @@ class KeeperScene:
         slot = (source or self.source).slots.open(a_name(text), f"owner.{text}", ttl)
         sent = self.clock.now
         answer = self.store.acquire(
-            LockKeys.of("dlock", slot.name), slot.acquisition, round(ttl * 1000), Claim("[null, null, null, null]")
+            LockKeys.of("dlock", slot.name), slot.acquisition, round(ttl * 1000), Claim(By("", "", "", ""))
         )
         assert isinstance(answer, Acquired)
         slot.held(sent + ttl - margin(ttl))
@@ -244,7 +244,7 @@ class LockerScene:
         self.scope = self.new_scope("me")
 
     def new_scope(self, owner: str) -> Scope:
-        return Scope(owner, "[null, null, null, null]", "app.post", "id1")
+        return Scope(owner, By("", "", "", ""), "app.post", "id1")
 
     def _wake(self) -> None:
         self.woken += 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dlock.message import Carried, Delivery, Raw
-from celery_dlock.records import Claim, Holder, Identity
+from celery_dlock.records import By, Claim, Identity
 
 IDENTITY = Identity("id1", 2, 1)
 
@@ -93,6 +93,7 @@ def test_a_messages_body_is_pickled_once_beside_the_message_itself() -> None:
 
 
 def test_a_claim_and_a_holder_name_the_task_and_never_its_arguments() -> None:
-    text = Holder.text("app.post", "id1", "node", 5)
-    assert json.loads(text) == ["app.post", "id1", "node", 5]
-    assert Claim(text).by == text
+    by = By.of("app.post", "id1", "node", 5)
+    assert by == ("app.post", "id1", "node", "5")
+    assert json.loads(by.text) == ["app.post", "id1", "node", "5"]
+    assert Claim(by).by == by
