@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Settings"]
 
-_KNOWN = ("dlock_prefix", "dlock_ttl", "dlock_url")
+_KNOWN = ("dlock_prefix", "dlock_ttl", "dlock_turn", "dlock_turn_tries", "dlock_url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,9 @@ class Settings:
         url: ``dlock_url``; default: the broker's URL where that is Redis, else the result backend's.
         prefix: ``dlock_prefix``: the start of every key, ``"dlock"`` by default.
         ttl: ``dlock_ttl``: the ttl, in seconds, of tasks and locks that name none; 30 by default.
+        turn: ``dlock_turn``: seconds that a waiter whose message was published has to start before the next gets its
+            turn, doubled with each turn that it loses; 60 by default.
+        turn_tries: ``dlock_turn_tries``: lost turns after which a message goes to the dead letters; 5 by default.
         doubtful_after: Seconds after a delivery from which a Redis broker may have delivered an unacknowledged message
             again (its ``visibility_timeout``); None for brokers that do not.
     """
@@ -36,6 +39,8 @@ class Settings:
     url: str
     prefix: str
     ttl: float
+    turn: float
+    turn_tries: int
     doubtful_after: float | None
     node: str
 
@@ -56,7 +61,13 @@ class Settings:
             raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")
         ttl = conf.get("dlock_ttl")
         seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
-        return cls(_url(app), prefix, seconds, _doubtful_after(app), socket.gethostname())
+        turn = ttl_seconds("dlock_turn", conf.get("dlock_turn", 60.0))
+        tries = conf.get("dlock_turn_tries", 5)
+        if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
+            raise InvalidLockOptions(
+                f"dlock_turn_tries={tries!r} is not allowed; allowed: a whole number of at least 1"
+            )
+        return cls(_url(app), prefix, seconds, turn, tries, _doubtful_after(app), socket.gethostname())
 
 
 def _keys(conf: Any) -> set[str]:

@@ -6,9 +6,22 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from .options import LockOptions, as_seconds
-from .records import Duplicate, Held, Holder, Refusal, Used
+from .records import Duplicate, Held, Holder, Parked, Queued, Refusal, Used
 
-__all__ = ["Again", "Decision", "Drop", "Fail", "PutBack", "Situation", "Skip", "Wait", "decide", "held_by"]
+__all__ = [
+    "Again",
+    "Await",
+    "Decision",
+    "Drop",
+    "Fail",
+    "Park",
+    "PutBack",
+    "Situation",
+    "Skip",
+    "Wait",
+    "decide",
+    "held_by",
+]
 
 #: A twin comes back first after this many seconds, then after twice as many, up to the second figure.
 TWIN_DELAY, TWIN_DELAY_MAX = 1.0, 60.0
@@ -22,6 +35,7 @@ class Situation:
         retries: How often this task ran already (``self.retry()``).
         tries: How often this message was published again because the lock was held.
         waited: The task has waited in its slot, so ``after_wait`` speaks.
+        parking: The message has brought its entry to be parked, so the queue is full.
         eager: Run by ``apply()``; there is no message that could be published again.
         jitter: A random number from 0 to 1.
     """
@@ -29,6 +43,7 @@ class Situation:
     retries: int = 0
     tries: int = 0
     waited: bool = False
+    parking: bool = False
     eager: bool = False
     jitter: float = 1.0
 
@@ -65,6 +80,21 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Leave the message in the store until its turn comes; ``position``: among those who wait, by a first look."""
+
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """The message is parked: acknowledge it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """End the task FAILURE with ``LockHeld``."""
 
@@ -78,7 +108,7 @@ class Drop:
     reason: str
 
 
-Decision = Skip | Again | PutBack | Wait | Fail | Drop
+Decision = Skip | Again | PutBack | Wait | Park | Await | Fail | Drop
 
 
 def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Decision:
@@ -86,7 +116,7 @@ def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Deci
     match refusal:
         case Duplicate():
             return Drop("this message has run to its end already")
-        case Used(by, same):
+        case Used(by, same, _):
             return Drop("this message has run to its end already") if same else Skip(_used_by(by))
         case Held(holder, twin):
             if twin:
@@ -95,6 +125,10 @@ def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Deci
                 delay = min(TWIN_DELAY_MAX, growing, holder.expires_in + TWIN_DELAY / 2)
                 return PutBack(delay, "another copy of this message is running")
             return _by_policy(holder, options, situation)
+        case Queued(waiting, _, holder):
+            return _to_queue(waiting, holder, options, situation)
+        case Parked():
+            return Await("it waits for its turn")
     raise AssertionError(refusal)  # the locker retries a tombstoned acquisition itself
 
 
@@ -117,6 +151,19 @@ def _by_policy(holder: Holder, options: LockOptions, situation: Situation) -> De
     if options.retry_limit is not None and situation.tries >= options.retry_limit:
         return Fail(f"{reason}; given up after {situation.tries} tries (retry_limit)")
     return Again(_delay(options, situation), reason)
+
+
+def _to_queue(waiting: int, holder: Holder | None, options: LockOptions, situation: Situation) -> Decision:
+    reason = held_by(holder) if holder else "others wait before it"
+    if situation.eager:
+        return Fail(f"{reason}; an eager call has no message that could be parked")
+    if not situation.parking:
+        return Park(waiting + 1, reason)
+    reason = f"{reason}; {waiting} wait already (queue_limit)"
+    if options.queue_overflow != "skip":
+        return Fail(reason)
+    # What has run before is half done, so it comes back instead of ending.
+    return Again(_delay(options, situation), reason) if situation.retries else Skip(reason)
 
 
 def _delay(options: LockOptions, situation: Situation) -> float:

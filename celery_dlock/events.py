@@ -11,9 +11,9 @@ __all__ = ["Event", "Kind", "Listeners"]
 
 logger = logging.getLogger("celery_dlock")
 
-Kind = Literal["acquired", "refused", "released", "lost", "skipped"]
+Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued"]
 
-KINDS: Final[tuple[Kind, ...]] = ("acquired", "refused", "released", "lost", "skipped")
+KINDS: Final[tuple[Kind, ...]] = ("acquired", "refused", "released", "lost", "skipped", "queued")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

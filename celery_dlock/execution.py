@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 import uuid
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from . import conflict, owner, refusal
-from .conflict import Situation, Wait
+from .conflict import Park, Situation, Wait
 from .errors import StoreUnavailable
 from .keys import LockName
 from .lease import Lease
 from .message import PROPERTY, Delivery
 from .options import as_seconds
-from .records import By, Claim, Held, Identity
+from .records import By, Claim, Held, Identity, Place, Queued, Refusal
 from .results import store_started
 from .store import Ending
 
@@ -29,6 +30,8 @@ logger = logging.getLogger("celery_dlock")
 
 #: A holder whose body has ended is about to release; its followers wait for it so long before the policy speaks.
 LEFT_WAIT = 1.0
+#: So long a message waits for the one that its worker received before it, looking so often.
+ELDER_WAIT, ELDER_LOOK = 1.0, 0.002
 
 _ATTRIBUTE = "_celery_dlock"
 _running: ContextVar[Execution | None] = ContextVar("celery_dlock_execution", default=None)
@@ -61,6 +64,8 @@ class Execution:
         #: How deep the body has called its own task directly.
         self.depth = 0
         self._over = False
+        self._rank_us: int | None = None
+        self._queues = task.lock_options.on_conflict == "queue"
         properties = request.properties or {}
         given = properties.get(PROPERTY)
         self.delivery = Delivery(*given) if given else None
@@ -87,7 +92,11 @@ class Execution:
         _running.set(self)
         owner.enter(self.scope)
         vars(self.request)[_ATTRIBUTE] = self
-        self._acquire(name)
+        try:
+            self._acquire(name)
+        finally:
+            if self.delivery is not None and self.delivery.number:
+                self._runtime.arrivals.note(self.delivery.number, self._rank_us or 0)
 
     def leave(self) -> None:
         """Say, before a follower of this message is published, that the body has ended."""
@@ -111,7 +120,8 @@ class Execution:
         locker, scope = self._runtime.locker, self.scope
         once = self.task.lock_options.once_per
         used_ms = round(as_seconds(once) * 1000) if success and once else 0
-        ending = Ending(final, self.identity.digest, used_ms, scope.by.text if used_ms else "")
+        by = scope.by.text if used_ms else ""
+        ending = Ending(final, self.identity.digest, used_ms, by, queue=self._queues)
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
             logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
@@ -130,36 +140,51 @@ class Execution:
     # -- taking the lock
 
     def _acquire(self, name: LockName) -> None:
-        locker, options = self._runtime.locker, self.task.lock_options
-        claim, ttl = self._claim(), self.task.lock_ttl
-        patience, waited, left = 0.0, False, False
+        self._wait_for_elder()
+        claim, patience, waited, left = self._claim(), 0.0, False, False
         while True:
-            try:
-                answer = locker.acquire_within(name, self.scope, ttl, claim, patience)
-            except StoreUnavailable as error:
-                refusal.store_away(self, error)
+            answer = self._ask(name, claim, patience)
             if isinstance(answer, Lease):
-                self._entered(answer)
                 return
-            if isinstance(answer, Held):
-                claim = claim._replace(rank_us=answer.rank_us)  # the place of its arrival, however often it asks
-                if answer.holder.left and not left:
-                    left, patience = True, LEFT_WAIT
-                    continue
-            decision = conflict.decide(answer, options, self._situation(waited=waited))
+            if self._rank_us is not None:
+                claim = claim._replace(rank_us=self._rank_us)  # the place of its arrival, however often it asks
+            if isinstance(answer, Held) and answer.holder.left and not left:
+                left, patience = True, LEFT_WAIT
+                continue
+            parking = bool(claim.place and claim.place.entry)
+            decision = conflict.decide(
+                answer, self.task.lock_options, self._situation(waited=waited, parking=parking)
+            )  # fmt: skip
             if isinstance(decision, Wait):
                 waited, patience = True, decision.timeout
-                continue
-            refusal.carry_out(self, name, answer, decision)
-            return
+            elif isinstance(decision, Park):
+                claim = claim._replace(place=self._place(refusal.parcel_text(self, decision, self._rank_us)))
+            else:
+                refusal.carry_out(self, name, answer, decision)
+                return
 
-    def _entered(self, lease: Lease) -> None:
-        self.lease = self.scope.own = lease
-        if self.delivery is not None and self.task.stores_started:
-            store_started(self.task, self.request)
+    def _ask(self, name: LockName, claim: Claim, patience: float) -> Lease | Refusal:
+        try:
+            answer = self._runtime.locker.acquire_within(name, self.scope, self.task.lock_ttl, claim, patience)
+        except StoreUnavailable as error:
+            refusal.store_away(self, error)
+        if isinstance(answer, Lease):
+            self.lease = self.scope.own = answer
+            if self.delivery is not None and self.task.stores_started:
+                store_started(self.task, self.request)
+        if isinstance(answer, Lease | Held | Queued):
+            self._rank_us = answer.rank_us
+        return answer
+
+    def _wait_for_elder(self) -> None:
+        """On a free lock the faster child would overtake the elder message."""
+        elder, clock = self.delivery.elder if self.delivery else 0, self._runtime.clock
+        end = clock.monotonic() + ELDER_WAIT
+        while elder and not self._runtime.arrivals.has(elder) and clock.monotonic() < end:
+            time.sleep(ELDER_LOOK)
 
     def _claim(self) -> Claim:
-        delivery, request, runtime = self.delivery, self.request, self._runtime
+        delivery, request, runtime, options = self.delivery, self.request, self._runtime, self.task.lock_options
         now = runtime.clock.monotonic()
         # Beyond the visibility timeout the broker has delivered the message once more, whether acknowledged late or
         # waiting for its ETA.
@@ -170,17 +195,24 @@ class Execution:
             self.identity,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
             # The message that a copy copies was acknowledged before, unless that comes late.
-            copied=overdue or bool(delivery and delivery.tries and self.task.acks_late),
+            copied=overdue or bool(delivery and delivery.tries and (self.task.acks_late or self._queues)),
             age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
             rank_us=delivery.rank_us if delivery else None,
-            once=self.task.lock_options.once_per is not None,
+            once=options.once_per is not None,
+            place=self._place() if self._queues else None,
         )
 
-    def _situation(self, *, waited: bool) -> Situation:
+    def _place(self, entry: str = "") -> Place:
+        options, elder = self.task.lock_options, self.delivery.elder if self.delivery else 0
+        ousts = options.queue_overflow in ("drop_oldest", "keep_latest")
+        return Place(entry, options.most_waiting, ousts, self._runtime.arrivals.rank_us(elder) if elder else 0)
+
+    def _situation(self, *, waited: bool, parking: bool) -> Situation:
         return Situation(
             retries=self.identity.retries,
             tries=self.delivery.tries if self.delivery else 0,
             waited=waited,
+            parking=parking,
             eager=self.delivery is None,
             jitter=random.random(),  # noqa: S311  # spreads retries; nothing secret
         )

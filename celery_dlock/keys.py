@@ -47,11 +47,30 @@ class LockKeys(NamedTuple):
 
     def used(self) -> str:
         """The mark that the name was used up by a success."""
-        return self._sibling("used", self.lock[len(self.last) + 1 :])  # "lock" and "last" are of one length
+        return self._sibling("used", self.name)
 
     def tombstone(self, acquisition: str) -> str:
         """The mark that this acquisition was given up before its answer was known."""
         return self._sibling("gone", acquisition)
+
+    @property
+    def name(self) -> str:
+        """The lock name's text."""
+        return self.lock[len(self.last) + 1 :]  # "lock" and "last" are of one length
+
+    def queue(self) -> tuple[str, str, str, str]:
+        """Of its waiters: by rank, their entries, those who lost a turn; and the bucket's index of queues."""
+        name = self.name
+        return (
+            self._sibling("waiting", name),
+            self._sibling("parked", name),
+            self._sibling("later", name),
+            f"{self.last[: -len('last')]}queues",
+        )
+
+    def dead(self) -> str:
+        """The dead letters: parked messages that nobody took or could read."""
+        return self._sibling("dead", self.name)
 
     def _sibling(self, kind: str, what: str) -> str:
         return f"{self.last[: -len('last')]}{kind}:{what}"

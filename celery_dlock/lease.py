@@ -52,7 +52,7 @@ class Lease:
 
     __slots__ = (
         "_clock", "_renewer", "acquisition", "hold_count", "keys", "left",
-        "name", "over", "owner", "pid", "slot", "task", "task_id", "token", "ttl", "used",
+        "name", "over", "owner", "pid", "rank_us", "slot", "task", "task_id", "token", "ttl", "used",
     )  # fmt: skip
 
     def __init__(
@@ -66,8 +66,10 @@ class Lease:
         owner: str,
         task: str | None = None,
         task_id: str | None = None,
+        rank_us: int = 0,
     ) -> None:
         self.keys = keys
+        self.rank_us = rank_us
         self.slot = slot
         self.name = slot.name.text
         self.owner = owner

@@ -13,9 +13,22 @@ from .events import Kind, Listeners
 from .keys import LockKeys, LockName
 from .lease import Lease, margin
 from .owner import Scope
-from .records import Acquired, Claim, Held, Holder, Refusal, Renewal, Tombstoned
+from .records import (
+    Acquired,
+    Claim,
+    Duplicate,
+    Grant,
+    Held,
+    Holder,
+    Parked,
+    Refusal,
+    Renewal,
+    Tombstoned,
+    Used,
+    Waiting,
+)
 from .slots import Slot, Slots, SlotState
-from .store import Ending, LockStore
+from .store import Ending, QueueStore
 
 __all__ = ["Locker"]
 
@@ -25,6 +38,8 @@ logger = logging.getLogger("celery_dlock")
 ATTEMPTS = 2
 #: Seconds between two looks of a waiter whom nobody wakes.
 POLL = 2.0
+#: How many waiters are named, at most.
+NAMED = 100
 
 
 class Locker:
@@ -37,16 +52,18 @@ class Locker:
         clock: Where deadlines are read.
         prefix: Of all keys.
         listeners: Whom to tell.
+        hand_over: Publishes the message of a waiter whose turn it is; never raises for the broker's sake.
     """
 
     def __init__(
         self,
-        store: LockStore,
+        store: QueueStore,
         slots: Slots,
         wake: Callable[[], None],
         clock: Clock,
         prefix: str,
         listeners: Listeners,
+        hand_over: Callable[[LockName, Grant], None] = lambda name, grant: None,
     ) -> None:
         self._store = store
         self._slots = slots
@@ -54,6 +71,7 @@ class Locker:
         self._clock = clock
         self._prefix = prefix
         self._listeners = listeners
+        self._hand_over = hand_over
 
     def acquire(self, name: LockName, scope: Scope, ttl: float, claim: Claim) -> Lease | Refusal:
         """Take the lock or say why not; an owner that holds it re-enters.
@@ -185,6 +203,10 @@ class Locker:
         """Who holds the lock now."""
         return self._store.inspect(LockKeys.of(self._prefix, name))
 
+    def waiting(self, name: LockName) -> Waiting:
+        """Who waits for the lock under the queue policy."""
+        return self._store.waiting(LockKeys.of(self._prefix, name), NAMED)
+
     def _take(self, keys: LockKeys, name: LockName, scope: Scope, ttl: float, claim: Claim) -> Lease | Refusal:
         for attempt in range(ATTEMPTS):
             acquisition = scope.next_acquisition()
@@ -214,7 +236,11 @@ class Locker:
                     owner=scope.owner,
                     task=scope.task,
                     task_id=scope.task_id,
+                    rank_us=answer.rank_us,
                 )
+            if isinstance(answer, Parked | Duplicate | Used) and answer.granted:
+                # While the slot still stands: should this process die now, the keeper finds the grant.
+                self._hand_over(name, answer.granted)
             self._forget(slot, scope)
             if not isinstance(answer, Tombstoned):
                 return answer
@@ -246,6 +272,9 @@ class Locker:
         try:
             lease.slot.leaving()
             released = self._store.release(lease.keys, lease.acquisition, ending)
+            if released.granted:
+                # Before the releaser's own message is acknowledged, and before its slot forgets it.
+                self._hand_over(lease.slot.name, released.granted)
         except BaseException as error:
             lease.slot.leave_to_keeper(ending.text)
             self._wake()

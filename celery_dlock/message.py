@@ -12,7 +12,17 @@ from .records import Identity
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["HEADER", "PROPERTY", "Carried", "Delivery", "Raw", "publish_again"]
+__all__ = [
+    "HEADER",
+    "PROPERTY",
+    "Carried",
+    "Delivery",
+    "Raw",
+    "checked",
+    "publish_again",
+    "publish_parked",
+    "seconds_left",
+]
 
 #: In the request's ``properties``: what the main process tells the child of this delivery. Top-level keys of a
 #: request would leak into the messages that it publishes.
@@ -43,6 +53,8 @@ class Delivery(NamedTuple):
         rank_us: Carried by a copy of ours, else None.
         tries: How often the message was published again before.
         raw: The message, as the fields of :class:`Raw`.
+        number: Under the queue policy, by which :class:`~celery_dlock.arrivals.Arrivals` knows it.
+        elder: The number of the message of the same lock name that this worker handed over before; 0: none.
     """
 
     owner: str
@@ -52,6 +64,8 @@ class Delivery(NamedTuple):
     rank_us: int | None
     tries: int
     raw: tuple[Any, ...]
+    number: int = 0
+    elder: int = 0
 
 
 class Carried(NamedTuple):
@@ -91,39 +105,68 @@ def publish_again(
         DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or it
             cannot be told from which queue it came.
     """
-    raw = Raw(*delivery.raw)
-    if "task" not in raw.headers:
-        raise DLockError("a message of protocol 1 cannot be published again; set task_protocol = 2 in its publisher")
-    if raw.queue is None:
-        raise DLockError("it cannot be told from which queue this message came, so it cannot be published again")
+    raw = checked(delivery.raw)
     headers = dict(raw.headers)
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
     headers[HEADER] = {"of": identity.digest, "rank": rank_us, "tries": delivery.tries + 1}
     if not expires:
         headers["expires"] = None
-    properties = raw.properties
     with app.producer_or_acquire() as producer:
-        producer.publish(
-            raw.body,
-            content_type=raw.content_type,
-            content_encoding=raw.content_encoding,
-            # The body was decompressed on receipt, while its header still names the compression.
-            compression=headers.pop("compression", None),
-            headers=headers,
-            exchange="",
-            routing_key=raw.queue,
-            correlation_id=properties.get("correlation_id"),
-            reply_to=properties.get("reply_to"),
-            priority=properties.get("priority"),
-            delivery_mode=properties.get("delivery_mode"),
-            expiration=_seconds_left(headers.get("expires")),
-            retry=True,
-            retry_policy=app.conf.task_publish_retry_policy,
-        )
+        _publish(app, producer, raw, headers)
 
 
-def _seconds_left(expires: Any) -> float | None:
+def publish_parked(app: Celery, producer: Any, raw: Raw, identity: str, rank_us: int, tries: int) -> None:
+    """Publish a message that was parked, as it was received; it keeps its place among messages.
+
+    Args:
+        app: Whose publishing policy to use.
+        producer: Whose connection to use.
+        raw: The message.
+        identity: Which message it is: the digest of its identity.
+        rank_us: Its place.
+        tries: How often it was published again before.
+    """
+    _publish(app, producer, raw, {**raw.headers, HEADER: {"of": identity, "rank": rank_us, "tries": tries}})
+
+
+def checked(given: tuple[Any, ...]) -> Raw:
+    """The raw message of a delivery.
+
+    Raises:
+        DLockError: It could not be published again.
+    """
+    raw = Raw(*given)
+    if "task" not in raw.headers:
+        raise DLockError("a message of protocol 1 cannot be published again; set task_protocol = 2 in its publisher")
+    if raw.queue is None:
+        raise DLockError("it cannot be told from which queue this message came, so it cannot be published again")
+    return raw
+
+
+def _publish(app: Celery, producer: Any, raw: Raw, headers: dict[str, Any]) -> None:
+    properties = raw.properties
+    producer.publish(
+        raw.body,
+        content_type=raw.content_type,
+        content_encoding=raw.content_encoding,
+        # The body was decompressed on receipt, while its header still names the compression.
+        compression=headers.pop("compression", None),
+        headers=headers,
+        exchange="",
+        routing_key=raw.queue,
+        correlation_id=properties.get("correlation_id"),
+        reply_to=properties.get("reply_to"),
+        priority=properties.get("priority"),
+        delivery_mode=properties.get("delivery_mode"),
+        expiration=seconds_left(headers.get("expires")),
+        retry=True,
+        retry_policy=app.conf.task_publish_retry_policy,
+    )
+
+
+def seconds_left(expires: Any) -> float | None:
+    """Until the moment that a message's header names; None where it names none. Never less than a millisecond."""
     if not isinstance(expires, str):
         return None
     at = datetime.fromisoformat(expires.replace("Z", "+00:00"))

@@ -13,9 +13,10 @@ from .errors import InvalidLockOptions
 
 __all__ = ["DEFAULT_TTL", "POLICIES", "UNSET", "LockOptions", "as_seconds", "ttl_seconds"]
 
-POLICIES: Final = ("skip", "retry", "wait", "raise")
+POLICIES: Final = ("skip", "retry", "queue", "wait", "raise")
 #: Policies that the design names and this version does not carry out yet.
-_COMING: Final = ("queue", "replace")
+_COMING: Final = ("replace",)
+OVERFLOW: Final = ("raise", "skip", "drop_oldest", "keep_latest")
 AFTER_WAIT: Final = ("raise", "skip", "retry")
 SCOPES: Final = ("task", "shared")
 
@@ -53,13 +54,17 @@ class LockOptions:
         ttl: Seconds (or a ``timedelta``), at least 1, that a lock outlives its last renewal. The worker renews at a
             third of it, so it bounds how long a dead host keeps a lock, not how long a body may run. Default: 30,
             or the app's ``dlock_ttl``.
-        on_conflict: What happens to a call that meets a held lock: ``"skip"``, ``"retry"``, ``"wait"``, ``"raise"``.
+        on_conflict: What happens to a call that meets a held lock: ``"skip"``, ``"retry"``, ``"queue"``, ``"wait"``,
+            ``"raise"``.
         skip_result: With it, a skipped call ends SUCCESS with this value and its chain goes on.
         retry_delay: Seconds before the first new try under ``retry``; doubled each time, jittered.
         retry_delay_max: The longest such delay, in seconds.
         retry_limit: Most tries before the call fails with ``LockHeld``; None: no limit.
         wait_timeout: Seconds that ``wait`` blocks in the worker slot at most.
         after_wait: What then happens: ``"raise"``, ``"skip"`` or ``"retry"``.
+        queue_limit: Most messages that wait for one lock under ``queue``; None: any number.
+        queue_overflow: What happens to the next one: ``"raise"`` fails it with ``LockHeld``, ``"skip"`` skips it,
+            ``"drop_oldest"`` ends the oldest waiter REVOKED, ``"keep_latest"`` lets only the newest call wait.
         once_per: Seconds (or a ``timedelta``) that the name stays used after a successful body; None: not at all.
     """
 
@@ -73,6 +78,8 @@ class LockOptions:
     retry_limit: int | None = None
     wait_timeout: Seconds = 10.0
     after_wait: str = "raise"
+    queue_limit: int | None = None
+    queue_overflow: str = "raise"
     once_per: Seconds | None = None
 
     def __post_init__(self) -> None:
@@ -98,8 +105,14 @@ class LockOptions:
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise _wrong("retry_limit", limit, "None or a whole number of at least 0")
         self._set("wait_timeout", _seconds("wait_timeout", self.wait_timeout, least=0.0))
+        self._check_queue()
         if self.once_per is not None:
             self._set("once_per", _seconds("once_per", self.once_per, least=0.001))
+
+    @property
+    def most_waiting(self) -> int:
+        """Waiters allowed per lock name; 0: any number."""
+        return 1 if self.queue_overflow == "keep_latest" else self.queue_limit or 0
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -122,6 +135,16 @@ class LockOptions:
         if not isinstance(given, list | tuple) or not given or not all(isinstance(name, str) for name in given):
             raise _wrong("key", key, _KEYS)
         self._set("key", tuple(given))
+
+    def _check_queue(self) -> None:
+        limit: object = self.queue_limit
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+            raise _wrong("queue_limit", limit, "None or a whole number of at least 1")
+        _one_of("queue_overflow", self.queue_overflow, OVERFLOW)
+        if self.queue_overflow == "keep_latest" and limit not in (None, 1):
+            raise _wrong("queue_limit", limit, "None or 1 under queue_overflow='keep_latest'")
+        if self.queue_overflow in ("skip", "drop_oldest") and limit is None:
+            raise _wrong("queue_overflow", self.queue_overflow, "'raise' or 'keep_latest' without a queue_limit")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the way of a frozen dataclass to normalise its own fields

@@ -13,14 +13,20 @@ __all__ = [
     "By",
     "Claim",
     "Duplicate",
+    "Grant",
     "Held",
     "Holder",
     "Identity",
+    "Parked",
+    "Place",
+    "Queued",
     "Refusal",
     "Released",
     "Renewal",
     "Tombstoned",
     "Used",
+    "Waiter",
+    "Waiting",
 ]
 
 
@@ -62,6 +68,29 @@ class By(NamedTuple):
         return json.dumps(self)
 
 
+class Place(NamedTuple):
+    """What a message that has to wait brings along.
+
+    Args:
+        entry: The message as text, to be parked; "" only to ask.
+        limit: Most waiters of the name; 0: any number.
+        ousts: Where the limit is reached, the oldest makes room.
+        after_us: The rank of the message that the worker received before; its own is to be behind.
+    """
+
+    entry: str = ""
+    limit: int = 0
+    ousts: bool = False
+    after_us: int = 0
+
+
+class Grant(NamedTuple):
+    """A parked message: whose turn it is, or that was taken out of the queue."""
+
+    identity: str
+    entry: str
+
+
 class Claim(NamedTuple):
     """What an owner says of itself when it asks for a lock.
 
@@ -74,6 +103,7 @@ class Claim(NamedTuple):
         rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.
         once: The name may be used up by an earlier success (``once_per``).
         waits: Wants to be woken by the release.
+        place: Under the queue policy, its place among the waiters.
     """
 
     by: By
@@ -84,6 +114,7 @@ class Claim(NamedTuple):
     rank_us: int | None = None
     once: bool = False
     waits: bool = False
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +134,8 @@ class Holder:
     expires_in: float = 0.0
 
     def __str__(self) -> str:
+        if self.pid == 0:  # a grant
+            return f"{self.task}[{self.task_id}], whose turn it is"
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
         return f"{who} on {self.node}"
 
@@ -123,22 +156,42 @@ class Held(NamedTuple):
     rank_us: int
 
 
+class Queued(NamedTuple):
+    """Under the queue policy: the message has to wait. ``holder``: None where only other waiters are before it."""
+
+    waiting: int
+    rank_us: int
+    holder: Holder | None
+
+
+class Parked(NamedTuple):
+    """The message waits in the store. ``granted``: it met a free lock, and this one comes first."""
+
+    rank_us: int
+    position: int
+    granted: Grant | None
+    ousted: Grant | None
+
+
 class Used(NamedTuple):
-    """An earlier run used the name up. ``same``: it was this very message."""
+    """An earlier run used the name up. ``same``: it was this very message. ``granted``: as of a duplicate."""
 
     by: Holder
     same: bool
+    granted: Grant | None = None
 
 
 class Duplicate(NamedTuple):
-    """This message's identity has reached its end already."""
+    """This message's identity has reached its end already. ``granted``: to whom the turn passes that it had."""
+
+    granted: Grant | None = None
 
 
 class Tombstoned(NamedTuple):
     """This acquisition was given up before its acquire arrived."""
 
 
-Refusal = Held | Used | Duplicate | Tombstoned
+Refusal = Held | Used | Duplicate | Tombstoned | Queued | Parked
 
 
 class Renewal(NamedTuple):
@@ -158,7 +211,39 @@ class Renewal(NamedTuple):
 
 
 class Released(NamedTuple):
-    """``ours``: the lock was held by that acquisition until now. ``word``: a twin or the keeper left word."""
+    """``ours``: the lock was held by that acquisition until now. ``word``: a twin or the keeper left word.
+
+    ``granted``: the waiter for which the lock is kept now; its message is to be published.
+    """
 
     ours: bool
     word: bool
+    granted: Grant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One parked message.
+
+    Args:
+        task: Its task's name.
+        task_id: Its id.
+        since: When it arrived, seconds since the epoch by the store's clock.
+    """
+
+    task: str
+    task_id: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Who waits for one lock.
+
+    Args:
+        count: How many.
+        waiters: The first of them, by rank; those who lost a turn before those who did not.
+    """
+
+    count: int
+    waiters: tuple[Waiter, ...]

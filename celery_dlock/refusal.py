@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 from celery.exceptions import Ignore, Reject
 
-from .conflict import Again, Decision, Drop, Fail, PutBack, Skip
+from .conflict import Again, Await, Decision, Drop, Fail, Park, PutBack, Skip
 from .errors import DLockError, LockHeld, StoreUnavailable
 from .keys import LockName
 from .message import publish_again
-from .records import Held, Refusal
-from .results import end_revoked
+from .parcel import Parcel
+from .records import Held, Parked, Queued, Refusal
+from .results import end_revoked, store_queued
 
 if TYPE_CHECKING:
     from .events import Kind
     from .execution import Execution
 
-__all__ = ["Skipped", "carry_out", "store_away"]
+__all__ = ["Skipped", "carry_out", "parcel_text", "store_away"]
 
 logger = logging.getLogger("celery_dlock")
 
@@ -43,9 +44,9 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
     """
     reason = f"{name}: {decision.reason}"
     task, task_id = run.task, run.request.id
-    holder = answer.holder if isinstance(answer, Held) else None
+    holder = answer.holder if isinstance(answer, Held | Queued) else None
     held = LockHeld(reason, name.text, *((holder.task_id, holder.node, holder.since) if holder else ()))
-    if isinstance(answer, Held):
+    if isinstance(answer, Held | Queued):
         _tell(run, "refused", name, reason)
     match decision:
         case Skip():
@@ -54,12 +55,40 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
             logger.info("Task %s[%s] is a duplicate: %s", task.name, task_id, reason)
             raise Skipped(reason)
         case Again(delay) | PutBack(delay):
-            rank_us = answer.rank_us if isinstance(answer, Held) else None
+            rank_us = answer.rank_us if isinstance(answer, Held | Queued) else None
             _publish_again(run, rank_us, delay, held, copy=isinstance(decision, PutBack))
             logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, task_id, delay, reason)
             raise Skipped(reason)
+        case Await():
+            _await_turn(run, name, answer, reason)
         case Fail():
             raise held
+
+
+def parcel_text(run: Execution, decision: Park, rank_us: int | None) -> str:
+    """The message as it will be parked; its state says so before, lest a slow process write it over the end.
+
+    Raises:
+        DLockError: It could not be published again.
+    """
+    if run.delivery is None or rank_us is None:
+        raise AssertionError(decision)  # an eager run is never parked, and who is refused has a place
+    parcel = Parcel.of(run.task.app, run.delivery.raw, rank_us, run.delivery.tries)
+    text = parcel.text()
+    store_queued(run.task, run.request, decision.position, decision.reason)
+    return text
+
+
+def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) -> NoReturn:
+    if isinstance(answer, Parked):
+        place = f"{reason}, at place {answer.position}"
+        if answer.ousted:
+            gone = f"{name}: a newer call took its place (queue_overflow)"
+            run.task.dlock.handover.oust(name, answer.ousted, gone)
+        if not answer.ousted or answer.ousted.identity != run.identity.digest:
+            logger.info("Task %s[%s] is parked: %s", run.task.name, run.request.id, place)
+            _tell(run, "queued", name, place)
+    raise Skipped(reason)
 
 
 def store_away(run: Execution, error: StoreUnavailable) -> NoReturn:

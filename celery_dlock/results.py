@@ -12,7 +12,10 @@ from celery.app.task import Context
 from celery.backends.base import Backend
 from celery.exceptions import TaskRevokedError
 
-__all__ = ["end_revoked", "store_started"]
+__all__ = ["QUEUED", "end_revoked", "store_queued", "store_started"]
+
+#: The state of a parked task.
+QUEUED = "QUEUED"
 
 Signature = Mapping[str, Any]  # as it stands in a message
 
@@ -64,6 +67,13 @@ def store_started(task: Task[..., Any], request: Any) -> None:
     if not _ignored(task, vars(request)):
         meta = {"pid": os.getpid(), "hostname": request.hostname}
         task.backend.store_result(request.id, meta, states.STARTED, request=request)
+
+
+def store_queued(task: Task[..., Any], request: Any, position: int, reason: str) -> None:
+    """Store that the task waits for its turn, unless its result is ignored. ``get()`` goes on waiting."""
+    if not _ignored(task, vars(request)):
+        meta = {"position": position, "reason": reason}
+        task.backend.store_result(request.id, meta, QUEUED, request=request)
 
 
 class _End(NamedTuple):

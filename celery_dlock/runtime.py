@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from . import native, signals
+from .arrivals import Arrivals
 from .clock import Clock, SystemClock
 from .config import Settings
 from .events import Listeners
+from .handover import Handover
 from .keeper import Keeper, Source
 from .locker import Locker
 from .owner import Scope, current_scope
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .records import Released
-    from .store import LockStore
+    from .store import QueueStore
 
 __all__ = ["Runtime"]
 
@@ -53,8 +55,11 @@ class Runtime:
         self.describe: Callable[[str], dict[str, Any]] = lambda owner: {}
         #: Set by the worker: may another live copy of this acquisition's message exist?
         self.doubtful: Callable[[str], bool] = lambda acquisition: False
+        #: Made by the worker before it forks; of no use elsewhere.
+        self.arrivals = Arrivals()
         #: The worker's rooms keep their state of this app here.
         self.deliveries: Any = None
+        self.sweeper: Any = None
         self.children: Any = None
         self._settings: Settings | None = None
         self._processes: dict[int, _Process] = {}
@@ -84,6 +89,10 @@ class Runtime:
         return self._here().keeper
 
     @property
+    def handover(self) -> Handover:
+        return self._here().handover
+
+    @property
     def slots(self) -> Slots:
         return self._here().slots
 
@@ -107,7 +116,7 @@ class Runtime:
         """In a pool child: hold everything in ``slots``, which the main process keeps."""
         self._processes[os.getpid()] = self._begin(slots)
 
-    def store(self, timeout: float) -> LockStore:
+    def store(self, timeout: float) -> QueueStore:
         return from_url(self.settings.url, timeout=timeout)
 
     def _here(self) -> _Process:
@@ -137,8 +146,10 @@ class Runtime:
             slots, wake = own, lambda: keeper.watch(source)
         else:
             slots, wake = kept, _nothing
-        locker = Locker(self.store(STORE_TIMEOUT), slots, wake, self.clock, settings.prefix, self.listeners)
-        return _Process(slots, keeper, locker, wake)
+        store, prefix = self.store(STORE_TIMEOUT), settings.prefix
+        handover = Handover(self.app, store, prefix, settings.turn, self.app.producer_or_acquire)
+        locker = Locker(store, slots, wake, self.clock, prefix, self.listeners, handover.carry)
+        return _Process(slots, keeper, locker, handover, wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,7 @@ class _Process:
     slots: Slots
     keeper: Keeper
     locker: Locker
+    handover: Handover
     wake: Callable[[], None]
 
 

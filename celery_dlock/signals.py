@@ -17,7 +17,7 @@ from .events import Event, Kind, Listeners
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["feed", "lock_acquired", "lock_lost", "lock_refused", "lock_released", "lock_skipped"]
+__all__ = ["feed", "lock_acquired", "lock_lost", "lock_queued", "lock_refused", "lock_released", "lock_skipped"]
 
 _ARGS: Final = ["event"]
 
@@ -31,6 +31,8 @@ lock_released = Signal(name="lock_released", providing_args=_ARGS)
 lock_lost = Signal(name="lock_lost", providing_args=_ARGS)
 #: A task was ended without being run.
 lock_skipped = Signal(name="lock_skipped", providing_args=_ARGS)
+#: A task was parked until its turn comes.
+lock_queued = Signal(name="lock_queued", providing_args=_ARGS)
 
 _SIGNALS: Final[dict[Kind, Signal]] = {
     "acquired": lock_acquired,
@@ -38,6 +40,7 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
     "released": lock_released,
     "lost": lock_lost,
     "skipped": lock_skipped,
+    "queued": lock_queued,
 }
 
 

@@ -18,6 +18,7 @@ from .keys import KeySpec
 from .lease import Lease, NullLease
 from .lock import Lock
 from .options import DEFAULT_TTL, LockOptions, as_seconds
+from .records import Waiting
 from .refusal import Skipped
 from .runtime import Runtime
 
@@ -89,6 +90,10 @@ class SingletonTask(_Task):
     def lock_name(self, *args: Any, **kwargs: Any) -> str:
         """The name of the lock that this call would take."""
         return self.lock_spec.name_of(args, kwargs).text
+
+    def waiting(self, *args: Any, **kwargs: Any) -> Waiting:
+        """Who waits, under ``on_conflict="queue"``, for the lock that this call would take."""
+        return self.dlock.locker.waiting(self.lock_spec.name_of(args, kwargs))
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
         """The lock that this call would take, for use outside a worker or inside a body (where it re-enters)."""

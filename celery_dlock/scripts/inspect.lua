@@ -9,4 +9,4 @@ if not lock[1] then
   return {}
 end
 return {lock[1], lock[2], lock[3], lock[4] or lock[3], lock[5] or '', lock[6],
-        redis.call('PTTL', KEYS[1]), unpack(lock, 7, 10)}
+        life(KEYS[1]), unpack(lock, 7, 10)}

@@ -1,21 +1,25 @@
--- End an acquisition: free its lock, wake who waits, and mark what its end means.
+-- End an acquisition: free its lock, mark what its end means, grant the next waiter, and wake who waits.
 --
 -- KEYS  1 lock    hash
 --       2 wake    channel on which a release is told
 --       3 gone    string  tombstone of this acquisition
 --       4 done    string  done mark of the identity (only with an identity)
 --       5 used    string  mark of the name's last success (only with once_per)
+--       ... and last, only under the queue policy: waiting, parked, later, index as in acquire
 -- ARGV  1 acquisition     owner and number
 --       2 tombstone       milliseconds that a late acquire is refused, "0": none
 --       3 done            milliseconds that a done mark lives, "0": this end is not final
 --       4 used            milliseconds that the name stays used, "0": it does not
 --       5 identity, 6 by  of the run that used the name
--- Result 1 if the lock was held by that acquisition, plus 2 if a twin or the keeper had left word in it; else 0
+--       7 name            of the lock, only under the queue policy
+-- Result a sum: 1 if the lock was held by that acquisition, 2 if a twin or the keeper had left word in it, 4 if it has
+--        waiters whom a script that knows their keys has to grant it; or {that sum, granted identity, its entry}
 --
 -- Marks are set also when the lease was lost: the owner test guards only the lock. Done marks are rare: only when
--- a copy is known (word) or the lock, and with it any word, was lost. Safe to be sent twice.
+-- a copy is known (word) or the lock, and with it any word, was lost. Safe to be sent twice: the second finds the lock
+-- granted by the first, and names that grant until its message is known to be published.
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'word', 'wake')
+local lock = redis.call('HMGET', KEYS[1], 'acq', 'word', 'wake', 'queue', 'granter', 'published', 'identity')
 local ours = lock[1] == ARGV[1]
 local word = ours and lock[2] == '1'
 if ours then
@@ -28,14 +32,35 @@ if ARGV[2] ~= '0' then
   redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
 end
 local final = ARGV[3] ~= '0' and (word or not ours)
-if final or ARGV[4] ~= '0' then
+local crowded = ours and lock[4]
+local now = nil
+if final or crowded or ARGV[4] ~= '0' then
   local time = redis.call('TIME')
-  local now = string.format('%.0f', time[1] * 1000000 + time[2])
-  if final then
-    redis.call('SET', KEYS[4], now, 'PX', ARGV[3])
-  end
-  if ARGV[4] ~= '0' then
-    redis.call('SET', KEYS[5], now .. '\n' .. ARGV[5] .. '\n' .. ARGV[6], 'PX', ARGV[4])
-  end
+  now = time[1] * 1000000 + time[2]
 end
-return (ours and 1 or 0) + (word and 2 or 0)
+if final then
+  redis.call('SET', KEYS[4], digits(now), 'PX', ARGV[3])
+end
+if ARGV[4] ~= '0' then
+  redis.call('SET', KEYS[5], digits(now) .. '\n' .. ARGV[5] .. '\n' .. ARGV[6], 'PX', ARGV[4])
+end
+local sum = (ours and 1 or 0) + (word and 2 or 0)
+local unpublished = lock[5] == ARGV[1] and not lock[6]
+if ARGV[7] then
+  local queue = {unpack(KEYS, #KEYS - 3)}
+  if final then
+    forget(queue, ARGV[5])
+  end
+  local identity, entry
+  if crowded then
+    identity, entry = grant(KEYS[1], queue, ARGV[7], now, ARGV[1])
+  elseif unpublished then
+    identity, entry = lock[7], redis.call('HGET', queue[2], lock[7])
+  end
+  if entry then
+    return {sum, identity, entry}
+  end
+elseif crowded or unpublished then
+  sum = sum + 4
+end
+return sum

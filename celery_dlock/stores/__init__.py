@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from ..errors import InvalidLockOptions
 
 if TYPE_CHECKING:
-    from ..store import LockStore
+    from ..store import QueueStore
 
 __all__ = ["SCHEMES", "from_url", "shown"]
 
@@ -26,7 +26,7 @@ def shown(url: str) -> str:
     return f"{scheme}://{re.split('[?#]', rest.rpartition('@')[2])[0]}"
 
 
-def from_url(url: str, *, timeout: float) -> LockStore:
+def from_url(url: str, *, timeout: float) -> QueueStore:
     """The store that ``url`` names.
 
     Args:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from .. import replies
 from ..errors import ReplyLost, StoreRefused
 from ..keys import LockKeys
-from ..records import Acquired, Claim, Duplicate, Held, Holder, Released, Renewal, Tombstoned, Used
-from ..scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
-from ..store import Ending, Waker
+from ..names import LockName
+from ..records import (
+    Acquired,
+    Claim,
+    Holder,
+    Refusal,
+    Released,
+    Renewal,
+    Waiting,
+)
+from ..scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING, Script
+from ..store import Ending, Taken, Waker
 from ..wire import ErrorReply, Wire, Wires
 
 __all__ = ["RedisStore"]
@@ -24,6 +33,8 @@ DONE_MS = 24 * 3600 * 1000
 TOMBSTONE_MS = 10 * 60 * 1000
 #: Commands in one write: enough to make the round trip cheap, few enough not to hold the server up.
 BATCH = 500
+#: Turn (ms) and tries of a sweep that only grants.
+_NEVER_BURY = 60_000, 1_000_000
 
 
 class RedisStore:
@@ -40,16 +51,14 @@ class RedisStore:
     def __init__(self, url: str, *, timeout: float) -> None:
         self._wires = Wires(url, timeout=timeout)
 
-    def acquire(
-        self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: Claim
-    ) -> Acquired | Held | Used | Duplicate | Tombstoned:
+    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: Claim) -> Acquired | Refusal:
         identity = claim.identity.digest if claim.identity else ""
         names = [keys.lock, keys.last, keys.tombstone(acquisition)]
         if identity:
             names.append(keys.done(identity))
             if claim.once:
                 names.append(keys.used())
-        args = (
+        args: tuple[str, ...] = (
             acquisition,
             str(ttl_ms),
             identity,
@@ -60,17 +69,15 @@ class RedisStore:
             "1" if claim.waits else "0",
             *claim.by,
         )
+        if claim.place:
+            names += (*keys.queue(), keys.dead())
+            place = claim.place
+            args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0", str(place.after_us))
         reply = self._run(ACQUIRE, names, args)
         if isinstance(reply, bytes):
             token, since, rank = reply.split()
             return Acquired(int(token), int(since) / 1e6, int(rank))
-        verb = reply[0]
-        if verb == b"held":
-            holder = _holder(reply[2:])
-            return Held(holder, bool(identity) and holder.identity == identity, int(reply[1]))
-        if verb == b"used":
-            return _used(reply[1], identity)
-        return Duplicate() if verb == b"done" else Tombstoned()
+        return replies.refusal(reply, identity)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
         answers: list[bool] = []
@@ -79,11 +86,11 @@ class RedisStore:
                 ((r.key,), (r.acquisition, str(r.ttl_ms), *(text for note in r.notes for text in note)))
                 for r in renewals[start : start + BATCH]
             ]
-            replies = self._wires.call(_renewed, calls)
-            if all(type(reply) is ErrorReply for reply in replies):
-                raise _refused(replies[0])
+            told = self._wires.call(_each, RENEW, calls)
+            if all(type(reply) is ErrorReply for reply in told):
+                raise _refused(told[0])
             # A key that somebody overwrote is one lost lease, and must not stop the renewal of all others.
-            answers += [type(reply) is not ErrorReply and bool(reply) for reply in replies]
+            answers += [type(reply) is not ErrorReply and bool(reply) for reply in told]
         return answers
 
     def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
@@ -99,21 +106,55 @@ class RedisStore:
             str(DONE_MS) if ending.final and identity else "0",
             str(ending.used_ms) if identity else "0",
         )
-        if ending.used_ms:
+        if ending.used_ms or ending.queue:
             args += (identity, ending.by)
+        if ending.queue:
+            names += keys.queue()
+            args += (keys.name,)
         try:
-            reply = self._run(RELEASE, names, args)
+            reply, known = self._run(RELEASE, names, args), 0
         except ReplyLost:
             # Whether the first command freed the lock is not known, so nobody is told that it was lost.
-            reply = self._run(RELEASE, names, args) | 1
-        return Released(bool(reply & 1), bool(reply & 2))
+            reply, known = self._run(RELEASE, names, args), 1
+        told, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
+        if told & 4:
+            # Whose release it was did not expect waiters, and so had not named their keys.
+            granted = self.sweep(keys, acquisition, *_NEVER_BURY).granted
+        return Released(bool((told | known) & 1), bool(told & 2), granted)
 
     def inspect(self, keys: LockKeys) -> Holder | None:
-        try:
-            reply = self._run(INSPECT, [keys.lock], ())
-        except ReplyLost:
-            reply = self._run(INSPECT, [keys.lock], ())
-        return _holder(reply) if reply else None
+        reply = self._again(INSPECT, [keys.lock], ())
+        return replies.holder(reply) if reply else None
+
+    # -- queues
+
+    def sweep(self, keys: LockKeys, granter: str, turn_ms: int, tries: int) -> Taken:
+        reply = self._again(SWEEP, _of_queue(keys), (keys.name, granter, str(turn_ms), str(tries)))
+        return Taken("", replies.grant(*reply[:2]), reply[2].decode())
+
+    def published(self, keys: LockKeys, identity: str, turn_ms: int) -> bool:
+        _, parked, _, index = keys.queue()
+        return bool(self._again(PUBLISHED, (keys.lock, parked, index), (identity, keys.name, str(turn_ms))))
+
+    def take_out(self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False) -> Taken:
+        args = (keys.name, identity, "0" if bury else str(DONE_MS), granter)
+        entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity)), args)
+        return Taken(entry.decode("utf-8", "replace"), replies.grant(*granted))
+
+    def waiting(self, keys: LockKeys, most: int) -> Waiting:
+        count, *facts = self._again(WAITING, (keys.lock, *keys.queue()[:3]), (str(most),))
+        return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
+
+    def due(self, prefix: str, buckets: Sequence[int], most: int) -> list[LockName]:
+        calls = [((LockKeys.of(prefix, LockName("", bucket)).queue()[3],), (str(most),)) for bucket in buckets]
+        told = self._wires.call(_each, DUE, calls)
+        for reply in told:
+            if type(reply) is ErrorReply:
+                raise _refused(reply)
+        return [LockName(name.decode(), bucket) for bucket, names in zip(buckets, told, strict=True) for name in names]
+
+    def durable(self) -> bool:
+        return b"aof_enabled:1" in self._wires.call(_persistence)
 
     @contextmanager
     def waker(self, keys: LockKeys) -> Iterator[Waker]:
@@ -134,6 +175,13 @@ class RedisStore:
             raise _refused(reply)
         return reply
 
+    def _again(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+        """Once more after a lost reply: for what is harmless twice with the same words."""
+        try:
+            return self._run(script, keys, args)
+        except ReplyLost:
+            return self._run(script, keys, args)
+
 
 def _evaluated(wire: Wire, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
     reply = wire.ask(script.packed(keys, args))
@@ -143,38 +191,26 @@ def _evaluated(wire: Wire, script: Script, keys: Sequence[str], args: Sequence[s
     return reply
 
 
-def _renewed(wire: Wire, calls: Sequence[_Call]) -> list[Any]:
+def _each(wire: Wire, script: Script, calls: Sequence[_Call]) -> list[Any]:
     """All replies to one write."""
-    replies = [wire.ask(b"".join([RENEW.packed(*call) for call in calls]))]
-    replies += [wire.read() for _ in calls[1:]]
-    for place, reply in enumerate(replies):
+    told = [wire.ask(b"".join([script.packed(*call) for call in calls]))]
+    told += [wire.read() for _ in calls[1:]]
+    for place, reply in enumerate(told):
         if type(reply) is ErrorReply and reply.startswith("NOSCRIPT"):
-            replies[place] = _evaluated(wire, RENEW, *calls[place])
-    return replies
+            told[place] = _evaluated(wire, script, *calls[place])
+    return told
+
+
+def _persistence(wire: Wire) -> bytes:
+    reply = wire.ask(b"*2\r\n$4\r\nINFO\r\n$11\r\npersistence\r\n")
+    if type(reply) is ErrorReply:
+        raise _refused(reply)
+    return bytes(reply)
 
 
 def _refused(reply: ErrorReply) -> StoreRefused:
     return StoreRefused(f"the lock store refused: {reply}")
 
 
-def _holder(fields: Sequence[Any]) -> Holder:
-    acquisition, identity, token, since, left, count, pttl, *by = fields
-    return Holder(
-        *_who(*(text.decode("utf-8", "replace") for text in by)),
-        since=int(since) / 1e6,
-        owner=acquisition.decode().rpartition(".")[0],
-        identity=identity.decode(),
-        token=int(token),
-        hold_count=int(count),
-        left=left == b"1",
-        expires_in=max(0, int(pttl)) / 1000,
-    )
-
-
-def _used(mark: bytes, identity: str) -> Used:
-    at, of, by = mark.split(b"\n", 2)
-    return Used(Holder(*_who(*json.loads(by)), since=int(at) / 1e6, identity=of.decode()), of.decode() == identity)
-
-
-def _who(task: str, task_id: str, node: str, pid: str) -> tuple[str | None, str | None, str, int]:
-    return task or None, task_id or None, node, int(pid)
+def _of_queue(keys: LockKeys) -> tuple[str, ...]:
+    return (keys.lock, *keys.queue(), keys.dead())

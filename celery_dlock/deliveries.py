@@ -1,0 +1,135 @@
+"""What the main process of a worker knows of its deliveries."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import execution
+from .keys import LockName
+from .records import Identity
+from .runtime import Runtime
+from .slots import Slot
+from .store import Ending
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from .records import Released
+
+__all__ = ["Deliveries"]
+
+#: Ends of dead children that the main process remembers until it knows both halves of them; names of elders.
+REMEMBERED = 1000
+
+
+class Delivered(Protocol):
+    """One delivery: what is asked of its request."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> Any: ...
+    @property
+    def message(self) -> Any: ...
+    @property
+    def hostname(self) -> str: ...
+    @property
+    def acknowledged(self) -> bool: ...
+
+    dlock_owner: str
+    dlock_identity: Identity
+    dlock_delivered: float
+
+    def dlock_monitored(self) -> bool: ...
+
+
+class Deliveries:
+    """What the main process knows of its deliveries, kept on the app's runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.by_owner: weakref.WeakValueDictionary[str, Delivered] = weakref.WeakValueDictionary()
+        self._settled: OrderedDict[str, Identity] = OrderedDict()
+        self._freed: OrderedDict[str, Slot] = OrderedDict()
+        self._elders: OrderedDict[LockName, int] = OrderedDict()
+        #: The running worker's consumer tags by queue.
+        self.tags: Callable[[], Mapping[str, str]] = dict
+        runtime.doubtful = self.doubtful
+        runtime.describe = self.describe
+        runtime.monitored_as = self.monitored_as
+
+    @classmethod
+    def of(cls, app: Celery) -> Deliveries:
+        runtime = Runtime.of(app)
+        found: Deliveries | None = runtime.deliveries
+        if found is None:
+            found = runtime.deliveries = cls(runtime)
+        return found
+
+    def doubtful(self, acquisition: str) -> bool:
+        """Has the broker perhaps delivered this holder's message once more?
+
+        So with a late-acknowledged message whose channel is gone, or that outlived the visibility timeout.
+        """
+        request = self.by_owner.get(acquisition.rpartition(".")[0])
+        if request is None or request.acknowledged or not request.task.acks_late:
+            return False
+        doubtful_after = self.runtime.settings.doubtful_after
+        if doubtful_after is not None and time.monotonic() - request.dlock_delivered >= doubtful_after:
+            return True
+        channel = getattr(request.message, "channel", None)
+        return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
+
+    def number(self, name: LockName | None) -> tuple[int, int]:
+        """The next message's number, and its elder's: the last one of the same lock that was handed over."""
+        number = self.runtime.arrivals.next_number()
+        elder = 0
+        if name is not None:
+            elder = self._elders.pop(name, 0)
+            self._elders[name] = number
+            if len(self._elders) > REMEMBERED:
+                self._elders.popitem(last=False)
+        return number, elder
+
+    def describe(self, owner: str) -> dict[str, Any]:
+        """Whose delivery it is, as fields of an event."""
+        request = self.by_owner.get(owner)
+        return {} if request is None else {"task": request.task.name, "task_id": request.id}
+
+    def monitored_as(self) -> str | None:
+        """This worker's name while it sends events. Asked in a child during a run, in the main process at any time."""
+        run = execution.running()
+        if run is not None:
+            return run.request.hostname if run.delivery is not None and run.delivery.monitored else None
+        request = next(iter(self.by_owner.values()), None)
+        return request.hostname if request is not None and request.dlock_monitored() else None
+
+    # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
+    # and acknowledged. The done mark needs both, and the keeper writes it: a script must not hold up this process.
+
+    def settle(self, request: Delivered) -> None:
+        self._settled[request.dlock_owner] = request.dlock_identity
+        self._mark(request.dlock_owner)
+
+    def freed(self, slot: Slot, released: Released) -> None:
+        if released.granted is not None and self.runtime.sweeper is not None:
+            self.runtime.sweeper.hand_over(slot.name, released.granted)
+        if released.word or not released.ours:
+            owner = slot.acquisition.rpartition(".")[0]
+            self._freed[owner] = slot
+            self._mark(owner)
+
+    def _mark(self, owner: str) -> None:
+        # Both halves may be told at once, here and in the keeper's thread: one of the two pops finds the slot.
+        if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
+            identity = self._settled.pop(owner)
+            ended = self.runtime.slots.open(slot.name, f"{slot.acquisition}.end", slot.ttl)
+            ended.leave_to_keeper(Ending(final=True, identity=identity.digest).text)
+            self.runtime.wake()
+        for remembered in (self._settled, self._freed):
+            while len(remembered) > REMEMBERED:
+                remembered.popitem(last=False)

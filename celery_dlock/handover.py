@@ -1,0 +1,117 @@
+"""Carries a granted message from the store to its broker."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+
+from .errors import StoreUnavailable
+from .keys import LockKeys, LockName
+from .message import publish_parked
+from .parcel import Parcel, broker_of
+from .records import Grant
+from .results import end_revoked
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from .store import QueueStore
+
+__all__ = ["Handover", "end"]
+
+logger = logging.getLogger("celery_dlock")
+
+
+class Handover:
+    """Publishes messages whose turn it is.
+
+    A grant that does not get through stays due: a sweep hands it out again.
+
+    Args:
+        app: Whose broker to use.
+        store: Where the queues live.
+        prefix: Of all keys.
+        turn: Seconds from the publication until the grant is due.
+        producer: Opens a connection to the broker.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        store: QueueStore,
+        prefix: str,
+        turn: float,
+        producer: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._prefix = prefix
+        self._turn_ms = round(turn * 1000)
+        self._producer = producer
+        self._broker = ""
+
+    def carry(self, name: LockName, grant: Grant | None) -> None:
+        """Publish the granted message; what cannot run any more ends here, and the turn passes on.
+
+        Never raises for the store's or the broker's sake.
+        """
+        try:
+            while grant is not None:
+                grant = self._carry(name, grant)
+        except StoreUnavailable as error:
+            logger.warning("%s: a turn is handed over by the next sweep: %s", name, error)
+        except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
+            logger.warning("%s: the broker did not take a message whose turn it is; a sweep will: %r", name, error)
+
+    def take_out(self, name: LockName, identity: str, reason: str = "") -> None:
+        """Take a waiter out of the queue; with a reason it ends REVOKED here, else its end is stored already."""
+        taken = self._store.take_out(LockKeys.of(self._prefix, name), identity, uuid.uuid4().hex)
+        if taken.entry and reason:
+            end(self._app, taken.entry, f"{name}: {reason}")
+        self.carry(name, taken.granted)
+
+    def oust(self, name: LockName, waiter: Grant, reason: str) -> None:
+        """End a waiter that was taken out already."""
+        end(self._app, waiter.entry, reason)
+        # So that no copy that the broker may still hold runs after that end.
+        self.take_out(name, waiter.identity)
+
+    def _carry(self, name: LockName, grant: Grant) -> Grant | None:
+        keys = LockKeys.of(self._prefix, name)
+        try:
+            parcel = Parcel.read(grant.entry)
+        except ValueError:
+            # Without its traceback: that says nothing of whose message it is.
+            logger.error("%s: a parked message cannot be read; see the dead letters, %s", name, keys.dead())  # noqa: TRY400
+            return self._store.take_out(keys, grant.identity, uuid.uuid4().hex, bury=True).granted
+        if parcel.expired:
+            end(self._app, grant.entry, f"{name}: expired while it waited")
+            return self._store.take_out(keys, grant.identity, uuid.uuid4().hex).granted
+        self._broker = self._broker or broker_of(self._app)
+        if parcel.broker != self._broker:
+            logger.debug("%s: the next message belongs to another broker; a worker of that one hands it over", name)
+            return None
+        with self._producer() as producer:
+            publish_parked(self._app, producer, parcel.raw, grant.identity, parcel.rank_us, parcel.tries + 1)
+        self._store.published(keys, grant.identity, self._turn_ms)
+        return None
+
+
+def end(app: Celery, entry: str, reason: str) -> None:
+    """Store REVOKED for a parked message that will not run, and for all that follows it. Never raises."""
+    try:
+        parcel = Parcel.read(entry)
+        request = Context({**parcel.raw.headers, **parcel.embedded(app)})
+        task = app.tasks.get(parcel.task)
+        if task is None:
+            logger.error("%s; its end cannot be stored, for %s is not registered here", reason, parcel.task)
+            return
+        end_revoked(task, request, reason)
+        logger.info("Task %s[%s] is revoked: %s", parcel.task, parcel.task_id, reason)
+    except Exception:
+        logger.exception("cannot store the end of a parked message: %s", reason)

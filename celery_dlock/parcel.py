@@ -1,0 +1,114 @@
+"""A parked message: as text in the store, and back."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.serialization import loads, prepare_accept_content
+from kombu.utils import json
+
+from .errors import DLockError
+from .message import Raw, checked, seconds_left
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Parcel", "broker_of"]
+
+#: What of the properties is published again.
+_PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
+#: seconds_left never says less.
+_NOW = 0.001
+
+
+class Parcel(NamedTuple):
+    """One message, and what it takes to publish it in its turn.
+
+    Args:
+        task: The task's name.
+        task_id: Its id.
+        broker: The broker that it came from, as :func:`broker_of` says it.
+        rank_us: Its place among messages.
+        tries: How often it was published again before.
+        raw: The message as it was received.
+    """
+
+    task: str
+    task_id: str
+    broker: str
+    rank_us: int
+    tries: int
+    raw: Raw
+
+    @classmethod
+    def of(cls, app: Celery, given: tuple[Any, ...], rank_us: int, tries: int) -> Parcel:
+        """A delivery to be parked.
+
+        Raises:
+            DLockError: It could not be published again.
+        """
+        raw = checked(given)
+        return cls(raw.headers["task"], raw.headers["id"], broker_of(app), rank_us, tries, raw)
+
+    def text(self) -> str:
+        """For the store. The first line says whose message it is, and no more.
+
+        Raises:
+            DLockError: A header holds a value that JSON has no form for.
+        """
+        raw, body = self.raw, self.raw.body
+        binary = not isinstance(body, str)
+        facts = {
+            "body": base64.b64encode(body).decode() if binary else body,
+            "binary": binary,
+            "type": raw.content_type,
+            "encoding": raw.content_encoding,
+            "headers": raw.headers,
+            "properties": {name: raw.properties[name] for name in _PROPERTIES if name in raw.properties},
+            "queue": raw.queue,
+            "broker": self.broker,
+            "rank": self.rank_us,
+            "tries": self.tries,
+        }
+        try:
+            # One escaped line: neither a name nor a header can end it.
+            return f"{json.dumps([self.task, self.task_id])}\n{json.dumps(facts)}"
+        except (TypeError, ValueError) as error:
+            raise DLockError(f"its headers cannot be written as JSON, so it cannot be parked: {error}") from error
+
+    @classmethod
+    def read(cls, text: str) -> Parcel:
+        """Reads :meth:`text`.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            who, _, rest = text.partition("\n")
+            (task, task_id), facts = json.loads(who), json.loads(rest)
+            body = base64.b64decode(facts["body"], validate=True) if facts["binary"] else facts["body"]
+            message = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
+            return cls(task, task_id, facts["broker"], facts["rank"], facts["tries"], checked((body, *message)))
+        except (LookupError, TypeError, ValueError, DLockError) as error:
+            raise ValueError(f"not a parked message: {error}") from error
+
+    @property
+    def expired(self) -> bool:
+        left = seconds_left(self.raw.headers.get("expires"))
+        return left is not None and left <= _NOW
+
+    def embedded(self, app: Celery) -> dict[str, Any]:
+        """What stands beside the arguments: callbacks, errbacks, chain and chord; nothing if it cannot be read."""
+        raw = self.raw
+        accept = prepare_accept_content(app.conf.accept_content)
+        try:
+            _, _, embedded = loads(raw.body, raw.content_type, raw.content_encoding, accept=accept)
+        except Exception:  # noqa: BLE001  # a serialiser may raise anything
+            return {}
+        return dict(embedded)
+
+
+def broker_of(app: Celery) -> str:
+    """Which broker the app publishes to, without its password."""
+    return str(app.connection_for_write().as_uri())

@@ -1,0 +1,174 @@
+"""The worker's request class: one delivery of one message, as the main process sees it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+
+from .deliveries import Deliveries
+from .keys import LockName
+from .message import HEADER, PROPERTY, Carried
+from .queues import queue_of
+from .records import Identity
+from .task import SingletonTask
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from celery import Celery
+
+__all__ = ["SingletonRequest"]
+
+_NOTHING_CARRIED: Final = Carried()
+
+
+class SingletonRequest(Request):
+    """One delivery of one message, made in the worker's main process.
+
+    It makes the owner, and hands it to the pool child with the message as it was received.
+    """
+
+    # Celery's own, which its stubs leave out.
+    _app: Celery
+    _eta: datetime | None
+    _eventer: Any
+    _request_dict: dict[str, Any]
+    _already_cancelled: bool
+    _payload: tuple[Any, Any, Any]
+    task: SingletonTask
+
+    dlock_requeued = False
+    #: Under the queue policy: its number among the arrivals, and whether its acknowledgement is held back.
+    dlock_number = 0
+    _dlock_held_back = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Celery makes a subclass per task and overrides there what it calls at an end.
+        if "on_success" in vars(cls):
+            cls.on_success = _then_acknowledging(cls.on_success)  # type: ignore[method-assign]  # this is the point
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)
+        request = self._request_dict
+        self.dlock_owner = os.urandom(16).hex()
+        self.dlock_identity = Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
+        header = request.pop(HEADER, None)
+        carried = _NOTHING_CARRIED if header is None else Carried.of(header, self.dlock_identity)
+        self._dlock_copied = carried.tries > 0
+        deliveries = Deliveries.of(self._app)
+        queue = queue_of(self._app, message.delivery_info or {}, deliveries.tags())
+        properties = request["properties"]
+        self.dlock_delivered = time.monotonic()
+        # The fields of a Delivery and of a Raw, as bare tuples: cheaper to make and to pickle, and this is every task.
+        raw = (message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue)
+        delivery = (
+            self.dlock_owner, self.dlock_delivered, self._since(), self.dlock_monitored(),
+            carried.rank_us, carried.tries, raw,
+        )  # fmt: skip
+        # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
+        request["properties"] = {**properties, PROPERTY: delivery}
+        deliveries.by_owner[self.dlock_owner] = self
+
+    def _since(self) -> float:
+        """The later of receipt and ETA on the monotonic clock."""
+        if self._eta is None:
+            return self.dlock_delivered
+        return self.dlock_delivered + max(0.0, self._eta.timestamp() - time.time())
+
+    def dlock_monitored(self) -> bool:
+        """Whether the worker sends task events just now; its dispatcher is enabled for its heartbeats too."""
+        eventer = self._eventer
+        return bool(eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups))
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What is handed to the pool, asked for at that moment."""
+        request = self._request_dict
+        if self._dlock_queues and not self.dlock_number:
+            # A copy of ours keeps the place that it had.
+            name = None if self._dlock_copied else self.dlock_lock
+            self.dlock_number, elder = Deliveries.of(self._app).number(name)
+            properties = request["properties"]
+            request["properties"] = {**properties, PROPERTY: (*properties[PROPERTY], self.dlock_number, elder)}
+        return request
+
+    @property
+    def _dlock_queues(self) -> bool:
+        return bool(self.task.lock_options.on_conflict == "queue")
+
+    @property
+    def dlock_lock(self) -> LockName | None:
+        """The name of its lock; None where the message cannot be read or its call has no lock: the child says why."""
+        try:
+            args, kwargs, _ = self._payload
+            name: LockName = self.task.lock_spec.name_of(args, kwargs)
+        except Exception:  # noqa: BLE001  # a serialiser may raise anything
+            return None
+        return name
+
+    def on_accepted(self, *args: Any, **kwargs: Any) -> None:
+        # A message that is acknowledged at its start is lost if the child dies before it is parked or holds its lock.
+        self._dlock_held_back = self._dlock_queues and not self.task.acks_late
+        super().on_accepted(*args, **kwargs)
+
+    def acknowledge(self) -> None:
+        sweeper = Deliveries.of(self._app).runtime.sweeper
+        if self._dlock_held_back and sweeper is not None:
+            sweeper.acknowledge(self)
+        else:
+            super().acknowledge()
+
+    def dlock_acknowledge(self) -> None:
+        """Acknowledge what was held back."""
+        if self._dlock_held_back:
+            self._dlock_held_back = False
+            self.acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
+        self.dlock_requeued = requeue
+        super().reject(requeue=requeue)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().on_failure(exc_info, *args, **kwargs)
+        finally:
+            error = getattr(exc_info.exception, "exc", exc_info.exception)
+            self.dlock_acknowledge()
+            if isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit):
+                self._dlock_settle()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
+        super().on_timeout(soft, timeout)
+        if not soft:
+            self.dlock_acknowledge()
+            self._dlock_settle()
+
+    def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+        super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
+        self._dlock_settle()
+        sweeper = Deliveries.of(self._app).runtime.sweeper
+        if sweeper is not None and self._dlock_queues and (name := self.dlock_lock) is not None:
+            sweeper.gone(name, self.dlock_identity.digest)
+
+    def _dlock_settle(self) -> None:
+        """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
+        if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
+            Deliveries.of(self._app).settle(self)
+
+
+def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(on_success)
+    def acknowledging(self: SingletonRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return on_success(self, *args, **kwargs)
+        finally:
+            self.dlock_acknowledge()
+
+    return acknowledging

@@ -1,0 +1,54 @@
+-- Look after one lock with waiters: grant it where it is free, and end a grant that nobody took.
+--
+-- KEYS  1 lock, 2 waiting, 3 parked, 4 later, 5 index, 6 dead, as in acquire
+-- ARGV  1 name     of the lock
+--       2 granter  an acquisition whose own unpublished grant is wanted at once, or whom to note
+--       3 turn     milliseconds from a lost turn to the next, doubled with each
+--       4 tries    lost turns after which a message goes to the dead letters
+-- Result {granted identity, its entry, buried identity}, "" for what there is not
+--
+-- A grant that is not known to be published is given out again when it is due, to be published by whoever sweeps.
+
+local queue = {KEYS[2], KEYS[3], KEYS[4], KEYS[5]}
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local lock = redis.call('HMGET', KEYS[1], 'acq', 'due', 'granter', 'published', 'identity', 'rank')
+local nothing = {'', '', ''}
+local buried = ''
+if lock[1] and not lock[2] then
+  if redis.call('EXISTS', KEYS[2], KEYS[4]) > 0 then
+    redis.call('HSET', KEYS[1], 'queue', '1')
+    redis.call('ZADD', KEYS[5], digits(now + math.max(0, redis.call('PTTL', KEYS[1])) * 1000), ARGV[1])
+  else
+    redis.call('ZREM', KEYS[5], ARGV[1])
+  end
+  return nothing
+end
+if lock[1] then
+  local entry = redis.call('HGET', KEYS[3], lock[5])
+  local early = tonumber(lock[2]) > now
+  if entry and early and (lock[4] or lock[3] ~= ARGV[2]) then
+    redis.call('ZADD', KEYS[5], lock[2], ARGV[1])
+    return nothing
+  end
+  if entry and not lock[4] then
+    local due = digits(now + PUBLISH_WITHIN)
+    redis.call('HSET', KEYS[1], 'due', due)
+    redis.call('ZADD', KEYS[5], due, ARGV[1])
+    return {lock[5], entry, ''}
+  end
+  redis.call('DEL', KEYS[1])
+  if entry then
+    local tries = redis.call('HINCRBY', KEYS[3], lock[5] .. ':tries', '1')
+    if tries >= tonumber(ARGV[4]) then
+      redis.call('HSET', KEYS[6], lock[5], entry)
+      forget(queue, lock[5])
+      buried = lock[5]
+    else
+      redis.call('HSET', KEYS[3], lock[5] .. ':rank', lock[6])
+      redis.call('ZADD', KEYS[4], digits(now + ARGV[3] * 1000 * 2 ^ (tries - 1)), lock[5])
+    end
+  end
+end
+local identity, entry = grant(KEYS[1], queue, ARGV[1], now, ARGV[2])
+return {identity or '', entry or '', buried}

@@ -1,0 +1,147 @@
+"""The thread of a worker that publishes turns nobody else hands over: of dead holders, dead releasers, dead waiters."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from . import native
+from .errors import StoreUnavailable
+from .handover import Handover
+from .keys import BUCKETS, LockKeys, LockName
+from .records import Grant
+from .runtime import STORE_TIMEOUT, Runtime
+
+__all__ = ["Sweeper"]
+
+logger = logging.getLogger("celery_dlock")
+
+#: Seconds between two looks at what the worker leaves to this thread.
+TICK: Final = 0.1
+#: Seconds in which every bucket is looked at once, and locks of one bucket that are looked after in one round.
+ROUND: Final = 2.0
+MOST: Final = 100
+
+
+class HeldBack(Protocol):
+    """A delivery whose acknowledgement is held back."""
+
+    @property
+    def acknowledged(self) -> bool: ...
+    @property
+    def dlock_number(self) -> int: ...
+    def dlock_acknowledge(self) -> None: ...
+
+
+class Sweeper:
+    """Sweeps, publishes, and acknowledges what was held back; a broker or a store that hangs holds up nothing else.
+
+    The keeper must not do this: a slow broker would cost leases.
+
+    Args:
+        runtime: Whose queues to look after.
+        goes_on: Asked before each tick; false ends the thread.
+    """
+
+    def __init__(self, runtime: Runtime, goes_on: Callable[[], bool]) -> None:
+        self._runtime = runtime
+        self._goes_on = goes_on
+        self._connection: Any = None
+        settings = runtime.settings
+        self._store = runtime.store(STORE_TIMEOUT)
+        self._handover = Handover(runtime.app, self._store, settings.prefix, settings.turn, self._producer)
+        # Deques: append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
+        self._grants: collections.deque[tuple[LockName, Grant]] = collections.deque()
+        self._gone: collections.deque[tuple[LockName, str]] = collections.deque()
+        self._unacknowledged: collections.deque[HeldBack] = collections.deque()
+        self._failing = False
+
+    def start(self) -> None:
+        native.start_daemon(self._run)
+
+    def hand_over(self, name: LockName, grant: Grant) -> None:
+        """Publish a message whose turn it is."""
+        self._grants.append((name, grant))
+
+    def gone(self, name: LockName, identity: str) -> None:
+        """A message ended before it started: if it waited, or had its turn, it does no more."""
+        self._gone.append((name, identity))
+
+    def acknowledge(self, request: HeldBack) -> None:
+        """Acknowledge this message once it holds its lock or is parked."""
+        self._unacknowledged.append(request)
+
+    def _run(self) -> None:
+        buckets = itertools.cycle(range(BUCKETS))
+        per_tick = round(BUCKETS * TICK / ROUND)
+        warned = False
+        while self._goes_on():
+            try:
+                warned = warned or self._warn_unless_durable()
+                self._tick(list(itertools.islice(buckets, per_tick)))
+                self._failing = False
+            except StoreUnavailable as error:
+                if not self._failing:
+                    logger.warning("queues are not looked after: %s", error)
+                self._failing = True
+            except Exception:
+                logger.exception("looking after queues failed in one round and goes on")
+            native.sleep(TICK)
+        self._drop_connection()
+        self._store.close()
+
+    def _warn_unless_durable(self) -> bool:
+        if not self._store.durable():
+            logger.warning(
+                "tasks with on_conflict='queue' are parked in a store without an append-only file: "
+                "a restart of it loses what waits (set appendonly yes)"
+            )
+        return True
+
+    def _tick(self, buckets: list[int]) -> None:
+        self._acknowledge_arrived()
+        while self._gone:
+            self._handover.take_out(*self._gone.popleft())
+        while self._grants:
+            self._handover.carry(*self._grants.popleft())
+        settings = self._runtime.settings
+        for name in self._store.due(settings.prefix, buckets, MOST):
+            keys = LockKeys.of(settings.prefix, name)
+            turn_ms = round(settings.turn * 1000)
+            taken = self._store.sweep(keys, uuid.uuid4().hex, turn_ms, settings.turn_tries)
+            if taken.buried:
+                logger.error(
+                    "%s: a message lost its turn %d times and is among the dead letters of %s",
+                    name, settings.turn_tries, keys.dead(),
+                )  # fmt: skip
+            self._handover.carry(name, taken.granted)
+
+    def _acknowledge_arrived(self) -> None:
+        for _ in range(len(self._unacknowledged)):
+            request = self._unacknowledged.popleft()
+            if self._runtime.arrivals.has(request.dlock_number):
+                request.dlock_acknowledge()
+            elif not request.acknowledged:
+                self._unacknowledged.append(request)
+
+    @contextmanager
+    def _producer(self) -> Iterator[Any]:
+        """A connection of this thread's own: the app's pool may be a greenlet's, or be empty."""
+        app = self._runtime.app
+        if self._connection is None:
+            self._connection = app.connection_for_write()
+        try:
+            yield app.amqp.Producer(self._connection, auto_declare=False)
+        except BaseException:
+            self._drop_connection()
+            raise
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()

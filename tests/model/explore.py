@@ -1,0 +1,265 @@
+"""Try every order of everything that can happen, breadth first, so that a counter-example is a shortest one.
+
+As a script it runs what is too big for the suite, for instance three messages under two kinds of events:
+
+    python -m tests.model.explore messages=3 crash=1 regrant=1 [early=1] [rare=0] [overflow=1] [tries=1] [without=zrem]
+
+It checks in every state: one execution in the body (and one more for each live lease that was lost); no message starts
+or is ended that has its end already, unless a crash came between its end and the mark of it; nobody done waits; nobody
+is granted past an elder who is ready. In every state where nothing goes on: each message has its end, or is a dead
+letter, the lock is free, nobody waits. And from every state such a one can be reached without any event.
+
+States that differ only in what nothing can read any more, or in the names of messages, are one: see `canonical`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+from tests.model.protocol import LETTER, NEVER, NOTHING, NOW, READY, RULES, SPARE, TOO_MANY, Copy, Entry, Lock, Run, Setup, State
+from tests.model.world import EVENTS, first, left, steps
+
+
+class Verdict(NamedTuple):
+    """The fault and the labels that lead to it, or no fault."""
+
+    fault: str
+    path: tuple[str, ...]
+    states: int
+    ends: int
+    seconds: float
+
+
+def trimmed(s: State, setup: Setup) -> State:
+    """Without what nothing reads any more, and ranks counted from 1."""
+    running = tuple([
+        run
+        if run.phase == "begin"
+        else run._replace(kind={"f": "r", "o": "p"}.get(run.kind, run.kind), rank=run.rank if run.kind in "op" else 0)
+        if run.tie == "yes"
+        else run._replace(kind="", rank=0)
+        for run in s.running
+    ])  # fmt: skip
+    ranks: dict[int, set[int]] = {m: set() for m in range(len(s.entries))}
+    there = set()
+    for it in (*s.broker, *running, *[run.grant for run in running if run.grant is not NOTHING]):
+        if it.message >= 0:
+            there.add(it.message)
+            ranks[it.message].add(it.rank)
+    for m, entry in enumerate(s.entries):
+        if entry:
+            there.add(m)
+            ranks[m].add(entry.rank)
+    names = {rank: i for i, rank in enumerate(sorted(set().union({0}, *ranks.values())))}
+    reused = left(s, "republish")
+    # A mark matters by the ranks of its own identity that it covers, and not at all where no copy is left.
+    done = tuple([
+        mark if mark == NEVER else max([0, *(names[r] for r in ranks[m] if r <= mark)]) if m in there or reused else NEVER
+        for m, mark in enumerate(s.done)
+    ])  # fmt: skip
+    return s._replace(
+        broker=tuple([c._replace(rank=names[c.rank]) if c.rank else c for c in s.broker]),
+        running=tuple([
+            r._replace(rank=names[r.rank], grant=r.grant._replace(rank=names.get(r.grant.rank, 0))) for r in running
+        ]),  # fmt: skip
+        entries=tuple([e and e._replace(rank=names[e.rank]) for e in s.entries]),
+        done=done,
+        revoked=tuple([flag and (m in there or bool(left(s, "revoke"))) for m, flag in enumerate(s.revoked)]),
+    )
+
+
+def canonical(s: State, setup: Setup) -> State:
+    """One state for all that differ in names only: all steps treat all messages alike, so any renaming is sound.
+
+    Messages are sorted by what is known about each; where two look alike one of both orders is taken, which may keep
+    two states apart that are one but never makes one of two. A message and its replacement are renamed together.
+    """
+    s = trimmed(s, setup)
+    n, total = setup.messages, len(s.entries)
+
+    def looks(m: int) -> tuple[object, ...]:
+        return (
+            s.need[m], s.done[m], s.revoked[m], s.entries[m] or (), s.lock.message == m,
+            sorted([c[1:] for c in s.broker if c.message == m]),
+            sorted([r[1:5] for r in s.running if r.message == m]),
+            [r.phase for r in s.running if r.grant.message == m],
+        )  # fmt: skip
+
+    return renamed(s, sorted(range(n), key=lambda m: [looks(x) for x in range(m, total, n)]))
+
+
+def renamed(s: State, order: Sequence[int]) -> State:
+    """Message order[i] is called i; its replacement with it."""
+    n = len(order)
+    old = [m + x for x in range(0, len(s.entries), n) for m in order]
+    new = {m: i for i, m in enumerate(old)} | {-1: -1}
+    return State(
+        tuple(sorted([Copy(new[c.message], c.kind, c.rank) for c in s.broker])),
+        tuple(sorted([
+            Run(new[r.message], *r[1:5], r.grant if r.grant.message < 0 else Copy(new[r.grant.message], *r.grant[1:]))
+            for r in s.running
+        ])),
+        Lock(s.lock.state, new[s.lock.message], s.lock.word),
+        tuple([s.entries[m] for m in old]),
+        tuple([s.done[m] for m in old]),
+        tuple([s.need[m] for m in old]),
+        tuple([s.revoked[m] for m in old]),
+        s.budget,
+    )  # fmt: skip
+
+
+def wrong(s: State, setup: Setup) -> str:
+    """What must be true in every state."""
+    if sum(r.phase in {"body", "stale"} for r in s.running) > 1 + dict(setup.events).get("lease", 0) - left(s, "lease"):
+        return "two executions in the body"
+    if TOO_MANY in s.need:
+        return "a message that has its end starts, or gets another"
+    if any(entry and entry.rank <= done for entry, done in zip(s.entries, s.done, strict=True)):
+        return "a finished identity waits"
+    return ""
+
+
+def wrong_end(s: State, setup: Setup) -> str:
+    """What must be true where nothing goes on."""
+    letters = [entry is not None and entry.state == LETTER for entry in s.entries]
+    if any(need % SPARE and not letter for need, letter in zip(s.need, letters, strict=True)):
+        return "a message is lost"
+    if s.lock.state != "free":
+        return "the lock is stuck"
+    if any(entry and not letter for entry, letter in zip(s.entries, letters, strict=True)):
+        return "somebody waits for ever"
+    return "a dead letter that was not lost" if any(letters) and left(s, "crash") == dict(setup.events).get("crash", 0) else ""
+
+
+def overtaken(before: State, after: State) -> bool:
+    """Is the free lock granted or taken while an elder is ready?"""
+    m, granted = after.lock.message, after.lock.state == "grant"
+    if before.lock[:2] == after.lock[:2] or not (granted or (after.lock.state == "own" and before.lock.state == "free")):
+        return False
+    entries = (after if granted else before).entries
+    mine = entries[m] if m >= 0 else None
+    ranks = [r.rank for r in before.running if r.message == m and r.phase == "begin" and not granted]
+    rank = min([*ranks, *([mine.rank] if mine else [])], default=NOW)
+    return any(e.state == READY and e.rank < rank for x, e in enumerate(after.entries) if e and x != m)
+
+
+class Search:
+    """All states by number in the order they were found, which step led to each, and who leads where by progress."""
+
+    def __init__(self, setup: Setup, *, reduced: bool = True) -> None:
+        self.setup = setup
+        self.name = canonical if reduced else trimmed
+        self.states: dict[State, int] = {}
+        self.parents = array("l")
+        self.edges = array("l")  # pairs: from, to
+        self.ends: list[int] = []
+        self.shared: dict[object, object] = {}
+
+    def explore(self, limit: int | None = None) -> Verdict:
+        start = time.process_time()
+        level = [self.name(first(self.setup), self.setup)]
+        self.states[level[0]] = 0
+        self.parents.append(-1)
+        while level:
+            following: list[State] = []
+            for s in level:
+                fault = wrong(s, self.setup) or self.expand(s, following)
+                if fault or len(self.states) >= (limit or sys.maxsize):
+                    return self.verdict(fault or "gave up", s, start)
+            level = following
+        stuck = self.unreached()
+        return self.verdict("this can never come to rest" if stuck else "", stuck, start)
+
+    def expand(self, s: State, following: list[State]) -> str:
+        """Note where s leads, and judge the steps."""
+        here, rest = self.states[s], True
+        for label, after in steps(s, self.setup):
+            if overtaken(s, after):
+                return f"an elder is overtaken: {label}"
+            known = self.name(after, self.setup)
+            there = self.states.get(known)
+            if there is None:
+                there = len(self.states)
+                self.states[self.share(known)] = there
+                self.parents.append(here)
+                following.append(known)
+            if s.budget == after.budget:
+                rest = False
+                self.edges.extend((here, there))
+        if rest:
+            self.ends.append(here)
+        return wrong_end(s, self.setup) if rest else ""
+
+    def share(self, s: State) -> State:
+        """Equal parts of many states are kept once."""
+        share = self.shared.setdefault
+        parts = [share(part, part) for part in s]
+        return State(*parts)  # type: ignore[arg-type]  # they are the same parts
+
+    def unreached(self) -> State | None:
+        """A state from which progress alone never comes to rest."""
+        count = len(self.states)
+        heads, links = array("l", [-1]) * count, array("l")
+        for at in range(0, len(self.edges), 2):
+            links.append(heads[self.edges[at + 1]])
+            heads[self.edges[at + 1]] = at // 2
+        reaches, todo = bytearray(count), list(self.ends)
+        while todo:
+            there = todo.pop()
+            if reaches[there]:
+                continue
+            reaches[there] = 1
+            link = heads[there]
+            while link >= 0:
+                todo.append(self.edges[2 * link])
+                link = links[link]
+        missing = reaches.find(0)
+        return None if missing < 0 else next(s for s, i in self.states.items() if i == missing)
+
+    def verdict(self, fault: str, s: State | None, start: float) -> Verdict:
+        path = self.path(s) if fault and s and fault != "gave up" else ()
+        return Verdict(fault, path, len(self.states), len(self.ends), time.process_time() - start)
+
+    def path(self, s: State) -> tuple[str, ...]:
+        """The labels of a shortest way to s, walked anew with the same names all the way."""
+        by_number, way, labels = list(self.states), [], []
+        at = self.states[s]
+        while at > 0:
+            way.append(by_number[at])
+            at = self.parents[at]
+        here = first(self.setup)
+        for known in reversed(way):
+            label, here = next((x, after) for x, after in steps(here, self.setup) if known in self.names(after))
+            here = trimmed(here, self.setup)
+            labels.append(label)
+        return tuple(labels)
+
+    def names(self, s: State) -> set[State]:
+        """Every state that s may have been noted as."""
+        orders = permutations(range(self.setup.messages))
+        return {self.name(renamed(s, order), self.setup) for order in orders} | {self.name(s, self.setup)}
+
+
+def setup_of(words: list[str]) -> Setup:
+    """The setup that a command line tells."""
+    told = dict(word.split("=") for word in words)
+    return Setup(
+        messages=int(told.pop("messages", 2)),
+        early=told.pop("early", "0") == "1",
+        rare=told.pop("rare", "1") == "1",
+        overflow=int(told.pop("overflow", 0)),
+        tries=int(told.pop("tries", 2)),
+        without=frozenset(told.pop("without", "").split(",")) & RULES,
+        events=tuple((event, int(told.pop(event))) for event in EVENTS if event in told),
+    )
+
+
+if __name__ == "__main__":
+    verdict = Search(setup_of(sys.argv[1:])).explore()
+    print(f"{verdict.fault or 'holds'}: {verdict.states} states, {verdict.ends} ends, {verdict.seconds:.1f} s")  # noqa: T201  # a script
+    print(*verdict.path, sep="\n  ")  # noqa: T201  # a script
