@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from celery.worker.state import revoked
+
 from . import execution
 from .keys import LockName
 from .records import Identity
@@ -24,6 +26,8 @@ __all__ = ["Deliveries"]
 
 #: Ends of dead children that the main process remembers until it knows both halves of them; names of elders.
 REMEMBERED = 1000
+#: Messages under the queue policy of which it remembers where they may wait.
+WAITERS = 20_000
 
 
 class Delivered(Protocol):
@@ -56,6 +60,9 @@ class Deliveries:
         self._settled: OrderedDict[str, Identity] = OrderedDict()
         self._freed: OrderedDict[str, Slot] = OrderedDict()
         self._elders: OrderedDict[LockName, int] = OrderedDict()
+        #: By task id: where a message that was handed over may wait now.
+        self._places: OrderedDict[str, tuple[LockName, str]] = OrderedDict()
+        self._revoked = 0
         #: The running worker's consumer tags by queue.
         self.tags: Callable[[], Mapping[str, str]] = dict
         runtime.doubtful = self.doubtful
@@ -84,16 +91,36 @@ class Deliveries:
         channel = getattr(request.message, "channel", None)
         return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
 
-    def number(self, name: LockName | None) -> tuple[int, int]:
-        """The next message's number, and its elder's: the last one of the same lock that was handed over."""
+    # Under the queue policy.
+
+    def number(self, request: Delivered, name: LockName | None) -> tuple[int, int]:
+        """The next message's number, and its elder's: the last one of the same lock that was handed over.
+
+        Args:
+            request: The message that is handed over.
+            name: Of its lock; None for a copy, which has its place already.
+        """
         number = self.runtime.arrivals.next_number()
         elder = 0
         if name is not None:
             elder = self._elders.pop(name, 0)
             self._elders[name] = number
-            if len(self._elders) > REMEMBERED:
-                self._elders.popitem(last=False)
+            self._places[request.id] = name, request.dlock_identity.digest
+            for remembered, most in ((self._elders, REMEMBERED), (self._places, WAITERS)):
+                if len(remembered) > most:
+                    remembered.popitem(last=False)
         return number, elder
+
+    def newly_revoked(self) -> list[tuple[LockName, str]]:
+        """What was revoked since the last call and may wait: locks' names and identities.
+
+        Looked at where Celery keeps revocations, because its control command has no hook. A waiter that this worker
+        does not know of ends when its turn comes, as every revoked message does.
+        """
+        if len(revoked) == self._revoked:
+            return []
+        self._revoked = len(revoked)
+        return [self._places.pop(task_id) for task_id in list(self._places) if task_id in revoked]
 
     def describe(self, owner: str) -> dict[str, Any]:
         """Whose delivery it is, as fields of an event."""

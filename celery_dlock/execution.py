@@ -205,7 +205,8 @@ class Execution:
     def _place(self, entry: str = "") -> Place:
         options, elder = self.task.lock_options, self.delivery.elder if self.delivery else 0
         ousts = options.queue_overflow in ("drop_oldest", "keep_latest")
-        return Place(entry, options.most_waiting, ousts, self._runtime.arrivals.rank_us(elder) if elder else 0)
+        after_us = self._runtime.arrivals.rank_us(elder) if elder else 0
+        return Place(entry, options.most_waiting, ousts, after_us, self.delivery.turn if self.delivery else "")
 
     def _situation(self, *, waited: bool, parking: bool) -> Situation:
         return Situation(

@@ -12,7 +12,7 @@ from celery.app.task import Context
 
 from .errors import StoreUnavailable
 from .keys import LockKeys, LockName
-from .message import publish_parked
+from .message import Carried, publish_parked
 from .parcel import Parcel, broker_of
 from .records import Grant
 from .results import end_revoked
@@ -68,9 +68,19 @@ class Handover:
         except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
             logger.warning("%s: the broker did not take a message whose turn it is; a sweep will: %r", name, error)
 
-    def take_out(self, name: LockName, identity: str, reason: str = "") -> None:
-        """Take a waiter out of the queue; with a reason it ends REVOKED here, else its end is stored already."""
-        taken = self._store.take_out(LockKeys.of(self._prefix, name), identity, uuid.uuid4().hex)
+    def take_out(self, name: LockName, identity: str, reason: str = "", *, ended: bool = False) -> None:
+        """Take a waiter out of the queue.
+
+        Args:
+            name: Of the lock.
+            identity: The digest of the waiter's identity.
+            reason: Why it ends REVOKED here; "": its end is stored already.
+            ended: Its end is stored, whether it waits or not: no copy of it may run.
+
+        Raises:
+            StoreUnavailable: It may wait still.
+        """
+        taken = self._store.take_out(LockKeys.of(self._prefix, name), identity, uuid.uuid4().hex, ended=ended)
         if taken.entry and reason:
             end(self._app, taken.entry, f"{name}: {reason}")
         self.carry(name, taken.granted)
@@ -78,8 +88,11 @@ class Handover:
     def oust(self, name: LockName, waiter: Grant, reason: str) -> None:
         """End a waiter that was taken out already."""
         end(self._app, waiter.entry, reason)
-        # So that no copy that the broker may still hold runs after that end.
-        self.take_out(name, waiter.identity)
+        try:
+            # So that no copy that the broker may still hold runs after that end.
+            self.take_out(name, waiter.identity, ended=True)
+        except StoreUnavailable as error:
+            logger.warning("%s: a copy of %s may still run: %s", name, waiter.identity, error)
 
     def _carry(self, name: LockName, grant: Grant) -> Grant | None:
         keys = LockKeys.of(self._prefix, name)
@@ -97,7 +110,8 @@ class Handover:
             logger.debug("%s: the next message belongs to another broker; a worker of that one hands it over", name)
             return None
         with self._producer() as producer:
-            publish_parked(self._app, producer, parcel.raw, grant.identity, parcel.rank_us, parcel.tries + 1)
+            carried = Carried(parcel.rank_us, parcel.tries + 1, grant.turn)
+            publish_parked(self._app, producer, parcel.raw, grant.identity, carried)
         self._store.published(keys, grant.identity, self._turn_ms)
         return None
 

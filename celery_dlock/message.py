@@ -53,6 +53,7 @@ class Delivery(NamedTuple):
         rank_us: Carried by a copy of ours, else None.
         tries: How often the message was published again before.
         raw: The message, as the fields of :class:`Raw`.
+        turn: Under the queue policy, for which this copy was published.
         number: Under the queue policy, by which :class:`~celery_dlock.arrivals.Arrivals` knows it.
         elder: The number of the message of the same lock name that this worker handed over before; 0: none.
     """
@@ -64,6 +65,7 @@ class Delivery(NamedTuple):
     rank_us: int | None
     tries: int
     raw: tuple[Any, ...]
+    turn: str = ""
     number: int = 0
     elder: int = 0
 
@@ -73,16 +75,17 @@ class Carried(NamedTuple):
 
     rank_us: int | None = None
     tries: int = 0
+    turn: str = ""
 
     @classmethod
     def of(cls, header: Any, identity: Identity) -> Carried:
         """Reads the header. It speaks of one identity only: Celery copies headers into a task's own retries."""
         if not isinstance(header, Mapping) or header.get("of") != identity.digest:
             return cls()
-        rank, tries = header.get("rank"), header.get("tries")
-        if not isinstance(rank, int | None) or not isinstance(tries, int):
+        rank, tries, turn = header.get("rank"), header.get("tries"), header.get("turn", "")
+        if not isinstance(rank, int | None) or not isinstance(tries, int) or not isinstance(turn, str):
             return cls()
-        return cls(rank, max(0, tries))
+        return cls(rank, max(0, tries), turn)
 
 
 def publish_again(
@@ -116,7 +119,7 @@ def publish_again(
         _publish(app, producer, raw, headers)
 
 
-def publish_parked(app: Celery, producer: Any, raw: Raw, identity: str, rank_us: int, tries: int) -> None:
+def publish_parked(app: Celery, producer: Any, raw: Raw, identity: str, carried: Carried) -> None:
     """Publish a message that was parked, as it was received; it keeps its place among messages.
 
     Args:
@@ -124,10 +127,10 @@ def publish_parked(app: Celery, producer: Any, raw: Raw, identity: str, rank_us:
         producer: Whose connection to use.
         raw: The message.
         identity: Which message it is: the digest of its identity.
-        rank_us: Its place.
-        tries: How often it was published again before.
+        carried: What the copy says of it.
     """
-    _publish(app, producer, raw, {**raw.headers, HEADER: {"of": identity, "rank": rank_us, "tries": tries}})
+    header = {"of": identity, "rank": carried.rank_us, "tries": carried.tries, "turn": carried.turn}
+    _publish(app, producer, raw, {**raw.headers, HEADER: header})
 
 
 def checked(given: tuple[Any, ...]) -> Raw:

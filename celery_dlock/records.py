@@ -76,19 +76,22 @@ class Place(NamedTuple):
         limit: Most waiters of the name; 0: any number.
         ousts: Where the limit is reached, the oldest makes room.
         after_us: The rank of the message that the worker received before; its own is to be behind.
+        turn: For which this copy was published; "" for any other.
     """
 
     entry: str = ""
     limit: int = 0
     ousts: bool = False
     after_us: int = 0
+    turn: str = ""
 
 
 class Grant(NamedTuple):
-    """A parked message: whose turn it is, or that was taken out of the queue."""
+    """A parked message: whose turn it is, or that was taken out of the queue (then without a turn)."""
 
     identity: str
     entry: str
+    turn: str = ""
 
 
 class Claim(NamedTuple):

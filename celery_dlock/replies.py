@@ -53,7 +53,7 @@ def _queued(facts: Sequence[Any], _identity: str) -> Queued:
 
 def _parked(facts: Sequence[Any], _identity: str) -> Parked:
     rank, position, *grants = facts
-    return Parked(int(rank), int(position), grant(*grants[:2]), grant(*grants[2:]))
+    return Parked(int(rank), int(position), grant(*grants[:3]), grant(*grants[3:]))
 
 
 def _passed_on(facts: Sequence[Any]) -> Grant | None:
@@ -70,9 +70,9 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
 }
 
 
-def grant(identity: bytes, entry: bytes) -> Grant | None:
+def grant(identity: bytes, entry: bytes, turn: bytes = b"") -> Grant | None:
     """Whose turn it is, if it is anybody's."""
-    return Grant(identity.decode(), entry.decode("utf-8", "replace")) if identity else None
+    return Grant(identity.decode(), entry.decode("utf-8", "replace"), turn.decode()) if identity else None
 
 
 def waiter(rank: bytes, who: bytes) -> Waiter:

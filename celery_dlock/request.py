@@ -70,7 +70,7 @@ class SingletonRequest(Request):
         raw = (message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue)
         delivery = (
             self.dlock_owner, self.dlock_delivered, self._since(), self.dlock_monitored(),
-            carried.rank_us, carried.tries, raw,
+            carried.rank_us, carried.tries, raw, carried.turn,
         )  # fmt: skip
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
         request["properties"] = {**properties, PROPERTY: delivery}
@@ -94,7 +94,7 @@ class SingletonRequest(Request):
         if self._dlock_queues and not self.dlock_number:
             # A copy of ours keeps the place that it had.
             name = None if self._dlock_copied else self.dlock_lock
-            self.dlock_number, elder = Deliveries.of(self._app).number(name)
+            self.dlock_number, elder = Deliveries.of(self._app).number(self, name)
             properties = request["properties"]
             request["properties"] = {**properties, PROPERTY: (*properties[PROPERTY], self.dlock_number, elder)}
         return request
@@ -127,9 +127,9 @@ class SingletonRequest(Request):
 
     def dlock_acknowledge(self) -> None:
         """Acknowledge what was held back."""
-        if self._dlock_held_back:
-            self._dlock_held_back = False
-            self.acknowledge()
+        # One step: the sweeper's thread and Celery's own may come at once, and a broker takes a second one ill.
+        if vars(self).pop("_dlock_held_back", False):
+            super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
         self.dlock_requeued = requeue

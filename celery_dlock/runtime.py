@@ -104,6 +104,11 @@ class Runtime:
     def _monitored_as(self) -> str | None:
         return self.monitored_as()
 
+    def _freed(self, slot: Slot, released: Released) -> None:
+        # Without a sweeper here, that of a worker finds the grant.
+        if released.granted is not None and self.sweeper is not None:
+            self.sweeper.hand_over(slot.name, released.granted)
+
     def wake(self) -> None:
         """Make sure that a keeper reads this process's slots."""
         self._here().wake()
@@ -142,7 +147,7 @@ class Runtime:
         slots: Slots
         if kept is None:
             own = LocalSlots()
-            source = _OwnSource(own)
+            source = _OwnSource(own, self._freed)
             slots, wake = own, lambda: keeper.watch(source)
         else:
             slots, wake = kept, _nothing
@@ -166,8 +171,9 @@ class _Process:
 class _OwnSource(Source):
     """The keeper's own process, seen by it."""
 
-    def __init__(self, slots: LocalSlots) -> None:
+    def __init__(self, slots: LocalSlots, freed: Callable[[Slot, Released], None]) -> None:
         self._slots = slots
+        self._on_freed = freed
 
     def taken(self) -> Sequence[Slot]:
         return self._slots.taken()
@@ -179,7 +185,7 @@ class _OwnSource(Source):
         return True
 
     def freed(self, slot: Slot, released: Released) -> None:
-        return None
+        self._on_freed(slot, released)
 
 
 class _Teller:

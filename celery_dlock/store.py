@@ -115,8 +115,13 @@ class QueueStore(LockStore, Protocol):
         """Note that a granted message was published; false if its grant is over."""
         ...
 
-    def take_out(self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False) -> Taken:
-        """Take a waiter out, to the dead letters with ``bury``; its turn passes on."""
+    def take_out(
+        self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+    ) -> Taken:
+        """Take a waiter out, to the dead letters with ``bury``; its turn passes on. One that runs is left alone.
+
+        Copies of a waiter that was taken out do not run; nor, if it has ``ended``, those of one that did not wait.
+        """
         ...
 
     def waiting(self, keys: LockKeys, most: int) -> Waiting:

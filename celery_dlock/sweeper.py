@@ -45,11 +45,15 @@ class Sweeper:
 
     Args:
         runtime: Whose queues to look after.
+        revoked: What was revoked since the last call and may wait.
         goes_on: Asked before each tick; false ends the thread.
     """
 
-    def __init__(self, runtime: Runtime, goes_on: Callable[[], bool]) -> None:
+    def __init__(
+        self, runtime: Runtime, revoked: Callable[[], list[tuple[LockName, str]]], goes_on: Callable[[], bool]
+    ) -> None:
         self._runtime = runtime
+        self._revoked = revoked
         self._goes_on = goes_on
         self._connection: Any = None
         settings = runtime.settings
@@ -104,11 +108,7 @@ class Sweeper:
         return True
 
     def _tick(self, buckets: list[int]) -> None:
-        self._acknowledge_arrived()
-        while self._gone:
-            self._handover.take_out(*self._gone.popleft())
-        while self._grants:
-            self._handover.carry(*self._grants.popleft())
+        self._do_what_is_left_to_it()
         settings = self._runtime.settings
         for name in self._store.due(settings.prefix, buckets, MOST):
             keys = LockKeys.of(settings.prefix, name)
@@ -120,6 +120,16 @@ class Sweeper:
                     name, settings.turn_tries, keys.dead(),
                 )  # fmt: skip
             self._handover.carry(name, taken.granted)
+            self._do_what_is_left_to_it()  # a broker may be slow, and the due may be many
+
+    def _do_what_is_left_to_it(self) -> None:
+        self._acknowledge_arrived()
+        for name, identity in self._revoked():
+            self._handover.take_out(name, identity, "revoked while it waited")
+        while self._gone:
+            self._handover.take_out(*self._gone.popleft())
+        while self._grants:
+            self._handover.carry(*self._grants.popleft())
 
     def _acknowledge_arrived(self) -> None:
         for _ in range(len(self._unacknowledged)):

@@ -50,8 +50,9 @@ class KeeperStep(bootsteps.StartStopStep):
             Children(deliveries.runtime, deliveries.freed).map_before_forks()
         if any(task.lock_options.on_conflict == "queue" for task in _singletons(worker.app)):
             blueprint = weakref.ref(worker.blueprint)
-            deliveries.runtime.sweeper = Sweeper(deliveries.runtime, lambda: _lives(blueprint()))
-            deliveries.runtime.sweeper.start()
+            sweeper = Sweeper(deliveries.runtime, deliveries.newly_revoked, lambda: _lives(blueprint()))
+            deliveries.runtime.sweeper = sweeper
+            sweeper.start()
 
 
 def _singletons(app: Celery) -> list[SingletonTask]:

@@ -1,6 +1,7 @@
 """Fixtures of every suite. A server that cannot start is an error, never a skip."""
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -17,6 +18,11 @@ from tests.proxy import Proxy
 from tests.rabbitmq import running_rabbitmq
 from tests.servers import Server, server_binary
 from tests.workers import Urls, Worker, loaded_app, running_worker
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background so, and every process of a test would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 # Several processes share two cores: an example may take its time, what it finds is the same.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

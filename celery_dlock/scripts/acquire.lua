@@ -21,13 +21,14 @@
 --       8 waits           "1" to be woken by the release
 --       9 task, 10 id, 11 node, 12 pid of who asks
 --         under the queue policy: 13 name of the lock, 14 entry to park ("": only ask), 15 limit of waiters ("0": none),
---         16 "1" if the oldest makes room for the newest where the limit is reached, 17 rank of the message before it
+--         16 "1" if the oldest makes room for the newest where the limit is reached, 17 rank of the message before it,
+--         18 turn for which this copy was published, or ""
 -- Result "token since rank" if acquired, since and rank in microseconds: one string, because a reply of four parts
 --        takes the client longer to read than all else it does
 --        {"held", rank, acquisition, identity, token, since, left, count, pttl, task, id, node, pid}
---        {"gone"} | {"used", mark} | {"done"}, the last two with {..., granted identity, its entry} where a turn passes on
+--        {"gone"} | {"used", mark} | {"done"}, the last two with {..., granted identity, entry, turn} where one passes on
 --        {"queue", waiting, and as behind "held"; after the rank no more where only waiters are in the way}
---        {"parked", rank, position, granted identity, its entry, ousted identity, its entry}, "" for what there is not
+--        {"parked", rank, position, granted identity, entry, turn, ousted identity, entry}, "" for what there is not
 --
 -- The lock's fields: acq, identity, token, count, and who holds it in fields of its own (a value of more than 64 bytes
 -- would make the hash a table, which costs more memory and time); since where it is not the token; left, word, wake and
@@ -91,12 +92,16 @@ end
 -- Whom a free lock finds waiting; none of those who come after the asker is in its way.
 local first, mine, crowd = {}, false, false
 if queue then
-  mine = held == 'grant:' .. ARGV[3]
-  held = not mine and held
-  if not held and not mine then
+  if held == 'grant:' .. ARGV[3] then
+    mine = redis.call('HGET', KEYS[1], 'since') == ARGV[18]
+    if not mine then
+      return {'parked', rank, '0', '', '', '', '', ''}
+    end
+    held = false
+  elseif not held then
+    -- One that finds itself parked was delivered twice. It leaves its turn to the copy that is published for it.
     first = redis.call('ZRANGE', queue[1], '0', '0', 'WITHSCORES')
-    mine = first[1] == ARGV[3]
-    crowd = first[1] and not mine and tonumber(first[2]) < tonumber(rank)
+    crowd = (first[1] and tonumber(first[2]) < tonumber(rank)) or redis.call('HEXISTS', queue[2], ARGV[3]) == 1
   end
 end
 
@@ -142,7 +147,7 @@ if held or crowd then
     end
     if tonumber(oldest[2]) > tonumber(rank) then
       -- It is itself the oldest, and only came late.
-      return {'parked', rank, '0', '', '', ARGV[3], ARGV[14]}
+      return {'parked', rank, '0', '', '', '', ARGV[3], ARGV[14]}
     end
     ousted, its_entry = oldest[1], redis.call('HGET', queue[2], oldest[1]) or ''
     forget(queue, ousted)
@@ -153,20 +158,20 @@ if held or crowd then
   -- Turns that it lost while its copy was on its way do not count: it is not lost.
   redis.call('HDEL', queue[2], ARGV[3] .. ':rank', ARGV[3] .. ':tries')
   redis.call('ZADD', queue[1], rank, ARGV[3])
-  local granted, entry = '', ''
+  local granted, entry, turn
   if held then
-    local lock = redis.call('HMGET', KEYS[1], 'identity', 'granter', 'published')
+    local lock = redis.call('HMGET', KEYS[1], 'identity', 'granter', 'published', 'since')
     redis.call('HSET', KEYS[1], 'queue', '1')
     redis.call('ZADD', queue[4], 'LT', digits(now + math.max(0, life(KEYS[1])) * 1000), name)
     if lock[2] == ARGV[1] and not lock[3] then
       -- Sent twice: the first one granted, and its answer was lost.
-      granted, entry = lock[1], redis.call('HGET', queue[2], lock[1]) or ''
+      granted, entry, turn = lock[1], redis.call('HGET', queue[2], lock[1]), lock[4]
     end
   else
-    granted, entry = grant(KEYS[1], queue, name, now, ARGV[1])
+    granted, entry, turn = grant(KEYS[1], queue, name, now, ARGV[1])
   end
   local position = (redis.call('ZRANK', queue[1], ARGV[3]) or 0) + 1
-  return {'parked', rank, digits(position), granted or '', entry or '', ousted, its_entry}
+  return {'parked', rank, digits(position), granted or '', entry or '', turn or '', ousted, its_entry}
 end
 
 local token = since

@@ -4,7 +4,8 @@
 -- waiter takes it, is taken out, or a sweep finds it due. Until its message is known to be published it is due soon,
 -- so that a sweep publishes what a dead process did not.
 -- Takes  the keys of the lock and its queue, the lock's name, the server's time, and who grants
--- Result the waiter's identity and entry, or nothing
+-- Result the waiter's identity, its entry, and its turn: when it was granted. Only the copy that was published for this
+--        turn may take it: another one's delivery may be lost to its broker, which then has no copy any more.
 
 local PUBLISH_WITHIN = 5000000
 local GROUP = 16
@@ -31,7 +32,7 @@ local function grant(lock, queue, name, now, granter)
       else
         redis.call('ZREM', index, name)
       end
-      return nil, nil
+      return nil
     end
     local entry = redis.call('HGET', parked, identity)
     if entry then
@@ -45,7 +46,7 @@ local function grant(lock, queue, name, now, granter)
                  'rank', head[2], 'due', due, 'granter', granter, 'queue', '1')
       redis.call('PERSIST', lock)
       redis.call('ZADD', index, due, name)
-      return identity, entry
+      return identity, entry, digits(now)
     end
   end
 end

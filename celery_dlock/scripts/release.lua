@@ -13,13 +13,13 @@
 --       5 identity, 6 by  of the run that used the name
 --       7 name            of the lock, only under the queue policy
 -- Result a sum: 1 if the lock was held by that acquisition, 2 if a twin or the keeper had left word in it, 4 if it has
---        waiters whom a script that knows their keys has to grant it; or {that sum, granted identity, its entry}
+--        waiters whom a script that knows their keys has to grant it; or {that sum, granted identity, entry, turn}
 --
 -- Marks are set also when the lease was lost: the owner test guards only the lock. Done marks are rare: only when
 -- a copy is known (word) or the lock, and with it any word, was lost. Safe to be sent twice: the second finds the lock
 -- granted by the first, and names that grant until its message is known to be published.
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'word', 'wake', 'queue', 'granter', 'published', 'identity')
+local lock = redis.call('HMGET', KEYS[1], 'acq', 'word', 'wake', 'queue', 'granter', 'published', 'identity', 'since')
 local ours = lock[1] == ARGV[1]
 local word = ours and lock[2] == '1'
 if ours then
@@ -51,14 +51,14 @@ if ARGV[7] then
   if final then
     forget(queue, ARGV[5])
   end
-  local identity, entry
+  local identity, entry, turn
   if crowded then
-    identity, entry = grant(KEYS[1], queue, ARGV[7], now, ARGV[1])
+    identity, entry, turn = grant(KEYS[1], queue, ARGV[7], now, ARGV[1])
   elseif unpublished then
-    identity, entry = lock[7], redis.call('HGET', queue[2], lock[7])
+    identity, entry, turn = lock[7], redis.call('HGET', queue[2], lock[7]), lock[8]
   end
   if entry then
-    return {sum, identity, entry}
+    return {sum, identity, entry, turn}
   end
 elseif crowded or unpublished then
   sum = sum + 4

@@ -5,15 +5,15 @@
 --       2 granter  an acquisition whose own unpublished grant is wanted at once, or whom to note
 --       3 turn     milliseconds from a lost turn to the next, doubled with each
 --       4 tries    lost turns after which a message goes to the dead letters
--- Result {granted identity, its entry, buried identity}, "" for what there is not
+-- Result {granted identity, entry, turn, buried identity}, "" for what there is not
 --
 -- A grant that is not known to be published is given out again when it is due, to be published by whoever sweeps.
 
 local queue = {KEYS[2], KEYS[3], KEYS[4], KEYS[5]}
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'due', 'granter', 'published', 'identity', 'rank')
-local nothing = {'', '', ''}
+local lock = redis.call('HMGET', KEYS[1], 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since')
+local nothing = {'', '', '', ''}
 local buried = ''
 if lock[1] and not lock[2] then
   if redis.call('EXISTS', KEYS[2], KEYS[4]) > 0 then
@@ -35,7 +35,7 @@ if lock[1] then
     local due = digits(now + PUBLISH_WITHIN)
     redis.call('HSET', KEYS[1], 'due', due)
     redis.call('ZADD', KEYS[5], due, ARGV[1])
-    return {lock[5], entry, ''}
+    return {lock[5], entry, lock[7], ''}
   end
   redis.call('DEL', KEYS[1])
   if entry then
@@ -50,5 +50,5 @@ if lock[1] then
     end
   end
 end
-local identity, entry = grant(KEYS[1], queue, ARGV[1], now, ARGV[2])
-return {identity or '', entry or '', buried}
+local identity, entry, turn = grant(KEYS[1], queue, ARGV[1], now, ARGV[2])
+return {identity or '', entry or '', turn or '', buried}

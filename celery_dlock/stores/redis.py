@@ -72,7 +72,8 @@ class RedisStore:
         if claim.place:
             names += (*keys.queue(), keys.dead())
             place = claim.place
-            args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0", str(place.after_us))
+            args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0")
+            args += (str(place.after_us), place.turn)
         reply = self._run(ACQUIRE, names, args)
         if isinstance(reply, bytes):
             token, since, rank = reply.split()
@@ -130,14 +131,16 @@ class RedisStore:
 
     def sweep(self, keys: LockKeys, granter: str, turn_ms: int, tries: int) -> Taken:
         reply = self._again(SWEEP, _of_queue(keys), (keys.name, granter, str(turn_ms), str(tries)))
-        return Taken("", replies.grant(*reply[:2]), reply[2].decode())
+        return Taken("", replies.grant(*reply[:3]), reply[3].decode())
 
     def published(self, keys: LockKeys, identity: str, turn_ms: int) -> bool:
         _, parked, _, index = keys.queue()
         return bool(self._again(PUBLISHED, (keys.lock, parked, index), (identity, keys.name, str(turn_ms))))
 
-    def take_out(self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False) -> Taken:
-        args = (keys.name, identity, "0" if bury else str(DONE_MS), granter)
+    def take_out(
+        self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+    ) -> Taken:
+        args = (keys.name, identity, "0" if bury else str(DONE_MS), granter, "1" if ended else "0")
         entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity)), args)
         return Taken(entry.decode("utf-8", "replace"), replies.grant(*granted))
 

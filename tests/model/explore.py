@@ -9,7 +9,7 @@ or is ended that has its end already, unless a crash came between its end and th
 is granted past an elder who is ready. In every state where nothing goes on: each message has its end, or is a dead
 letter, the lock is free, nobody waits. And from every state such a one can be reached without any event.
 
-States that differ only in what nothing can read any more, or in the names of messages, are one: see `canonical`.
+States that differ only in what nothing can read any more, or in the names of messages, are one: see `alike`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from tests.model.protocol import LETTER, NEVER, NOTHING, NOW, READY, RULES, SPARE, TOO_MANY, Copy, Entry, Lock, Run, Setup, State
-from tests.model.world import EVENTS, first, left, steps
+from tests.model.alike import canonical, renamed, trimmed
+from tests.model.state import EVENTS, LETTER, NOW, READY, RULES, SPARE, TOO_MANY, Setup, State, spent
+from tests.model.world import first, steps
 
 
 class Verdict(NamedTuple):
@@ -35,87 +35,9 @@ class Verdict(NamedTuple):
     seconds: float
 
 
-def trimmed(s: State, setup: Setup) -> State:
-    """Without what nothing reads any more, and ranks counted from 1."""
-    running = tuple([
-        run
-        if run.phase == "begin"
-        else run._replace(kind={"f": "r", "o": "p"}.get(run.kind, run.kind), rank=run.rank if run.kind in "op" else 0)
-        if run.tie == "yes"
-        else run._replace(kind="", rank=0)
-        for run in s.running
-    ])  # fmt: skip
-    ranks: dict[int, set[int]] = {m: set() for m in range(len(s.entries))}
-    there = set()
-    for it in (*s.broker, *running, *[run.grant for run in running if run.grant is not NOTHING]):
-        if it.message >= 0:
-            there.add(it.message)
-            ranks[it.message].add(it.rank)
-    for m, entry in enumerate(s.entries):
-        if entry:
-            there.add(m)
-            ranks[m].add(entry.rank)
-    names = {rank: i for i, rank in enumerate(sorted(set().union({0}, *ranks.values())))}
-    reused = left(s, "republish")
-    # A mark matters by the ranks of its own identity that it covers, and not at all where no copy is left.
-    done = tuple([
-        mark if mark == NEVER else max([0, *(names[r] for r in ranks[m] if r <= mark)]) if m in there or reused else NEVER
-        for m, mark in enumerate(s.done)
-    ])  # fmt: skip
-    return s._replace(
-        broker=tuple([c._replace(rank=names[c.rank]) if c.rank else c for c in s.broker]),
-        running=tuple([
-            r._replace(rank=names[r.rank], grant=r.grant._replace(rank=names.get(r.grant.rank, 0))) for r in running
-        ]),  # fmt: skip
-        entries=tuple([e and e._replace(rank=names[e.rank]) for e in s.entries]),
-        done=done,
-        revoked=tuple([flag and (m in there or bool(left(s, "revoke"))) for m, flag in enumerate(s.revoked)]),
-    )
-
-
-def canonical(s: State, setup: Setup) -> State:
-    """One state for all that differ in names only: all steps treat all messages alike, so any renaming is sound.
-
-    Messages are sorted by what is known about each; where two look alike one of both orders is taken, which may keep
-    two states apart that are one but never makes one of two. A message and its replacement are renamed together.
-    """
-    s = trimmed(s, setup)
-    n, total = setup.messages, len(s.entries)
-
-    def looks(m: int) -> tuple[object, ...]:
-        return (
-            s.need[m], s.done[m], s.revoked[m], s.entries[m] or (), s.lock.message == m,
-            sorted([c[1:] for c in s.broker if c.message == m]),
-            sorted([r[1:5] for r in s.running if r.message == m]),
-            [r.phase for r in s.running if r.grant.message == m],
-        )  # fmt: skip
-
-    return renamed(s, sorted(range(n), key=lambda m: [looks(x) for x in range(m, total, n)]))
-
-
-def renamed(s: State, order: Sequence[int]) -> State:
-    """Message order[i] is called i; its replacement with it."""
-    n = len(order)
-    old = [m + x for x in range(0, len(s.entries), n) for m in order]
-    new = {m: i for i, m in enumerate(old)} | {-1: -1}
-    return State(
-        tuple(sorted([Copy(new[c.message], c.kind, c.rank) for c in s.broker])),
-        tuple(sorted([
-            Run(new[r.message], *r[1:5], r.grant if r.grant.message < 0 else Copy(new[r.grant.message], *r.grant[1:]))
-            for r in s.running
-        ])),
-        Lock(s.lock.state, new[s.lock.message], s.lock.word),
-        tuple([s.entries[m] for m in old]),
-        tuple([s.done[m] for m in old]),
-        tuple([s.need[m] for m in old]),
-        tuple([s.revoked[m] for m in old]),
-        s.budget,
-    )  # fmt: skip
-
-
 def wrong(s: State, setup: Setup) -> str:
     """What must be true in every state."""
-    if sum(r.phase in {"body", "stale"} for r in s.running) > 1 + dict(setup.events).get("lease", 0) - left(s, "lease"):
+    if sum(r.phase in {"body", "stale"} for r in s.running) > 1 + spent(s, "lease", setup):
         return "two executions in the body"
     if TOO_MANY in s.need:
         return "a message that has its end starts, or gets another"
@@ -133,13 +55,15 @@ def wrong_end(s: State, setup: Setup) -> str:
         return "the lock is stuck"
     if any(entry and not letter for entry, letter in zip(s.entries, letters, strict=True)):
         return "somebody waits for ever"
-    return "a dead letter that was not lost" if any(letters) and left(s, "crash") == dict(setup.events).get("crash", 0) else ""
+    return "a dead letter that was not lost" if any(letters) and not spent(s, "crash", setup) else ""
 
 
 def overtaken(before: State, after: State) -> bool:
     """Is the free lock granted or taken while an elder is ready?"""
     m, granted = after.lock.message, after.lock.state == "grant"
-    if before.lock[:2] == after.lock[:2] or not (granted or (after.lock.state == "own" and before.lock.state == "free")):
+    if before.lock[:2] == after.lock[:2] or not (
+        granted or (after.lock.state == "own" and before.lock.state == "free")
+    ):
         return False
     entries = (after if granted else before).entries
     mine = entries[m] if m >= 0 else None
@@ -153,16 +77,19 @@ class Search:
 
     def __init__(self, setup: Setup, *, reduced: bool = True) -> None:
         self.setup = setup
-        self.name = canonical if reduced else trimmed
+        self.reduced = reduced
         self.states: dict[State, int] = {}
         self.parents = array("l")
         self.edges = array("l")  # pairs: from, to
         self.ends: list[int] = []
         self.shared: dict[object, object] = {}
 
+    def name(self, s: State) -> State:
+        return canonical(s, self.setup) if self.reduced else trimmed(s)
+
     def explore(self, limit: int | None = None) -> Verdict:
         start = time.process_time()
-        level = [self.name(first(self.setup), self.setup)]
+        level = [self.name(first(self.setup))]
         self.states[level[0]] = 0
         self.parents.append(-1)
         while level:
@@ -181,7 +108,7 @@ class Search:
         for label, after in steps(s, self.setup):
             if overtaken(s, after):
                 return f"an elder is overtaken: {label}"
-            known = self.name(after, self.setup)
+            known = self.name(after)
             there = self.states.get(known)
             if there is None:
                 there = len(self.states)
@@ -235,14 +162,14 @@ class Search:
         here = first(self.setup)
         for known in reversed(way):
             label, here = next((x, after) for x, after in steps(here, self.setup) if known in self.names(after))
-            here = trimmed(here, self.setup)
+            here = trimmed(here)
             labels.append(label)
         return tuple(labels)
 
     def names(self, s: State) -> set[State]:
         """Every state that s may have been noted as."""
         orders = permutations(range(self.setup.messages))
-        return {self.name(renamed(s, order), self.setup) for order in orders} | {self.name(s, self.setup)}
+        return {self.name(renamed(s, order)) for order in orders} | {self.name(s)}
 
 
 def setup_of(words: list[str]) -> Setup:

@@ -15,10 +15,10 @@ zrem    whoever marks an identity done takes its waiting entry out and ends its 
 stale   an end that lost its lease marks done too
 end     an end the store gives a waiter (revoked, expired, dropped) marks it done: copies of it may be on their way
 clear   who starts takes an old mark of its identity away, and leaves word: a reused id is not done any more
-carry   a copy that carries its rank is judged by that alone; the redelivered flag speaks for those without
 twin    a waiting copy of the identity that holds is never ended: it may be all that is left when the holder dies
 rank    the head is the lowest rank, and parking again restores the rank
-entry   a mark is owed also for who was parked before: its copies live
+keep    who takes the lock takes its entry out, but not if its own delivery may have been given to another, which then
+        parked and was acknowledged: the entry may be all that is left
 hold    early acknowledgement is held back until the message is parked or holds
 due     a sweep claims and publishes what none claimed, puts a grant not taken when due back among the waiters, and
         grants a free lock that has waiters
@@ -28,104 +28,30 @@ claim   a try is a claim by a process that will publish; nobody's grant is no tr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-RULES = frozenset(
-    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "carry", "twin", "rank", "entry", "hold", "due", "claim"]
+from tests.model.state import (
+    FREE,
+    LATER,
+    LETTER,
+    NEVER,
+    NOBODY,
+    NOTHING,
+    NOW,
+    READY,
+    SPARE,
+    TOO_MANY,
+    Copy,
+    Entry,
+    Granted,
+    Lock,
+    Run,
+    Setup,
+    State,
+    Step,
+    put,
+    with_entry,
+    without,
 )
-NOW = 99
-NEVER = -1
-NOBODY = -1  # a plain Lock, a sweeper, a control command: no message
-READY, LATER, LETTER = 0, 1, 2  # may be granted; not before; a dead letter
-SPARE = 10  # added to what a message needs: it may run again, for it crashed after its end
-TOO_MANY = -SPARE
-
-
-class Copy(NamedTuple):
-    """A copy in the broker: f fresh, r redelivered, o published by us, p ours and redelivered; o and p carry a rank."""
-
-    message: int
-    kind: str
-    rank: int
-
-
-class Run(NamedTuple):
-    """A delivery. Its phase: begin, body, stale (in the body without the lock), parked, out, unwound.
-
-    Its tie to the broker: yes (it comes back if this dies), moved (another delivery has it), acked.
-    """
-
-    message: int
-    kind: str
-    rank: int
-    phase: str
-    tie: str
-    grant: Copy  # to be published by this process, before it acknowledges
-
-
-class Entry(NamedTuple):
-    """A message in the store: waiting, granted (if the lock says so) or a dead letter."""
-
-    rank: int
-    tries: int  # claims to publish its grant since a copy of it came
-    state: int
-
-
-class Lock(NamedTuple):
-    """Free, own, dead (its holder is) or grant.
-
-    The word of a holder: its release has to mark the identity done. Of a grant: a process claimed its publication.
-    """
-
-    state: str
-    message: int
-    word: bool
-
-
-class State(NamedTuple):
-    """Everything there is; the last fields have one value for each message."""
-
-    broker: tuple[Copy, ...]
-    running: tuple[Run, ...]
-    lock: Lock
-    entries: tuple[Entry | None, ...]
-    done: tuple[int, ...]
-    need: tuple[int, ...]  # ends still owed to the publisher, or TOO_MANY
-    revoked: tuple[bool, ...]
-    budget: tuple[int, ...]
-
-
-NOTHING = Copy(NOBODY, "", 0)
-FREE = Lock("free", NOBODY, word=False)
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What to explore: how many messages, which events how often, and the options of the task."""
-
-    messages: int = 2
-    events: tuple[tuple[str, int], ...] = ()
-    early: bool = False
-    rare: bool = True  # marks only where word was left, else always
-    overflow: int = 0  # so many may wait: the latest; 0: no limit
-    tries: int = 2
-    without: frozenset[str] = field(default=frozenset())
-
-    def has(self, rule: str) -> bool:
-        return rule not in self.without
-
-
-Step = tuple[str, State]
-Granted = tuple[State, Copy]
-
-
-def put(values: tuple[object, ...], index: int, value: object) -> tuple:  # type: ignore[type-arg]  # any of State's
-    return (*values[:index], value, *values[index + 1 :])
-
-
-def with_entry(s: State, m: int, entry: Entry | None) -> State:
-    return s._replace(entries=put(s.entries, m, entry))
 
 
 def marked(s: State, m: int, setup: Setup) -> State:
@@ -174,20 +100,21 @@ def duplicate(s: State, run: Run, setup: Setup) -> bool:
         return False
     if run.kind == "f":
         return run.rank <= done and setup.has("gen")
-    return run.rank <= done if run.kind == "o" or (run.kind == "p" and setup.has("carry")) else True
+    return run.rank <= done if run.kind == "o" else True
 
 
 def take(s: State, i: int, setup: Setup, *, known: bool) -> State:
     """Run i holds the lock. Word is left where another copy may live, so that the release marks done."""
-    run = s.running[i]
-    m = run.message
-    had_mark = s.done[m] != NEVER
-    word = run.kind != "f" or run.tie == "moved" or had_mark or (known and setup.has("entry"))
-    need = put(s.need, m, TOO_MANY) if s.need[m] == 0 else s.need  # it starts although it ended
-    return with_entry(s, m, None)._replace(
+    run, m = s.running[i], s.running[i].message
+    entry = s.entries[m]
+    assert entry
+    moved = run.tie == "moved"
+    word = run.kind != "f" or moved or s.done[m] != NEVER or not setup.rare
+    s = with_entry(s, m, Entry(entry.rank, 0, READY) if known and moved and setup.has("keep") else None)
+    return s._replace(
         running=put(s.running, i, run._replace(phase="body")),
-        lock=Lock("own", m, word or not setup.rare),
-        need=need,
+        lock=Lock("own", m, word),
+        need=put(s.need, m, TOO_MANY) if s.need[m] == 0 else s.need,  # it starts although it has its end
         done=put(s.done, m, NEVER) if setup.has("clear") else s.done,
     )
 
@@ -207,7 +134,7 @@ def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
     run = s.running[i]
     m = run.message
     if duplicate(s, run, setup):
-        yield f"{m} is done: not run", s._replace(running=s.running[:i] + s.running[i + 1 :])
+        yield f"{m} is done: not run", without(s, i)
         return
     entry = s.entries[m]
     if s.lock.state == "grant" and s.lock.message == m:
@@ -218,12 +145,14 @@ def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
     aside = with_entry(s, m, Entry(rank, 0, READY))
     for after, grant in grants(aside, setup) if s.lock.state == "free" else [(aside, NOTHING)]:
         if grant.message == m:
-            yield f"{m} acquires", take(after, i, setup, known=bool(entry))
+            yield f"{m} acquires", take(after, i, setup, known=entry is not None)
         else:
-            after = after._replace(running=put(s.running, i, run._replace(phase="parked", grant=grant)))
-            if s.lock.state == "own" and s.lock.message == m:
-                after = after._replace(lock=s.lock._replace(word=True))
-            yield f"{m} parks{granting(grant)}", overflowed(after, setup) if not entry else after
+            word = after.lock.word or s.lock[:2] == ("own", m)
+            parked = after._replace(
+                running=put(s.running, i, run._replace(phase="parked", grant=grant)),
+                lock=after.lock._replace(word=word),
+            )
+            yield f"{m} parks{granting(grant)}", parked if entry else overflowed(parked, setup)
 
 
 def granting(grant: Copy) -> str:

@@ -86,7 +86,6 @@ OPTIONS = [
     ("ttl", True, "seconds"),
     ("ttl", float("nan"), "1 to"),
     ("ttl", timedelta(0), "1 to"),
-    ("on_conflict", "queue", "not available yet"),
     ("on_conflict", "replace", "not available yet"),
     ("on_conflict", "drop", "'skip', 'retry', 'wait', 'raise'"),
     ("on_conflict", None, "'skip'"),

@@ -1,0 +1,228 @@
+"""What is parked and published in its turn is the raw message: every field of it, byte for byte."""
+
+import base64
+import json
+import pickle
+
+import pytest
+from celery import chain, chord, group
+
+from tests.apps.queueing_stage import staged
+from tests.conftest import WORKERS
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.xdist_group("queue-parcels")
+
+COMBINATIONS = [(s, c) for s in ("json", "pickle", "yaml") for c in (None, "zlib", "bzip2")]
+CONTENT_TYPES = {
+    "json": "application/json",
+    "pickle": "application/x-python-serialize",
+    "yaml": "application/x-yaml",
+}
+SECRET = "pässwort\n{}\u2028"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("parcels"), concurrency=4) as made:
+        yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return stage.tasks
+
+
+@pytest.fixture
+def queue(stage):
+    """A queue that nobody reads before the test says so."""
+    return f"parcels-{stage.fresh()}"
+
+
+class Held:
+    """A lock that this process holds, and then hands over."""
+
+    def __init__(self, stage):
+        self.n = stage.fresh()
+        self.lock = stage.tasks.parcel.lock_for(self.n)
+        assert self.lock.acquire(blocking=False)
+
+    def hand_over(self):
+        self.lock.release()
+
+
+class HeldByABody:
+    """... that a body in a pool child holds, and then hands over."""
+
+    def __init__(self, stage):
+        self.n = stage.fresh()
+        # The same lock as the parcel's: a parcel is what the child itself runs.
+        self.holding = stage.hold(stage.tasks.parcel, self.n)
+
+    def hand_over(self):
+        self.holding.let_go()
+
+
+class HeldByADeadChild:
+    """... that died: the worker's main process hands over."""
+
+    def __init__(self, stage):
+        self.n, self.stage = stage.fresh(), stage
+        self.holding = stage.hold(stage.tasks.parcel, self.n)
+
+    def hand_over(self):
+        self.stage.app.control.revoke(self.holding.id, terminate=True, signal="SIGKILL")
+
+
+HOLDERS = [Held, HeldByABody, HeldByADeadChild]
+
+
+def parked(stage, queue, held, results):
+    """Let the worker park all that lies in the queue, and read it no more; gives the messages by id, as received."""
+    first = {message["headers"]["id"]: message for message in stage.lying(queue)}
+    assert set(first) >= {result.id for result in results}
+    stage.consume(queue)
+    for one in held:
+        eventually(lambda one=one: stage.tasks.parcel.waiting(one.n).count, 10)
+    stage.ignore(queue)
+    assert stage.lying(queue) == []
+    return first
+
+
+def published(stage, queue, task_id):
+    """The message in its turn, while nobody reads the queue."""
+
+    def find():
+        return next((message for message in stage.lying(queue) if message["headers"]["id"] == task_id), None)
+
+    return eventually(find, 10, message=f"{task_id} was not published in its turn")
+
+
+def compare(first, second):
+    """Every field, apart from those that have to differ."""
+    assert set(second) == set(first)
+    assert second["body"] == first["body"]
+    for name in ("content-type", "content-encoding"):
+        assert second[name] == first[name]
+    headers = dict(second["headers"])
+    ours = headers.pop("dlock")
+    assert headers == first["headers"]
+    assert (ours["tries"], set(ours)) == (1, {"of", "rank", "tries"})
+    mine, its = dict(first["properties"]), dict(second["properties"])
+    assert mine.pop("delivery_tag") != its.pop("delivery_tag")
+    # Celery writes these three a second time beside the headers, where its worker does not look for them.
+    for name in ("argsrepr", "kwargsrepr", "periodic_task_name"):
+        mine.pop(name, None)
+    # Milliseconds, so only what is left of them.
+    left, all_of_it = its.pop("expiration", None), mine.pop("expiration", None)
+    assert left == all_of_it or 0 < int(left) < int(all_of_it)
+    assert its == mine
+
+
+def send(signature, **options):
+    return signature.apply_async(
+        argsrepr="('***',)",
+        kwargsrepr="{'secret': '***'}",
+        shadow="a shadow",
+        priority=3,
+        expires=60,
+        time_limit=50,
+        soft_time_limit=40,
+        headers={"x-tenant": "acme", "trace": {"id": 7, "deep": [1, None, 2.5, "ü"]}, "dlock-like": True},
+        reply_to="somebody",
+        **options,
+    )
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_every_field_survives_whatever_the_serializer_and_compression(stage, tasks, queue, holder):
+    # A child that dies takes a slot with it for a moment: fewer of those.
+    combinations = COMBINATIONS if holder is Held else [("json", None), ("pickle", "zlib"), ("yaml", "bzip2")]
+    held = [holder(stage) for _ in combinations]
+    results = [
+        send(tasks.parcel.s(one.n, secret=SECRET), queue=queue, serializer=serializer, compression=compression)
+        for one, (serializer, compression) in zip(held, combinations, strict=True)
+    ]
+    first = parked(stage, queue, held, results)
+    for one in held:
+        one.hand_over()
+    for (serializer, compression), result in zip(combinations, results, strict=True):
+        second = published(stage, queue, result.id)
+        compare(first[result.id], second)
+        assert second["content-type"] == CONTENT_TYPES[serializer]
+        assert bool(second["headers"].get("compression")) is bool(compression)
+        assert second["headers"]["argsrepr"] == "('***',)"
+        assert second["properties"]["priority"] == 3
+    stage.consume(queue)
+    for one, result in zip(held, results, strict=True):
+        assert result.get(timeout=15) == one.n
+        assert [(fact["n"], fact["secret"]) for fact in stage.history(what="in", id=result.id)] == [(one.n, SECRET)]
+    assert "pässwort" not in stage.worker.log()
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_links_stamps_and_membership_of_chain_group_and_chord_header_survive(stage, tasks, queue, serializer):
+    held = HeldByABody(stage)
+    member = tasks.parcel.si(held.n).set(queue=queue, serializer=serializer, priority=3)
+    member.link(tasks.plain.si(f"link of {held.n}"))
+    member.link_error(tasks.failed_link.s())
+    header = group(chain(tasks.plain.si("head"), member, tasks.plain.si("next")), tasks.plain.si("other"))
+    canvas = chord(header, tasks.plain.s())
+    canvas.stamp(batch="b1")
+    result = canvas.apply_async()
+    (lying,) = eventually(lambda: stage.lying(queue))
+    first = parked(stage, queue, [held], [])[lying["headers"]["id"]]
+    held.hand_over()
+    second = published(stage, queue, first["headers"]["id"])
+    compare(first, second)
+    assert "b1" in second["headers"]["stamps"]["batch"]
+    _, _, embed = body_of(second)
+    assert embed["callbacks"]
+    assert embed["errbacks"]
+    assert embed["chain"]
+    stage.consume(queue)
+    assert sorted(result.get(timeout=15)) == ["next", "other"]
+    eventually(lambda: [f for f in stage.history(what="plain") if f"link of {held.n}" in f["args"]])
+
+
+@pytest.mark.parametrize("place", ["group", "header", "body", "ignored"])
+def test_a_member_a_header_a_chord_body_and_a_call_without_result_come_through_unchanged(stage, tasks, queue, place):
+    held = HeldByABody(stage)
+    member = tasks.parcel.si(held.n).set(queue=queue)
+    canvas = {
+        "group": lambda: group(member, tasks.plain.si("beside")),
+        "header": lambda: chord([member, tasks.plain.si("beside")], tasks.plain.s()),
+        "body": lambda: chord([tasks.plain.si("one"), tasks.plain.si("two")], member),
+        "ignored": lambda: member.set(ignore_result=True),
+    }[place]()
+    result = canvas.apply_async()
+    (lying,) = eventually(lambda: stage.lying(queue))
+    task_id = lying["headers"]["id"]
+    first = parked(stage, queue, [held], [])[task_id]
+    assert bool(first["headers"]["ignore_result"]) is (place == "ignored")
+    held.hand_over()
+    compare(first, published(stage, queue, task_id))
+    stage.consume(queue)
+    if place == "ignored":
+        stage.entered(id=task_id)
+        assert stage.state(task_id) == "PENDING"
+    else:
+        assert result.get(timeout=15) in ([held.n, "beside"], held.n)
+
+
+@pytest.mark.core
+def test_a_large_and_a_binary_body_come_through(stage, tasks):
+    held = Held(stage)
+    big = {"text": "x" * 2_000_000, "bytes": bytes(range(256))}
+    result = tasks.parcel.apply_async((held.n,), {"secret": "", "more": big}, serializer="pickle", compression="zlib")
+    small = tasks.parcel.apply_async((held.n,), {"secret": "ü" * 300_000}, serializer="json")
+    stage.parked(tasks.parcel, held.n, result, small)
+    held.hand_over()
+    assert result.get(timeout=15) == small.get(timeout=15) == held.n
+    assert stage.history(id=small.id)[0]["secret"] == "ü" * 300_000
+
+
+def body_of(message):
+    data = base64.b64decode(message["body"])
+    return json.loads(data) if message["content-type"] == CONTENT_TYPES["json"] else pickle.loads(data)
