@@ -58,6 +58,7 @@ class SingletonTask(_Task):
         task.run = _body(task, body)  # type: ignore[method-assign]  # likewise
         if not isinstance(cls.lock_options, LockOptions):
             raise InvalidLockOptions(f"task {cls.name}: lock_options={cls.lock_options!r}: allowed: a LockOptions")
+        _refuse_stray_options(cls)
         if cls.name:
             task._lock_spec = _spec(cls.name, body, cls.lock_options)
         return task
@@ -154,6 +155,18 @@ class SingletonTask(_Task):
     def on_replace(self, sig: Any) -> Any:
         _leave(self)
         return super().on_replace(sig)
+
+
+def _refuse_stray_options(cls: type[SingletonTask]) -> None:
+    """Celery makes a class attribute of any keyword; an option given so would silently do nothing."""
+    for ancestor in cls.__mro__[: cls.__mro__.index(SingletonTask)]:
+        for option in LockOptions.names():
+            if option in vars(ancestor):
+                given = f"{option}={vars(ancestor)[option]!r}"
+                raise InvalidLockOptions(
+                    f"task {cls.name or cls.__name__}: {given} is not allowed here; "
+                    f"allowed: lock_options=LockOptions({option}=...)"
+                )
 
 
 def _spec(name: str, body: Callable[..., Any], options: LockOptions) -> KeySpec:

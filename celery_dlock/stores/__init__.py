@@ -16,14 +16,18 @@ __all__ = ["SCHEMES", "from_url", "shown"]
 _NAMES = {"virtual_host": "db"}
 _OF_POOLS = ("max_connections", "timeout")
 
+_WITH_HOST = ("redis", "rediss")
+
 SCHEMES = ("redis", "rediss", "unix", "redis+socket")
 
 
 def shown(url: str) -> str:
     """The URL as it may be shown to people: without user and password."""
     # Not by urlsplit: a password may hold what ends a URL's host.
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{re.split('[?#]', rest.rpartition('@')[2])[0]}"
+    scheme, colon, rest = url.partition(":")
+    place = rest.lstrip("/")
+    slashes = rest[: len(rest) - len(place)]
+    return f"{scheme}{colon}{slashes}{re.split('[?#]', place.rpartition('@')[2])[0]}"
 
 
 def from_url(url: str, *, timeout: float) -> QueueStore:
@@ -40,6 +44,12 @@ def from_url(url: str, *, timeout: float) -> QueueStore:
     if scheme not in SCHEMES:
         allowed = ", ".join(f"{s}://" for s in SCHEMES)
         raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {allowed}")
+    parts = urlsplit(url)
+    if not url.startswith(f"{scheme}://") or (scheme in _WITH_HOST and not re.fullmatch(r"/?\d*/?", parts.path)):
+        # redis-py reads the first as localhost, and the second as database 0.
+        raise InvalidLockOptions(
+            f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {scheme}://host:port/number of the database"
+        )
     from .redis import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
 
     try:

@@ -87,7 +87,7 @@ OPTIONS = [
     ("ttl", float("nan"), "1 to"),
     ("ttl", timedelta(0), "1 to"),
     ("on_conflict", "replace", "not available yet"),
-    ("on_conflict", "drop", "'skip', 'retry', 'wait', 'raise'"),
+    ("on_conflict", "drop", "'skip', 'retry', 'queue', 'wait', 'raise'"),
     ("on_conflict", None, "'skip'"),
     ("scope", "global", "'task', 'shared'"),
     ("scope", "shared", "key"),
@@ -133,6 +133,20 @@ class TestOptions:
     def test_a_shared_task_is_checked_at_its_definition_too(self):
         with pytest.raises(InvalidLockOptions, match=r"shop\.bill.*nobody"):
             singleton_task(name="shop.bill", key=["nobody"])(bill)
+
+    def test_an_option_beside_lock_options_is_refused_with_the_way_to_give_it(self):
+        """Celery would make a class attribute of it, which says nothing to us: a lock over other arguments."""
+        app = Celery("here", set_as_current=False)
+        with pytest.raises(InvalidLockOptions, match=r"shop\.bill: ttl=9 .* lock_options=LockOptions\(ttl="):
+            app.task(base=SingletonTask, name="shop.bill", ttl=9, lazy=False)(bill)
+
+    def test_an_option_as_class_attribute_is_refused_too(self):
+        class Keyed(SingletonTask):
+            name = "shop.keyed"
+            key = "{index}"
+
+        with pytest.raises(InvalidLockOptions, match=r"shop\.keyed: key='\{index\}'"):
+            Keyed()
 
     def test_lock_options_that_are_none_are_refused_with_the_tasks_name(self):
         app = Celery("here", set_as_current=False)
