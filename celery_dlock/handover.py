@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery.app.task import Context
 
 from .errors import StoreUnavailable
@@ -58,13 +59,15 @@ class Handover:
     def carry(self, name: LockName, grant: Grant | None) -> None:
         """Publish the granted message; what cannot run any more ends here, and the turn passes on.
 
-        Never raises for the store's or the broker's sake.
+        Never raises for the store's or the broker's sake; a soft time limit may strike here as anywhere.
         """
         try:
             while grant is not None:
                 grant = self._carry(name, grant)
         except StoreUnavailable as error:
             logger.warning("%s: a turn is handed over by the next sweep: %s", name, error)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
             logger.warning("%s: the broker did not take a message whose turn it is; a sweep will: %r", name, error)
 
@@ -117,7 +120,7 @@ class Handover:
 
 
 def end(app: Celery, entry: str, reason: str) -> None:
-    """Store REVOKED for a parked message that will not run, and for all that follows it. Never raises."""
+    """Store REVOKED for a parked message that will not run, and for all that follows it. Never raises for the backend's sake."""
     try:
         parcel = Parcel.read(entry)
         request = Context({**parcel.raw.headers, **parcel.embedded(app)})
@@ -127,5 +130,7 @@ def end(app: Celery, entry: str, reason: str) -> None:
             return
         end_revoked(task, request, reason)
         logger.info("Task %s[%s] is revoked: %s", parcel.task, parcel.task_id, reason)
+    except SoftTimeLimitExceeded:
+        raise
     except Exception:
         logger.exception("cannot store the end of a parked message: %s", reason)

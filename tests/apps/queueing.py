@@ -112,7 +112,7 @@ def failed_link(task_id):
     note("link_error", id=task_id)
 
 
-@singleton_task(app=app, bind=True, name="queueing.parcel", key=["n"], on_conflict="queue")
+@singleton_task(app=app, bind=True, name="queueing.parcel", key=["n"], on_conflict="queue", acks_late=True)
 def parcel(self, n, gate="", end="", secret="", **more):
     """Says what it was given."""
     note("in", id=self.request.id, n=n, secret=secret)
