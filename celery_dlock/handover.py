@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from celery.app.task import Context
 from .errors import StoreUnavailable
 from .keys import LockKeys, LockName
 from .message import Carried, publish_parked
-from .parcel import Parcel, broker_of
+from .parcel import Parcel
 from .records import Grant
 from .results import end_revoked
 
@@ -54,7 +55,11 @@ class Handover:
         self._prefix = prefix
         self._turn_ms = round(turn * 1000)
         self._producer = producer
-        self._broker = ""
+
+    @functools.cached_property
+    def broker(self) -> str:
+        """Which broker the app publishes to, without its password."""
+        return str(self._app.connection_for_write().as_uri())
 
     def carry(self, name: LockName, grant: Grant | None) -> None:
         """Publish the granted message; what cannot run any more ends here, and the turn passes on.
@@ -108,8 +113,7 @@ class Handover:
         if parcel.expired:
             end(self._app, grant.entry, f"{name}: expired while it waited")
             return self._store.take_out(keys, grant.identity, uuid.uuid4().hex).granted
-        self._broker = self._broker or broker_of(self._app)
-        if parcel.broker != self._broker:
+        if parcel.broker != self.broker:
             logger.debug("%s: the next message belongs to another broker; a worker of that one hands it over", name)
             return None
         with self._producer() as producer:
@@ -120,7 +124,7 @@ class Handover:
 
 
 def end(app: Celery, entry: str, reason: str) -> None:
-    """Store REVOKED for a parked message that will not run, and for all that follows it. Never raises for the backend's sake."""
+    """Store REVOKED for a parked message that will not run, and for all that follows it; a failure is logged."""
     try:
         parcel = Parcel.read(entry)
         request = Context({**parcel.raw.headers, **parcel.embedded(app)})

@@ -14,7 +14,7 @@ from .message import Raw, checked, seconds_left
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["Parcel", "broker_of"]
+__all__ = ["Parcel"]
 
 #: What of the properties is published again.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
@@ -28,7 +28,7 @@ class Parcel(NamedTuple):
     Args:
         task: The task's name.
         task_id: Its id.
-        broker: The broker that it came from, as :func:`broker_of` says it.
+        broker: The broker that it came from, without its password.
         rank_us: Its place among messages.
         tries: How often it was published again before.
         raw: The message as it was received.
@@ -42,14 +42,14 @@ class Parcel(NamedTuple):
     raw: Raw
 
     @classmethod
-    def of(cls, app: Celery, given: tuple[Any, ...], rank_us: int, tries: int) -> Parcel:
+    def of(cls, given: tuple[Any, ...], broker: str, rank_us: int, tries: int) -> Parcel:
         """A delivery to be parked.
 
         Raises:
             DLockError: It could not be published again.
         """
         raw = checked(given)
-        return cls(raw.headers["task"], raw.headers["id"], broker_of(app), rank_us, tries, raw)
+        return cls(raw.headers["task"], raw.headers["id"], broker, rank_us, tries, raw)
 
     def text(self) -> str:
         """For the store. The first line says whose message it is, and no more.
@@ -107,8 +107,3 @@ class Parcel(NamedTuple):
         except Exception:  # noqa: BLE001  # a serialiser may raise anything
             return {}
         return dict(embedded)
-
-
-def broker_of(app: Celery) -> str:
-    """Which broker the app publishes to, without its password."""
-    return str(app.connection_for_write().as_uri())

@@ -73,7 +73,7 @@ def parcel_text(run: Execution, decision: Park, rank_us: int | None) -> str:
     """
     if run.delivery is None or rank_us is None:
         raise AssertionError(decision)  # an eager run is never parked, and who is refused has a place
-    parcel = Parcel.of(run.task.app, run.delivery.raw, rank_us, run.delivery.tries)
+    parcel = Parcel.of(run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.tries)
     text = parcel.text()
     store_queued(run.task, run.request, decision.position, decision.reason)
     return text
