@@ -61,6 +61,7 @@ class Execution:
         self.request = request
         self.lease: Lease | None = None
         self.skipped = False
+        self.refused_because = ""
         #: How deep the body has called its own task directly.
         self.depth = 0
         self._over = False
@@ -158,7 +159,7 @@ class Execution:
             if isinstance(decision, Wait):
                 waited, patience = True, decision.timeout
             elif isinstance(decision, Park):
-                claim = claim._replace(place=self._place(refusal.parcel_text(self, decision, self._rank_us)))
+                claim = claim._replace(place=self._place(refusal.parcel_text(self, name, decision, self._rank_us)))
             else:
                 refusal.carry_out(self, name, answer, decision)
                 return

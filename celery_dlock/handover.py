@@ -76,31 +76,33 @@ class Handover:
         except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
             logger.warning("%s: the broker did not take a message whose turn it is; a sweep will: %r", name, error)
 
-    def take_out(self, name: LockName, identity: str, reason: str = "", *, ended: bool = False) -> None:
-        """Take a waiter out of the queue.
+    def take_out(self, name: LockName, identity: str, reason: str = "") -> None:
+        """Take a waiter out of the queue; no copy of it will run.
 
         Args:
             name: Of the lock.
             identity: The digest of the waiter's identity.
             reason: Why it ends REVOKED here; "": its end is stored already.
-            ended: Its end is stored, whether it waits or not: no copy of it may run.
 
         Raises:
             StoreUnavailable: It may wait still.
         """
-        taken = self._store.take_out(LockKeys.of(self._prefix, name), identity, uuid.uuid4().hex, ended=ended)
-        if taken.entry and reason:
-            end(self._app, taken.entry, f"{name}: {reason}")
-        self.carry(name, taken.granted)
+        self.carry(name, self._taken_out(name, identity, reason))
 
     def oust(self, name: LockName, waiter: Grant, reason: str) -> None:
-        """End a waiter that was taken out already."""
-        end(self._app, waiter.entry, reason)
+        """End a waiter that was taken out; one whose end cannot be stored stays among the dead letters."""
         try:
-            # So that no copy that the broker may still hold runs after that end.
-            self.take_out(name, waiter.identity, ended=True)
+            if end(self._app, waiter.entry, f"{name}: {reason}"):
+                self._taken_out(name, waiter.identity)
         except StoreUnavailable as error:
-            logger.warning("%s: a copy of %s may still run: %s", name, waiter.identity, error)
+            logger.warning("%s: a message that has ended is still among the dead letters: %s", name, error)
+
+    def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
+        keys = LockKeys.of(self._prefix, name)
+        taken = self._store.take_out(keys, identity, uuid.uuid4().hex, ended=not reason)
+        if taken.entry and reason:
+            self.oust(name, Grant(identity, taken.entry), reason)
+        return taken.granted
 
     def _carry(self, name: LockName, grant: Grant) -> Grant | None:
         keys = LockKeys.of(self._prefix, name)
@@ -110,12 +112,12 @@ class Handover:
             # Without its traceback: that says nothing of whose message it is.
             logger.error("%s: a parked message cannot be read; see the dead letters, %s", name, keys.dead())  # noqa: TRY400
             return self._store.take_out(keys, grant.identity, uuid.uuid4().hex, bury=True).granted
-        if parcel.expired:
-            end(self._app, grant.entry, f"{name}: expired while it waited")
-            return self._store.take_out(keys, grant.identity, uuid.uuid4().hex).granted
         if parcel.broker != self.broker:
             logger.debug("%s: the next message belongs to another broker; a worker of that one hands it over", name)
             return None
+        # Who does not know its task publishes it all the same: the worker that gets it ends it.
+        if parcel.expired and parcel.task in self._app.tasks:
+            return self._taken_out(name, grant.identity, "expired while it waited")
         with self._producer() as producer:
             carried = Carried(parcel.rank_us, parcel.tries + 1, grant.turn)
             publish_parked(self._app, producer, parcel.raw, grant.identity, carried)
@@ -123,18 +125,19 @@ class Handover:
         return None
 
 
-def end(app: Celery, entry: str, reason: str) -> None:
-    """Store REVOKED for a parked message that will not run, and for all that follows it; a failure is logged."""
+def end(app: Celery, entry: str, reason: str) -> bool:
+    """Store REVOKED for a parked message that will not run, and for all that follows it. False, and said, if not."""
     try:
         parcel = Parcel.read(entry)
-        request = Context({**parcel.raw.headers, **parcel.embedded(app)})
         task = app.tasks.get(parcel.task)
         if task is None:
             logger.error("%s; its end cannot be stored, for %s is not registered here", reason, parcel.task)
-            return
-        end_revoked(task, request, reason)
+            return False
+        end_revoked(task, Context({**parcel.raw.headers, **parcel.embedded(app)}), reason)
         logger.info("Task %s[%s] is revoked: %s", parcel.task, parcel.task_id, reason)
     except SoftTimeLimitExceeded:
         raise
     except Exception:
         logger.exception("cannot store the end of a parked message: %s", reason)
+        return False
+    return True

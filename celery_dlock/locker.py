@@ -22,6 +22,7 @@ from .records import (
     Holder,
     Parked,
     Refusal,
+    Released,
     Renewal,
     Tombstoned,
     Used,
@@ -217,7 +218,7 @@ class Locker:
                 answer = self._store.acquire(keys, acquisition, round(ttl * 1000), claim)
             except ReplyLost:
                 # Make sure that it takes effect neither now nor later.
-                self._store.release(keys, acquisition, Ending(unsure=True))
+                self._pass_on(name, self._store.release(keys, acquisition, Ending(unsure=True)))
                 self._forget(slot, scope)
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -238,13 +239,17 @@ class Locker:
                     task_id=scope.task_id,
                     rank_us=answer.rank_us,
                 )
-            if isinstance(answer, Parked | Duplicate | Used) and answer.granted:
+            if isinstance(answer, Parked | Duplicate | Used):
                 # While the slot still stands: should this process die now, the keeper finds the grant.
-                self._hand_over(name, answer.granted)
+                self._pass_on(name, answer)
             self._forget(slot, scope)
             if not isinstance(answer, Tombstoned):
                 return answer
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
+
+    def _pass_on(self, name: LockName, answer: Released | Parked | Duplicate | Used) -> None:
+        if answer.granted:
+            self._hand_over(name, answer.granted)
 
     def _forget(self, slot: Slot, scope: Scope) -> None:
         slot.clear()
@@ -272,9 +277,8 @@ class Locker:
         try:
             lease.slot.leaving()
             released = self._store.release(lease.keys, lease.acquisition, ending)
-            if released.granted:
-                # Before the releaser's own message is acknowledged, and before its slot forgets it.
-                self._hand_over(lease.slot.name, released.granted)
+            # Before the releaser's own message is acknowledged, and before its slot forgets it.
+            self._pass_on(lease.slot.name, released)
         except BaseException as error:
             lease.slot.leave_to_keeper(ending.text)
             self._wake()

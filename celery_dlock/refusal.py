@@ -65,7 +65,7 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
             raise held
 
 
-def parcel_text(run: Execution, decision: Park, rank_us: int | None) -> str:
+def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | None) -> str:
     """The message as it will be parked; its state says so before, lest a slow process write it over the end.
 
     Raises:
@@ -76,15 +76,16 @@ def parcel_text(run: Execution, decision: Park, rank_us: int | None) -> str:
     parcel = Parcel.of(run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.tries)
     text = parcel.text()
     store_queued(run.task, run.request, decision.position, decision.reason)
+    run.refused_because = decision.reason
+    _tell(run, "refused", name, f"{name}: {decision.reason}")
     return text
 
 
 def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) -> NoReturn:
     if isinstance(answer, Parked):
-        place = f"{reason}, at place {answer.position}"
+        place = f"{name}: {run.refused_because or 'it waits already'}; at place {answer.position}"
         if answer.ousted:
-            gone = f"{name}: a newer call took its place (queue_overflow)"
-            run.task.dlock.handover.oust(name, answer.ousted, gone)
+            run.task.dlock.handover.oust(name, answer.ousted, "a newer call took its place (queue_overflow)")
         if not answer.ousted or answer.ousted.identity != run.identity.digest:
             logger.info("Task %s[%s] is parked: %s", run.task.name, run.request.id, place)
             _tell(run, "queued", name, place)

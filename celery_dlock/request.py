@@ -53,6 +53,8 @@ class SingletonRequest(Request):
         # Celery makes a subclass per task and overrides there what it calls at an end.
         if "on_success" in vars(cls):
             cls.on_success = _then_acknowledging(cls.on_success)  # type: ignore[method-assign]  # this is the point
+        if "execute_using_pool" in vars(cls):
+            cls.execute_using_pool = _numbering(cls.execute_using_pool)  # type: ignore[method-assign]  # likewise
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -87,17 +89,15 @@ class SingletonRequest(Request):
         eventer = self._eventer
         return bool(eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups))
 
-    @property
-    def request_dict(self) -> dict[str, Any]:
-        """What is handed to the pool, asked for at that moment."""
-        request = self._request_dict
+    def _dlock_number_it(self) -> None:
+        """Called when it goes to the pool: at its ETA, not at its receipt."""
         if self._dlock_queues and not self.dlock_number:
             # A copy of ours keeps the place that it had.
             name = None if self._dlock_copied else self.dlock_lock
             self.dlock_number, elder = Deliveries.of(self._app).number(self, name)
-            properties = request["properties"]
-            request["properties"] = {**properties, PROPERTY: (*properties[PROPERTY], self.dlock_number, elder)}
-        return request
+            properties = self._request_dict["properties"]
+            numbered = (*properties[PROPERTY], self.dlock_number, elder)
+            self._request_dict["properties"] = {**properties, PROPERTY: numbered}
 
     @property
     def _dlock_queues(self) -> bool:
@@ -172,3 +172,12 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
             self.dlock_acknowledge()
 
     return acknowledging
+
+
+def _numbering(execute_using_pool: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(execute_using_pool)
+    def numbering(self: SingletonRequest, *args: Any, **kwargs: Any) -> Any:
+        self._dlock_number_it()
+        return execute_using_pool(self, *args, **kwargs)
+
+    return numbering

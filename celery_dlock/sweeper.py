@@ -127,7 +127,8 @@ class Sweeper:
         for name, identity in self._revoked():
             self._handover.take_out(name, identity, "revoked while it waited")
         while self._gone:
-            self._handover.take_out(*self._gone.popleft())
+            name, identity = self._gone.popleft()
+            self._handover.take_out(name, identity)
         while self._grants:
             self._handover.carry(*self._grants.popleft())
 

@@ -7,10 +7,11 @@
 --       5 used     string  mark of the name's last success (only with once_per)
 --       ... and last, only under the queue policy:
 --         waiting  zset    identities by rank
---         parked   hash    identity to entry; also identity:rank and identity:tries of those who lost a turn
+--         parked   hash    identity to entry; also identity:rank and :tries of those who lost a turn, and :ousts, whom it
+--                          put out
 --         later    zset    identities that lost a turn, by the time from which they wait again
 --         index    zset    of this bucket: names with waiters, by the time at which a sweep has to look
---         dead     hash    dead letters
+--         dead     hash    dead letters, and whoever was taken out until its end is stored
 -- ARGV  1 acquisition     owner and number
 --       2 ttl             milliseconds
 --       3 identity        of the message, or ""
@@ -68,6 +69,15 @@ if name and tonumber(rank) <= tonumber(ARGV[17]) then
   rank = digits(ARGV[17] + 1)
 end
 
+local function own_grant()
+  -- Sent twice: the first one granted, and its answer was lost.
+  local lock = redis.call('HMGET', KEYS[1], 'granter', 'published', 'identity', 'since')
+  if lock[1] ~= ARGV[1] or lock[2] then
+    return nil
+  end
+  return lock[3], redis.call('HGET', queue[2], lock[3]), lock[4]
+end
+
 local function pass_on()
   -- It waits no more, and if its turn has come, that is the next one's.
   if not queue then
@@ -75,10 +85,19 @@ local function pass_on()
   end
   forget(queue, ARGV[3])
   if held ~= 'grant:' .. ARGV[3] then
-    return nil
+    return own_grant()
   end
   redis.call('DEL', KEYS[1])
   return grant(KEYS[1], queue, name, now, ARGV[1])
+end
+
+local known = queue and redis.call('HEXISTS', queue[2], ARGV[3]) == 1
+if known then
+  -- However it came back, it has a place.
+  local place = redis.call('ZSCORE', queue[1], ARGV[3]) or redis.call('HGET', queue[2], ARGV[3] .. ':rank')
+  if place and tonumber(place) < tonumber(rank) then
+    rank = digits(place)
+  end
 end
 
 -- A copy that carries its rank is judged by that alone: flagged, it may copy a message that reused a finished id.
@@ -95,13 +114,14 @@ if queue then
   if held == 'grant:' .. ARGV[3] then
     mine = redis.call('HGET', KEYS[1], 'since') == ARGV[18]
     if not mine then
-      return {'parked', rank, '0', '', '', '', '', ''}
+      local granted, entry, turn = own_grant()
+      return {'parked', rank, '0', granted or '', entry or '', turn or '', '', ''}
     end
     held = false
   elseif not held then
     -- One that finds itself parked was delivered twice. It leaves its turn to the copy that is published for it.
     first = redis.call('ZRANGE', queue[1], '0', '0', 'WITHSCORES')
-    crowd = (first[1] and tonumber(first[2]) < tonumber(rank)) or redis.call('HEXISTS', queue[2], ARGV[3]) == 1
+    crowd = known or (first[1] and tonumber(first[2]) < tonumber(rank))
   end
 end
 
@@ -129,7 +149,6 @@ if held and (twin or not queue) then
 end
 
 if held or crowd then
-  local known = redis.call('HEXISTS', queue[2], ARGV[3]) == 1
   local count = redis.call('ZCARD', queue[1]) + redis.call('ZCARD', queue[3])
   local full = not known and ARGV[15] ~= '0' and count >= tonumber(ARGV[15])
   if ARGV[14] == '' or (full and ARGV[16] ~= '1') then
@@ -151,6 +170,13 @@ if held or crowd then
     end
     ousted, its_entry = oldest[1], redis.call('HGET', queue[2], oldest[1]) or ''
     forget(queue, ousted)
+    -- Kept until its end is stored, by whoever hears of it: this answer may be lost, or its reader die.
+    redis.call('HSET', KEYS[marked + 5], ousted, its_entry)
+    redis.call('HSET', queue[2], ARGV[3] .. ':ousts', ousted)
+  elseif known then
+    ousted = redis.call('HGET', queue[2], ARGV[3] .. ':ousts') or ''
+    its_entry = redis.call('HGET', KEYS[marked + 5], ousted) or ''
+    ousted = its_entry ~= '' and ousted or ''
   end
   redis.call('HSET', queue[2], ARGV[3], ARGV[14])
   redis.call('ZREM', queue[3], ARGV[3])
@@ -160,13 +186,9 @@ if held or crowd then
   redis.call('ZADD', queue[1], rank, ARGV[3])
   local granted, entry, turn
   if held then
-    local lock = redis.call('HMGET', KEYS[1], 'identity', 'granter', 'published', 'since')
     redis.call('HSET', KEYS[1], 'queue', '1')
     redis.call('ZADD', queue[4], 'LT', digits(now + math.max(0, life(KEYS[1])) * 1000), name)
-    if lock[2] == ARGV[1] and not lock[3] then
-      -- Sent twice: the first one granted, and its answer was lost.
-      granted, entry, turn = lock[1], redis.call('HGET', queue[2], lock[1]), lock[4]
-    end
+    granted, entry, turn = own_grant()
   else
     granted, entry, turn = grant(KEYS[1], queue, name, now, ARGV[1])
   end

@@ -15,6 +15,10 @@ local function digits(number)
   return string.format('%.0f', number)
 end
 
+local function text(value)
+  return type(value) == 'string' and value or ''
+end
+
 local function grant(lock, queue, name, now, granter)
   local waiting, parked, later, index = unpack(queue)
   -- Those who gave a turn away come back to their old rank; a group at a time, so that no script walks the queue.
@@ -42,7 +46,7 @@ local function grant(lock, queue, name, now, granter)
         who = {}
       end
       redis.call('HSET', lock, 'acq', 'grant:' .. identity, 'identity', identity, 'token', '0', 'count', '0',
-                 'since', digits(now), 'task', who[1] or '', 'id', who[2] or '', 'node', '', 'pid', '0',
+                 'since', digits(now), 'task', text(who[1]), 'id', text(who[2]), 'node', '', 'pid', '0',
                  'rank', head[2], 'due', due, 'granter', granter, 'queue', '1')
       redis.call('PERSIST', lock)
       redis.call('ZADD', index, due, name)
@@ -65,5 +69,5 @@ end
 local function forget(queue, identity)
   redis.call('ZREM', queue[1], identity)
   redis.call('ZREM', queue[3], identity)
-  redis.call('HDEL', queue[2], identity, identity .. ':rank', identity .. ':tries')
+  redis.call('HDEL', queue[2], identity, identity .. ':rank', identity .. ':tries', identity .. ':ousts')
 end

@@ -50,6 +50,11 @@ if ARGV[7] then
   local queue = {unpack(KEYS, #KEYS - 3)}
   if final then
     forget(queue, ARGV[5])
+    if lock[1] == 'grant:' .. ARGV[5] then
+      -- Its lease was lost, and its own copy's turn had come: that is over with it.
+      redis.call('DEL', KEYS[1])
+      crowded = true
+    end
   end
   local identity, entry, turn
   if crowded then

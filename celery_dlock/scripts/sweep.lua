@@ -12,7 +12,7 @@
 local queue = {KEYS[2], KEYS[3], KEYS[4], KEYS[5]}
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since')
+local lock = redis.call('HMGET', KEYS[1], 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since', 'buried')
 local nothing = {'', '', '', ''}
 local buried = ''
 if lock[1] and not lock[2] then
@@ -35,7 +35,7 @@ if lock[1] then
     local due = digits(now + PUBLISH_WITHIN)
     redis.call('HSET', KEYS[1], 'due', due)
     redis.call('ZADD', KEYS[5], due, ARGV[1])
-    return {lock[5], entry, lock[7], ''}
+    return {lock[5], entry, lock[7], lock[3] == ARGV[2] and lock[8] or ''}
   end
   redis.call('DEL', KEYS[1])
   if entry then
@@ -51,4 +51,8 @@ if lock[1] then
   end
 end
 local identity, entry, turn = grant(KEYS[1], queue, ARGV[1], now, ARGV[2])
+if identity and buried ~= '' then
+  -- Sent twice, the second says so again.
+  redis.call('HSET', KEYS[1], 'buried', buried)
+end
 return {identity or '', entry or '', turn or '', buried}

@@ -75,7 +75,7 @@ class Party:
         listeners.add(self.told.append)
         self.lost: list[str] = []
         self.keeper = Keeper(RedisStore(url, timeout=timeout), SystemClock(), "dlock", timeout, self._lost)
-        source = _OwnSource(self.slots)
+        source = _OwnSource(self.slots, lambda slot, released: None)
         self.locker = Locker(
             self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), "dlock", listeners
         )

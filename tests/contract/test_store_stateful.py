@@ -71,7 +71,9 @@ class Model:
             return "again"
         if ask.acquisition in self.gone:
             return "gone"
-        if claim.identity in self.done and (claim.redelivered or rank <= self.done[claim.identity]):
+        # The broker's flag counts only where no rank tells which publication this is a copy of.
+        flagged = claim.redelivered and ask.rank is None
+        if claim.identity in self.done and (flagged or rank <= self.done[claim.identity]):
             return "done"
         if claim.once and claim.identity and self.is_used:
             return "used"
@@ -79,7 +81,9 @@ class Model:
             if self.is_twin(claim):
                 self.lock.word = True
             return "held"
-        self.lock = Lock(ask, 0, rank, word=claim.redelivered or claim.copied)
+        # An id used before: its old mark would end this message's own copies, so it goes, and they have to be told.
+        reused = claim.identity is not None and self.done.pop(claim.identity, None) is not None
+        self.lock = Lock(ask, 0, rank, word=claim.redelivered or claim.copied or reused)
         return "acquired"
 
     def is_twin(self, claim: Claim) -> bool:

@@ -15,6 +15,7 @@ from celery_dlock.options import DEFAULT_TTL
 from celery_dlock.stores import from_url, shown
 
 REDIS = "redis://broker/3"
+KNOWN = "dlock_prefix, dlock_ttl, dlock_turn, dlock_turn_tries, dlock_url"
 
 
 def settings(broker: str = REDIS, backend: str | None = None, **conf: Any) -> Settings:
@@ -116,6 +117,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     found = settings()
     assert (found.prefix, found.ttl) == ("dlock", 30.0)
     assert found.ttl is DEFAULT_TTL
+    assert (found.turn, found.turn_tries) == (60.0, 5)
     assert found.node
 
 
@@ -124,12 +126,34 @@ def test_a_ttl_is_seconds_or_a_timedelta(ttl: Any) -> None:
     assert settings(dlock_ttl=ttl).ttl == 45.0
 
 
+@pytest.mark.parametrize("turn", [45, 45.0, timedelta(seconds=45)])
+def test_a_turn_is_seconds_or_a_timedelta(turn: Any) -> None:
+    assert settings(dlock_turn=turn).turn == 45.0
+
+
+def test_a_message_may_lose_any_number_of_turns_from_one() -> None:
+    assert [settings(dlock_turn_tries=tries).turn_tries for tries in (1, 10**9)] == [1, 10**9]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
         ("dlock_ttl", 0.5, "seconds from 1"),
         ("dlock_ttl", "30", "seconds (int, float or timedelta) of at least 1"),
         ("dlock_ttl", True, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_turn", 0.5, "seconds from 1"),
+        ("dlock_turn", 0, "seconds from 1"),
+        ("dlock_turn", float("inf"), "seconds from 1"),
+        ("dlock_turn", float("nan"), "seconds from 1"),
+        ("dlock_turn", "60", "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_turn", None, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_turn", True, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_turn_tries", 0, "a whole number of at least 1"),
+        ("dlock_turn_tries", -1, "a whole number of at least 1"),
+        ("dlock_turn_tries", 5.0, "a whole number of at least 1"),
+        ("dlock_turn_tries", "5", "a whole number of at least 1"),
+        ("dlock_turn_tries", None, "a whole number of at least 1"),
+        ("dlock_turn_tries", True, "a whole number of at least 1"),
         ("dlock_prefix", "", "text without braces or spaces"),
         ("dlock_prefix", None, "text without braces or spaces"),
         ("dlock_prefix", b"dlock", "text without braces or spaces"),
@@ -149,7 +173,7 @@ def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: s
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["dlock_tll", "dlock_URL2", "dlock_", "DLOCK_TTL", "dlock_on_conflict"])
 def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
-    assert refusal(**{name: 1}) == f"unknown setting {name!r}; known: dlock_prefix, dlock_ttl, dlock_url"
+    assert refusal(**{name: 1}) == f"unknown setting {name!r}; known: {KNOWN}"
 
 
 @pytest.mark.core

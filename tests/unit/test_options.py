@@ -25,6 +25,8 @@ DEFAULTS = {
     "retry_limit": None,
     "wait_timeout": 10.0,
     "after_wait": "raise",
+    "queue_limit": None,
+    "queue_overflow": "raise",
     "once_per": None,
 }
 YEAR = 366 * 24 * 3600
@@ -36,6 +38,7 @@ TAKEN = [
     ("key", str),
     ("on_conflict", "skip"),
     ("on_conflict", "retry"),
+    ("on_conflict", "queue"),
     ("on_conflict", "wait"),
     ("on_conflict", "raise"),
     ("after_wait", "raise"),
@@ -48,6 +51,10 @@ TAKEN = [
     ("retry_limit", 0),
     ("retry_limit", 10**9),
     ("wait_timeout", 0.0),
+    ("queue_limit", 1),
+    ("queue_limit", 10**9),
+    ("queue_overflow", "raise"),
+    ("queue_overflow", "keep_latest"),
     ("once_per", 0.001),
     ("once_per", float(YEAR)),
     ("skip_result", None),
@@ -67,11 +74,10 @@ REFUSED = [
     ("scope", None, "one of 'task', 'shared'"),
     ("scope", ["task"], "one of 'task', 'shared'"),
     ("scope", "shared", "'shared' together with key="),
-    ("on_conflict", "Skip", "one of 'skip', 'retry', 'wait', 'raise'"),
-    ("on_conflict", None, "one of 'skip', 'retry', 'wait', 'raise'"),
-    ("on_conflict", "queue", "one of 'skip', 'retry', 'wait', 'raise'; 'queue' is not available yet"),
-    ("on_conflict", "replace", "one of 'skip', 'retry', 'wait', 'raise'; 'replace' is not available yet"),
-    ("on_conflict", ["skip"], "one of 'skip', 'retry', 'wait', 'raise'"),
+    ("on_conflict", "Skip", "one of 'skip', 'retry', 'queue', 'wait', 'raise'"),
+    ("on_conflict", None, "one of 'skip', 'retry', 'queue', 'wait', 'raise'"),
+    ("on_conflict", "replace", "one of 'skip', 'retry', 'queue', 'wait', 'raise'; 'replace' is not available yet"),
+    ("on_conflict", ["skip"], "one of 'skip', 'retry', 'queue', 'wait', 'raise'"),
     ("after_wait", "wait", "one of 'raise', 'skip', 'retry'"),
     ("after_wait", 1, "one of 'raise', 'skip', 'retry'"),
     ("ttl", 0.999, "seconds from 1 to 31622400"),
@@ -97,6 +103,16 @@ REFUSED = [
     ("wait_timeout", -0.1, "seconds from 0"),
     ("wait_timeout", None, "seconds (int, float or timedelta) of at least 0"),
     ("wait_timeout", float("inf"), "seconds from 0 to 31622400"),
+    ("queue_limit", 0, "None or a whole number of at least 1"),
+    ("queue_limit", -1, "None or a whole number of at least 1"),
+    ("queue_limit", 1.0, "None or a whole number of at least 1"),
+    ("queue_limit", True, "None or a whole number of at least 1"),
+    ("queue_limit", "3", "None or a whole number of at least 1"),
+    ("queue_overflow", "drop", "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
+    ("queue_overflow", None, "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
+    ("queue_overflow", ["skip"], "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
+    ("queue_overflow", "skip", "'raise' or 'keep_latest' without a queue_limit"),
+    ("queue_overflow", "drop_oldest", "'raise' or 'keep_latest' without a queue_limit"),
     ("once_per", 0, "seconds from 0.001"),
     ("once_per", -60, "seconds from 0.001"),
     ("once_per", True, "seconds (int, float or timedelta)"),
@@ -136,6 +152,25 @@ def test_a_duration_may_be_an_int_or_a_timedelta_and_is_kept_as_seconds(option: 
         assert getattr(options, option) == 45.0
         assert type(getattr(options, option)) is float
     assert as_seconds(timedelta(minutes=1)) == 60.0
+
+
+@pytest.mark.parametrize("overflow", ["raise", "skip", "drop_oldest"])
+def test_with_a_limit_any_number_may_wait_up_to_it(overflow: str) -> None:
+    assert LockOptions(queue_limit=7, queue_overflow=overflow).most_waiting == 7
+
+
+def test_without_a_limit_any_number_waits_which_is_said_by_zero() -> None:
+    assert LockOptions().most_waiting == 0
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_to_keep_the_latest_is_a_limit_of_one(limit: int | None) -> None:
+    assert LockOptions(queue_limit=limit, queue_overflow="keep_latest").most_waiting == 1
+
+
+def test_to_keep_the_latest_leaves_no_room_for_another_limit() -> None:
+    with pytest.raises(InvalidLockOptions, match="queue_limit=2 is not allowed; allowed: None or 1 under"):
+        LockOptions(queue_limit=2, queue_overflow="keep_latest")
 
 
 def test_a_list_of_names_is_kept_as_a_tuple() -> None:

@@ -1,0 +1,111 @@
+"""What the tests of the queue's scripts share: messages that ask and park, turns, and the server's own view."""
+
+import json
+from typing import Any
+
+import redis
+
+from celery_dlock.keys import LockKeys
+from celery_dlock.names import LockName
+from celery_dlock.records import Acquired, By, Claim, Grant, Identity, Parked, Place, Refusal
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+
+TTL = 60_000
+TURN = 60_000
+TRIES = 5
+SECOND = 1_000_000
+
+NAME = LockName("n:x", 7)
+KEYS = LockKeys.of("dlock", NAME)
+
+
+def digest(task_id: str) -> str:
+    return Identity(task_id).digest
+
+
+def entry_of(task_id: str, *, task: str = "app.post", body: str = "{}") -> str:
+    """As a parcel is written: whose it is in the first line, then what only its publisher reads."""
+    return f"{json.dumps([task, task_id])}\n{body}"
+
+
+def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> Claim:
+    place = {name: facts.pop(name) for name in Place._fields if name in facts}
+    if parks:
+        place.setdefault("entry", entry_of(task_id))
+    return Claim(By("app.post", task_id, "node1", "77"), Identity(task_id), place=Place(**place), **facts)
+
+
+def ask(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Acquired | Refusal:
+    return store.acquire(keys, acquisition, TTL, claim_of(task_id, **facts))
+
+
+def take(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Acquired:
+    answer = ask(store, acquisition, task_id, keys, **facts)
+    assert isinstance(answer, Acquired), answer
+    return answer
+
+
+def park(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Parked:
+    answer = ask(store, acquisition, task_id, keys, parks=True, **facts)
+    assert isinstance(answer, Parked), answer
+    return answer
+
+
+def ending(task_id: str, *, final: bool = True, queue: bool = True, **facts: Any) -> Ending:
+    return Ending(final=final, identity=digest(task_id), queue=queue, **facts)
+
+
+def grant_to(store: RedisStore, task_id: str, keys: LockKeys = KEYS) -> Grant:
+    """Park this one behind a holder that releases: its turn, not published yet."""
+    take(store, "holder.1", "holder", keys)
+    park(store, f"{task_id}.1", task_id, keys)
+    granted = store.release(keys, "holder.1", ending("holder")).granted
+    assert granted, "nobody was granted"
+    return granted
+
+
+def waiting(client: redis.Redis, keys: LockKeys = KEYS) -> list[str]:
+    """Digests by rank."""
+    members: list[str] = client.zrange(keys.queue()[0], 0, -1)
+    return members
+
+
+def rank_in(client: redis.Redis, task_id: str, keys: LockKeys = KEYS) -> int:
+    score = client.zscore(keys.queue()[0], digest(task_id))
+    assert score is not None, f"{task_id} does not wait"
+    return int(score)
+
+
+def now_us(client: redis.Redis) -> int:
+    seconds, micros = client.time()
+    return int(seconds) * SECOND + int(micros)
+
+
+def make_due(client: redis.Redis, keys: LockKeys = KEYS) -> None:
+    """The time of the turn passes."""
+    past = now_us(client) - 1
+    client.hset(keys.lock, "due", str(past))
+    client.zadd(keys.queue()[3], {keys.name: past})
+
+
+def make_ready(client: redis.Redis, task_id: str, keys: LockKeys = KEYS) -> None:
+    """The time until a lost turn's next one passes."""
+    past = now_us(client) - 1
+    client.zadd(keys.queue()[2], {digest(task_id): past}, xx=True)
+    client.zadd(keys.queue()[3], {keys.name: past}, xx=True)
+
+
+def expire(client: redis.Redis, keys: LockKeys = KEYS) -> None:
+    """The holder's lease ends."""
+    client.pexpire(keys.lock, -1)
+    client.zadd(keys.queue()[3], {keys.name: now_us(client) - 1}, xx=True)
+
+
+def lose_turn(
+    store: RedisStore, client: redis.Redis, task_id: str, keys: LockKeys = KEYS, tries: int = TRIES
+) -> str:
+    """Its granted turn is published and passes; gives the identity that was buried."""
+    assert store.published(keys, digest(task_id), TURN)
+    make_due(client, keys)
+    return store.sweep(keys, "sweeper.1", TURN, tries).buried

@@ -1,0 +1,293 @@
+"""What the queue's scripts are to do, written from the laws and not from the scripts: one lock name in plain Python.
+
+Time is a stamp: the server's time at some step of the test, plus microseconds. Stamps are compared, never computed; the
+test learns what the server called each of them, and from then on that number must be seen wherever the stamp is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+PUBLISH_WITHIN_US = 5_000_000
+#: How many of those who lost a turn come back at one grant.
+GROUP = 16
+
+
+class Stamp(NamedTuple):
+    """The server's time at a step, plus so many microseconds."""
+
+    step: int
+    plus: int = 0
+
+
+#: A time that the test made pass.
+PAST = Stamp(-1)
+
+
+#: What the laws leave open.
+ANY = object()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One acquisition. ``identity``: "" for a plain ``Lock``; ``queues``: it names the queue's keys."""
+
+    acquisition: str
+    identity: str = ""
+    task_id: str = ""
+    redelivered: bool = False
+    copied: bool = False
+    rank: Stamp | None = None
+    after: Stamp | None = None
+    queues: bool = True
+    entry: str = ""
+    limit: int = 0
+    ousts: bool = False
+    turn: Stamp | None = None
+    waits: bool = False
+    unsure: bool = False
+
+
+@dataclass
+class Held:
+    ask: Ask
+    token: Stamp
+    word: bool
+    crowded: bool
+    wake: bool = False
+
+
+@dataclass
+class Granted:
+    identity: str
+    rank: Stamp
+    turn: Stamp
+    due: Stamp
+    granter: str
+    published: bool = False
+    wake: bool = False
+
+
+Turn = tuple[str, str, Stamp] | None  # identity, entry, when granted
+
+
+@dataclass
+class Bucket:
+    """What lock names of one bucket share."""
+
+    done: dict[str, Stamp] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    last: Stamp | None = None
+
+
+@dataclass
+class Queue:
+    """One lock name. Every method is one script, carried out at the time ``now``."""
+
+    bucket: Bucket
+    lock: Held | Granted | None = None
+    waiting: dict[str, Stamp] = field(default_factory=dict)
+    entries: dict[str, str] = field(default_factory=dict)
+    #: Until when those who lost their last turn do not wait.
+    later: dict[str, Stamp] = field(default_factory=dict)
+    #: Rank and number of the turns that were lost since its last copy came.
+    lost: dict[str, tuple[Stamp, int]] = field(default_factory=dict)
+    dead: dict[str, str] = field(default_factory=dict)
+
+    # Scripts
+
+    def arrive(self, ask: Ask, now: Stamp) -> tuple[Any, ...]:
+        lock, me = self.lock, ask.identity
+        if isinstance(lock, Held) and lock.ask.acquisition == ask.acquisition:
+            # Only the lock tells, and it keeps no rank.
+            return ("acquired", lock.token, ANY)
+        if ask.acquisition in self.bucket.gone:
+            return ("gone",)
+        rank = self._rank(ask, now)
+        if self._is_duplicate(ask, rank):
+            if not ask.queues:
+                return ("done", None)
+            self._forget(me)
+            if self._is_granted(me):
+                self.lock = None
+                return ("done", self._grant(ask.acquisition, now))
+            return ("done", self._untold(ask.acquisition))
+        if self._is_granted(me) and ask.queues:
+            assert isinstance(lock, Granted)
+            if lock.turn == ask.turn:
+                return self._take(ask, rank, now, known=True)
+            told = self._untold(ask.acquisition)
+            return ("parked", rank, 1 if told else 0, told, None)
+        if lock is None and not (ask.queues and self._others_first(me, rank)):
+            return self._take(ask, rank, now, known=False)
+        if isinstance(lock, Held) and me and lock.ask.identity == me:
+            lock.word = True
+            return self._refused("held", ask, (True, rank))
+        if not ask.queues:
+            return self._refused("held", ask, (False, rank))
+        return self._park(ask, rank, now)
+
+    def release(self, ask: Ask, now: Stamp, *, final: bool, queue: bool) -> tuple[bool, bool, Turn]:
+        lock, me = self.lock, ask.identity
+        ours = isinstance(lock, Held) and lock.ask.acquisition == ask.acquisition
+        word = crowded = False
+        if isinstance(lock, Held) and ours:
+            word, crowded, self.lock = lock.word, lock.crowded, None
+        if ask.unsure:
+            self.bucket.gone.add(ask.acquisition)
+        ends_turn = False
+        if final and me and (word or not ours):
+            self.bucket.done[me] = now
+            if queue:
+                self._forget(me)
+                ends_turn = self._is_granted(me)
+        if ends_turn:
+            self.lock = None
+        if crowded or ends_turn:
+            return ours, word, self._grant(ask.acquisition, now)
+        return ours, word, self._untold(ask.acquisition)
+
+    def sweep(self, granter: str, now: Stamp, tries: int) -> tuple[Turn, str]:
+        lock, buried = self.lock, ""
+        if isinstance(lock, Held):
+            lock.crowded = lock.crowded or bool(self.waiting or self.later)
+            return None, ""
+        if isinstance(lock, Granted):
+            early = lock.due != PAST
+            if early and (lock.published or lock.granter != granter):
+                return None, ""
+            if not lock.published:
+                lock.due = now._replace(plus=PUBLISH_WITHIN_US)
+                return (lock.identity, self.entries[lock.identity], lock.turn), ""
+            buried = self._lose_turn(lock, now, tries)
+            self.lock = None
+        return self._grant(granter, now), buried
+
+    def publish(self, identity: str, now: Stamp) -> bool:
+        lock = self.lock
+        if not isinstance(lock, Granted) or lock.identity != identity:
+            return False
+        _, lost = self.lost.get(identity, (None, 0))
+        lock.published, lock.due = True, now._replace(plus=self.turn_us * 2**lost)
+        return True
+
+    def take_out(self, identity: str, granter: str, now: Stamp, *, bury: bool, ended: bool) -> tuple[str, Turn]:
+        lock = self.lock
+        if isinstance(lock, Held) and lock.ask.identity == identity:
+            return "", None
+        entry = self.entries.get(identity, "")
+        if bury and entry:
+            self.dead[identity] = entry
+        elif not bury and (entry or ended):
+            self.bucket.done[identity] = now
+        self._forget(identity)
+        if self._is_granted(identity):
+            self.lock = None
+            return entry, self._grant(granter, now)
+        return entry, self._untold(granter)
+
+    #: A turn's length.
+    turn_us = 60_000_000
+
+    # What happens by itself
+
+    def expire(self) -> bool:
+        if isinstance(self.lock, Held):
+            self.lock = None
+            return True
+        return False
+
+    # Parts
+
+    def _rank(self, ask: Ask, now: Stamp) -> Stamp:
+        rank = now if ask.rank is None else ask.rank
+        if ask.queues and ask.after is not None and rank <= ask.after:
+            return ask.after._replace(plus=ask.after.plus + 1)
+        return rank
+
+    def _is_duplicate(self, ask: Ask, rank: Stamp) -> bool:
+        done = self.bucket.done.get(ask.identity)
+        return done is not None and ((ask.redelivered and ask.rank is None) or rank <= done)
+
+    def _is_granted(self, identity: str) -> bool:
+        return isinstance(self.lock, Granted) and self.lock.identity == identity
+
+    def _others_first(self, me: str, rank: Stamp) -> bool:
+        return me in self.entries or any(other < rank for other in self.waiting.values())
+
+    def _take(self, ask: Ask, rank: Stamp, now: Stamp, *, known: bool) -> tuple[Any, ...]:
+        reused = self.bucket.done.pop(ask.identity, None) is not None
+        word = ask.redelivered or ask.copied or known or reused
+        if ask.queues and word:
+            self._forget(ask.identity)
+            self.dead.pop(ask.identity, None)
+        crowded = ask.queues and bool(self.waiting or (self.later and word))
+        self.lock = Held(ask, now, word, crowded)
+        self.bucket.last = now
+        return ("acquired", now, rank)
+
+    def _refused(self, kind: str, ask: Ask, facts: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.lock and ask.waits:
+            self.lock.wake = True
+        return (kind, *facts)
+
+    def _park(self, ask: Ask, rank: Stamp, now: Stamp) -> tuple[Any, ...]:
+        me = ask.identity
+        count = len(self.waiting) + len(self.later)
+        full = me not in self.entries and ask.limit and count >= ask.limit
+        if not ask.entry or (full and not ask.ousts):
+            return self._refused("queue", ask, (count, rank, self.lock is not None))
+        ousted = None
+        if full:
+            oldest = self._by_rank()[0] if self.waiting else min(self.later, key=lambda one: (self.later[one], one))
+            at = self.waiting[oldest] if self.waiting else self.lost[oldest][0]
+            if at > rank:
+                return ("parked", rank, 0, None, (me, ask.entry))
+            ousted = oldest, self.entries[oldest]
+            self._forget(oldest)
+        self._forget(me)
+        self.dead.pop(me, None)
+        self.entries[me], self.waiting[me] = ask.entry, rank
+        if isinstance(self.lock, Held):
+            self.lock.crowded = True
+        told = self._grant(ask.acquisition, now) if self.lock is None else self._untold(ask.acquisition)
+        position = self._by_rank().index(me) + 1 if me in self.waiting else 1
+        return ("parked", rank, position, told, ousted)
+
+    def _by_rank(self) -> list[str]:
+        return sorted(self.waiting, key=lambda one: (self.waiting[one], one))
+
+    def _grant(self, granter: str, now: Stamp) -> Turn:
+        """The lock is free: keep it for the lowest rank, those among them whose time has come again."""
+        for back in sorted(one for one, until in self.later.items() if until == PAST)[:GROUP]:
+            self.waiting[back] = self.lost[back][0]
+            del self.later[back]
+        if not self.waiting:
+            return None
+        head = self._by_rank()[0]
+        rank = self.waiting.pop(head)
+        due = now._replace(plus=PUBLISH_WITHIN_US)
+        self.lock = Granted(head, rank, now, due, granter)
+        return head, self.entries[head], now
+
+    def _untold(self, granter: str) -> Turn:
+        """The grant that this one gave, until its message is published: the answer may have been lost."""
+        lock = self.lock
+        if isinstance(lock, Granted) and lock.granter == granter and not lock.published:
+            return lock.identity, self.entries[lock.identity], lock.turn
+        return None
+
+    def _lose_turn(self, lock: Granted, now: Stamp, tries: int) -> str:
+        _, before = self.lost.get(lock.identity, (None, 0))
+        if before + 1 >= tries:
+            self.dead[lock.identity] = self.entries[lock.identity]
+            self._forget(lock.identity)
+            return lock.identity
+        self.lost[lock.identity] = lock.rank, before + 1
+        self.later[lock.identity] = now._replace(plus=self.turn_us * 2**before)
+        return ""
+
+    def _forget(self, identity: str) -> None:
+        for place in (self.waiting, self.entries, self.later, self.lost):
+            place.pop(identity, None)

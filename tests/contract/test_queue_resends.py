@@ -1,0 +1,211 @@
+"""Each script of the queue sent twice: the reply of the first was lost, so the second has to tell the same."""
+
+import redis
+
+import pytest
+
+from celery_dlock.records import Acquired, Duplicate, Parked, Used
+from celery_dlock.store import Taken
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.queue_kit import (
+    KEYS,
+    TRIES,
+    TURN,
+    ask,
+    claim_of,
+    digest,
+    ending,
+    entry_of,
+    expire,
+    grant_to,
+    make_due,
+    park,
+    take,
+)
+
+pytestmark = pytest.mark.core
+
+
+def contents(client: redis.Redis) -> dict[str, object]:
+    """All that the server holds, but for lives."""
+    readers = {"hash": client.hgetall, "string": client.get, "zset": lambda key: client.zrange(key, 0, -1, withscores=True)}
+    return {key: readers[client.type(key)](key) for key in client.scan_iter("*", count=10_000)}
+
+
+# Acquire
+
+
+def test_taking_a_turn(store: RedisStore, client: redis.Redis) -> None:
+    granted = grant_to(store, "a")
+    first = take(store, "a.2", "a", turn=granted.turn, copied=True)
+    before = contents(client)
+    again = ask(store, "a.2", "a", turn=granted.turn, copied=True)
+    assert isinstance(again, Acquired)
+    assert again.token == first.token
+    assert contents(client) == before
+
+
+def test_parking_behind_a_holder(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a")
+    first = park(store, "b.1", "b", rank_us=500)
+    before = contents(client)
+    assert park(store, "b.1", "b", rank_us=500) == first == Parked(500, 1, None, None)
+    after = contents(client)
+    index = KEYS.queue()[3]
+    assert {**after, index: 0} == {**before, index: 0}
+
+
+def test_parking_that_grants_an_elder_waiter(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100)
+    expire(client)
+    first = park(store, "b.1", "b", rank_us=200)
+    assert first.granted
+    assert (first.granted.identity, first.granted.entry) == (digest("a"), entry_of("a"))
+    assert park(store, "b.1", "b", rank_us=200) == first
+
+
+def test_parking_that_grants_the_very_one_that_parks(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100)
+    expire(client)
+    first = park(store, "a.2", "a", rank_us=100)
+    assert first.granted
+    assert first.granted.identity == digest("a")
+    again = park(store, "a.2", "a", rank_us=100)
+    assert again.granted == first.granted
+
+
+def test_parking_that_ousts(store: RedisStore) -> None:
+    """Whoever was ousted has its end stored by who asked: if nobody is told, its result hangs for ever."""
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
+    first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
+    assert first.ousted
+    assert (first.ousted.identity, first.ousted.entry) == (digest("a"), entry_of("a"))
+    assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
+
+
+def test_parking_that_ousts_under_the_next_number(store: RedisStore) -> None:
+    """What the locker does after a lost reply: a release that is unsure, then the same claim as another acquisition."""
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
+    first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
+    store.release(KEYS, "b.1", ending("", final=False, queue=False, unsure=True))
+    assert park(store, "b.2", "b", rank_us=200, limit=1, ousts=True).ousted == first.ousted
+
+
+def test_a_done_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Redis) -> None:
+    grant_to(store, "a")
+    park(store, "b.1", "b")
+    client.set(KEYS.done(digest("a")), "9" * 16)
+    first = ask(store, "a.2", "a")
+    assert isinstance(first, Duplicate)
+    assert first.granted
+    assert first.granted.identity == digest("b")
+    assert ask(store, "a.2", "a") == first
+
+
+def test_a_used_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Redis) -> None:
+    grant_to(store, "a")
+    park(store, "b.1", "b")
+    client.set(KEYS.used(), '1\nx\n["t", "i", "n", "1"]')
+    first = ask(store, "a.2", "a", once=True)
+    assert isinstance(first, Used)
+    assert first.granted
+    assert first.granted.identity == digest("b")
+    assert ask(store, "a.2", "a", once=True) == first
+
+
+# Release
+
+
+@pytest.mark.parametrize("queue", [True, False])
+def test_a_release_that_grants_and_no_more_once_its_message_is_published(store: RedisStore, queue: bool) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a")
+    first = store.release(KEYS, "holder.1", ending("holder", queue=queue))
+    assert first.granted
+    again = store.release(KEYS, "holder.1", ending("holder", queue=queue))
+    assert again.granted == first.granted
+    assert store.published(KEYS, digest("a"), TURN)
+    assert store.release(KEYS, "holder.1", ending("holder", queue=queue)).granted is None
+
+
+def test_a_release_repeats_no_grant_that_another_gave(store: RedisStore) -> None:
+    grant_to(store, "a")
+    assert store.release(KEYS, "other.1", ending("other")).granted is None
+
+
+# Sweep, take out, published
+
+
+def test_a_sweep_that_grants(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a")
+    expire(client)
+    first = store.sweep(KEYS, "s.1", TURN, TRIES)
+    assert first.granted
+    assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
+    assert store.sweep(KEYS, "s.2", TURN, TRIES) == Taken()
+    store.published(KEYS, digest("a"), TURN)
+    assert store.sweep(KEYS, "s.1", TURN, TRIES) == Taken()
+
+
+def test_a_sweep_that_ends_a_turn_ends_one_only(store: RedisStore, client: redis.Redis) -> None:
+    grant_to(store, "a")
+    park(store, "b.1", "b")
+    store.published(KEYS, digest("a"), TURN)
+    make_due(client)
+    first = store.sweep(KEYS, "s.1", TURN, TRIES)
+    assert first.granted
+    assert first.granted.identity == digest("b")
+    before = contents(client)
+    assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
+    after = contents(client)
+    assert after[KEYS.queue()[1]] == before[KEYS.queue()[1]]  # no second try is counted
+
+
+def test_a_sweep_that_buries(store: RedisStore, client: redis.Redis) -> None:
+    """The buried one is told of in the log: who is not told does not look."""
+    grant_to(store, "a")
+    park(store, "b.1", "b")
+    store.published(KEYS, digest("a"), TURN)
+    make_due(client)
+    first = store.sweep(KEYS, "s.1", TURN, 1)
+    assert first.buried == digest("a")
+    assert store.sweep(KEYS, "s.1", TURN, 1) == first
+
+
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: bool) -> None:
+    """Its end is stored from the answered entry: without it, its result hangs for ever."""
+    grant_to(store, "a" if has_turn else "b")
+    park(store, "b.1" if has_turn else "a.1", "b" if has_turn else "a")
+    first = store.take_out(KEYS, digest("a"), "t.1")
+    assert first.entry == entry_of("a")
+    assert bool(first.granted) == has_turn
+    before = contents(client)
+    assert store.take_out(KEYS, digest("a"), "t.1") == first
+    after = contents(client)
+    done = KEYS.done(digest("a"))
+    assert {**after, done: 0} == {**before, done: 0}
+
+
+def test_burying_a_waiter_with_a_turn(store: RedisStore, client: redis.Redis) -> None:
+    grant_to(store, "a")
+    park(store, "b.1", "b")
+    first = store.take_out(KEYS, digest("a"), "t.1", bury=True)
+    assert first.granted
+    assert store.take_out(KEYS, digest("a"), "t.1", bury=True).granted == first.granted
+    assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
+
+
+def test_noting_a_publication_lengthens_no_turn_twice(store: RedisStore, client: redis.Redis) -> None:
+    grant_to(store, "a")
+    assert store.published(KEYS, digest("a"), TURN)
+    first = int(client.hget(KEYS.lock, "due") or 0)
+    assert store.published(KEYS, digest("a"), TURN)
+    assert 0 <= int(client.hget(KEYS.lock, "due") or 0) - first < TURN * 1000
+    assert claim_of("a").place is not None
