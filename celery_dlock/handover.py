@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.app.task import Context
+from kombu.exceptions import SerializationError
 
 from .errors import StoreUnavailable
 from .keys import LockKeys, LockName
@@ -118,9 +119,14 @@ class Handover:
         # Who does not know its task publishes it all the same: the worker that gets it ends it.
         if parcel.expired and parcel.task in self._app.tasks:
             return self._taken_out(name, grant.identity, "expired while it waited")
-        with self._producer() as producer:
-            carried = Carried(parcel.rank_us, parcel.tries + 1, grant.turn)
-            publish_parked(self._app, producer, parcel.raw, grant.identity, carried)
+        carried = Carried(parcel.rank_us, parcel.tries + 1, grant.turn)
+        try:
+            with self._producer() as producer:
+                publish_parked(self._app, producer, parcel.raw, grant.identity, carried)
+        except (AttributeError, LookupError, TypeError, ValueError, SerializationError):
+            # Not the broker's fault: no later try could cure it, and the name would be blocked for ever.
+            logger.exception("%s: a parked message cannot be published; see the dead letters, %s", name, keys.dead())
+            return self._store.take_out(keys, grant.identity, uuid.uuid4().hex, bury=True).granted
         self._store.published(keys, grant.identity, self._turn_ms)
         return None
 

@@ -89,9 +89,27 @@ class Parcel(NamedTuple):
             (task, task_id), facts = json.loads(who), json.loads(rest)
             body = base64.b64decode(facts["body"], validate=True) if facts["binary"] else facts["body"]
             message = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
-            return cls(task, task_id, facts["broker"], facts["rank"], facts["tries"], checked((body, *message)))
-        except (LookupError, TypeError, ValueError, DLockError) as error:
+            parcel = cls(task, task_id, facts["broker"], facts["rank"], facts["tries"], checked((body, *message)))
+            parcel._check(facts["body"])
+        except (AttributeError, LookupError, TypeError, ValueError, DLockError) as error:
             raise ValueError(f"not a parked message: {error}") from error
+        return parcel
+
+    def _check(self, body: Any) -> None:
+        """What is of another type would be published all the same, and end every worker that receives it."""
+        raw, properties = self.raw, self.raw.properties
+        texts = (self.task, self.task_id, self.broker, raw.content_type, raw.queue, body)
+        numbers = (self.rank_us, self.tries)
+        maybe_texts = (raw.content_encoding, properties.get("correlation_id"), properties.get("reply_to"))
+        maybe_numbers = (properties.get("priority"), properties.get("delivery_mode"))
+        if (
+            (raw.headers["task"], raw.headers["id"]) != (self.task, self.task_id)
+            or not all(isinstance(text, str) for text in texts)
+            or not all(isinstance(text, str | None) for text in maybe_texts)
+            or not all(type(number) is int for number in numbers)
+            or not all(isinstance(number, int | None) for number in maybe_numbers)
+        ):
+            raise ValueError("a part of it is missing or of another type")
 
     @property
     def expired(self) -> bool:

@@ -75,7 +75,8 @@ def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | N
         raise AssertionError(decision)  # an eager run is never parked, and who is refused has a place
     parcel = Parcel.of(run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.tries)
     text = parcel.text()
-    store_queued(run.task, run.request, decision.position, decision.reason)
+    copied = bool(run.delivery.tries or (run.request.delivery_info or {}).get("redelivered"))
+    store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
     _tell(run, "refused", name, f"{name}: {decision.reason}")
     return text

@@ -69,9 +69,19 @@ def store_started(task: Task[..., Any], request: Any) -> None:
         task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
 
-def store_queued(task: Task[..., Any], request: Any, position: int, reason: str) -> None:
-    """Store that the task waits for its turn, unless its result is ignored. ``get()`` goes on waiting."""
-    if not _ignored(task, vars(request)):
+def store_queued(task: Task[..., Any], request: Any, position: int, reason: str, *, copied: bool) -> None:
+    """Store that the task waits for its turn, unless its result is ignored. ``get()`` goes on waiting.
+
+    Args:
+        task: The task.
+        request: Its request.
+        position: Its place among those who wait.
+        reason: Why it waits.
+        copied: Another copy of the message may have run, so an end that is stored already stays.
+    """
+    if _ignored(task, vars(request)):
+        return
+    if not copied or task.backend.get_state(request.id) not in states.READY_STATES:
         meta = {"position": position, "reason": reason}
         task.backend.store_result(request.id, meta, QUEUED, request=request)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from . import native
-from .errors import StoreUnavailable
+from .errors import StoreRefused, StoreUnavailable
 from .handover import Handover
 from .keys import BUCKETS, LockKeys, LockName
 from .records import Grant
@@ -86,6 +86,7 @@ class Sweeper:
         warned = False
         while self._goes_on():
             try:
+                self._acknowledge_arrived()  # first: it needs no store
                 warned = warned or self._warn_unless_durable()
                 self._tick(list(itertools.islice(buckets, per_tick)))
                 self._failing = False
@@ -100,7 +101,12 @@ class Sweeper:
         self._store.close()
 
     def _warn_unless_durable(self) -> bool:
-        if not self._store.durable():
+        try:
+            durable = self._store.durable()
+        except StoreRefused as error:
+            logger.warning("cannot tell whether what is parked survives a restart of the store: %s", error)
+            return True
+        if not durable:
             logger.warning(
                 "tasks with on_conflict='queue' are parked in a store without an append-only file: "
                 "a restart of it loses what waits (set appendonly yes)"

@@ -67,6 +67,7 @@ class Granted:
     granter: str
     published: bool = False
     wake: bool = False
+    buried: str = ""
 
 
 Turn = tuple[str, str, Stamp] | None  # identity, entry, when granted
@@ -93,7 +94,10 @@ class Queue:
     later: dict[str, Stamp] = field(default_factory=dict)
     #: Rank and number of the turns that were lost since its last copy came.
     lost: dict[str, tuple[Stamp, int]] = field(default_factory=dict)
+    #: Dead letters, and who was taken out until its end is stored.
     dead: dict[str, str] = field(default_factory=dict)
+    #: Whom a waiter put out.
+    ousted: dict[str, str] = field(default_factory=dict)
 
     # Scripts
 
@@ -128,7 +132,8 @@ class Queue:
             return self._refused("held", ask, (False, rank))
         return self._park(ask, rank, now)
 
-    def release(self, ask: Ask, now: Stamp, *, final: bool, queue: bool) -> tuple[bool, bool, Turn]:
+    def release(self, ask: Ask, now: Stamp, then: Stamp, *, final: bool, queue: bool) -> tuple[bool, bool, Turn]:
+        """``queue``: the keys of the queue are named; else a sweep grants, at the time ``then``."""
         lock, me = self.lock, ask.identity
         ours = isinstance(lock, Held) and lock.ask.acquisition == ask.acquisition
         word = crowded = False
@@ -142,6 +147,9 @@ class Queue:
             if queue:
                 self._forget(me)
                 ends_turn = self._is_granted(me)
+        if not queue:
+            told = crowded or self._untold(ask.acquisition)
+            return ours, word, self.sweep(ask.acquisition, then, 10**6)[0] if told else None
         if ends_turn:
             self.lock = None
         if crowded or ends_turn:
@@ -159,10 +167,14 @@ class Queue:
                 return None, ""
             if not lock.published:
                 lock.due = now._replace(plus=PUBLISH_WITHIN_US)
-                return (lock.identity, self.entries[lock.identity], lock.turn), ""
+                told = lock.identity, self.entries[lock.identity], lock.turn
+                return told, lock.buried if lock.granter == granter else ""
             buried = self._lose_turn(lock, now, tries)
             self.lock = None
-        return self._grant(granter, now), buried
+        told = self._grant(granter, now)
+        if isinstance(self.lock, Granted):
+            self.lock.buried = buried
+        return told, buried
 
     def publish(self, identity: str, now: Stamp) -> bool:
         lock = self.lock
@@ -176,11 +188,13 @@ class Queue:
         lock = self.lock
         if isinstance(lock, Held) and lock.ask.identity == identity:
             return "", None
-        entry = self.entries.get(identity, "")
-        if bury and entry:
-            self.dead[identity] = entry
-        elif not bury and (entry or ended):
+        entry = self.entries.get(identity) or self.dead.get(identity, "")
+        if not bury and (entry or ended):
             self.bucket.done[identity] = now
+        if ended:
+            self.dead.pop(identity, None)
+        elif entry:
+            self.dead[identity] = entry
         self._forget(identity)
         if self._is_granted(identity):
             self.lock = None
@@ -203,7 +217,11 @@ class Queue:
     def _rank(self, ask: Ask, now: Stamp) -> Stamp:
         rank = now if ask.rank is None else ask.rank
         if ask.queues and ask.after is not None and rank <= ask.after:
-            return ask.after._replace(plus=ask.after.plus + 1)
+            rank = ask.after._replace(plus=ask.after.plus + 1)
+        if ask.queues and ask.identity in self.entries:
+            # However it came back, it keeps its place; of a grant, that is the lock's to know.
+            place = self.waiting.get(ask.identity) or self.lost.get(ask.identity, (rank, 0))[0]
+            return min(place, rank)
         return rank
 
     def _is_duplicate(self, ask: Ask, rank: Stamp) -> bool:
@@ -239,6 +257,9 @@ class Queue:
         if not ask.entry or (full and not ask.ousts):
             return self._refused("queue", ask, (count, rank, self.lock is not None))
         ousted = None
+        if me in self.entries:
+            whom = self.ousted.get(me)
+            ousted = (whom, self.dead[whom]) if whom in self.dead else None
         if full:
             oldest = self._by_rank()[0] if self.waiting else min(self.later, key=lambda one: (self.later[one], one))
             at = self.waiting[oldest] if self.waiting else self.lost[oldest][0]
@@ -246,8 +267,10 @@ class Queue:
                 return ("parked", rank, 0, None, (me, ask.entry))
             ousted = oldest, self.entries[oldest]
             self._forget(oldest)
-        self._forget(me)
+            self.dead[oldest], self.ousted[me] = ousted[1], oldest
         self.dead.pop(me, None)
+        self.later.pop(me, None)
+        self.lost.pop(me, None)
         self.entries[me], self.waiting[me] = ask.entry, rank
         if isinstance(self.lock, Held):
             self.lock.crowded = True
@@ -289,5 +312,5 @@ class Queue:
         return ""
 
     def _forget(self, identity: str) -> None:
-        for place in (self.waiting, self.entries, self.later, self.lost):
+        for place in (self.waiting, self.entries, self.later, self.lost, self.ousted):
             place.pop(identity, None)

@@ -20,12 +20,12 @@ def header(**changes: Any) -> dict[str, Any]:
 
 def test_a_copy_carries_rank_and_tries_also_through_json() -> None:
     for given in (header(), json.loads(json.dumps(header()))):
-        assert Carried.of(given, IDENTITY) == (1_700_000_000_000_000, 3)
+        assert Carried.of(given, IDENTITY) == Carried(1_700_000_000_000_000, 3)
 
 
 def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
     """As one that came back because the store was away: its delay grows with each try."""
-    assert Carried.of(header(rank=None), IDENTITY) == (None, 3)
+    assert Carried.of(header(rank=None), IDENTITY) == Carried(None, 3)
 
 
 @pytest.mark.parametrize(
