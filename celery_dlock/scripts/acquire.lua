@@ -115,7 +115,7 @@ if queue then
     mine = redis.call('HGET', KEYS[1], 'since') == ARGV[18]
     if not mine then
       local granted, entry, turn = own_grant()
-      return {'parked', rank, '0', granted or '', entry or '', turn or '', '', ''}
+      return {'parked', rank, granted and '1' or '0', granted or '', entry or '', turn or '', '', ''}
     end
     held = false
   elseif not held then

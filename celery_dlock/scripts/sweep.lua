@@ -33,7 +33,10 @@ if lock[1] then
   end
   if entry and not lock[4] then
     local due = digits(now + PUBLISH_WITHIN)
-    redis.call('HSET', KEYS[1], 'due', due)
+    if lock[3] ~= ARGV[2] then
+      redis.call('HDEL', KEYS[1], 'buried')
+    end
+    redis.call('HSET', KEYS[1], 'due', due, 'granter', ARGV[2])
     redis.call('ZADD', KEYS[5], due, ARGV[1])
     return {lock[5], entry, lock[7], lock[3] == ARGV[2] and lock[8] or ''}
   end

@@ -118,8 +118,8 @@ class RedisStore:
             # Whether the first command freed the lock is not known, so nobody is told that it was lost.
             reply, known = self._run(RELEASE, names, args), 1
         told, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
-        if told & 4:
-            # Whose release it was did not expect waiters, and so had not named their keys.
+        if told & 4 or (known and not ending.queue):
+            # Whose release it was did not expect waiters, and so had not named their keys; or its answer was lost.
             granted = self.sweep(keys, acquisition, *_NEVER_BURY).granted
         return Released(bool((told | known) & 1), bool(told & 2), granted)
 

@@ -167,8 +167,10 @@ class Queue:
                 return None, ""
             if not lock.published:
                 lock.due = now._replace(plus=PUBLISH_WITHIN_US)
-                told = lock.identity, self.entries[lock.identity], lock.turn
-                return told, lock.buried if lock.granter == granter else ""
+                # Whoever hands it out again is its granter now: that answer may be lost too.
+                lock.buried = lock.buried if lock.granter == granter else ""
+                lock.granter = granter
+                return (lock.identity, self.entries[lock.identity], lock.turn), lock.buried
             buried = self._lose_turn(lock, now, tries)
             self.lock = None
         told = self._grant(granter, now)
@@ -203,14 +205,6 @@ class Queue:
 
     #: A turn's length.
     turn_us = 60_000_000
-
-    # What happens by itself
-
-    def expire(self) -> bool:
-        if isinstance(self.lock, Held):
-            self.lock = None
-            return True
-        return False
 
     # Parts
 

@@ -29,7 +29,7 @@ from celery_dlock.names import LockName
 from celery_dlock.records import By, Claim, Identity, Place
 from celery_dlock.store import Ending
 from celery_dlock.stores.redis import RedisStore
-from tests.contract.queue_kit import TTL, TURN, entry_of, now_us
+from tests.contract.queue_kit import SECOND, TTL, TURN, entry_of, now_us
 from tests.contract.queue_model import ANY, PAST, Ask, Bucket, Granted, Held, Queue, Stamp
 from tests.servers import Server
 
@@ -105,6 +105,18 @@ class Scripts(RuleBasedStateMachine):
         self.send(name, ask)
         return ask
 
+    @precondition(lambda self: self.any_lock(Granted))
+    @rule(target=asks, pick=name, parks=flag, unsure=seldom)
+    def the_copy_that_was_published_arrives(self, *, pick: int, parks: bool, unsure: bool) -> Ask:
+        name, lock = self.with_lock(pick, Granted)
+        assert isinstance(lock, Granted)
+        task_id = self.task_id(lock.identity)
+        entry = entry_of(task_id) if parks else ""
+        number = f"o.{next(self.numbers)}"
+        ask = Ask(number, lock.identity, task_id, False, True, lock.rank, entry=entry, turn=lock.turn, unsure=unsure)
+        self.send(name, ask)
+        return ask
+
     @rule(target=asks, name=name, who=st.sampled_from(["", "p"]), waits=flag, unsure=seldom)
     def somebody_else_comes(self, *, name: int, who: str, waits: bool, unsure: bool) -> Ask:
         """A ``Lock``, or a task of another policy that shares the name."""
@@ -126,23 +138,25 @@ class Scripts(RuleBasedStateMachine):
         if self.is_of(ask, name):
             self.end(name, ask, final=final, queue=ask.queues and not by_keeper)
 
-    @precondition(lambda self: any(isinstance(queue.lock, Held) for queue in self.queues))
+    @precondition(lambda self: self.any_lock(Held))
     @rule(pick=name, final=flag, by_keeper=seldom)
     def the_holder_releases(self, *, pick: int, final: bool, by_keeper: bool) -> None:
-        name = pick if isinstance(self.queues[pick].lock, Held) else 1 - pick
-        lock = self.queues[name].lock
+        name, lock = self.with_lock(pick, Held)
         assert isinstance(lock, Held)
         self.end(name, lock.ask, final=final, queue=lock.ask.queues and not by_keeper)
 
-    @rule(name=name)
-    def the_lease_ends(self, *, name: int) -> None:
+    @precondition(lambda self: self.any_lock(Held))
+    @rule(pick=name)
+    def the_lease_ends(self, *, pick: int) -> None:
         """The holder died, with all that it knew."""
         self.last = None
-        if self.queues[name].expire():
-            keys = self.keys[name]
-            self.client.pexpire(keys.lock, -1)
-            self.client.zadd(keys.queue()[3], {keys.name: 1}, xx=True)
+        name, _ = self.with_lock(pick, Held)
+        self.queues[name].lock = None
+        keys = self.keys[name]
+        self.client.pexpire(keys.lock, -1)
+        self.client.zadd(keys.queue()[3], {keys.name: 1}, xx=True)
 
+    @precondition(lambda self: any(queue.entries or queue.dead for queue in self.queues))
     @rule(name=name, who=person, bury=seldom, ended=seldom)
     def a_waiter_is_taken_out(self, *, name: int, who: str, bury: bool, ended: bool) -> None:
         identity, granter = Identity(f"{who}{name}").digest, f"t.{next(self.numbers)}"
@@ -159,6 +173,7 @@ class Scripts(RuleBasedStateMachine):
 
     # Turns
 
+    @precondition(lambda self: any(queue.lock or queue.entries for queue in self.queues))
     @rule(name=name, tries=st.integers(1, 3))
     def sweep(self, *, name: int, tries: int) -> None:
         granter = f"s.{next(self.numbers)}"
@@ -171,24 +186,25 @@ class Scripts(RuleBasedStateMachine):
 
         self.twice(once)
 
-    @precondition(lambda self: any(isinstance(queue.lock, Granted) for queue in self.queues))
-    @rule(name=name, who=st.none() | person)
-    def the_message_is_published(self, *, name: int, who: str | None) -> None:
+    @precondition(lambda self: self.any_lock(Granted))
+    @rule(pick=name, who=st.none() | st.none() | person)
+    def the_message_is_published(self, *, pick: int, who: str | None) -> None:
         self.last = None
-        lock = self.queues[name].lock
-        identity = lock.identity if isinstance(lock, Granted) and not who else Identity(f"{who}{name}").digest
+        name, lock = self.with_lock(pick, Granted)
+        assert isinstance(lock, Granted)
+        identity = Identity(f"{who}{name}").digest if who else lock.identity
         expected = self.queues[name].publish(identity, self.now())
         assert self.store.published(self.keys[name], identity, TURN) == expected
 
-    @precondition(lambda self: any(isinstance(queue.lock, Granted) for queue in self.queues))
-    @rule()
-    def turns_pass(self) -> None:
+    @precondition(lambda self: self.any_lock(Granted))
+    @rule(pick=name)
+    def a_turn_passes(self, *, pick: int) -> None:
         self.last = None
-        for queue, keys in zip(self.queues, self.keys, strict=True):
-            if isinstance(queue.lock, Granted):
-                queue.lock.due = PAST
-                self.client.hset(keys.lock, "due", "1")
-                self.client.zadd(keys.queue()[3], {keys.name: 1})
+        name, lock = self.with_lock(pick, Granted)
+        assert isinstance(lock, Granted)
+        lock.due, keys = PAST, self.keys[name]
+        self.client.hset(keys.lock, "due", "1")
+        self.client.zadd(keys.queue()[3], {keys.name: 1})
 
     @precondition(lambda self: any(queue.later for queue in self.queues))
     @rule(pick=st.integers(0, 3))
@@ -205,14 +221,12 @@ class Scripts(RuleBasedStateMachine):
     # Others
 
     @precondition(lambda self: self.last is not None)
-    @rule()
-    def the_last_command_arrives_twice(self) -> None:
+    @rule(forgotten=seldom)
+    def the_last_command_arrives_twice(self, *, forgotten: bool) -> None:
+        if forgotten:
+            self.client.script_flush()
         assert self.last
         self.last()
-
-    @rule()
-    def the_scripts_are_forgotten(self) -> None:
-        self.client.script_flush()
 
     # How
 
@@ -282,6 +296,18 @@ class Scripts(RuleBasedStateMachine):
         if isinstance(answer, records.Parked):
             if not (answer.ousted and answer.ousted.identity == ask.identity):
                 owed.add(ask.identity)
+
+    def any_lock(self, kind: type) -> bool:
+        return any(isinstance(queue.lock, kind) for queue in self.queues)
+
+    def with_lock(self, pick: int, kind: type) -> tuple[int, Held | Granted | None]:
+        """One of the names whose lock is of this kind."""
+        number = pick if isinstance(self.queues[pick].lock, kind) else 1 - pick
+        return number, self.queues[number].lock
+
+    @staticmethod
+    def task_id(identity: str) -> str:
+        return next(f"{who}{n}" for n in (0, 1) for who in PEOPLE if Identity(f"{who}{n}").digest == identity)
 
     def is_of(self, ask: Ask, name: int) -> bool:
         return not ask.task_id or ask.task_id.endswith(str(name))
@@ -373,7 +399,7 @@ class Scripts(RuleBasedStateMachine):
                 assert int(self.held[keys.lock]["due"]) - 1000 <= look <= int(self.held[keys.lock]["due"])
             elif queue.waiting:
                 assert look is not None
-                assert look <= self.looked + (self.lives[keys.lock] * 1000 + 1000 if queue.lock else 0)
+                assert look <= self.looked + (self.lives[keys.lock] * 1000 + SECOND if queue.lock else 0)
             elif queue.later and not queue.lock:
                 assert look is not None
                 assert look <= min(self.number(until) for until in queue.later.values())
@@ -435,10 +461,8 @@ class Scripts(RuleBasedStateMachine):
             fields |= {name: "1" for name in ("word", "wake") if getattr(lock, name)}
             return fields | ({"queue": "1"} if lock.crowded else {})
         fields = {"acq": f"grant:{lock.identity}", "identity": lock.identity, "token": "0", "count": "0"}
-        owner = next(each for number in (0, 1) for each in PEOPLE if Identity(f"{each}{number}").digest == lock.identity)
-        owner += str(self.queues.index(queue))
-        fields |= {"task": "app.post", "id": owner, "node": "", "pid": "0", "queue": "1", "granter": lock.granter}
-        fields |= {"since": lock.turn, "due": lock.due, "rank": lock.rank}
+        fields |= {"task": "app.post", "id": self.task_id(lock.identity), "node": "", "pid": "0"}
+        fields |= {"queue": "1", "granter": lock.granter, "since": lock.turn, "due": lock.due, "rank": lock.rank}
         fields |= {"buried": lock.buried} if lock.buried else {}
         return fields | {name: "1" for name in ("published", "wake") if getattr(lock, name)}
 

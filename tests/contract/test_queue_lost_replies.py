@@ -1,0 +1,128 @@
+"""A network that loses replies, between the queue's steps and a real server: no turn waits for it."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_dlock.keys import LockName
+from celery_dlock.records import Claim, Grant, Identity, Parked, Place
+from celery_dlock.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import Party
+from tests.contract.kit import claim_of as plain_claim
+from tests.contract.queue_kit import (
+    KEYS,
+    NAME,
+    TRIES,
+    TTL,
+    TURN,
+    digest,
+    ending,
+    entry_of,
+    expire,
+    grant_to,
+    park,
+    take,
+)
+from tests.proxy import Proxy
+from tests.servers import Server
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy:
+    return start_proxy(clean_server)
+
+
+@pytest.fixture
+def lossy(proxy: Proxy) -> Iterator[RedisStore]:
+    """Connected through the proxy."""
+    made = RedisStore(proxy.url(), timeout=2)
+    yield made
+    made.close()
+
+
+def cut(proxy: Proxy, script: Script) -> None:
+    """The next reply of this script is lost; the server did what it says."""
+    proxy.set_mode("cut_reply", times=1, containing=script.sha.encode())
+
+
+@pytest.fixture(autouse=True)
+def _known_scripts(store: RedisStore, client: redis.Redis) -> None:
+    """So that none is sent by its text."""
+    for script in (ACQUIRE, RELEASE, SWEEP, TAKE_OUT, PUBLISHED):
+        client.script_load(script.source.decode())
+
+
+@pytest.mark.parametrize("how", ["queue", "another policy", "a Lock"])
+def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
+    store: RedisStore, lossy: RedisStore, proxy: Proxy, how: str
+) -> None:
+    if how == "queue":
+        take(store, "h.1", "h")
+    else:
+        store.acquire(KEYS, "h.1", TTL, plain_claim("h" if how == "another policy" else None))
+    park(store, "a.1", "a")
+    cut(proxy, RELEASE)
+    released = lossy.release(KEYS, "h.1", Ending() if how == "a Lock" else ending("h", queue=how == "queue"))
+    assert released.ours
+    assert released.granted
+    assert (released.granted.identity, released.granted.entry) == (digest("a"), entry_of("a"))
+
+
+def test_a_sweep_whose_reply_is_lost_tells_of_its_grant(
+    store: RedisStore, lossy: RedisStore, proxy: Proxy, client: redis.Redis
+) -> None:
+    take(store, "h.1", "h")
+    park(store, "a.1", "a")
+    expire(client)
+    cut(proxy, SWEEP)
+    granted = lossy.sweep(KEYS, "s.1", TURN, TRIES).granted
+    assert granted
+    assert granted.identity == digest("a")
+
+
+def test_a_waiter_whose_taking_out_lost_its_reply_is_told_with_its_entry(
+    store: RedisStore, lossy: RedisStore, proxy: Proxy
+) -> None:
+    grant_to(store, "a")
+    park(store, "b.1", "b")
+    cut(proxy, TAKE_OUT)
+    taken = lossy.take_out(KEYS, digest("a"), "t.1")
+    assert taken.entry == entry_of("a")
+    assert taken.granted
+    assert taken.granted.identity == digest("b")
+
+
+def test_a_publication_whose_note_lost_its_reply_is_noted(
+    store: RedisStore, lossy: RedisStore, proxy: Proxy, client: redis.Redis
+) -> None:
+    grant_to(store, "a")
+    cut(proxy, PUBLISHED)
+    assert lossy.published(KEYS, digest("a"), TURN)
+    assert client.hget(KEYS.lock, "published") == "1"
+
+
+def test_a_locker_that_does_not_hear_whom_its_parking_granted_hands_that_one_over_all_the_same(
+    store: RedisStore, proxy: Proxy, client: redis.Redis
+) -> None:
+    """And parks under the next number, once, at its rank."""
+    party = Party(proxy.url(), timeout=2)
+    handed: list[tuple[LockName, Grant]] = []
+    party.locker._hand_over = lambda name, grant: handed.append((name, grant))
+    take(store, "h.1", "h")
+    park(store, "a.1", "a", rank_us=10)
+    expire(client)
+    cut(proxy, ACQUIRE)
+    place = Place(entry=entry_of("b"))
+    claim = Claim(party.scope.by, Identity("b"), rank_us=20, place=place)
+    answer = party.locker.acquire(NAME, party.scope, 30.0, claim)
+    assert isinstance(answer, Parked)
+    assert (answer.rank_us, answer.position) == (20, 1)
+    assert [(name, grant.identity) for name, grant in handed] == [(NAME, digest("a"))]
+    assert client.zrange(KEYS.queue()[0], 0, -1, withscores=True) == [(digest("b"), 20)]
+    assert not party.slots.taken()
+    party.store.close()
