@@ -200,7 +200,7 @@ def _each(wire: Wire, script: Script, calls: Sequence[_Call]) -> list[Any]:
     told += [wire.read() for _ in calls[1:]]
     for place, reply in enumerate(told):
         if type(reply) is ErrorReply and reply.startswith("NOSCRIPT"):
-            told[place] = _evaluated(wire, script, *calls[place])
+            told[place] = wire.ask(script.packed(*calls[place], whole=True))
     return told
 
 
