@@ -46,13 +46,19 @@ class Sweeper:
     Args:
         runtime: Whose queues to look after.
         revoked: What was revoked since the last call and may wait.
+        soon: Has the worker's consumer call something: only its own thread may write to its connection.
         goes_on: Asked before each tick; false ends the thread.
     """
 
     def __init__(
-        self, runtime: Runtime, revoked: Callable[[], list[tuple[LockName, str]]], goes_on: Callable[[], bool]
+        self,
+        runtime: Runtime,
+        revoked: Callable[[], list[tuple[LockName, str]]],
+        soon: Callable[[Callable[[], None]], object],
+        goes_on: Callable[[], bool],
     ) -> None:
         self._runtime = runtime
+        self._soon = soon
         self._revoked = revoked
         self._goes_on = goes_on
         self._connection: Any = None
@@ -142,7 +148,7 @@ class Sweeper:
         for _ in range(len(self._unacknowledged)):
             request = self._unacknowledged.popleft()
             if self._runtime.arrivals.has(request.dlock_number):
-                request.dlock_acknowledge()
+                self._soon(request.dlock_acknowledge)
             elif not request.acknowledged:
                 self._unacknowledged.append(request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -49,8 +50,8 @@ class KeeperStep(bootsteps.StartStopStep):
         if issubclass(worker.pool_cls, prefork.TaskPool):
             Children(deliveries.runtime, deliveries.freed).map_before_forks()
         if any(task.lock_options.on_conflict == "queue" for task in _singletons(worker.app)):
-            blueprint = weakref.ref(worker.blueprint)
-            sweeper = Sweeper(deliveries.runtime, deliveries.newly_revoked, lambda: _lives(blueprint()))
+            living = _Living(worker)
+            sweeper = Sweeper(deliveries.runtime, deliveries.newly_revoked, living.soon, living.goes_on)
             deliveries.runtime.sweeper = sweeper
             sweeper.start()
 
@@ -59,5 +60,17 @@ def _singletons(app: Celery) -> list[SingletonTask]:
     return [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
 
 
-def _lives(blueprint: Any) -> bool:
-    return blueprint is not None and blueprint.state != TERMINATE
+class _Living:
+    """A worker, as its sweeper sees it; the sweeper must not keep it alive."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = weakref.ref(worker)
+
+    def goes_on(self) -> bool:
+        worker = self._worker()
+        return worker is not None and worker.blueprint.state != TERMINATE
+
+    def soon(self, call: Callable[[], None]) -> None:
+        worker = self._worker()
+        if worker is not None and worker.consumer is not None:
+            worker.consumer.call_soon(call)

@@ -52,24 +52,28 @@ def work(self, n, gate="", end="", text=""):
     facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries, "text": text}
     note("in", token=self.lease.token, lock=self.lease.name, **facts)
     try:
-        if not request.retries and not (request.delivery_info or {}).get("redelivered"):
+        again = history.incr(f"runs:{request.id}") > 1
+        if not again:
             pass_gate(gate)
-        return _end(self, n, end)
+        return _end(self, n, end, again)
     finally:
         note("out", **facts)
 
 
-def _end(task, n, end):
-    request = task.request
-    again = request.retries or request.replaced_task_nesting or request.delivery_info.get("redelivered")
+def _end(task, n, end, again):
     if end == "fail":
         raise ValueError("as asked")
     if end == "ignore":
         raise Ignore
     if end == "reject":
         raise Reject("as asked", requeue=False)
-    if again:
-        return n
+    if not again:
+        _end_once(task, n, end)
+    return n
+
+
+def _end_once(task, n, end):
+    """These run once more, or would."""
     if end == "requeue":
         raise Reject("as asked", requeue=True)
     if end == "retry":
@@ -77,9 +81,8 @@ def _end(task, n, end):
     if end == "replace":
         raise task.replace(task.si(n, text="replaced"))
     if end == "die":
-        note("out", task=task.name, id=request.id, n=n)
+        note("out", task=task.name, id=task.request.id, n=n)
         os.kill(os.getpid(), signal.SIGKILL)
-    return n
 
 
 def define(name, **options):
@@ -90,6 +93,7 @@ def define(name, **options):
 early = define("early")
 late = define("late", acks_late=True)
 other = define("other")
+comes_back = define("comes_back", acks_late=True, reject_on_worker_lost=True)
 three = define("three", queue_limit=3)
 three_skip = define("three_skip", queue_limit=3, queue_overflow="skip")
 three_drop = define("three_drop", queue_limit=3, queue_overflow="drop_oldest")
@@ -124,13 +128,13 @@ def parcel(self, n, gate="", end="", secret="", **more):
 def nests(self, n, gate=""):
     """Enters its own lock once more, and another's of its own kind."""
     note("in", id=self.request.id, n=n)
-    with self.lock_for(n) as inner:
-        count = inner.hold_count
+    with self.lock_for(n):
+        inside = self.lease.hold_count
     with self.lock_for(f"{n}-inside") as beside:
         pass_gate(gate)
-        held = beside.held
+        held = beside.locked()
     note("out", id=self.request.id, n=n)
-    return [count, held, self.lease.hold_count]
+    return [inside, held, self.lease.hold_count]
 
 
 @signals.lock_queued.connect

@@ -15,6 +15,16 @@ APP = "tests.apps.queueing"
 class QueueStage(Stage):
     """What a test of the queue policy needs of the module's worker."""
 
+    def hold(self, task, n, **options):
+        holding = super().hold(task, n, **options)
+        self.holdings.append(holding)
+        return holding
+
+    def let_all_go(self):
+        """A test that failed leaves no slot occupied to the next one."""
+        while self.holdings:
+            self.holdings.pop().let_go()
+
     def keys(self, task, n):
         return LockKeys.of("dlock", task.lock_spec.name_of((n,), {}))
 
@@ -43,15 +53,18 @@ class QueueStage(Stage):
         return [fact["id"] for fact in self.history(n=n, what=what)]
 
     def handed_over(self, first, second):
-        """Seconds from the end of one body to the entrance of the next."""
-        (left,) = self.history(what="out", id=first)[-1:]
+        """Seconds from the first end of one body to the entrance of the next."""
         entered = self.entered(id=second)[0]
-        return entered["at"] - left["at"]
+        return entered["at"] - self.history(what="out", id=first)[0]["at"]
 
     def lying(self, queue):
         """The messages in a broker's queue, whatever their priority."""
         keys = [key for key in self.broker.keys(f"{queue}*") if self.broker.type(key) == "list"]
         return [json.loads(text) for key in keys for text in self.broker.lrange(key, 0, -1)]
+
+    def listens(self):
+        """Wait until a worker hears its remote control, which comes a little later than "ready"."""
+        eventually(lambda: self.app.control.ping(timeout=1, limit=1), 15)
 
     def consume(self, queue):
         """Let the worker read this queue too."""
@@ -83,12 +96,15 @@ def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, s
         urls = Urls(server.url(0), server.url(1), lock.url(2))
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf or {})
-        stack.callback(_stop_listening, tasks.app)
+        if "result_backend" not in (conf or {}):
+            stack.callback(_stop_listening, tasks.app)
         stage = QueueStage(server, urls, tasks, folder)
+        stage.holdings = []
         stage.lock_server, stage.locks = lock, lock.client(2)
         for _ in range(workers):
             started = running_worker(
                 APP, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
             )
             stage.workers.append(stack.enter_context(started))
+            stage.listens()
         yield stage

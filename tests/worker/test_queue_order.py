@@ -1,5 +1,7 @@
 """Calls of one name run one at a time, all of them, in the order of their receipt, and no slot waits for them."""
 
+import time
+
 import pytest
 
 from tests.apps.queueing_stage import staged
@@ -21,7 +23,8 @@ def staged_pool(request, tmp_path_factory):
 @pytest.fixture
 def stage(staged_pool, request):
     request.node.stash[WORKERS] = staged_pool[1].workers
-    return staged_pool[1]
+    yield staged_pool[1]
+    staged_pool[1].let_all_go()
 
 
 @pytest.fixture
@@ -52,16 +55,23 @@ def test_calls_of_one_name_run_one_at_a_time_all_of_them_in_the_order_of_their_r
     assert stage.locks.exists(keys.lock, *keys.queue()[:3], keys.dead()) == 0
 
 
-def test_calls_of_different_names_run_beside_each_other(stage, pool):
-    if pool == "solo":
-        pytest.skip("solo runs one body at a time, whatever its name")
+@pytest.fixture
+def stage_with_slots(stage, pool):
+    """Solo has one slot, so that nothing runs beside anything."""
+    return None if pool == "solo" else stage
+
+
+def test_calls_of_different_names_run_beside_each_other(stage_with_slots, stage):
     one, two = stage.fresh(), stage.fresh()
-    holding = stage.hold(stage.tasks.early, one)
+    holding = stage_with_slots and stage.hold(stage.tasks.early, one)
     for _ in range(5):
         assert stage.tasks.early.delay(two).get(timeout=5) == two
     waiting = stage.tasks.early.delay(one)
-    assert holding.end() == waiting.get(timeout=10) == one
-    assert stage.order(one) == [holding.id, waiting.id]
+    if holding:
+        stage.parked(stage.tasks.early, one, waiting)
+        assert stage.order(one) == [holding.id]
+        assert holding.end() == one
+    assert waiting.get(timeout=10) == one
 
 
 def test_several_names_at_once_keep_each_its_order(stage):
@@ -95,3 +105,23 @@ def test_one_of_two_slots_is_free_while_ten_wait_for_the_other(small, name, requ
         result.get(timeout=15)
     assert small.order(n) == [holding.id, *(result.id for result in waiting)]
     assert small.overlaps(n) == 1
+
+
+def test_failing_retrying_revoked_and_expiring_ones_hold_up_nobody(stage):
+    """A program holds the lock until all are parked, for under solo a body would keep them from being received."""
+    task, n = stage.tasks.late, stage.fresh()
+    with task.lock_for(n):
+        fails, retries, revoked, expires, last = (
+            stage.park(task, n, 1, "", end, **options)[0]
+            for end, options in (("fail", {}), ("retry", {}), ("", {}), ("", {"expires": 0.5}), ("", {}))
+        )
+        revoked.revoke()
+        stage.parked(task, n, fails, retries, expires, last)
+        eventually(lambda: stage.state(revoked.id) == "REVOKED")
+        past = time.monotonic() + 0.5
+        eventually(lambda: time.monotonic() > past)
+    assert last.get(timeout=10) == retries.get(timeout=10) == n
+    states = [stage.state(result.id) for result in (fails, retries, revoked, expires, last)]
+    assert states == ["FAILURE", "SUCCESS", "REVOKED", "REVOKED", "SUCCESS"]
+    assert stage.order(n) == [result.id for result in (fails, retries, last, retries)]
+    stage.nothing_left()
