@@ -55,12 +55,17 @@ class Parcel(NamedTuple):
         """For the store. The first line says whose message it is, and no more.
 
         Raises:
-            DLockError: A header holds a value that JSON has no form for.
+            DLockError: A part of it is of a type that no worker could read again, or that JSON has no form for.
         """
         raw, body = self.raw, self.raw.body
         binary = not isinstance(body, str)
+        try:
+            shown = base64.b64encode(body).decode() if binary else body
+            self._check(shown)
+        except (TypeError, ValueError) as error:
+            raise DLockError(f"it cannot be parked: {error}") from error
         facts = {
-            "body": base64.b64encode(body).decode() if binary else body,
+            "body": shown,
             "binary": binary,
             "type": raw.content_type,
             "encoding": raw.content_encoding,
@@ -124,4 +129,4 @@ class Parcel(NamedTuple):
             _, _, embedded = loads(raw.body, raw.content_type, raw.content_encoding, accept=accept)
         except Exception:  # noqa: BLE001  # a serialiser may raise anything
             return {}
-        return dict(embedded)
+        return dict(embedded) if isinstance(embedded, dict) else {}

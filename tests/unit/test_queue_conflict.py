@@ -1,0 +1,144 @@
+"""decide() under the queue policy: the whole table."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from celery_dlock.conflict import Again, Await, Drop, Fail, Park, PutBack, Situation, Skip, decide
+from celery_dlock.options import OVERFLOW, POLICIES, LockOptions
+from celery_dlock.records import Duplicate, Grant, Held, Holder, Parked, Queued, Used
+
+HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
+WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
+GRANT = Grant("d", "e", "5")
+
+
+def options(overflow: str = "raise", limit: int | None = 3, **more: Any) -> LockOptions:
+    return LockOptions(
+        on_conflict="queue", queue_limit=None if overflow == "keep_latest" else limit, queue_overflow=overflow, **more
+    )
+
+
+def queued(waiting: int = 2, holder: Holder | None = HOLDER) -> Queued:
+    return Queued(waiting, 5, holder)
+
+
+# A first look
+
+
+@pytest.mark.parametrize("overflow", OVERFLOW)
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("tries", [0, 3])
+def test_who_has_to_wait_parks_whatever_it_is_to_do_in_a_full_queue(overflow: str, retries: int, tries: int) -> None:
+    """Whether the queue is full shows when it parks."""
+    found = decide(queued(waiting=3), options(overflow), Situation(retries=retries, tries=tries))
+    assert found == Park(4, WHO)
+
+
+def test_the_place_told_is_behind_all_who_wait() -> None:
+    assert [decide(queued(waiting), options(), Situation()) for waiting in (0, 41)] == [Park(1, WHO), Park(42, WHO)]
+
+
+def test_where_nobody_holds_the_lock_those_before_it_are_the_reason() -> None:
+    assert decide(queued(1, None), options(), Situation()) == Park(2, "others wait before it")
+
+
+def test_a_lock_that_is_kept_for_another_is_told_as_a_turn() -> None:
+    granted = Holder("app.pay", "id9", "", 0, since=1_700_000_000.0)
+    reason = "held by app.pay[id9], whose turn it is since 2023-11-14T22:13:20.000+00:00"
+    assert decide(queued(0, granted), options(), Situation()) == Park(1, reason)
+
+
+@pytest.mark.parametrize("overflow", OVERFLOW)
+@pytest.mark.parametrize("parking", [False, True])
+@pytest.mark.parametrize("retries", [0, 2])
+def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retries: int) -> None:
+    found = decide(queued(), options(overflow), Situation(eager=True, parking=parking, retries=retries))
+    assert found == Fail(f"{WHO}; an eager call has no message that could be parked")
+
+
+# Parked
+
+
+@pytest.mark.parametrize("parked", [Parked(5, 1, None, None), Parked(5, 0, None, None), Parked(5, 2, GRANT, GRANT)])
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("overflow", OVERFLOW)
+def test_who_is_parked_awaits_its_turn(parked: Parked, retries: int, overflow: str) -> None:
+    assert decide(parked, options(overflow), Situation(retries=retries, parking=True)) == Await("it waits for its turn")
+
+
+# A full queue: it brought its entry, and was refused all the same
+
+
+@pytest.mark.parametrize(
+    ("overflow", "retries", "expected"),
+    [
+        ("raise", 0, Fail),
+        ("raise", 2, Fail),
+        ("skip", 0, Skip),
+        ("skip", 2, Again),  # it ran before: its work is half done
+    ],
+)
+def test_a_full_queue_meets_the_overflow(overflow: str, retries: int, expected: type) -> None:
+    found = decide(queued(3), options(overflow), Situation(retries=retries, parking=True))
+    assert type(found) is expected
+    assert getattr(found, "reason", "") == f"{WHO}; 3 wait already (queue_limit)"
+
+
+def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_delay() -> None:
+    chosen = options("skip", retry_delay=2.0, retry_delay_max=30.0)
+    delays = []
+    for tries, jitter in itertools.product((0, 1, 3, 50), (0.0, 1.0)):
+        found = decide(queued(3), chosen, Situation(retries=1, tries=tries, parking=True, jitter=jitter))
+        assert isinstance(found, Again)
+        delays.append(found.delay)
+    assert delays == [1.0, 2.0, 2.0, 4.0, 8.0, 16.0, 15.0, 30.0]
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_no_retry_limit_ends_one_that_comes_back_to_a_full_queue(retries: int) -> None:
+    """That limit is the retry policy's; under the queue nothing that ran before is given up."""
+    found = decide(queued(3), options("skip", retry_limit=0), Situation(retries=retries, tries=9, parking=True))
+    assert isinstance(found, Again if retries else Skip)
+
+
+# Copies and marks: no policy changes them
+
+
+@pytest.mark.parametrize("tries", [0, 3])
+@pytest.mark.parametrize("parking", [False, True])
+def test_a_twin_of_the_running_message_is_put_back_and_never_parked(tries: int, parking: bool) -> None:
+    twin = Held(HOLDER, twin=True, rank_us=5)
+    found = decide(twin, options(), Situation(tries=tries, parking=parking))
+    assert found == PutBack({0: 1.0, 3: 8.0}[tries], "another copy of this message is running")
+
+
+@pytest.mark.parametrize("granted", [None, GRANT])
+@pytest.mark.parametrize("parking", [False, True])
+def test_a_duplicate_is_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None, parking: bool) -> None:
+    found = decide(Duplicate(granted), options(), Situation(parking=parking))
+    assert found == Drop("this message has run to its end already")
+
+
+@pytest.mark.parametrize("granted", [None, GRANT])
+def test_a_used_name_is_skipped_or_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None) -> None:
+    own = decide(Used(HOLDER, same=True, granted=granted), options(), Situation())
+    assert own == Drop("this message has run to its end already")
+    others = decide(Used(HOLDER, same=False, granted=granted), options(), Situation())
+    assert isinstance(others, Skip)
+    assert others.reason.startswith("already done by app.pay[id9]")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "answer", [queued(), Parked(5, 1, None, None), Duplicate(GRANT)], ids=["queue", "parked", "done"]
+)
+@pytest.mark.parametrize("parking", [False, True])
+def test_every_answer_of_the_queue_is_decided_under_every_policy(
+    policy: str, answer: Queued | Parked | Duplicate, parking: bool
+) -> None:
+    """A task whose policy was changed meets its messages of yesterday."""
+    assert decide(answer, LockOptions(on_conflict=policy), Situation(parking=parking)).reason
