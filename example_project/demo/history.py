@@ -10,7 +10,7 @@ from pathlib import Path
 class Fact:
     """One line of the history. `at` is the monotonic clock, which all processes of a host share."""
 
-    what: str  # ready, publish, deliver, enter or leave
+    what: str  # ready, publish, receive, deliver, enter, leave or part
     at: float
     pid: int
     task: str = ""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -73,6 +74,14 @@ class Processes:
         for child in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+
+    def kill(self, name: str) -> list[int]:
+        """End a program and its children as a power cut does, and answer their pids."""
+        process = self._running.pop(name)
+        pids = [process.pid, *(child.pid for child in _children(process.pid))]
+        os.killpg(process.pid, signal.SIGKILL)  # its session's first process leads its group too
+        process.wait()
+        return pids
 
     def _last_words(self, name: str) -> str:
         lines = self.log(name).read_text(errors="replace").split("\n")

@@ -1,4 +1,4 @@
-"""Writes the history: in a worker every delivery and every entry into a body, anywhere what is published.
+"""Writes the history: in a worker every receipt, delivery and entry into a body, anywhere what is published.
 
 It looks at Celery and at the bodies only, never at the library: a fault of the locks cannot hide itself here.
 """
@@ -18,7 +18,9 @@ from example_project.demo.history import Fact, History
 def install(app: Celery, history: History) -> None:
     # Signals hold their receivers weakly by default, and these are local.
     signals.after_task_publish.connect(_on_publish(history), weak=False)
-    signals.task_prerun.connect(_on_delivery(history), weak=False)
+    signals.task_received.connect(_on_receipt(history), weak=False)
+    signals.task_prerun.connect(_on_delivery(history, "deliver"), weak=False)
+    signals.task_postrun.connect(_on_delivery(history, "part"), weak=False)
     signals.worker_ready.connect(_on_ready(history), weak=False)
     signals.beat_init.connect(_on_ready(history), weak=False)
     app.loader.import_default_modules()
@@ -50,9 +52,16 @@ def _on_publish(history: History) -> Callable[..., None]:
     return publish
 
 
-def _on_delivery(history: History) -> Callable[..., None]:
+def _on_receipt(history: History) -> Callable[..., None]:
+    def receive(request: Any, **_: Any) -> None:
+        history.write(_fact("receive", task=request.name, task_id=request.id))
+
+    return receive
+
+
+def _on_delivery(history: History, what: str) -> Callable[..., None]:
     def deliver(sender: Any, task_id: str, args: Sequence[Any], **_: Any) -> None:
-        history.write(_fact("deliver", task=sender.name, task_id=task_id, subject=_subject(args)))
+        history.write(_fact(what, task=sender.name, task_id=task_id, subject=_subject(args)))
 
     return deliver
 

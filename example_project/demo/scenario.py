@@ -1,5 +1,6 @@
 """The story the demo plays: who publishes what, when, and who is killed."""
 
+import functools
 import os
 import signal
 import time
@@ -7,11 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from example_project.demo.history import Fact
+from example_project.demo.ledgers import TASK
 from example_project.demo.shop_floor import DemoError, ShopFloor
+from example_project.demo.verdict import inside
 
 BEATS = ("beat-a", "beat-b")
 WORKERS = ("worker-a", "worker-b")
+LEDGERS = "ledgers"  # the queue
+# The second one joins in later: messages are ordered by their receipt, and two workers receive side by side.
+LEDGER_WORKERS = {"ledger-a": LEDGERS, "ledger-b": "none-yet"}
 YEAR = 2026
 
 
@@ -20,10 +28,13 @@ class Size:
     sends: int  # of each kind, every one two or three times
     reports: int  # nightly ones, each 5 s with a ttl of 2 s
     gap: float  # seconds between copies that are sent apart
+    entries: int  # of each account
 
 
-FULL = Size(sends=12, reports=2, gap=2.0)
-SHORT = Size(sends=3, reports=1, gap=1.0)
+FULL = Size(sends=12, reports=2, gap=2.0, entries=15)
+SHORT = Size(sends=3, reports=1, gap=1.0, entries=10)
+
+ACCOUNTS = ("ann", "bob", "eve", "joe")
 
 # How many copies in which wave: all together, two together and one later, one by one.
 WAVES = ((3, 0, 0), (2, 1, 0), (1, 1, 1), (2, 0, 0))
@@ -36,8 +47,9 @@ class Scenario:
 
     def play(self) -> None:
         floor = self._floor
-        floor.say("starting two workers and two beats")
-        floor.wait_for("workers and beats", lambda: len(floor.facts("ready")) == len(BEATS) + len(WORKERS))
+        floor.say("starting two workers, two more for the ledgers, and two beats")
+        started = len(BEATS) + len(WORKERS) + len(LEDGER_WORKERS)
+        floor.wait_for("workers and beats", lambda: len(floor.facts("ready")) == started)
         floor.say("publishing every send two or three times, and three rebuilds of one index at once")
         for product in ("tea", "coffee", "cocoa"):
             floor.publish("rebuild_index", "products", product)
@@ -45,6 +57,7 @@ class Scenario:
         self._publish_wave(0)
         published = time.monotonic()
         self._kill_a_report()
+        self._kill_a_ledger_worker()
         for wave in (1, 2):
             floor.wait_for("the next wave", _passed(published + wave * self._size.gap))
             self._publish_wave(wave)
@@ -82,6 +95,34 @@ class Scenario:
         # The proof that it is free: it is taken.
         floor.publish("yearly_report", YEAR)
         floor.wait_for("the next yearly report", lambda: len(self._entries("shop.yearly_report")) > 1)
+
+    def _kill_a_ledger_worker(self) -> None:
+        """A host goes down in the middle of the ledgers: with the bodies in it, and with all its memory."""
+        floor = self._floor
+        doomed, other = LEDGER_WORKERS
+        count = self._size.entries * len(ACCOUNTS)
+        floor.say(f"publishing {self._size.entries} entries for each of {len(ACCOUNTS)} ledgers")
+        for account in ACCOUNTS:
+            for amount in range(1, self._size.entries + 1):
+                floor.publish("post_entry", account, amount, queue=LEDGERS)
+        if floor.locking:
+            floor.wait_for("every entry parked or posted", lambda: len(self._ids("deliver")) == count, every=0.02)
+            waiting = sum(floor.task("post_entry").waiting(account, 0).count for account in ACCOUNTS)
+            floor.say(f"{waiting} entries are parked; a second worker joins in")
+        floor.consume_too(other, LEDGERS)
+        for worker in (other, doomed):
+            floor.wait_for(f"an entry posted by {worker}", functools.partial(self._bodies_of, worker), every=0.01)
+        bodies = self._bodies_of(doomed)
+        floor.kill(doomed)
+        floor.say(f"killed the worker {doomed} and all its children, in {len(bodies)} bodies")
+
+    def _ids(self, what: str) -> set[str]:
+        return {fact.task_id for fact in self._floor.facts(what) if fact.task == TASK}
+
+    def _bodies_of(self, worker: str) -> list[Fact]:
+        children = {child.pid for child in psutil.Process(self._floor.processes.pid(worker)).children()}
+        facts = [fact for fact in self._floor.all_facts() if fact.pid in children and fact.task == TASK]
+        return inside(facts, {})
 
     def _entries(self, task: str) -> list[Fact]:
         return [fact for fact in self._floor.facts("enter") if fact.task == task]

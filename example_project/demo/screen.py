@@ -10,6 +10,7 @@ from rich.text import Text
 from typing_extensions import Self
 
 from example_project.demo.history import Fact
+from example_project.demo.ledgers import LedgerRow, total
 from example_project.demo.verdict import Row
 
 _LINES_EVERY = 3.0  # seconds between two plain lines of progress
@@ -48,10 +49,10 @@ class Screen:
             bodies = Text(f"in their bodies: {_names(inside)}", no_wrap=True, overflow="ellipsis")
             self._live.update(Group(self._table(rows, f"{self.elapsed:.0f} s"), bodies), refresh=True)
         else:
-            total = _total(rows)
+            sums = _total(rows)
             self.say(
-                f"published {total.published}, ran {total.ran}, skipped {total.skipped}, "
-                f"retried {total.retried}, overlaps {total.overlaps}, sent twice {total.sent_twice}"
+                f"published {sums.published}, ran {sums.ran}, skipped {sums.skipped}, "
+                f"came again {sums.came_again}, overlaps {sums.overlaps}, sent twice {sums.sent_twice}"
             )
 
     def say(self, text: str, style: str = "") -> None:
@@ -59,22 +60,37 @@ class Screen:
             f"[{self.elapsed:5.1f} s] {text}", style=style, markup=False, highlight=False, soft_wrap=True
         )
 
-    def result(self, rows: Sequence[Row]) -> None:
+    def result(self, rows: Sequence[Row], ledgers: Sequence[LedgerRow]) -> None:
         self._console.print(self._table([*rows, _total(rows)], f"after {self.elapsed:.0f} s"))
+        if ledgers:
+            self._console.print(_ledger_table([*ledgers, total(ledgers)]))
 
     def _table(self, rows: Sequence[Row], title: str) -> Table:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("task", no_wrap=True)
-        for name in ("published", "ran", "skipped", "retried", "overlaps", "sent twice", "freed in"):
+        for name in ("published", "ran", "skipped", "came again", "overlaps", "sent twice", "freed in"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(
                 row.task.removeprefix("shop."),
-                *map(str, (row.published, row.ran, row.skipped, row.retried, row.overlaps, row.sent_twice)),
+                *map(str, (row.published, row.ran, row.skipped, row.came_again, row.overlaps, row.sent_twice)),
                 "-" if row.free_after is None else f"{row.free_after:.2f} s",
                 style="red" if row.overlaps or row.sent_twice else "",
             )
         return table
+
+
+def _ledger_table(rows: Sequence[LedgerRow]) -> Table:
+    table = Table(title="ledgers", title_justify="left", box=None, pad_edge=False)
+    table.add_column("account", no_wrap=True)
+    names = ("published", "posted", "out of order", "lost", "posted twice", "wrong balance", "sent back by the kill")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        faults = (row.out_of_order, row.lost, row.posted_twice, row.wrong_balance)
+        figures = (row.published, row.posted, *faults, row.sent_back)
+        table.add_row(row.account, *map(str, figures), style="red" if any(faults) else "")
+    return table
 
 
 def _names(inside: Sequence[Fact]) -> str:
@@ -92,7 +108,7 @@ def _total(rows: Sequence[Row]) -> Row:
         sum(row.published for row in rows),
         sum(row.ran for row in rows),
         sum(row.skipped for row in rows),
-        sum(row.retried for row in rows),
+        sum(row.came_again for row in rows),
         sum(row.overlaps for row in rows),
         sum(row.sent_twice for row in rows),
         max(freed, default=None),

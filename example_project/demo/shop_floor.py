@@ -1,16 +1,19 @@
 """Where the scenario is played: the running shop, its history, and the clock that ends it all in time."""
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import redis
 from celery import Celery, states
 
 from example_project.demo.history import Fact, History
+from example_project.demo.ledgers import TASK
 from example_project.demo.processes import Processes
 from example_project.demo.screen import Screen
 from example_project.demo.server import SERVER
-from example_project.demo.verdict import Evidence, inside, rows
+from example_project.demo.verdict import Evidence, Line, inside, rows
 
 
 class DemoError(Exception):
@@ -44,15 +47,29 @@ class ShopFloor:
     def task(self, name: str) -> Any:
         return self._app.tasks[f"shop.{name}"]
 
-    def publish(self, name: str, *args: Any) -> None:
-        self.task(name).delay(*args)
+    def publish(self, name: str, *args: Any, queue: str | None = None) -> None:
+        self.task(name).apply_async(args, queue=queue)
+
+    def consume_too(self, worker: str, queue: str) -> None:
+        """Tell a running worker to take messages from one queue more."""
+        self._app.control.add_consumer(queue, destination=[f"{worker}@shop"], reply=True, timeout=5)
+
+    def kill(self, worker: str) -> None:
+        """The whole worker, with all its children, at once."""
+        pids = self.processes.kill(worker)
+        self.killed.update(dict.fromkeys(pids, time.monotonic()))
+
+    def all_facts(self) -> list[Fact]:
+        return self._history.read()
 
     def facts(self, what: str) -> list[Fact]:
-        return [fact for fact in self._history.read() if fact.what == what]
+        return [fact for fact in self.all_facts() if fact.what == what]
 
     def evidence(self) -> Evidence:
         received = {task: count() for task, count in self._counters.items()}
-        return Evidence(self._history.read(), self._states(), received, self.killed, self.free_after)
+        found = self._states()
+        facts = self._history.read()  # afterwards: it knows of every task of which there is a state
+        return Evidence(facts, found, received, self.killed, self.free_after, self._ledgers(facts))
 
     def all_ended(self) -> bool:
         return all(state in states.READY_STATES for state in self._states().values())
@@ -67,6 +84,14 @@ class ShopFloor:
                 evidence = self.evidence()
                 self._screen.progress(rows(evidence), inside(evidence.facts, self.killed))
             time.sleep(every)
+
+    def _ledgers(self, facts: Sequence[Fact]) -> dict[str, list[Line]]:
+        accounts = {fact.subject for fact in facts if fact.what == "publish" and fact.task == TASK}
+        if not accounts or not self.processes.alive(SERVER):
+            return {}
+        with redis.Redis.from_url(self._app.conf.broker_url, decode_responses=True) as client:
+            found = {account: client.lrange(f"ledger:{account}", 0, -1) for account in accounts}
+        return {account: [Line(**json.loads(line)) for line in lines] for account, lines in found.items()}
 
     def _states(self) -> dict[str, str]:
         found = {}

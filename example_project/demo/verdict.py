@@ -23,12 +23,20 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a ledger."""
+
+    amount: int
+    balance: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     task: str
     published: int = 0
     ran: int = 0
     skipped: int = 0
-    retried: int = 0
+    came_again: int = 0
     overlaps: int = 0
     sent_twice: int = 0
     free_after: float | None = None
@@ -43,6 +51,7 @@ class Evidence:
     received: Mapping[str, Mapping[str, int]]  # task -> message id -> how often it arrived
     killed: Mapping[int, float] = field(default_factory=dict)  # pid -> when
     free_after: Mapping[str, float] = field(default_factory=dict)  # task -> seconds
+    ledgers: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # account -> as it was found
 
     def of(self, what: str) -> list[Fact]:
         return [fact for fact in self.facts if fact.what == what]
@@ -70,9 +79,9 @@ def overlaps(facts: Iterable[Fact], killed: Mapping[int, float]) -> list[Overlap
 
 
 def rows(evidence: Evidence) -> list[Row]:
-    published, ran, delivered = (
-        Counter(fact.task for fact in evidence.of(what)) for what in ("publish", "enter", "deliver")
-    )
+    published, delivered = (Counter(fact.task for fact in evidence.of(what)) for what in ("publish", "deliver"))
+    # A message whose first body was killed enters a second one.
+    ran = Counter(task for task, _ in {(fact.task, fact.task_id) for fact in evidence.of("enter")})
     ids = {fact.task_id: fact.task for fact in evidence.of("publish")}
     entered = {fact.task_id for fact in evidence.of("enter")}
     skipped = Counter(ids[task_id] for task_id, state in evidence.states.items() if state == "REVOKED")

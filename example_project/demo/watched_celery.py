@@ -3,6 +3,7 @@
 Celery's own `--include` would do for a worker, but beat has no such option.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ from example_project.demo.history import History
 
 HISTORY = "SHOP_DEMO_HISTORY"
 WITHOUT_LOCKS = "SHOP_DEMO_WITHOUT_LOCKS"
+SETTINGS = "SHOP_DEMO_SETTINGS"
 
 if __name__ == "__main__":
     if os.environ.get(WITHOUT_LOCKS):
         unlocked.install()
     from example_project.shop import app
 
+    app.conf.update(json.loads(os.environ.get(SETTINGS, "{}")))
     recorder.install(app, History(Path(os.environ[HISTORY])))
     sys.argv[:] = ["celery", "-A", "example_project.shop", *sys.argv[1:]]
     main()

@@ -65,10 +65,13 @@ def grant_to(store: RedisStore, task_id: str, keys: LockKeys = KEYS) -> Grant:
     return granted
 
 
-def waiting(client: redis.Redis, keys: LockKeys = KEYS) -> list[str]:
+def whose(grant: Grant | None) -> str | None:
+    return grant.identity if grant else None
+
+
+def waiting(client: redis.Redis, keys: LockKeys = KEYS) -> list[Any]:
     """Digests by rank."""
-    members: list[str] = client.zrange(keys.queue()[0], 0, -1)
-    return members
+    return list(client.zrange(keys.queue()[0], 0, -1))
 
 
 def rank_in(client: redis.Redis, task_id: str, keys: LockKeys = KEYS) -> int:
@@ -102,9 +105,7 @@ def expire(client: redis.Redis, keys: LockKeys = KEYS) -> None:
     client.zadd(keys.queue()[3], {keys.name: now_us(client) - 1}, xx=True)
 
 
-def lose_turn(
-    store: RedisStore, client: redis.Redis, task_id: str, keys: LockKeys = KEYS, tries: int = TRIES
-) -> str:
+def lose_turn(store: RedisStore, client: redis.Redis, task_id: str, keys: LockKeys = KEYS, tries: int = TRIES) -> str:
     """Its granted turn is published and passes; gives the identity that was buried."""
     assert store.published(keys, digest(task_id), TURN)
     make_due(client, keys)

@@ -110,27 +110,12 @@ class Queue:
             return ("gone",)
         rank = self._rank(ask, now)
         if self._is_duplicate(ask, rank):
-            if not ask.queues:
-                return ("done", None)
-            self._forget(me)
-            if self._is_granted(me):
-                self.lock = None
-                return ("done", self._grant(ask.acquisition, now))
-            return ("done", self._untold(ask.acquisition))
-        if self._is_granted(me) and ask.queues:
-            assert isinstance(lock, Granted)
-            if lock.turn == ask.turn:
-                return self._take(ask, rank, now, known=True)
-            told = self._untold(ask.acquisition)
-            return ("parked", rank, 1 if told else 0, told, None)
+            return ("done", self._pass_on(ask, now))
+        if ask.queues and isinstance(lock, Granted) and lock.identity == me:
+            return self._meet_own_turn(lock, ask, rank, now)
         if lock is None and not (ask.queues and self._others_first(me, rank)):
             return self._take(ask, rank, now, known=False)
-        if isinstance(lock, Held) and me and lock.ask.identity == me:
-            lock.word = True
-            return self._refused("held", ask, (True, rank))
-        if not ask.queues:
-            return self._refused("held", ask, (False, rank))
-        return self._park(ask, rank, now)
+        return self._wait(ask, rank, now)
 
     def release(self, ask: Ask, now: Stamp, then: Stamp, *, final: bool, queue: bool) -> tuple[bool, bool, Turn]:
         """``queue``: the keys of the queue are named; else a sweep grants, at the time ``then``."""
@@ -222,6 +207,31 @@ class Queue:
         done = self.bucket.done.get(ask.identity)
         return done is not None and ((ask.redelivered and ask.rank is None) or rank <= done)
 
+    def _pass_on(self, ask: Ask, now: Stamp) -> Turn:
+        """It is not to run: it waits no more, and its turn is the next one's."""
+        if not ask.queues:
+            return None
+        self._forget(ask.identity)
+        if not self._is_granted(ask.identity):
+            return self._untold(ask.acquisition)
+        self.lock = None
+        return self._grant(ask.acquisition, now)
+
+    def _meet_own_turn(self, lock: Granted, ask: Ask, rank: Stamp, now: Stamp) -> tuple[Any, ...]:
+        if lock.turn == ask.turn:
+            return self._take(ask, rank, now, known=True)
+        told = self._untold(ask.acquisition)
+        return ("parked", rank, 1 if told else 0, told, self._untold_ousted(ask.identity))
+
+    def _wait(self, ask: Ask, rank: Stamp, now: Stamp) -> tuple[Any, ...]:
+        lock = self.lock
+        twin = isinstance(lock, Held) and bool(ask.identity) and lock.ask.identity == ask.identity
+        if isinstance(lock, Held) and twin:
+            lock.word = True
+        if twin or not ask.queues:
+            return self._refused("held", ask, (twin, rank))
+        return self._park(ask, rank, now)
+
     def _is_granted(self, identity: str) -> bool:
         return isinstance(self.lock, Granted) and self.lock.identity == identity
 
@@ -250,10 +260,7 @@ class Queue:
         full = me not in self.entries and ask.limit and count >= ask.limit
         if not ask.entry or (full and not ask.ousts):
             return self._refused("queue", ask, (count, rank, self.lock is not None))
-        ousted = None
-        if me in self.entries:
-            whom = self.ousted.get(me)
-            ousted = (whom, self.dead[whom]) if whom in self.dead else None
+        ousted = self._untold_ousted(me)
         if full:
             oldest = self._by_rank()[0] if self.waiting else min(self.later, key=lambda one: (self.later[one], one))
             at = self.waiting[oldest] if self.waiting else self.lost[oldest][0]
@@ -294,6 +301,11 @@ class Queue:
         if isinstance(lock, Granted) and lock.granter == granter and not lock.published:
             return lock.identity, self.entries[lock.identity], lock.turn
         return None
+
+    def _untold_ousted(self, newcomer: str) -> tuple[str, str] | None:
+        """Whom it put out, until that one's end is stored."""
+        whom = self.ousted.get(newcomer, "")
+        return (whom, self.dead[whom]) if whom in self.dead else None
 
     def _lose_turn(self, lock: Granted, now: Stamp, tries: int) -> str:
         _, before = self.lost.get(lock.identity, (None, 0))

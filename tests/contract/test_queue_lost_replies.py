@@ -51,7 +51,7 @@ def cut(proxy: Proxy, script: Script) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _known_scripts(store: RedisStore, client: redis.Redis) -> None:
+def _known_scripts(client: redis.Redis) -> None:
     """So that none is sent by its text."""
     for script in (ACQUIRE, RELEASE, SWEEP, TAKE_OUT, PUBLISHED):
         client.script_load(script.source.decode())

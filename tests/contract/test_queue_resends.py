@@ -1,8 +1,7 @@
 """Each script of the queue sent twice: the reply of the first was lost, so the second has to tell the same."""
 
-import redis
-
 import pytest
+import redis
 
 from celery_dlock.records import Acquired, Duplicate, Parked, Used
 from celery_dlock.store import Taken
@@ -12,7 +11,6 @@ from tests.contract.queue_kit import (
     TRIES,
     TURN,
     ask,
-    claim_of,
     digest,
     ending,
     entry_of,
@@ -28,7 +26,11 @@ pytestmark = pytest.mark.core
 
 def contents(client: redis.Redis) -> dict[str, object]:
     """All that the server holds, but for lives."""
-    readers = {"hash": client.hgetall, "string": client.get, "zset": lambda key: client.zrange(key, 0, -1, withscores=True)}
+    readers = {
+        "hash": client.hgetall,
+        "string": client.get,
+        "zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+    }
     return {key: readers[client.type(key)](key) for key in client.scan_iter("*", count=10_000)}
 
 
@@ -73,8 +75,7 @@ def test_parking_that_grants_the_very_one_that_parks(store: RedisStore, client: 
     first = park(store, "a.2", "a", rank_us=100)
     assert first.granted
     assert first.granted.identity == digest("a")
-    again = park(store, "a.2", "a", rank_us=100)
-    assert again.granted == first.granted
+    assert park(store, "a.2", "a", rank_us=100) == first
 
 
 def test_parking_that_ousts(store: RedisStore) -> None:
@@ -84,6 +85,17 @@ def test_parking_that_ousts(store: RedisStore) -> None:
     first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
     assert first.ousted
     assert (first.ousted.identity, first.ousted.entry) == (digest("a"), entry_of("a"))
+    assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
+
+
+def test_parking_that_ousts_and_grants_the_very_one_that_parks(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
+    expire(client)
+    first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
+    assert first.granted
+    assert first.ousted
+    assert (first.granted.identity, first.ousted.identity) == (digest("b"), digest("a"))
     assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
 
 
@@ -153,6 +165,15 @@ def test_a_sweep_that_grants(store: RedisStore, client: redis.Redis) -> None:
     assert store.sweep(KEYS, "s.1", TURN, TRIES) == Taken()
 
 
+def test_a_sweep_that_hands_out_what_another_did_not_publish(store: RedisStore, client: redis.Redis) -> None:
+    granted = grant_to(store, "a")
+    make_due(client)
+    first = store.sweep(KEYS, "s.1", TURN, TRIES)
+    assert first == Taken(granted=granted)
+    assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
+    assert store.sweep(KEYS, "s.2", TURN, TRIES) == Taken()
+
+
 def test_a_sweep_that_ends_a_turn_ends_one_only(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
@@ -208,4 +229,3 @@ def test_noting_a_publication_lengthens_no_turn_twice(store: RedisStore, client:
     first = int(client.hget(KEYS.lock, "due") or 0)
     assert store.published(KEYS, digest("a"), TURN)
     assert 0 <= int(client.hget(KEYS.lock, "due") or 0) - first < TURN * 1000
-    assert claim_of("a").place is not None

@@ -11,7 +11,8 @@ import pytest
 
 from example_project.demo import promises
 from example_project.demo.history import Fact
-from example_project.demo.verdict import Evidence, Overlap, overlaps, rows
+from example_project.demo.ledgers import LedgerRow, ledger_rows
+from example_project.demo.verdict import Evidence, Line, Overlap, overlaps, rows
 from tests.processes import ROOT, kill_session, spawn, tail
 from tests.waiting import eventually
 
@@ -39,13 +40,20 @@ def test_every_promise_holds() -> None:
     code, output = run_demo()
     assert code == 0, output
     assert "every promise held" in output
-    # The last row: published, ran, skipped, retried, overlaps, sent twice, freed in.
+    # The last row: published, ran, skipped, came again, overlaps, sent twice, freed in.
     total = re.search(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +0 +0 +0\.\d+ s *$", output, re.MULTILINE)
     assert total, output
-    published, ran, skipped, retried = map(int, total.groups())
+    published, ran, skipped, came_again = map(int, total.groups())
     assert published == ran + skipped
     assert skipped > 0, output
-    assert retried > 0, output
+    assert came_again > 0, output
+    # Published, posted, out of order, lost, posted twice, wrong balance, sent back by the kill.
+    ledgers = re.search(r"^all +40 +40 +0 +0 +0 +0 +(\d+) *$", output, re.MULTILINE)
+    assert ledgers, output
+    assert int(ledgers.group(1)) > 0, output
+    parked = re.search(r"(\d+) entries are parked", output)
+    assert parked, output
+    assert int(parked.group(1)) > 0, output
     assert "\x1b" not in output
 
 
@@ -54,6 +62,7 @@ def test_without_locks_it_fails_and_names_what_broke() -> None:
     assert code == 1, output
     assert "PROMISE BROKEN: At most one execution per lock name is in its body." in output
     assert "PROMISE BROKEN: once_per: what was sent is not sent again." in output
+    assert "PROMISE BROKEN: Every balance builds on the one before it." in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -133,7 +142,7 @@ class TestPromises:
         judged = [promise for promise in promises.ALL if promise is not promises.renewed]
         assert [fault for promise in judged for fault in promise(good)] == []
         (row,) = rows(good)
-        assert (row.published, row.ran, row.skipped, row.retried, row.sent_twice) == (1, 1, 0, 0, 0)
+        assert (row.published, row.ran, row.skipped, row.came_again, row.sent_twice) == (1, 1, 0, 0, 0)
 
     def test_a_second_mail_breaks_once_per(self) -> None:
         assert list(promises.sent_once(evidence("SUCCESS", received=2)))
@@ -157,3 +166,73 @@ class TestPromises:
         early, late = Fact("deliver", 11.0, 2, task, "b"), Fact("deliver", 13.0, 2, task, "b")
         assert list(promises.renewed(Evidence([*body, early], {}, {})))
         assert not list(promises.renewed(Evidence([*body, late], {}, {})))
+
+    def test_a_failure_is_excused_only_where_that_very_body_was_killed(self) -> None:
+        failed = evidence("FAILURE")
+        assert list(promises.all_ended_well(Evidence(failed.facts, failed.states, {}, killed={2: 9.0})))
+        assert not list(promises.all_ended_well(Evidence(failed.facts, failed.states, {}, killed={1: 9.0})))
+
+
+def ledger(*lines: tuple[int, int], sent_back: int | None = None, posted: bool = False) -> Evidence:
+    """Three entries of one account, of 1, 2 and 3; process 7 was killed, and perhaps had one of them in its hands."""
+    facts = [Fact("publish", at, 1, "shop.post_entry", f"id-{at}", "ann") for at in (1, 2, 3)]
+    for task_id in ("id-1", "id-2", "id-3"):
+        facts.append(Fact("receive", 4, 7, "shop.post_entry", task_id, "ann"))
+        if task_id != f"id-{sent_back}":
+            facts.append(Fact("part", 5, 7, "shop.post_entry", task_id, "ann"))
+    # Another worker posts the first one at that moment, unless it was already `posted`.
+    facts.append(Fact("enter", 4, 8, "shop.post_entry", "id-1", "ann", "run"))
+    if posted:
+        facts.append(Fact("leave", 5, 8, "shop.post_entry", "id-1", "ann", "run"))
+    return Evidence(facts, {}, {}, {7: 6.0}, {}, {"ann": [Line(*line) for line in lines]})
+
+
+class TestLedgers:
+    """Published, posted, out of order, lost, posted twice, wrong balance, sent back."""
+
+    @pytest.mark.parametrize(
+        ("found", "figures"),
+        [
+            (ledger((1, 1), (2, 3), (3, 6)), (3, 3, 0, 0, 0, 0, 0)),
+            (ledger((2, 2), (1, 3), (3, 6)), (3, 3, 1, 0, 0, 0, 0)),
+            (ledger((2, 2), (1, 3), (3, 6), sent_back=1), (3, 3, 0, 0, 0, 0, 1)),
+            (ledger((2, 2), (1, 3), (3, 6), sent_back=3), (3, 3, 1, 0, 0, 0, 1)),
+            (ledger((1, 1), (3, 4), (2, 6)), (3, 3, 1, 0, 0, 0, 0)),
+            (ledger((1, 1), (3, 4), (2, 6), posted=True), (3, 3, 0, 0, 0, 0, 0)),
+            (ledger((2, 2), (1, 3), (3, 6), posted=True), (3, 3, 1, 0, 0, 0, 0)),
+            (ledger((1, 1), (3, 4)), (3, 2, 0, 1, 0, 0, 0)),
+            (ledger((1, 1), (3, 4), sent_back=2), (3, 2, 0, 1, 0, 0, 1)),
+            (ledger((1, 1), (2, 3), (2, 5), (3, 8)), (3, 3, 0, 0, 1, 0, 0)),
+            (ledger((1, 1), (2, 3), (2, 5), (3, 8), sent_back=2), (3, 3, 0, 0, 0, 0, 1)),
+            (ledger((1, 1), (2, 2), (3, 5)), (3, 3, 0, 0, 0, 1, 0)),
+        ],
+        ids=[
+            "good",
+            "out of order",
+            "late because the kill sent it back",
+            "late, and another was sent back",
+            "late while another was being posted",
+            "late because it was on its way to the killed worker",
+            "late although it was posted before",
+            "lost",
+            "lost although it was sent back",
+            "twice",
+            "twice because the kill sent it back",
+            "one balance did not see the entry before",
+        ],
+    )
+    def test_every_fault_is_counted_once(self, found: Evidence, figures: tuple[int, ...]) -> None:
+        assert ledger_rows(found) == [LedgerRow("ann", *figures)]
+
+    @pytest.mark.parametrize(
+        ("promise", "bad"),
+        [
+            (promises.posted_in_order, ledger((2, 2), (1, 3), (3, 6))),
+            (promises.posted_once, ledger((1, 1), (3, 4))),
+            (promises.posted_once, ledger((1, 1), (2, 3), (2, 5), (3, 8))),
+            (promises.balances_right, ledger((1, 1), (2, 2), (3, 5))),
+        ],
+    )
+    def test_a_fault_breaks_its_promise(self, promise: promises.Promise, bad: Evidence) -> None:
+        assert list(promise(bad))
+        assert not list(promise(ledger((1, 1), (2, 3), (3, 6))))

@@ -1,0 +1,60 @@
+"""The hand-over of the queue policy: `make bench`, or `python benchmarks/handover.py --quick` for a short look.
+
+Ends with status 1 where a target is missed. docs/benchmarks.md says how to read the figures.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import handover_profile, handover_rounds, queue_scale
+from benchmarks.handover_stage import Stage, working
+from benchmarks.targets import Target
+from tests.servers import Server
+
+PARTS = ("rounds", "compare", "scale", "profile")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a short run: the figures are rough")
+    parser.add_argument("--turns", type=int, help="rounds of each kind of hand-over (default 60)")
+    parser.add_argument("--crowd", type=int, help="how many wait for one lock (default 100000)")
+    parser.add_argument("--only", choices=PARTS, help="one part; the profile is made only so")
+    asked = parser.parse_args()
+    if asked.only == "profile":
+        # The worker reads it: each stamp costs time, so no other figure is taken with them.
+        os.environ["DLOCK_BENCH_PROFILE"] = "1"
+    turns, crowd = (10, 2000) if asked.quick else (60, 100_000)
+    parts = (asked.only,) if asked.only else PARTS[:3]
+    with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, Server(Path(name) / "server") as server:
+        stage = Stage(server, Path(name) / "stage")
+        targets = _measure(stage, parts, asked.turns or turns, asked.crowd or crowd)
+    print(f"load of this machine, 1 and 5 minutes: {' '.join(f'{load:.1f}' for load in os.getloadavg()[:2])}\n")
+    print(*targets, sep="\n")
+    return 0 if all(target.reached for target in targets) else 1
+
+
+def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int) -> list[Target]:
+    targets = []
+    if set(parts) - {"scale"}:
+        with working(stage):
+            rounds = handover_rounds.Rounds(stage, crowd)
+            if "profile" in parts:
+                print(handover_profile.measure(rounds, 5 * turns), end="\n\n")
+            if "compare" in parts:
+                print(rounds.compare(), rounds.behind_backlog(max(5, turns // 4)), sep="\n\n", end="\n\n")
+            if "rounds" in parts:
+                rounds.gather_crowd(crowd)
+                targets += handover_rounds.measure(rounds, turns)
+    if "scale" in parts:
+        stage.locks.flushall()
+        targets += queue_scale.measure(stage, crowd)
+    return targets
+
+
+if __name__ == "__main__":
+    sys.exit(main())

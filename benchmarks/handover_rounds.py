@@ -1,0 +1,242 @@
+"""The hand-over: from a body's end to the next body's start on the same name, beside what any Celery task takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Callable
+from statistics import mean, median
+
+from celery import chain
+
+from benchmarks.handover_stage import CHILDREN, Event, Stage, gaps
+from benchmarks.tables import percentile, spread, table
+from benchmarks.targets import Target
+from celery_dlock.store import Ending
+from tests.waiting import eventually
+
+#: Samples of one kind before the next kind's turn: few, because what else the machine does changes quickly.
+BLOCK = 5
+#: Other messages in the broker's queue, in the part that has some.
+BACKLOG = 500
+#: Calls of one name where the policies are compared.
+CALLS = 200
+#: Seconds after which a body that has not ended stands at its gate.
+AT_GATE = 0.03
+
+FLOOR = "plain task, publish to start (the floor)"
+OUTSIDE = "... published by a plain process"
+CHAINED = "Celery's chain, end to start"
+ONE, UNSTORED = "hand-over, 1 waiting", "... its result ignored"
+
+
+class Rounds:
+    """What is sampled in turns in one worker.
+
+    Args:
+        stage: With a worker.
+        crowd: How many wait for the one lock that many wait for.
+    """
+
+    def __init__(self, stage: Stage, crowd: int) -> None:
+        self._stage = stage
+        self._tasks = stage.tasks
+        self._numbers = itertools.count()
+        self._latest: list[Event] = []
+        self.many = f"hand-over, {crowd:,} waiting"
+        self.kinds: dict[str, Callable[[], list[float]]] = {
+            FLOOR: self._floor,
+            OUTSIDE: self._outside,
+            CHAINED: self._chained,
+            ONE: lambda: [self._pair() for _ in range(BLOCK)],
+            UNSTORED: lambda: [self._pair(ignore_result=True) for _ in range(BLOCK)],
+            self.many: self._crowd,
+        }
+
+    def _fresh(self, kind: str) -> str:
+        return f"{kind}-{next(self._numbers)}"
+
+    def _floor(self) -> list[float]:
+        name = self._fresh("floor")
+        self._tasks.publish.delay(name, BLOCK)
+        return published_to_start(self._stage.ended(name, BLOCK))
+
+    def _outside(self) -> list[float]:
+        name, took = self._fresh("outside"), []
+        for number in range(BLOCK):
+            time.sleep(self._tasks.BODY)
+            published = time.monotonic()
+            self._tasks.plain.delay(name, number)
+            events = self._stage.ended(name, 1)
+            took.append(events[0].at - published)
+        return took
+
+    def _chained(self) -> list[float]:
+        name = self._fresh("chained")
+        chain(*[self._tasks.plain.si(name, number) for number in range(BLOCK + 1)]).delay()
+        return gaps(self._stage.ended(name, BLOCK + 1), name)
+
+    def _pair(self, fill: Callable[[], None] | None = None, *, ignore_result: bool = False) -> float:
+        """One runs until the other is parked, and all is quiet."""
+        stage, name = self._stage, self._fresh("pair")
+        stage.close_gate(name)
+        for number in range(2):
+            self._tasks.queued.apply_async((name, number), ignore_result=ignore_result)
+        eventually(lambda: stage.waiting(name) == 1, message="the second call is not parked")
+        time.sleep(self._tasks.BODY)
+        if fill:
+            fill()
+        stage.open_gate(name)
+        self._latest = stage.ended(name, 2)
+        [gap] = gaps(self._latest, name)
+        return gap
+
+    def _crowd(self) -> list[float]:
+        """A chain of hand-overs, from one that stands at its gate to another."""
+        stage = self._stage
+        stage.open_gate("crowd")
+        events = stage.ended("crowd", BLOCK)
+        stage.close_gate("crowd")
+        # What is between two bodies now is not over before the second one is at the gate.
+        events += stage.gather(lambda _: _at_gate(events + _))
+        return gaps(sorted(events), "crowd")[: 2 * BLOCK]
+
+    def gather_crowd(self, crowd: int) -> None:
+        """Park so many calls, let the first one run, and stop it at its gate."""
+        stage, keys = self._stage, self._stage.keys("crowd")
+        holder = stage.hold("crowd")
+        stage.park("crowd", range(crowd))
+        stage.close_gate("crowd")
+        granted = stage.store.release(keys, holder, Ending(queue=True)).granted
+        task = self._tasks.queued
+        task.dlock.handover.carry(task.lock_spec.name_of(("crowd", 0), {}), granted)
+        stage.gather(lambda events: events)
+
+    # -- with other messages in the broker's queue
+
+    def behind_backlog(self, times: int) -> str:
+        """Seconds, as a table, of a plain task's way and a hand-over behind other messages."""
+        lengths: list[int] = []
+
+        def fill() -> None:
+            lengths.append(_fill(self._stage))
+
+        plain, handed = [], []
+        for _ in range(times):
+            plain.append(self._plain_behind(fill))
+            handed.append(self._pair(fill))
+        ratios = [ours / floor for ours, floor in zip(handed, plain, strict=True)]
+        rows = [
+            ["plain task", f"{median(plain) * 1e3:.0f}", "1.00"],
+            ["hand-over", f"{median(handed) * 1e3:.0f}", spread(ratios)],
+        ]
+        head = ["behind a backlog", "p50 ms", "by the plain task"]
+        return f"Behind {BACKLOG} messages in the broker's queue, {times} times\n\n{table(head, rows)}"
+
+    def _plain_behind(self, fill: Callable[[], None]) -> float:
+        stage, name = self._stage, self._fresh("behind")
+        stage.close_gate(name)
+        self._tasks.publish.delay(name, 1)
+        time.sleep(0.1)  # it came to its gate
+        fill()
+        stage.open_gate(name)
+        # The plain task's own body passes the same gate, which is open for good.
+        [took] = published_to_start(stage.ended(name, 1))
+        return took
+
+    # -- for the profile
+
+    def profiled(self) -> list[Event]:
+        """What was noted from the end of one body to the start of the next one."""
+        self._pair()
+        names = [event for event in self._latest if event.name != "-"]
+        return [event for event in self._latest if names[1].at <= event.at <= names[2].at]
+
+    def profiled_floor(self) -> list[Event]:
+        name = self._fresh("floor")
+        self._tasks.publish.delay(name, 1)
+        events = self._stage.ended(name, 1)
+        published, started = (event.at for event in events if event.name == name and event.what != "end")
+        return [event for event in events if published <= event.at <= started]
+
+    # -- the same work by other means
+
+    def compare(self) -> str:
+        """The same calls of one name, serialised in three ways, and another task behind them, as a table."""
+        rows = []
+        for shown, task in (
+            ("on_conflict='queue'", self._tasks.queued),
+            ("redis-py's Lock in the body, sleep=0.1", self._tasks.locked),
+            ("on_conflict='retry'", self._tasks.retried),
+        ):
+            name = self._fresh("compared")
+            began = time.monotonic()
+            for number in range(CALLS):
+                task.delay(name, number)
+            self._tasks.plain.delay(f"{name}-behind", 0)
+            events = self._stage.gather(lambda events: sum(event.what == "end" for event in events) > CALLS)
+            between, its = gaps(events, name), [event for event in events if event.name == name]
+            [behind] = {event.at for event in events if event.name != name and event.what == "start"}
+            order = [event.number for event in its if event.what == "start"]
+            seconds = (its[-1].at - began, behind - began)
+            millis = (mean(between) * 1e3, median(between) * 1e3, max(between) * 1e3)
+            in_order = "yes" if order == sorted(order) else "no"
+            rows.append([shown, *(f"{took:.2f}" for took in seconds), *(f"{took:.1f}" for took in millis), in_order])
+        head = ["calls of one name", "total s", "a task behind, s", "mean gap ms", "p50", "longest", "in order"]
+        body_ms = self._tasks.BODY * 1e3
+        return f"{CALLS} calls of one name, a body of {body_ms:.0f} ms, {CHILDREN} children\n\n{table(head, rows)}"
+
+
+def published_to_start(events: list[Event]) -> list[float]:
+    published = {event.number: event.at for event in events if event.what == "published"}
+    started = {event.number: event.at for event in events if event.what == "start"}
+    return [started[number] - at for number, at in published.items()]
+
+
+def _at_gate(events: list[Event]) -> bool:
+    last = max(events)
+    return last.what == "start" and time.monotonic() - last.at > AT_GATE
+
+
+def _fill(stage: Stage) -> int:
+    """Put the backlog into the broker's queue in one write, so that the worker does not drain it meanwhile."""
+    away = "nobody-consumes-this"
+    stage.tasks.filler.apply_async(queue=away)
+    model: str = stage.broker.lpop(away)  # type: ignore[assignment]  # the client gives text
+    tag, task_id = json.loads(model)["properties"]["delivery_tag"], json.loads(model)["headers"]["id"]
+    copies = [model.replace(tag, str(uuid.uuid4())).replace(task_id, str(uuid.uuid4())) for _ in range(BACKLOG)]
+    length: int = stage.broker.lpush("celery", *copies)
+    return length
+
+
+def measure(rounds: Rounds, turns: int) -> list[Target]:
+    """Print what each kind takes; returns what was to be reached."""
+    samples: dict[str, list[list[float]]] = {kind: [] for kind in rounds.kinds}
+    for turn in range(-1, turns):
+        kinds = list(rounds.kinds)
+        for kind in kinds if turn % 2 else reversed(kinds):
+            took = rounds.kinds[kind]()
+            if turn >= 0:  # the first one warms up
+                samples[kind].append(took)
+
+    def ratios(kind: str, floor: str) -> list[float]:
+        return [median(ours) / median(its) for ours, its in zip(samples[kind], samples[floor], strict=True)]
+
+    rows = []
+    for kind, blocks in samples.items():
+        flat = [took * 1e3 for block in blocks for took in block]
+        figures = (f"{percentile(flat, percent):.2f}" for percent in (10, 50, 90))
+        rows.append([kind, str(len(flat)), *figures, spread(ratios(kind, FLOOR)), spread(ratios(kind, OUTSIDE))])
+    head = [
+        "from one body to the next",
+        "samples",
+        "p10 ms",
+        "p50",
+        "p90",
+        "by the floor",
+        "by that of a plain process",
+    ]
+    print(f"{turns} rounds, {BLOCK} or more of each in turn\n\n{table(head, rows)}\n")
+    return [Target(f"{kind}, by the floor", median(ratios(kind, FLOOR)), 1.5) for kind in (ONE, rounds.many)]

@@ -1,0 +1,161 @@
+"""A worker whose bodies say when they began and ended, and what those times mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery_dlock.keys import LockKeys
+from celery_dlock.parcel import Parcel
+from celery_dlock.records import By, Claim, Identity, Place
+from celery_dlock.stores.redis import RedisStore
+from tests.processes import kill_session, spawn, tail
+from tests.servers import Server
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from celery_dlock.task import SingletonTask
+
+NODE = "handover@localhost"
+#: One body blocked at its gate, one that ends, and one free to start.
+CHILDREN = 3
+#: Milliseconds: nobody renews what a benchmark holds.
+TTL_MS = 3600_000
+BY = By.of("bench", "bench", "bench", os.getpid())
+
+
+class Event(NamedTuple):
+    """One line of the diary."""
+
+    at: float
+    what: str
+    name: str
+    number: int
+
+
+class Stage:
+    """The app, its server and the diary of its bodies; a worker where one is needed."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
+        os.environ["DLOCK_BENCH_FOLDER"] = str(folder)
+        from benchmarks import handover_app  # noqa: PLC0415 (it reads the environment when it is imported)
+
+        self.tasks: Any = handover_app
+        self.folder = folder
+        self.broker, self.locks = server.client(db=0), server.client(db=2)
+        self.store = RedisStore(server.url(2), timeout=5)
+        self._diary = (folder / "diary").open("rb")
+        self._unread = b""
+
+    # -- bodies
+
+    def gather(self, done: Callable[[list[Event]], object], within: float = 120.0) -> list[Event]:
+        """What the bodies wrote since the last call, until ``done`` of it is true; in the order of time."""
+        events: list[Event] = []
+
+        def looked() -> bool:
+            *lines, self._unread = (self._unread + self._diary.read()).split(b"\n")
+            for line in lines:
+                at, what, name, number = line.decode().split()
+                events.append(Event(float(at), what, name, int(number)))
+            return bool(done(events))
+
+        eventually(looked, within, every=0.005, message="the bodies are not done")
+        return sorted(events)
+
+    def ended(self, name: str, count: int) -> list[Event]:
+        """Gathers until so many bodies of that name have ended."""
+        return self.gather(lambda events: count <= sum(event[1:3] == ("end", name) for event in events))
+
+    def close_gate(self, name: str) -> None:
+        (self.folder / f"closed-{name}").touch()
+
+    def open_gate(self, name: str) -> None:
+        (self.folder / f"closed-{name}").unlink()
+
+    # -- queues
+
+    def keys(self, name: str) -> LockKeys:
+        task: SingletonTask = self.tasks.queued
+        return LockKeys.of(task.dlock.settings.prefix, task.lock_spec.name_of((name, 0), {}))
+
+    def waiting(self, name: str) -> int:
+        count: int = self.locks.zcard(self.keys(name).queue()[0])
+        return count
+
+    def park(self, name: str, numbers: range) -> None:
+        """Park calls as a worker would, but without their running there; the lock has to be held."""
+        keys = self.keys(name)
+        for identity, entry in self.parcels(name, numbers):
+            self.store.acquire(keys, f"{identity.task_id}.1", TTL_MS, Claim(BY, identity, place=Place(entry)))
+
+    def hold(self, name: str) -> str:
+        """Take the lock, and return the acquisition that holds it."""
+        self.store.acquire(self.keys(name), "bench.1", TTL_MS, Claim(BY))
+        return "bench.1"
+
+    def parcels(self, name: str, numbers: range) -> Iterator[tuple[Identity, str]]:
+        """Parked texts of calls, made from one real message that no worker received."""
+        task, away = self.tasks.queued, "nobody-consumes-this"
+        task.apply_async((name, 0), queue=away)
+        with task.app.connection_for_read() as connection, connection.SimpleQueue(away) as queue:
+            message = queue.get(timeout=5)
+            message.ack()
+        headers, properties, now_us = message.headers, message.properties, round(time.time() * 1e6)
+        broker = task.dlock.handover.broker
+        model, beside = headers["id"], message.body.partition(b"]")[2]
+        for number in numbers:
+            task_id = f"{number:08x}{model[8:]}"
+            body = f'[["{name}", {number}]'.encode() + beside
+            its = {**headers, "id": task_id, "root_id": task_id}, {**properties, "correlation_id": task_id}
+            raw = (body, message.content_type, message.content_encoding, *its, "celery")
+            yield Identity(task_id), Parcel.of(raw, broker, now_us + number, 0).text()
+
+
+@contextmanager
+def working(stage: Stage) -> Iterator[None]:
+    """A ready worker, its logging off."""
+    log = stage.folder / "worker.log"
+    options = [
+        "-P",
+        "prefork",
+        "-c",
+        str(CHILDREN),
+        "-l",
+        "WARNING",
+        "-n",
+        NODE,
+        "--without-mingle",
+        "--without-gossip",
+    ]
+    process = spawn([sys.executable, "-m", "celery", "-A", "benchmarks.handover_app", "worker", *options], log)
+    ping = stage.tasks.app.control.ping
+    try:
+        eventually(lambda: ping([NODE], timeout=0.5), within=60, message="the worker does not answer")
+        yield
+    except AssertionError:
+        print(tail(log), file=sys.stderr)
+        raise
+    finally:
+        kill_session(process)
+
+
+def gaps(events: list[Event], name: str) -> list[float]:
+    """Seconds from each end to the next start of that name.
+
+    Raises:
+        AssertionError: Two bodies overlapped, and no figure would be worth anything.
+    """
+    its = [event for event in events if event.name == name]
+    its = its[1:] if its[0].what == "start" else its
+    ends, starts = its[0::2], its[1::2]
+    if {event.what for event in ends} != {"end"} or {event.what for event in starts} - {"start"}:
+        raise AssertionError(f"bodies of {name} overlapped: {its}")
+    return [start.at - end.at for end, start in zip(ends, starts, strict=False)]

@@ -1,0 +1,209 @@
+"""Scale: what a waiter weighs, and that no step on a queue takes longer where more wait."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+from typing import Any, TypeVar
+
+from benchmarks.handover_stage import BY, TTL_MS, Stage
+from benchmarks.tables import table
+from benchmarks.targets import Target
+from celery_dlock.keys import BUCKETS, LockKeys
+from celery_dlock.records import Claim, Grant, Identity, Place
+from celery_dlock.store import Ending
+from celery_dlock.sweeper import ROUND, TICK, Sweeper
+
+#: Times that each step is taken on each queue, in turns.
+TIMES = 300
+#: Waiters of each lock where there are many locks.
+EACH = 10
+#: A step may take so much longer with many waiting than with one: a sorted set's own logarithm, and noise.
+GROWTH = 1.5
+LISTING = "list the first 100"
+
+T = TypeVar("T")
+
+
+class Clocks:
+    """What a call takes on this side of the wire, and how much of it the server spends in scripts."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._locks = stage.locks
+        self.micros: defaultdict[str, list[float]] = defaultdict(list)
+        self.server: defaultdict[str, list[float]] = defaultdict(list)
+
+    def time(self, step: str, call: Callable[[], T]) -> T:
+        before = self._in_scripts()
+        began = time.perf_counter()
+        answer = call()
+        self.micros[step].append((time.perf_counter() - began) * 1e6)
+        self.server[step].append(self._in_scripts() - before)
+        return answer
+
+    def _in_scripts(self) -> int:
+        micros: int = self._locks.info("commandstats").get("cmdstat_evalsha", {"usec": 0})["usec"]
+        return micros
+
+
+class Queue:
+    """One lock, held, and those who wait for it: as many after each cycle as before.
+
+    Args:
+        stage: Without a worker.
+        size: How many wait.
+    """
+
+    def __init__(self, stage: Stage, size: int) -> None:
+        self._stage = stage
+        self._store = stage.store
+        self.size = size
+        name = f"queue-{size}"
+        self._keys = stage.keys(name)
+        self._acquisition = stage.hold(name)
+        self._parcels = stage.parcels(name, range(1, 1 << 32))
+        self.clocks = Clocks(stage)
+
+    def fill(self) -> None:
+        for _ in range(self.size):
+            self._park()
+
+    def cycle(self) -> None:
+        """Each step once."""
+        time_, store, keys = self.clocks.time, self._store, self._keys
+        identity, entry = next(self._parcels)
+        time_("park", lambda: self._park(identity, entry))
+        time_("take one out", lambda: store.take_out(keys, identity.digest, "bench"))
+        time_("sweep of a held lock", lambda: store.sweep(keys, "bench", 60_000, 5))
+        time_(LISTING, lambda: store.waiting(keys, 100))
+        self._park()
+        released = time_("release, which grants", lambda: store.release(keys, self._acquisition, Ending(queue=True)))
+        granted = _some(released.granted)
+        time_("note as published", lambda: store.published(keys, granted.identity, 60_000))
+        time_("take when granted", lambda: self._take(granted))
+        self._park()
+        # As if the holder's host had died and its lease were over.
+        self._stage.locks.delete(keys.lock)
+        swept = time_("sweep, which grants", lambda: store.sweep(keys, "bench", 60_000, 5))
+        self._take(_some(swept.granted))
+
+    def _park(self, *given: Any) -> None:
+        park(self._stage, self._keys, *(given or next(self._parcels)))
+
+    def _take(self, granted: Grant) -> None:
+        task_id = json.loads(granted.entry.partition("\n")[0])[1]
+        self._acquisition = f"{task_id}.2"
+        claim = Claim(BY, Identity(task_id), place=Place(turn=granted.turn))
+        self._store.acquire(self._keys, self._acquisition, TTL_MS, claim)
+
+
+def park(stage: Stage, keys: LockKeys, identity: Identity, entry: str) -> None:
+    stage.store.acquire(keys, f"{identity.task_id}.1", TTL_MS, Claim(BY, identity, place=Place(entry)))
+
+
+def measure(stage: Stage, crowd: int) -> list[Target]:
+    """Print what a waiter weighs and what each step takes; returns what was to be reached."""
+    return [*_one_lock(stage, crowd), *_many_locks(stage, crowd // EACH)]
+
+
+def _one_lock(stage: Stage, crowd: int) -> list[Target]:
+    queues = [Queue(stage, size) for size in (1, 1000, crowd)]
+    for queue in queues[:2]:
+        queue.fill()
+    used, began = _used(stage), time.monotonic()
+    queues[2].fill()
+    print(f"{crowd:,} waiters of one lock: {_weight(stage, used, crowd)}, parked in {time.monotonic() - began:.0f} s\n")
+    for turn in range(TIMES):
+        for queue in queues[turn % 3 :] + queues[: turn % 3]:
+            queue.cycle()
+    # At once: what the server frees in the background would lighten what is weighed next.
+    stage.locks.execute_command("FLUSHDB", "SYNC")
+    rows, targets = [], []
+    for step in queues[0].clocks.micros:
+        calls, server = ([median(of(queue)) for queue in queues] for of in (_micros(step), _server(step)))
+        rows.append([step, *(f"{took:.0f}" for took in (*calls, *server)), f"{server[2] / server[0]:.2f}"])
+        if step != LISTING:
+            targets.append(Target(f"{step}, server's time, {crowd:,} waiting by 1", server[2] / server[0], GROWTH))
+    sizes = [f"{queue.size:,}" for queue in queues]
+    head = [
+        "one step by number waiting",
+        *(f"µs: {sizes[0]}", *sizes[1:]),
+        *(f"server: {sizes[0]}", *sizes[1:]),
+        "growth",
+    ]
+    print(f"p50 of {TIMES} calls each in turn, and how much of it the server spends in the script\n")
+    print(f"{table(head, rows)}\n")
+    return targets
+
+
+def _micros(step: str) -> Callable[[Queue], list[float]]:
+    return lambda queue: queue.clocks.micros[step]
+
+
+def _server(step: str) -> Callable[[Queue], list[float]]:
+    return lambda queue: queue.clocks.server[step]
+
+
+def _many_locks(stage: Stage, count: int) -> list[Target]:
+    """Many locks with waiters at once, looked after by the sweeper's own round."""
+    runtime = stage.tasks.queued.dlock
+    sweeper = Sweeper(runtime, list, lambda: False)
+    parcels = stage.parcels("many", range(1, 1 << 32))
+    rows = [_round(stage, sweeper, "no queues at all", 0)]
+    used, began = _used(stage), time.monotonic()
+    locks = [stage.keys(f"many-{number}") for number in range(count)]
+    for keys in locks:
+        stage.store.acquire(keys, "bench.1", TTL_MS, Claim(BY))
+        for _ in range(EACH):
+            park(stage, keys, *next(parcels))
+    took = time.monotonic() - began
+    print(f"{EACH} waiters of each of {count:,} locks: {_weight(stage, used, EACH * count)}, parked in {took:.0f} s\n")
+    rows.append(_round(stage, sweeper, "none due", 0))
+    few = max(1, count // 100)
+    for shown, due in ((f"{few:,} due", locks[:few]), (f"{count - few:,} due", locks[few:])):
+        with stage.locks.pipeline(transaction=False) as pipeline:
+            for keys in due:
+                # As if their holders' hosts had died and their leases were over.
+                pipeline.delete(keys.lock)
+                pipeline.zadd(keys.queue()[3], {keys.name: 0})
+            pipeline.execute()
+        rows.append(_round(stage, sweeper, shown, len(due)))
+        granted = stage.broker.llen("celery")
+        if granted != len(due):
+            raise AssertionError(f"{shown}: {granted} messages were published")
+        stage.broker.delete("celery")
+    growth = rows[3][1] / len(locks[few:]) * few / rows[2][1]
+    shown_rows = [[row[0], f"{row[1] * 1e3:.0f}", f"{row[2] * 1e3:.1f}", *row[3:]] for row in rows]
+    head = ["one round of the sweeper", "ms in all", "longest tick ms", "µs per lock due", "server's µs"]
+    print(f"{BUCKETS} buckets, a round every {ROUND:.0f} s in ticks of {TICK} s; each turn is published\n")
+    print(f"{table(head, shown_rows)}\n")
+    return [Target(f"sweep and publish one lock, {count - few:,} due by {few:,} due", growth, GROWTH)]
+
+
+def _round(stage: Stage, sweeper: Sweeper, shown: str, due: int) -> list[Any]:
+    clocks, per_tick, ticks = Clocks(stage), round(BUCKETS * TICK / ROUND), []
+    for first in range(0, BUCKETS, per_tick):
+        buckets = list(range(first, min(BUCKETS, first + per_tick)))
+        clocks.time("tick", lambda buckets=buckets: sweeper._tick(buckets))  # noqa: SLF001  # what its thread calls
+    ticks = [micros / 1e6 for micros in clocks.micros["tick"]]
+    each = [f"{sum(part) / due:.0f}" if due else "-" for part in (clocks.micros["tick"], clocks.server["tick"])]
+    return [shown, sum(ticks), max(ticks), *each]
+
+
+def _some(granted: Grant | None) -> Grant:
+    if granted is None:
+        raise AssertionError("nobody was granted")
+    return granted
+
+
+def _used(stage: Stage) -> int:
+    used: int = stage.locks.info("memory")["used_memory"]
+    return used
+
+
+def _weight(stage: Stage, before: int, waiters: int) -> str:
+    entry = next(stage.parcels("weight", range(1)))[1]
+    return f"{(_used(stage) - before) / waiters:.0f} bytes each, of which {len(entry)} are the message"

@@ -1,0 +1,235 @@
+"""The queue's scripts against a real server: every release grants, and one copy takes the turn."""
+
+import pytest
+import redis
+
+from celery_dlock.records import Acquired, Duplicate, Grant, Held, Parked, Released, Used
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import claim_of as plain_claim
+from tests.contract.queue_kit import (
+    KEYS,
+    NAME,
+    SECOND,
+    TTL,
+    TURN,
+    ask,
+    digest,
+    ending,
+    entry_of,
+    expire,
+    grant_to,
+    now_us,
+    park,
+    take,
+    waiting,
+    whose,
+)
+
+PARKED = KEYS.queue()[1]
+LATER = KEYS.queue()[2]
+INDEX = KEYS.queue()[3]
+
+
+# Grants
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("how", ["queue", "another policy", "a Lock", "the keeper"])
+def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.Redis, how: str) -> None:
+    if how == "queue":
+        take(store, "h.1", "h")
+    else:
+        store.acquire(KEYS, "h.1", TTL, plain_claim(None if how == "a Lock" else "h"))
+    park(store, "b.1", "b", rank_us=20)
+    park(store, "a.1", "a", rank_us=10)
+    ends = {
+        "queue": ending("h"),
+        "another policy": ending("h", queue=False),
+        "a Lock": Ending(),
+        "the keeper": Ending(unsure=True),
+    }
+    released = store.release(KEYS, "h.1", ends[how])
+    turn = client.hget(KEYS.lock, "since") or ""
+    assert released == Released(ours=True, word=False, granted=Grant(digest("a"), entry_of("a"), turn))
+    assert abs(now_us(client) - int(turn)) < 10 * SECOND
+
+
+@pytest.mark.core
+def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: RedisStore, client: redis.Redis) -> None:
+    before = now_us(client)
+    grant_to(store, "a")
+    after = now_us(client)
+    assert client.pttl(KEYS.lock) == -1
+    due = int(client.hget(KEYS.lock, "due") or 0)
+    assert before + 5 * SECOND <= due <= after + 5 * SECOND
+    assert client.zscore(INDEX, NAME.text) == due
+    before = now_us(client)
+    assert store.published(KEYS, digest("a"), TURN)
+    due = int(client.hget(KEYS.lock, "due") or 0)
+    assert before + TURN * 1000 <= due <= now_us(client) + TURN * 1000
+    assert client.zscore(INDEX, NAME.text) == due
+
+
+@pytest.mark.core
+def test_a_published_grant_is_told_only_while_it_stands(store: RedisStore, client: redis.Redis) -> None:
+    grant_to(store, "a")
+    assert not store.published(KEYS, digest("b"), TURN)
+    expire(client)
+    assert not store.published(KEYS, digest("a"), TURN)
+    assert not client.exists(KEYS.lock)
+
+
+@pytest.mark.core
+def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    granted = grant_to(store, "a")
+    taken = take(store, "a.2", "a", rank_us=10, copied=True, turn=granted.turn)
+    assert taken.token > 0
+    assert client.hgetall(PARKED) == {}
+    lock = client.hgetall(KEYS.lock)
+    assert (lock["acq"], lock["word"]) == ("a.2", "1")
+    assert not lock.keys() & {"due", "granter", "published", "rank"}
+    assert 0 < client.pttl(KEYS.lock) <= TTL
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("turn", ["", "123"])
+def test_another_copy_leaves_the_grant_and_is_acknowledged(store: RedisStore, client: redis.Redis, turn: str) -> None:
+    grant_to(store, "a")
+    store.published(KEYS, digest("a"), TURN)
+    before = client.hgetall(KEYS.lock), client.hgetall(PARKED)
+    for parks in (False, True):
+        answer = ask(store, "a.3", "a", rank_us=10, turn=turn, parks=parks)
+        assert isinstance(answer, Parked)
+        assert (answer.granted, answer.ousted) == (None, None)
+    assert (client.hgetall(KEYS.lock), client.hgetall(PARKED)) == before
+
+
+@pytest.mark.core
+def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
+    grant_to(store, "a")
+    answer = store.acquire(KEYS, "l.1", TTL, plain_claim())
+    assert isinstance(answer, Held)
+    assert (answer.twin, answer.holder.task_id, answer.holder.pid) == (False, "a", 0)
+    assert 0 < answer.holder.expires_in <= 5
+    assert str(answer.holder) == "app.post[a], whose turn it is"
+
+
+@pytest.mark.core
+def test_the_last_release_leaves_nothing_but_the_counter(store: RedisStore, client: redis.Redis) -> None:
+    granted = grant_to(store, "a")
+    park(store, "b.1", "b")
+    store.published(KEYS, granted.identity, TURN)
+    take(store, "a.2", "a", turn=granted.turn)
+    second = store.release(KEYS, "a.2", ending("a")).granted
+    assert second
+    take(store, "b.2", "b", turn=second.turn)
+    assert store.release(KEYS, "b.2", ending("b")).granted is None
+    marks = [KEYS.done(digest(who)) for who in "ab"]
+    assert sorted(client.scan_iter("*")) == sorted([KEYS.last, *marks])
+
+
+# Copies
+
+
+@pytest.mark.core
+def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "a.1", "a")
+    for parks in (False, True):
+        answer = ask(store, "a.2", "a", redelivered=True, parks=parks)
+        assert isinstance(answer, Held)
+        assert answer.twin
+    assert not client.exists(*KEYS.queue())
+    assert store.release(KEYS, "a.1", ending("a")).word
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("why", ["done", "used"])
+def test_a_granted_message_that_is_not_to_run_passes_its_turn_on(
+    store: RedisStore, client: redis.Redis, why: str
+) -> None:
+    granted = grant_to(store, "a")
+    park(store, "b.1", "b")
+    mark = {KEYS.done(digest("a")): "9" * 16, KEYS.used(): '1\nx\n["t", "i", "n", "1"]'}
+    key = KEYS.done(digest("a")) if why == "done" else KEYS.used()
+    client.set(key, mark[key])
+    answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True)
+    assert isinstance(answer, Duplicate if why == "done" else Used)
+    assert whose(answer.granted) == digest("b")
+    assert client.hkeys(PARKED) == [digest("b")]
+    assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"
+
+
+@pytest.mark.core
+def test_a_waiting_message_that_is_not_to_run_waits_no_more(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    park(store, "a.1", "a")
+    client.set(KEYS.done(digest("a")), "9" * 16)
+    assert ask(store, "a.2", "a", redelivered=True) == Duplicate()
+    assert not client.exists(PARKED, KEYS.queue()[0])
+    assert client.hget(KEYS.lock, "acq") == "h.1"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("carries", [True, False])
+def test_a_copy_that_carries_its_rank_is_judged_by_that_alone(
+    store: RedisStore, client: redis.Redis, carries: bool
+) -> None:
+    """Its id was used again: the old mark says nothing of it, whatever the broker flags."""
+    done_at = now_us(client)
+    client.set(KEYS.done(digest("a")), str(done_at))
+    answer = ask(store, "a.1", "a", redelivered=True, rank_us=done_at + 1 if carries else None)
+    assert isinstance(answer, Acquired if carries else Duplicate)
+
+
+@pytest.mark.core
+def test_who_starts_over_an_old_mark_deletes_it_and_marks_anew_at_its_end(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    done_at = now_us(client) - 1
+    client.set(KEYS.done(digest("a")), str(done_at))
+    take(store, "a.1", "a")
+    assert not client.exists(KEYS.done(digest("a")))
+    assert store.release(KEYS, "a.1", ending("a")).word
+    assert int(client.get(KEYS.done(digest("a"))) or 0) > done_at
+
+
+# A holder that lost its lease
+
+
+@pytest.mark.core
+def test_a_late_final_end_takes_its_own_parked_copy_out(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "a.1", "a")
+    expire(client)
+    take(store, "h.1", "h")
+    park(store, "a.2", "a", redelivered=True)
+    assert store.release(KEYS, "a.1", ending("a")) == Released(ours=False, word=False)
+    assert not waiting(client)
+    assert not client.exists(PARKED)
+    assert isinstance(ask(store, "a.3", "a", redelivered=True), Duplicate)
+    assert store.release(KEYS, "h.1", ending("h")).granted is None
+
+
+@pytest.mark.core
+def test_a_late_final_end_passes_on_the_turn_of_its_own_parked_copy(store: RedisStore, client: redis.Redis) -> None:
+    """Else the lock stays granted, for as long as the turn lasts, to a message that has its end."""
+    take(store, "a.1", "a")
+    expire(client)
+    take(store, "h.1", "h")
+    park(store, "a.2", "a", redelivered=True)
+    park(store, "b.1", "b")
+    assert whose(store.release(KEYS, "h.1", ending("h")).granted) == digest("a")
+    store.published(KEYS, digest("a"), TURN)
+    assert whose(store.release(KEYS, "a.1", ending("a")).granted) == digest("b")
+    assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"
+
+
+def test_an_end_that_is_not_final_leaves_its_parked_copy_waiting(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "a.1", "a")
+    expire(client)
+    take(store, "h.1", "h")
+    park(store, "a.2", "a", redelivered=True)
+    store.release(KEYS, "a.1", ending("a", final=False))
+    assert waiting(client) == [digest("a")]

@@ -1,0 +1,207 @@
+"""The queue's scripts against a real server: who parks, where, and what becomes of a full queue."""
+
+import pytest
+import redis
+
+from celery_dlock.records import Grant, Parked, Queued
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.queue_kit import (
+    KEYS,
+    SECOND,
+    TRIES,
+    TURN,
+    ask,
+    digest,
+    ending,
+    entry_of,
+    expire,
+    grant_to,
+    lose_turn,
+    make_due,
+    make_ready,
+    now_us,
+    park,
+    rank_in,
+    take,
+    waiting,
+    whose,
+)
+
+PARKED = KEYS.queue()[1]
+LATER = KEYS.queue()[2]
+INDEX = KEYS.queue()[3]
+
+
+# Parking
+
+
+@pytest.mark.core
+def test_who_meets_a_held_lock_is_told_to_queue_and_parks_only_with_its_entry(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "h.1", "h")
+    answer = ask(store, "a.1", "a")
+    assert isinstance(answer, Queued)
+    assert (answer.waiting, answer.holder and answer.holder.task_id) == (0, "h")
+    assert not waiting(client)
+    assert park(store, "a.1", "a", rank_us=answer.rank_us) == Parked(answer.rank_us, 1, None, None)
+    assert waiting(client) == [digest("a")]
+    assert client.hgetall(PARKED) == {digest("a"): entry_of("a")}
+
+
+@pytest.mark.core
+def test_waiters_stand_by_rank_not_by_arrival_at_the_store(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    assert [park(store, f"{who}.1", who, rank_us=rank).position for who, rank in [("b", 20), ("a", 10), ("c", 15)]] == [
+        1, 1, 2,
+    ]  # fmt: skip
+    assert waiting(client) == [digest("a"), digest("c"), digest("b")]
+
+
+@pytest.mark.core
+def test_parking_twice_is_parking_once(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    park(store, "a.1", "a", rank_us=10)
+    park(store, "b.1", "b", rank_us=20)
+    assert park(store, "a.2", "a", rank_us=10) == Parked(10, 1, None, None)
+    assert waiting(client) == [digest("a"), digest("b")]
+    assert client.hlen(PARKED) == 2
+
+
+@pytest.mark.core
+def test_a_copy_that_carries_no_rank_parks_at_the_rank_of_its_entry(store: RedisStore, client: redis.Redis) -> None:
+    """The broker gives a message again whose worker died between parking and acknowledging: it keeps its place."""
+    take(store, "h.1", "h")
+    park(store, "a.1", "a", rank_us=10)
+    park(store, "b.1", "b", rank_us=20)
+    answer = ask(store, "a.2", "a", redelivered=True)
+    assert isinstance(answer, Queued)
+    park(store, "a.2", "a", rank_us=answer.rank_us, redelivered=True)
+    assert waiting(client) == [digest("a"), digest("b")]
+    assert rank_in(client, "a") == 10
+
+
+@pytest.mark.core
+def test_a_rank_behind_the_elders_is_bumped_and_another_is_left(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    elder = park(store, "a.1", "a", age_us=SECOND)
+    bumped = park(store, "b.1", "b", age_us=10 * SECOND, after_us=elder.rank_us)
+    assert bumped.rank_us == elder.rank_us + 1
+    assert park(store, "c.1", "c", rank_us=elder.rank_us + 5, after_us=elder.rank_us).rank_us == elder.rank_us + 5
+    assert waiting(client) == [digest("a"), digest("b"), digest("c")]
+
+
+def test_who_takes_a_free_lock_behind_an_elder_has_the_bumped_rank_too(store: RedisStore, client: redis.Redis) -> None:
+    later = now_us(client) + 60 * SECOND
+    assert take(store, "a.1", "a", after_us=later).rank_us == later + 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("rank", [2**53 - 2, 9_007_199_254_740_989, 1_795_244_415_123_457])
+def test_no_digit_of_a_rank_is_lost_on_its_way_round(store: RedisStore, client: redis.Redis, rank: int) -> None:
+    """Doubles are exact up to 2^53; Lua would print 9.007199254741e+15."""
+    take(store, "h.1", "h")
+    assert park(store, "a.1", "a", rank_us=rank).rank_us == rank
+    assert park(store, "b.1", "b", rank_us=1, after_us=rank).rank_us == rank + 1
+    assert rank_in(client, "a") == rank
+    store.release(KEYS, "h.1", ending("h"))
+    assert client.hget(KEYS.lock, "rank") == str(rank)
+    lose_turn(store, client, "a")
+    assert client.hget(PARKED, f"{digest('a')}:rank") == str(rank)
+    make_ready(client, "a")
+    make_due(client)
+    store.published(KEYS, digest("b"), TURN)
+    make_due(client)
+    assert whose(store.sweep(KEYS, "s.1", TURN, TRIES).granted) == digest("a")
+    assert client.hget(KEYS.lock, "rank") == str(rank)
+
+
+# A free lock
+
+
+@pytest.mark.core
+def test_a_free_lock_with_a_waiter_before_is_not_taken_but_granted_to_that_waiter(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "h.1", "h")
+    park(store, "a.1", "a", rank_us=10)
+    expire(client)
+    answer = ask(store, "b.1", "b", rank_us=20)
+    assert answer == Queued(1, 20, None)
+    parked = park(store, "b.1", "b", rank_us=20)
+    assert whose(parked.granted) == digest("a")
+    assert parked.position == 1
+    assert client.hget(KEYS.lock, "acq") == f"grant:{digest('a')}"
+
+
+@pytest.mark.core
+def test_a_free_lock_with_later_waiters_only_is_taken_and_its_release_grants(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "h.1", "h")
+    park(store, "b.1", "b", rank_us=20)
+    expire(client)
+    take(store, "a.1", "a", rank_us=10)
+    assert whose(store.release(KEYS, "a.1", ending("a")).granted) == digest("b")
+
+
+@pytest.mark.core
+def test_who_waits_itself_takes_no_free_lock_but_is_granted_it_to_be_published(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """This delivery may be lost to its broker, and with the entry the last trace of the message."""
+    take(store, "h.1", "h")
+    park(store, "a.1", "a", rank_us=10)
+    expire(client)
+    parked = park(store, "a.2", "a", rank_us=10, redelivered=True)
+    assert whose(parked.granted) == digest("a")
+    assert client.hexists(PARKED, digest("a"))
+
+
+# Limits
+
+
+@pytest.mark.core
+def test_where_the_limit_is_reached_nobody_parks_and_the_waiting_are_left(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "h.1", "h")
+    for who in "ab":
+        park(store, f"{who}.1", who, limit=2)
+    answer = ask(store, "c.1", "c", limit=2, parks=True)
+    assert isinstance(answer, Queued)
+    assert answer.waiting == 2
+    assert waiting(client) == [digest("a"), digest("b")]
+    assert park(store, "a.2", "a", limit=2, rank_us=rank_in(client, "a")).position == 1  # it waits already
+
+
+@pytest.mark.core
+def test_those_who_lost_a_turn_count_as_waiting_and_the_granted_one_does_not(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    grant_to(store, "a")
+    park(store, "b.1", "b", limit=1)
+    lose_turn(store, client, "a")
+    assert isinstance(ask(store, "c.1", "c", limit=1, parks=True), Queued)
+    assert park(store, "c.1", "c", limit=2)
+
+
+@pytest.mark.core
+def test_the_oldest_makes_room_for_the_newest(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    for who in "ab":
+        park(store, f"{who}.1", who, limit=2, ousts=True)
+    parked = park(store, "c.1", "c", limit=2, ousts=True)
+    assert parked.ousted == Grant(digest("a"), entry_of("a"))
+    assert parked.position == 2
+    assert waiting(client) == [digest("b"), digest("c")]
+    assert sorted(client.hkeys(PARKED)) == sorted([digest("b"), digest("c"), f"{digest('c')}:ousts"])
+
+
+@pytest.mark.core
+def test_a_newcomer_older_than_all_who_wait_is_itself_the_one_that_goes(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    park(store, "b.1", "b", rank_us=20, limit=1, ousts=True)
+    parked = park(store, "a.1", "a", rank_us=10, limit=1, ousts=True)
+    assert parked.ousted == Grant(digest("a"), entry_of("a"))
+    assert waiting(client) == [digest("b")]

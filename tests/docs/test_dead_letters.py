@@ -1,0 +1,50 @@
+"""What docs/queue.md tells an operator to do with dead letters, done to one."""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+from celery_dlock.records import Identity
+from celery_dlock.stores import from_url
+from tests.apps.queueing_stage import staged
+from tests.conftest import WORKERS
+from tests.processes import ROOT
+
+
+def recipe(app: object) -> dict[str, Any]:
+    """The functions of that page, for this app."""
+    document = Sybil(parsers=[PythonCodeBlockParser()]).parse(ROOT / "docs" / "queue.md")
+    blocks = [str(example.parsed) for example in document.examples()]
+    (block,) = [block for block in blocks if "def publish_again" in block]
+    found: dict[str, Any] = {"app": app}
+    exec(block.partition("\nstore = redis")[0], found)
+    return found
+
+
+@pytest.mark.xdist_group("queue-dead-letters")
+@pytest.mark.parametrize(("serializer", "compression"), [("json", None), ("pickle", "zlib")], ids=["plain", "binary"])
+def test_a_dead_letter_that_is_published_by_hand_runs(
+    tmp_path: Path, request: pytest.FixtureRequest, serializer: str, compression: str | None
+) -> None:
+    with staged(tmp_path) as stage:
+        request.node.stash[WORKERS] = stage.workers
+        task, n = stage.tasks.parcel, stage.fresh()
+        with stage.hold(stage.tasks.parcel, n):
+            (result,) = stage.park(task, n, serializer=serializer, compression=compression)
+            store = from_url(stage.app.conf.dlock_url, timeout=3)
+            store.take_out(stage.keys(task, n), Identity(result.id).digest, uuid4().hex, bury=True)
+            store.close()
+        told = recipe(stage.app)
+        with redis.Redis.from_url(stage.app.conf.dlock_url) as client:
+            ((key, field, whose, message),) = told["dead_letters"](client)
+            assert whose == f'["{task.name}", "{result.id}"]'
+            assert (key.decode(), result.state) == (stage.keys(task, n).dead(), "QUEUED")
+            told["publish_again"](message)
+            client.hdel(key, field)
+            assert result.get(timeout=20) == n
+            assert list(told["dead_letters"](client)) == []
