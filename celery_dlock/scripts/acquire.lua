@@ -78,6 +78,12 @@ local function own_grant()
   return lock[3], redis.call('HGET', queue[2], lock[3]), lock[4]
 end
 
+local function own_ousted()
+  local identity = redis.call('HGET', queue[2], ARGV[3] .. ':ousts') or ''
+  local entry = redis.call('HGET', KEYS[marked + 5], identity)
+  return entry and identity or '', entry or ''
+end
+
 local function pass_on()
   -- It waits no more, and if its turn has come, that is the next one's.
   if not queue then
@@ -115,7 +121,7 @@ if queue then
     mine = redis.call('HGET', KEYS[1], 'since') == ARGV[18]
     if not mine then
       local granted, entry, turn = own_grant()
-      return {'parked', rank, granted and '1' or '0', granted or '', entry or '', turn or '', '', ''}
+      return {'parked', rank, granted and '1' or '0', granted or '', entry or '', turn or '', own_ousted()}
     end
     held = false
   elseif not held then
@@ -174,9 +180,7 @@ if held or crowd then
     redis.call('HSET', KEYS[marked + 5], ousted, its_entry)
     redis.call('HSET', queue[2], ARGV[3] .. ':ousts', ousted)
   elseif known then
-    ousted = redis.call('HGET', queue[2], ARGV[3] .. ':ousts') or ''
-    its_entry = redis.call('HGET', KEYS[marked + 5], ousted) or ''
-    ousted = its_entry ~= '' and ousted or ''
+    ousted, its_entry = own_ousted()
   end
   redis.call('HSET', queue[2], ARGV[3], ARGV[14])
   redis.call('ZREM', queue[3], ARGV[3])

@@ -26,6 +26,7 @@ app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
     broker_transport_options={"visibility_timeout": 4, "unacked_restore_interval": 0.2},
 )
 

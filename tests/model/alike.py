@@ -11,9 +11,9 @@ def legible(run: Run) -> Run:
     """After its first script a delivery's kind and rank matter only for the copy that would come back."""
     if run.phase == "begin":
         return run
-    if run.tie != "yes":
-        return run._replace(kind="", rank=0)
-    return run._replace(kind="p") if run.kind in {"o", "p"} else run._replace(kind="r", rank=0)
+    kind = "" if run.tie != "yes" else "p" if run.kind in {"o", "p"} else "r"
+    rank = run.rank if kind == "p" else 0
+    return run if (kind, rank) == run[1:3] else run._replace(kind=kind, rank=rank)
 
 
 def trimmed(s: State) -> State:
@@ -37,15 +37,14 @@ def trimmed(s: State) -> State:
         max([0, *(names[r] for r in ranks[m] if r <= mark)]) if mark != NEVER and (m in there or reused) else NEVER
         for m, mark in enumerate(s.done)
     ]
-    return s._replace(
-        broker=tuple([c._replace(rank=names[c.rank]) if c.rank else c for c in s.broker]),
-        running=tuple(
-            [r._replace(rank=names[r.rank], grant=r.grant._replace(rank=names.get(r.grant.rank, 0))) for r in running]
-        ),
-        entries=tuple([e and e._replace(rank=names[e.rank]) for e in s.entries]),
-        done=tuple(done),
-        revoked=tuple([flag and (m in there or bool(left(s, "revoke"))) for m, flag in enumerate(s.revoked)]),
-    )
+    if any(rank != name for rank, name in names.items()):
+        broker = tuple([c._replace(rank=names[c.rank]) for c in s.broker])
+        running = tuple([
+            r._replace(rank=names[r.rank], grant=r.grant._replace(rank=names.get(r.grant.rank, 0))) for r in running
+        ])  # fmt: skip
+        s = s._replace(broker=broker, entries=tuple([e and e._replace(rank=names[e.rank]) for e in s.entries]))
+    revoked = tuple([flag and (m in there or bool(left(s, "revoke"))) for m, flag in enumerate(s.revoked)])
+    return s._replace(running=running, done=tuple(done), revoked=revoked)
 
 
 def canonical(s: State, setup: Setup) -> State:

@@ -1,6 +1,13 @@
 """Try every order of everything that can happen, breadth first, so that a counter-example is a shortest one.
 
-As a script it runs what is too big for the suite, for instance three messages under two kinds of events:
+As a script it runs what is too big for the suite; all of these hold (states, seconds of a slow core):
+
+    messages=3 crash=1 redeliver=1                                          604908   103
+    messages=2 early=1 crash=1 redeliver=1 regrant=1                        506095    84
+    messages=1 crash=1 redeliver=1 regrant=1 requeue=1 lease=1 revoke=1     302931    46
+    messages=3 crash=1 regrant=1                                            274153    65
+    messages=3 redeliver=1 regrant=1                                        189301    45
+    messages=2 crash=1 redeliver=1 lease=1                                  178935    25
 
     python -m tests.model.explore messages=3 crash=1 regrant=1 [early=1] [rare=0] [overflow=1] [tries=1] [without=zrem]
 
@@ -14,6 +21,7 @@ States that differ only in what nothing can read any more, or in the names of me
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from array import array
@@ -88,6 +96,14 @@ class Search:
         return canonical(s, self.setup) if self.reduced else trimmed(s)
 
     def explore(self, limit: int | None = None) -> Verdict:
+        """Until a fault is found, or all is seen, or there are too many states."""
+        gc.disable()  # all that is made stays
+        try:
+            return self.search(limit or sys.maxsize)
+        finally:
+            gc.enable()
+
+    def search(self, limit: int) -> Verdict:
         start = time.process_time()
         level = [self.name(first(self.setup))]
         self.states[level[0]] = 0
@@ -96,7 +112,7 @@ class Search:
             following: list[State] = []
             for s in level:
                 fault = wrong(s, self.setup) or self.expand(s, following)
-                if fault or len(self.states) >= (limit or sys.maxsize):
+                if fault or len(self.states) >= limit:
                     return self.verdict(fault or "gave up", s, start)
             level = following
         stuck = self.unreached()

@@ -69,7 +69,7 @@ def users(s: State, setup: Setup) -> Iterator[Step]:
         if left(s, "revoke") and not s.revoked[m] and s.need[m] % SPARE:
             yield from revoke(s, m, setup)
         if not s.need[m] % SPARE:
-            yield from reuse(s, m)
+            yield from reuse(s, m, setup)
 
 
 def revoke(s: State, m: int, setup: Setup) -> Iterator[Step]:
@@ -81,10 +81,10 @@ def revoke(s: State, m: int, setup: Setup) -> Iterator[Step]:
         yield f"{m} is revoked{granting(grant)}", helped(after, grant)
 
 
-def reuse(s: State, m: int) -> Iterator[Step]:
+def reuse(s: State, m: int, setup: Setup) -> Iterator[Step]:
     """It has its end: its id may be used again, and where no copy of it is left its mark may expire."""
     mine = [run.phase for run in s.running if run.message == m]
-    if left(s, "republish") and not {"body", "stale"}.intersection(mine):
+    if left(s, "republish") and m < setup.messages and not {"body", "stale"}.intersection(mine):
         again = spend(s, "republish")._replace(broker=(*s.broker, Copy(m, "f", 0)))
         yield f"{m} is published again", again._replace(need=put(s.need, m, s.need[m] + 1))
     copies = [c for c in (*s.broker, *[r.grant for r in s.running]) if c.message == m]

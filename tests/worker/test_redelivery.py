@@ -109,6 +109,26 @@ def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_i
     assert len(stage.history(what="in", id=holding.id)) == 1
 
 
+def test_a_holder_that_nears_its_visibility_timeout_leaves_word_so_its_copy_does_not_run_after_it(tmp_path, show):
+    # From its second second on the keeper doubts; when the lock was asked for, nothing was doubtful yet.
+    options = {**REDELIVERING["broker_transport_options"], "visibility_timeout": 4, "unacked_restore_interval": 0.05}
+    conf = {**REDELIVERING, "broker_transport_options": options}
+    with staged(tmp_path, concurrency=1, conf=conf) as made:
+        stage = show(made)
+        holding = stage.hold(stage.tasks.skips_late, stage.fresh())
+        (lock,) = stage.lock_keys(stage.tasks.skips_late, holding.n)
+        eventually(lambda: stage.locks.hget(lock, "word"), 10, message="the keeper left no word")
+        # The copy lies in the queue behind the only slot, so it comes when the lock is free and says nothing.
+        eventually(lambda: stage.broker.llen("celery"), 20)
+        assert holding.end() == holding.n
+        try:
+            stage.wait_for_line(holding.id, "is a duplicate")
+        finally:
+            stage.open(holding.gate)
+        stage.nothing_left(30)
+        assert len(stage.history(what="in", id=holding.id)) == 1
+
+
 @pytest.mark.parametrize("name", ["skips", "skips_late"])
 def test_a_message_whose_eta_is_later_than_its_visibility_timeout_runs_once(lone, show, name):
     stage, n = show(lone), lone.fresh()
