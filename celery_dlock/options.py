@@ -141,6 +141,13 @@ class LockOptions:
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise _wrong("queue_limit", limit, "None or a whole number of at least 1")
         _one_of("queue_overflow", self.queue_overflow, OVERFLOW)
+        if self.on_conflict != "queue":
+            for option, value, unset in (
+                ("queue_limit", limit, None),
+                ("queue_overflow", self.queue_overflow, "raise"),
+            ):
+                if value != unset:
+                    raise _wrong(option, value, f"{unset!r} without on_conflict='queue'")
         if self.queue_overflow == "keep_latest" and limit not in (None, 1):
             raise _wrong("queue_limit", limit, "None or 1 under queue_overflow='keep_latest'")
         if self.queue_overflow in ("skip", "drop_oldest") and limit is None:

@@ -47,9 +47,8 @@ def from_url(url: str, *, timeout: float) -> QueueStore:
     parts = urlsplit(url)
     if not url.startswith(f"{scheme}://") or (scheme in _WITH_HOST and not re.fullmatch(r"/?\d*/?", parts.path)):
         # redis-py reads the first as localhost, and the second as database 0.
-        raise InvalidLockOptions(
-            f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {scheme}://host:port/number of the database"
-        )
+        form = "host:port/number of the database" if scheme in _WITH_HOST else "/path of the socket"
+        raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {scheme}://{form}")
     from .redis import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
 
     try:

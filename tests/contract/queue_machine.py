@@ -1,6 +1,7 @@
 """How the stateful test of the queue's scripts sends a command, to the server and to the model, and compares."""
 
 import itertools
+import random
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,9 @@ from tests.servers import Server
 
 BUCKET = 7
 NAMES = [LockName("n:x", BUCKET), LockName("n:y", BUCKET)]
-PEOPLE = ["a", "b", "c", "d"]
+PEOPLE = ["a", "b", "c", "d", "e", "f"]
+#: Share of the commands that arrive twice at once.
+DOUBLED = 0.2
 
 
 class Machine(RuleBasedStateMachine):
@@ -29,7 +32,8 @@ class Machine(RuleBasedStateMachine):
 
     server: Server
 
-    def set_up(self) -> None:
+    def set_up(self, rng: random.Random) -> None:
+        self.random = rng
         self.store = RedisStore(self.server.url(), timeout=5)
         self.client: redis.Redis = self.server.client()
         self.prefix = uuid.uuid4().hex
@@ -104,11 +108,13 @@ class Machine(RuleBasedStateMachine):
                 assert isinstance(second, records.Acquired)
                 assert second.token == first.token
             elif isinstance(first, records.Parked) and isinstance(second, records.Parked) and not ranked:
-                assert second[1:] == first[1:]
+                assert second[1:] == first[1:], (second, first)
             else:
-                assert second == first
+                assert second == first, (second, first)
 
         self.last = again
+        if self.random.random() < DOUBLED:
+            again()
 
     def place(self, ask: Ask) -> Place:
         after = 0 if ask.after is None else self.number(ask.after)

@@ -43,6 +43,7 @@ class Queue:
         rank = self._rank(ask, now)
         if self._is_duplicate(ask, rank):
             return ("done", self._pass_on(ask, now))
+        rank = self._place(ask, rank)
         if ask.queues and isinstance(lock, Granted) and lock.identity == me:
             return self._meet_own_turn(lock, ask, rank, now)
         if lock is None and not (ask.queues and self._others_first(me, rank)):
@@ -129,11 +130,14 @@ class Queue:
         rank = now if ask.rank is None else ask.rank
         if ask.queues and ask.after is not None and rank <= ask.after:
             rank = ask.after._replace(plus=ask.after.plus + 1)
-        if ask.queues and ask.identity in self.entries:
-            # However it came back, it keeps its place; of a grant, that is the lock's to know.
-            place = self.waiting.get(ask.identity) or self.lost.get(ask.identity, (rank, 0))[0]
-            return min(place, rank)
         return rank
+
+    def _place(self, ask: Ask, rank: Stamp) -> Stamp:
+        """However it came back, it keeps its place; of a grant, that is the lock's to know."""
+        if not ask.queues or ask.identity not in self.entries:
+            return rank
+        place = self.waiting.get(ask.identity) or self.lost.get(ask.identity, (rank, 0))[0]
+        return min(place, rank)
 
     def _is_duplicate(self, ask: Ask, rank: Stamp) -> bool:
         done = self.bucket.done.get(ask.identity)

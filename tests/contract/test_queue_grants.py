@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from celery_dlock.records import Acquired, Duplicate, Grant, Held, Parked, Released, Used
+from celery_dlock.records import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Used
 from celery_dlock.store import Ending
 from celery_dlock.stores.redis import RedisStore
 from tests.contract.kit import claim_of as plain_claim
@@ -194,6 +194,19 @@ def test_who_starts_over_an_old_mark_deletes_it_and_marks_anew_at_its_end(
     assert not client.exists(KEYS.done(digest("a")))
     assert store.release(KEYS, "a.1", ending("a")).word
     assert int(client.get(KEYS.done(digest("a"))) or 0) > done_at
+
+
+@pytest.mark.core
+def test_a_new_publication_is_judged_by_its_own_rank_and_not_by_the_place_of_an_entry_left_behind(
+    store: RedisStore,
+) -> None:
+    """Its id was used before, and the end of that run was told by somebody who did not name the queue's keys."""
+    take(store, "h.1", "h")
+    park(store, "a.1", "a")
+    store.release(KEYS, "lost.1", ending("a", queue=False))
+    answer = ask(store, "a.2", "a")
+    assert isinstance(answer, Queued)
+    assert isinstance(ask(store, "a.3", "a", redelivered=True), Duplicate)
 
 
 # A holder that lost its lease

@@ -51,10 +51,7 @@ TAKEN = [
     ("retry_limit", 0),
     ("retry_limit", 10**9),
     ("wait_timeout", 0.0),
-    ("queue_limit", 1),
-    ("queue_limit", 10**9),
     ("queue_overflow", "raise"),
-    ("queue_overflow", "keep_latest"),
     ("once_per", 0.001),
     ("once_per", float(YEAR)),
     ("skip_result", None),
@@ -111,8 +108,8 @@ REFUSED = [
     ("queue_overflow", "drop", "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
     ("queue_overflow", None, "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
     ("queue_overflow", ["skip"], "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
-    ("queue_overflow", "skip", "'raise' or 'keep_latest' without a queue_limit"),
-    ("queue_overflow", "drop_oldest", "'raise' or 'keep_latest' without a queue_limit"),
+    ("queue_limit", 3, "None without on_conflict='queue'"),
+    ("queue_overflow", "keep_latest", "'raise' without on_conflict='queue'"),
     ("once_per", 0, "seconds from 0.001"),
     ("once_per", -60, "seconds from 0.001"),
     ("once_per", True, "seconds (int, float or timedelta)"),
@@ -156,7 +153,7 @@ def test_a_duration_may_be_an_int_or_a_timedelta_and_is_kept_as_seconds(option: 
 
 @pytest.mark.parametrize("overflow", ["raise", "skip", "drop_oldest"])
 def test_with_a_limit_any_number_may_wait_up_to_it(overflow: str) -> None:
-    assert LockOptions(queue_limit=7, queue_overflow=overflow).most_waiting == 7
+    assert LockOptions(on_conflict="queue", queue_limit=7, queue_overflow=overflow).most_waiting == 7
 
 
 def test_without_a_limit_any_number_waits_which_is_said_by_zero() -> None:
@@ -165,12 +162,18 @@ def test_without_a_limit_any_number_waits_which_is_said_by_zero() -> None:
 
 @pytest.mark.parametrize("limit", [None, 1])
 def test_to_keep_the_latest_is_a_limit_of_one(limit: int | None) -> None:
-    assert LockOptions(queue_limit=limit, queue_overflow="keep_latest").most_waiting == 1
+    assert LockOptions(on_conflict="queue", queue_limit=limit, queue_overflow="keep_latest").most_waiting == 1
+
+
+@pytest.mark.parametrize("overflow", ["skip", "drop_oldest"])
+def test_without_a_limit_nothing_flows_over(overflow: str) -> None:
+    with pytest.raises(InvalidLockOptions, match="allowed: 'raise' or 'keep_latest' without a queue_limit"):
+        LockOptions(on_conflict="queue", queue_overflow=overflow)
 
 
 def test_to_keep_the_latest_leaves_no_room_for_another_limit() -> None:
     with pytest.raises(InvalidLockOptions, match="queue_limit=2 is not allowed; allowed: None or 1 under"):
-        LockOptions(queue_limit=2, queue_overflow="keep_latest")
+        LockOptions(on_conflict="queue", queue_limit=2, queue_overflow="keep_latest")
 
 
 def test_a_list_of_names_is_kept_as_a_tuple() -> None:

@@ -126,7 +126,9 @@ def test_one_parcel_is_one_text() -> None:
 # Refused before it is parked
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, print, {("a", "b"): 1}], ids=repr)
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, 1j, print, {("a", "b"): 1}], ids=lambda value: type(value).__name__
+)
 def test_a_header_that_json_has_no_form_for_is_refused(value: object) -> None:
     with pytest.raises(DLockError, match="its headers cannot be written as JSON, so it cannot be parked"):
         parcel(headers=headers(odd=value)).text()
