@@ -97,6 +97,14 @@ local function pass_on()
   return grant(KEYS[1], queue, name, now, ARGV[1])
 end
 
+-- A copy that carries its rank is judged by that alone: flagged, it may copy a message that reused a finished id.
+if marks[3] and ((ARGV[4] == '1' and ARGV[7] == '') or tonumber(rank) <= tonumber(marks[3])) then
+  return {'done', pass_on()}
+end
+if marks[4] then
+  return {'used', marks[4], pass_on()}
+end
+
 local known = queue and redis.call('HEXISTS', queue[2], ARGV[3]) == 1
 if known then
   -- However it came back, it has a place.
@@ -104,14 +112,6 @@ if known then
   if place and tonumber(place) < tonumber(rank) then
     rank = digits(place)
   end
-end
-
--- A copy that carries its rank is judged by that alone: flagged, it may copy a message that reused a finished id.
-if marks[3] and ((ARGV[4] == '1' and ARGV[7] == '') or tonumber(rank) <= tonumber(marks[3])) then
-  return {'done', pass_on()}
-end
-if marks[4] then
-  return {'used', marks[4], pass_on()}
 end
 
 -- Whom a free lock finds waiting; none of those who come after the asker is in its way.

@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
             self.learn(name, ask, answer, expected)
             return answer
 
-        self.twice(once, ranked=ask.rank is not None)
+        self.twice(once)
 
     def end(self, name: int, ask: Ask, *, final: bool, queue: bool) -> None:
         ending = Ending(final, ask.identity, unsure=ask.unsure, queue=queue)
@@ -92,11 +92,8 @@ class Machine(RuleBasedStateMachine):
 
         self.twice(once)
 
-    def twice(self, once: Callable[[], object], *, ranked: bool = True) -> None:
-        """Carry it out, and keep it to be carried out again: a reply may be lost.
-
-        ``ranked``: what it says of its rank does not depend on the time.
-        """
+    def twice(self, once: Callable[[], object]) -> None:
+        """Carry it out, and keep it to be carried out again: a reply may be lost."""
         first = once()
 
         def again() -> None:
@@ -107,7 +104,9 @@ class Machine(RuleBasedStateMachine):
             elif isinstance(first, records.Acquired):
                 assert isinstance(second, records.Acquired)
                 assert second.token == first.token
-            elif isinstance(first, records.Parked) and isinstance(second, records.Parked) and not ranked:
+            elif isinstance(first, records.Parked):
+                # Its rank is the time's where it carries none.
+                assert isinstance(second, records.Parked)
                 assert second[1:] == first[1:], (second, first)
             else:
                 assert second == first, (second, first)
