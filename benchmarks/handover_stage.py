@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery_dlock.keys import LockKeys
 from celery_dlock.parcel import Parcel
 from celery_dlock.records import By, Claim, Identity, Place
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.stores import from_url
 from tests.processes import kill_session, spawn, tail
 from tests.servers import Server
 from tests.waiting import eventually
@@ -50,7 +50,7 @@ class Stage:
         self.tasks: Any = handover_app
         self.folder = folder
         self.broker, self.locks = server.client(db=0), server.client(db=2)
-        self.store = RedisStore(server.url(2), timeout=5)
+        self.store = from_url(server.url(2), timeout=5)
         self._diary = (folder / "diary").open("rb")
         self._unread = b""
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from . import signals
 from .decorator import singleton_task
-from .errors import DLockError, InvalidLockOptions, LockHeld, LockLost, StoreUnavailable
+from .errors import (
+    DLockError,
+    InvalidLockOptions,
+    InvalidTick,
+    LockHeld,
+    LockLost,
+    NameUsed,
+    StoreUnavailable,
+    UnknownOutcome,
+)
 from .lease import Lease
 from .lock import Lock
 from .options import LockOptions
@@ -13,13 +22,16 @@ from .task import SingletonTask
 __all__ = [
     "DLockError",
     "InvalidLockOptions",
+    "InvalidTick",
     "Lease",
     "Lock",
     "LockHeld",
     "LockLost",
     "LockOptions",
+    "NameUsed",
     "SingletonTask",
     "StoreUnavailable",
+    "UnknownOutcome",
     "signals",
     "singleton_task",
 ]

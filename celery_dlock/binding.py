@@ -42,6 +42,11 @@ class Binding:
         """What :meth:`values` gave, as the arguments of a call."""
         return BoundArguments(self._signature, dict(zip(self.names, values, strict=True)))
 
+    def example(self) -> BoundArguments:
+        """A call of this signature: its shape, not its values."""
+        empty: dict[object, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
+        return self.bound([empty.get(parameter.kind) for parameter in self._signature.parameters.values()])
+
     def _quick(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
         # Signature.bind with apply_defaults takes several times as long as all the rest of a lock name.
         given = len(args)
@@ -62,6 +67,13 @@ class Binding:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:  # it names arguments and shows no value
-            raise LockKeyError(f"task {self._task!r}: the call does not fit its signature: {error}") from None
+            raise self._unfit(str(error)) from None
         bound.apply_defaults()
+        # Python 3.13.0 binds a call without a positional-only argument if **kwargs has one of its name.
+        for name in self.names:
+            if name not in bound.arguments:
+                raise self._unfit(f"missing a required argument: {name!r}")
         return list(bound.arguments.values())
+
+    def _unfit(self, reason: str) -> LockKeyError:
+        return LockKeyError(f"task {self._task!r}: the call does not fit its signature: {reason}")

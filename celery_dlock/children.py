@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .keeper import Source
 from .liveness import ChildWatch
 from .shared_slots import SharedSlots
+from .stoppers import STOP_SIGNAL
 
 if TYPE_CHECKING:
     from .records import Released
@@ -77,6 +78,7 @@ class _Child(Source):
         self._on_freed = freed
         self._watch: ChildWatch | None = None
         self._nameless = 0
+        slots.interrupt = self._interrupt
 
     def gone(self) -> bool:
         if self._watch is None:
@@ -85,6 +87,13 @@ class _Child(Source):
                 return self._nameless > NAMELESS_TICKS
             self._watch = ChildWatch(self._slots.pid)
         return self._watch.gone()
+
+    def pidfd(self) -> int | None:
+        return None if self._watch is None else self._watch.pidfd
+
+    def _interrupt(self) -> None:
+        if self._watch is not None:
+            self._watch.send(STOP_SIGNAL)
 
     def taken(self) -> Sequence[Slot]:
         return self._slots.taken(dead=self._watch is not None and self._watch.gone())

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from kombu.transport import get_transport_cls
 
+from .borrowed import of_backend, of_broker
+from .durability import durability_of, has_room
+from .durability import shown as shown_durability
+from .durations import seconds_within, ttl_seconds
 from .errors import InvalidLockOptions
-from .options import DEFAULT_TTL, ttl_seconds
-from .stores import SCHEMES, shown
+from .options import DEFAULT_TTL
+from .place_setting import of_setting
+from .places import Place, shown
+from .records import PRIMARY, Durability
 
 if TYPE_CHECKING:
     from celery import Celery
 
 __all__ = ["Settings"]
 
-_KNOWN = ("dlock_prefix", "dlock_ttl", "dlock_turn", "dlock_turn_tries", "dlock_url")
+_KNOWN = (
+    "dlock_durability", "dlock_failover_quarantine", "dlock_prefix", "dlock_rest", "dlock_restart_delay",
+    "dlock_timeout", "dlock_transport_options", "dlock_ttl", "dlock_turn", "dlock_turn_tries", "dlock_url",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +34,59 @@ class Settings:
     """What ``app.conf`` says of locks.
 
     Args:
-        url: ``dlock_url``; default: the broker's URL where that is Redis, else the result backend's.
+        places: ``dlock_url``, with ``dlock_transport_options``; default: where the broker is if that is Redis, else the
+            result backend, connected to as Celery does. More than one: Redlock.
         prefix: ``dlock_prefix``: the start of every key, ``"dlock"`` by default.
         ttl: ``dlock_ttl``: the ttl, in seconds, of tasks and locks that name none; 30 by default.
+        timeout: ``dlock_timeout``: seconds that connecting to the store may take, and then each command; 0.05 to 60,
+            3 by default. Renewals have their own, as short as the leases demand.
+        rest: ``dlock_rest``: seconds in which a worker does not ask a store that did not answer in time; 0 to 60, 2 by
+            default; 0: it asks for each task.
         turn: ``dlock_turn``: seconds that a waiter whose message was published has to start before the next gets its
             turn, doubled with each turn that it loses; 60 by default.
         turn_tries: ``dlock_turn_tries``: lost turns after which a message goes to the dead letters; 5 by default.
         doubtful_after: Seconds after a delivery from which a Redis broker may have delivered an unacknowledged message
             again (its ``visibility_timeout``); None for brokers that do not.
+        durability: ``dlock_durability``: who has to confirm what is written about the locks of tasks that do not say so
+            themselves (``durability``); ``"primary"`` by default.
+        failover_quarantine: ``dlock_failover_quarantine``: seconds for which a server that was started, emptied or
+            promoted to primary grants nothing new; 0 by default: it grants at once. Meant is the longest ttl there is.
+        restart_delay: ``dlock_restart_delay``: the same of each server of a Redlock; None by default: the longest ttl
+            of the app's tasks, and ``dlock_ttl`` at least.
     """
 
-    url: str
+    places: tuple[Place, ...]
     prefix: str
     ttl: float
+    timeout: float
+    rest: float
     turn: float
     turn_tries: int
     doubtful_after: float | None
     node: str
+    durability: Durability = PRIMARY
+    failover_quarantine: float = 0.0
+    restart_delay: float | None = None
+
+    def confirmed_by(self, own: Durability | None, option: str = "durability") -> Durability:
+        """Who has to confirm what is written about a lock.
+
+        Args:
+            own: What its task, call or ``Lock`` says; None: nothing.
+            option: What to call that in an error.
+
+        Raises:
+            InvalidLockOptions: It cannot be had here.
+        """
+        if own is None:
+            return self.durability
+        if own != PRIMARY and len(self.places) > 1:
+            raise InvalidLockOptions(
+                f"{option}={shown_durability(own)} is not allowed; allowed: 'primary' on a Redlock: "
+                "its servers have no replicas"
+            )
+        has_room(option, own, self.timeout)
+        return own
 
     @classmethod
     def of(cls, app: Celery) -> Settings:
@@ -61,13 +105,25 @@ class Settings:
             raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")
         ttl = conf.get("dlock_ttl")
         seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
+        timeout = seconds_within("dlock_timeout", conf.get("dlock_timeout", 3.0), 0.05, 60.0)
+        rest = seconds_within("dlock_rest", conf.get("dlock_rest", 2.0), 0.0, 60.0)
         turn = ttl_seconds("dlock_turn", conf.get("dlock_turn", 60.0))
         tries = conf.get("dlock_turn_tries", 5)
         if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
             raise InvalidLockOptions(
                 f"dlock_turn_tries={tries!r} is not allowed; allowed: a whole number of at least 1"
             )
-        return cls(_url(app), prefix, seconds, turn, tries, _doubtful_after(app), socket.gethostname())
+        settings = cls(
+            _places(app), prefix, seconds, timeout, rest, turn, tries, _doubtful_after(app), socket.gethostname()
+        )
+        durability = durability_of("dlock_durability", conf.get("dlock_durability", "primary"))
+        quarantine, delay = _pauses(conf, redlock=len(settings.places) > 1)
+        return replace(
+            settings,
+            durability=settings.confirmed_by(durability, "dlock_durability"),
+            failover_quarantine=quarantine,
+            restart_delay=delay,
+        )
 
 
 def _keys(conf: Any) -> set[str]:
@@ -82,21 +138,28 @@ def _keys(conf: Any) -> set[str]:
     return ours | {key for key in keys if not key.isupper()}
 
 
-def _url(app: Celery) -> str:
-    own = app.conf.get("dlock_url")
+def _pauses(conf: Any, *, redlock: bool) -> tuple[float, float | None]:
+    """``dlock_failover_quarantine`` and ``dlock_restart_delay``, of which only one has an effect."""
+    quarantine, delay = conf.get("dlock_failover_quarantine", 0.0), conf.get("dlock_restart_delay")
+    quarantine = seconds_within("dlock_failover_quarantine", quarantine, 0.0)
+    delay = None if delay is None else seconds_within("dlock_restart_delay", delay, 0.0)
+    if redlock and quarantine:
+        raise InvalidLockOptions("dlock_failover_quarantine is not for a Redlock; set dlock_restart_delay")
+    if delay and not redlock:
+        raise InvalidLockOptions("dlock_restart_delay is for a Redlock; set dlock_failover_quarantine")
+    return quarantine, delay
+
+
+def _places(app: Celery) -> tuple[Place, ...]:
+    own, options = app.conf.get("dlock_url"), app.conf.get("dlock_transport_options")
     if own is not None:
-        if not isinstance(own, str) or urlsplit(own).scheme not in SCHEMES:
-            seen = shown(own) if isinstance(own, str) else own
-            allowed = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-            raise InvalidLockOptions(
-                f"dlock_url={seen!r} is not allowed; allowed: a URL that starts with one of {allowed}"
-            )
-        return own
-    # The settings themselves: a Connection's own URL has lost its query, and with it the TLS options.
+        return of_setting(own, options or {})
+    if options:
+        raise InvalidLockOptions("dlock_transport_options belongs to dlock_url, which is not set")
+    place = of_broker(app) or of_backend(app)
+    if place is not None:
+        return (place,)
     candidates = (_first(app.conf.broker_write_url), _first(app.conf.result_backend))
-    for url in candidates:
-        if urlsplit(url).scheme in SCHEMES:
-            return url
     seen = " and ".join(repr(shown(url)) for url in candidates if url) or "nothing"
     raise InvalidLockOptions(
         f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url"
@@ -104,7 +167,6 @@ def _url(app: Celery) -> str:
 
 
 def _first(urls: Any) -> str:
-    """Celery takes several URLs to fail over to, as a list or joined by semicolons."""
     if isinstance(urls, list | tuple):
         urls = urls[0] if urls else ""
     return str(urls or "").partition(";")[0]

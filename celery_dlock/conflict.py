@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Literal
 
-from .options import LockOptions, as_seconds
-from .records import Duplicate, Held, Holder, Parked, Queued, Refusal, Used
+from .durations import as_seconds
+from .options import LockOptions
+from .records import CUT, Duplicate, Held, Holder, Parked, Queued, Refusal, Unknown, Used
 
 __all__ = [
     "Again",
@@ -16,6 +18,7 @@ __all__ = [
     "Fail",
     "Park",
     "PutBack",
+    "Recall",
     "Situation",
     "Skip",
     "Wait",
@@ -34,17 +37,21 @@ class Situation:
     Args:
         retries: How often this task ran already (``self.retry()``).
         tries: How often this message was published again because the lock was held.
+        comebacks: How often since then for another reason.
         waited: The task has waited in its slot, so ``after_wait`` speaks.
         parking: The message has brought its entry to be parked, so the queue is full.
         eager: Run by ``apply()``; there is no message that could be published again.
+        task_id: Of the task that asks.
         jitter: A random number from 0 to 1.
     """
 
     retries: int = 0
     tries: int = 0
+    comebacks: int = 0
     waited: bool = False
     parking: bool = False
     eager: bool = False
+    task_id: str = ""
     jitter: float = 1.0
 
 
@@ -96,8 +103,17 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the task FAILURE with ``LockHeld``."""
+    """End the task FAILURE: with ``LockHeld``, ``NameUsed`` or ``UnknownOutcome``."""
 
+    reason: str
+    why: Literal["held", "used", "unknown"] = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """End the task SUCCESS with the result of this run, as long as it is known; else skip it."""
+
+    task_id: str
     reason: str
 
 
@@ -108,7 +124,7 @@ class Drop:
     reason: str
 
 
-Decision = Skip | Again | PutBack | Wait | Park | Await | Fail | Drop
+Decision = Skip | Again | PutBack | Wait | Park | Await | Fail | Recall | Drop
 
 
 def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Decision:
@@ -116,20 +132,27 @@ def decide(refusal: Refusal, options: LockOptions, situation: Situation) -> Deci
     match refusal:
         case Duplicate():
             return Drop("this message has run to its end already")
-        case Used(by, same, _):
-            return Drop("this message has run to its end already") if same else Skip(_used_by(by))
+        case Used() | Unknown():
+            return _after(refusal, options)
         case Held(holder, twin):
             if twin:
                 # Not later than the lease would end if its holder were dead: then this copy is the one to run.
-                growing = TWIN_DELAY * 2.0 ** min(situation.tries, 60)
+                growing = TWIN_DELAY * 2.0 ** min(situation.comebacks, 60)
                 delay = min(TWIN_DELAY_MAX, growing, holder.expires_in + TWIN_DELAY / 2)
                 return PutBack(delay, "another copy of this message is running")
-            return _by_policy(holder, options, situation)
+            own = _precedes(holder, situation)
+            return Again(_delay(options, situation), held_by(holder)) if own else _by_policy(holder, options, situation)
         case Queued(waiting, _, holder):
             return _to_queue(waiting, holder, options, situation)
         case Parked():
             return Await("it waits for its turn")
     raise AssertionError(refusal)  # the locker retries a tombstoned acquisition itself
+
+
+def _precedes(holder: Holder, situation: Situation) -> bool:
+    """Is it the run that this one retries, which takes long to release? That is no rival."""
+    mine = holder.task_id == situation.task_id[:CUT]
+    return mine and holder.left and situation.retries > 0 and not situation.eager
 
 
 def _by_policy(holder: Holder, options: LockOptions, situation: Situation) -> Decision:
@@ -149,7 +172,8 @@ def _by_policy(holder: Holder, options: LockOptions, situation: Situation) -> De
     if situation.eager:
         return Fail(f"{reason}; an eager call has no message that could be retried")
     if options.retry_limit is not None and situation.tries >= options.retry_limit:
-        return Fail(f"{reason}; given up after {situation.tries} tries (retry_limit)")
+        tries = "1 try" if situation.tries == 1 else f"{situation.tries} tries"
+        return Fail(f"{reason}; given up after {tries} (retry_limit)")
     return Again(_delay(options, situation), reason)
 
 
@@ -175,6 +199,26 @@ def _delay(options: LockOptions, situation: Situation) -> float:
 def held_by(holder: Holder) -> str:
     """Who holds it, where and since when, for people."""
     return f"held by {holder} since {_when(holder.since)}"
+
+
+def _after(earlier: Used | Unknown, options: LockOptions) -> Decision:
+    by = earlier.by
+    if isinstance(earlier, Unknown):
+        return Fail(_unknown_of(by), "unknown")
+    if earlier.same:
+        return Drop("this message has run to its end already")
+    if options.on_used == "raise":
+        return Fail(_used_by(by), "used")
+    if options.on_used == "return" and by.task_id and len(by.task_id) < CUT:
+        return Recall(by.task_id, _used_by(by))
+    return Skip(_used_by(by))
+
+
+def _unknown_of(by: Holder) -> str:
+    return (
+        f"nobody knows how far {by} came, which began at {_when(by.since)} and died "
+        "(after_crash='hold'): settle it by the task's resolve(<its arguments>, sent=True or False)"
+    )
 
 
 def _used_by(by: Holder) -> str:

@@ -64,7 +64,7 @@ def _define(function: Callable[..., Any], app: Celery | None, options: dict[str,
         _check_celerys(celerys, base)
         lock_options = LockOptions(**ours) if ours else base.lock_options
     except InvalidLockOptions as error:
-        raise InvalidLockOptions(f"task {name}: {error}") from None
+        raise InvalidLockOptions(f"task {name!r}: {error}") from None
     signature = inspect.signature(function)
     if options.get("bind"):
         signature = signature.replace(parameters=list(signature.parameters.values())[1:])
@@ -74,9 +74,15 @@ def _define(function: Callable[..., Any], app: Celery | None, options: dict[str,
     return make(base=base, lock_options=lock_options, **celerys)(function)
 
 
+def _meant(key: str) -> str:
+    if key == "lock_options":
+        return ": give its fields as keywords, or use app.task(base=SingletonTask, lock_options=...)"
+    return LockOptions.meant(key)
+
+
 def _check_celerys(options: dict[str, Any], base: object) -> None:
     for key in options:
         if key not in _CELERYS and not hasattr(Task, key):
-            raise InvalidLockOptions(f"unknown option {key!r}; ours are {', '.join(LockOptions.names())}")
+            raise InvalidLockOptions(f"unknown option {key!r}{_meant(key)}; ours are {', '.join(LockOptions.names())}")
     if not (isinstance(base, type) and issubclass(base, SingletonTask)):
         raise InvalidLockOptions(f"base={base!r} is not allowed; allowed: a subclass of SingletonTask")

@@ -5,24 +5,27 @@ from __future__ import annotations
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.worker.state import revoked
 
 from . import execution
-from .keys import LockName
+from .errors import StoreUnavailable
+from .keys import LockKeys, LockName
 from .records import Identity
-from .runtime import Runtime
+from .runtime import KEEPER_TIMEOUT, Runtime
 from .slots import Slot
 from .store import Ending
+from .voice import logger
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from .records import Released
 
-__all__ = ["Deliveries"]
+__all__ = ["Deliveries", "channel_is_gone"]
+
 
 #: Ends of dead children that the main process remembers until it knows both halves of them; names of elders.
 REMEMBERED = 1000
@@ -44,11 +47,20 @@ class Delivered(Protocol):
     @property
     def acknowledged(self) -> bool: ...
 
+    @property
+    def dlock_identity(self) -> Identity: ...
+
     dlock_owner: str
-    dlock_identity: Identity
     dlock_delivered: float
+    dlock_unheard: bool
 
     def dlock_monitored(self) -> bool: ...
+
+
+def channel_is_gone(message: Any) -> bool:
+    """Was the channel closed from which this message came?"""
+    channel = getattr(message, "channel", None)
+    return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
 
 
 class Deliveries:
@@ -57,6 +69,8 @@ class Deliveries:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.by_owner: weakref.WeakValueDictionary[str, Delivered] = weakref.WeakValueDictionary()
+        #: Those whose messages were published with a claim.
+        self.claiming: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._settled: OrderedDict[str, Identity] = OrderedDict()
         self._freed: OrderedDict[str, Slot] = OrderedDict()
         self._elders: OrderedDict[LockName, int] = OrderedDict()
@@ -65,6 +79,10 @@ class Deliveries:
         self._revoked = 0
         #: The running worker's consumer tags by queue.
         self.tags: Callable[[], Mapping[str, str]] = dict
+        #: Set by the worker: does it consume? Once it does not, no acknowledgement is sure to be heard.
+        self.consumes: Callable[[], bool] = lambda: True
+        #: Set by the worker: has its consumer call something soon.
+        self.soon: Callable[[Callable[[], None]], object] = lambda call: call()
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
         runtime.monitored_as = self.monitored_as
@@ -80,16 +98,28 @@ class Deliveries:
     def doubtful(self, acquisition: str) -> bool:
         """Has the broker perhaps delivered this holder's message once more?
 
-        So with a late-acknowledged message whose channel is gone, or that outlived the visibility timeout.
+        So with a message whose acknowledgement was not heard, and with a late-acknowledged one whose channel is gone,
+        or that outlived the visibility timeout. And while the worker does not consume: py-amqp opens a channel again
+        that RabbitMQ closed, and says so only by an error.
         """
         request = self.by_owner.get(acquisition.rpartition(".")[0])
-        if request is None or request.acknowledged or not request.task.acks_late:
+        if request is None:
+            return False
+        if request.dlock_unheard or (request.acknowledged and not request.message.acknowledged):
+            return True
+        if request.acknowledged or not request.task.acks_late:
             return False
         doubtful_after = self.runtime.settings.doubtful_after
         if doubtful_after is not None and time.monotonic() - request.dlock_delivered >= doubtful_after:
             return True
-        channel = getattr(request.message, "channel", None)
-        return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
+        if not self.consumes():
+            return True
+        return channel_is_gone(request.message)
+
+    def with_claims(self) -> Iterator[Any]:
+        """The deliveries whose messages were published with a claim; asked by a thread."""
+        # The list of references is made in one step, while the consumer adds to the mapping.
+        return (request for ref in self.claiming.valuerefs() if (request := ref()) is not None)
 
     # Under the queue policy.
 
@@ -100,6 +130,8 @@ class Deliveries:
             request: The message that is handed over.
             name: Of its lock; None for a copy, which has its place already.
         """
+        if self.runtime.sweeper is not None:
+            self.runtime.sweeper.sweep()
         number = self.runtime.arrivals.next_number()
         elder = 0
         if name is not None:
@@ -150,11 +182,35 @@ class Deliveries:
             self._freed[owner] = slot
             self._mark(owner)
 
+    def once_tried(self, look: Callable[[], None]) -> None:
+        """Call this when the acknowledgements that are to be sent now have been sent, or could not be."""
+
+        def in_this_round() -> None:
+            self.soon(look)
+
+        # Those of one round of the event loop are called in any order, so in the round after it.
+        self.soon(in_this_round)
+
+    def unheard(self, request: Delivered, name: LockName) -> None:
+        """The end of this message is stored and its acknowledgement was not heard, so it will be delivered again.
+
+        The mark is written here and now: a worker whose broker is gone may end next, and the keeper with it.
+        """
+        ending = Ending(final=True, identity=request.dlock_identity.digest)
+        store = self.runtime.store(KEEPER_TIMEOUT)
+        try:
+            keys = LockKeys.of(self.runtime.settings.prefix, name)
+            store.release(keys, f"{request.dlock_owner}.end", ending)
+        except StoreUnavailable as error:
+            logger.warning("cannot mark %s[%s] as done: %s", request.task.name, request.id, error)
+        finally:
+            store.close()
+
     def _mark(self, owner: str) -> None:
         # Both halves may be told at once, here and in the keeper's thread: one of the two pops finds the slot.
         if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
             identity = self._settled.pop(owner)
-            ended = self.runtime.slots.open(slot.name, f"{slot.acquisition}.end", slot.ttl)
+            ended = self.runtime.slots.open(slot.name, f"{slot.acquisition}.end", slot.ttl, slot.durability)
             ended.leave_to_keeper(Ending(final=True, identity=identity.digest).text)
             self.runtime.wake()
         for remembered in (self._settled, self._freed):

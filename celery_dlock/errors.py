@@ -9,13 +9,20 @@ from __future__ import annotations
 __all__ = [
     "DLockError",
     "InvalidLockOptions",
+    "InvalidTick",
     "LockHeld",
     "LockKeyError",
     "LockLost",
+    "NameUsed",
+    "NoAnswer",
+    "NotConfirmed",
     "NotHeld",
+    "OnProbation",
     "ReplyLost",
+    "StoreNotReady",
     "StoreRefused",
     "StoreUnavailable",
+    "UnknownOutcome",
 ]
 
 
@@ -27,19 +34,23 @@ class InvalidLockOptions(DLockError, ValueError):
     """An option or setting has a value that is not allowed; correct it where the task or the app is defined."""
 
 
+class InvalidTick(DLockError, ValueError):
+    """A message's stamp (``once_per="tick"``) is not our scheduler's, or its clock is far ahead; nothing was run."""
+
+
 class LockKeyError(DLockError, ValueError):
     """No lock name can be made for a call: its arguments do not bind, or a value has no stable form."""
 
 
-class LockHeld(DLockError):
-    """The lock is held by another; nothing was run.
+class _InTheWay(DLockError):
+    """Another run is why this one did nothing.
 
     Args:
-        message: Who holds it, where and since when, for people.
+        message: Who that is, where and since when, for people.
         name: The lock name.
-        task_id: The id of the holding task, if a task holds it.
-        node: The node name of the holder's worker or host.
-        since: When the holder took it, in seconds since the epoch by the store's clock.
+        task_id: Its task's id, if it is a task.
+        node: The node name of its worker or host.
+        since: Since when, in seconds since the epoch by the store's clock.
     """
 
     def __init__(
@@ -57,12 +68,34 @@ class LockHeld(DLockError):
         self.node = node
         self.since = since
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.message!r})"
+
     def __str__(self) -> str:
         return self.message
 
 
+class LockHeld(_InTheWay):
+    """The lock is held by another, since it took it; nothing was run."""
+
+
+class NameUsed(_InTheWay):
+    """An earlier run has succeeded, ``once_per`` is not over and ``on_used`` is ``"raise"``; nothing was run."""
+
+
+class UnknownOutcome(_InTheWay):
+    """An earlier run died after it began, nobody knows how far it came, and ``after_crash`` is ``"hold"``.
+
+    Nothing was run, and nothing will be until somebody says which it was: ``task.resolve(..., sent=True)`` or
+    ``sent=False``; or the mark's time is over.
+    """
+
+
 class LockLost(DLockError):
     """The lease is over although the work is not: another may hold the lock now, so stop writing."""
+
+    def __init__(self, message: str = "the lease of the running task is over: another may run now") -> None:
+        super().__init__(message)
 
 
 class NotHeld(DLockError):
@@ -77,5 +110,34 @@ class StoreRefused(StoreUnavailable):
     """The store answered, and refused a command: a wrong password, no right to it, no memory, a foreign key."""
 
 
+class StoreNotReady(StoreUnavailable):
+    """The store answered that it cannot yet: it loads its data, is busy, is a replica; later it will."""
+
+
+class OnProbation(StoreNotReady):
+    """The store grants nothing new until the leases that it may have lost are over.
+
+    Args:
+        message: Why, and for how long, for people.
+        seconds: For how long.
+    """
+
+    def __init__(self, message: str = "", seconds: float = 0.0) -> None:
+        super().__init__(message, seconds)
+        self.message = message
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NotConfirmed(StoreNotReady):
+    """The primary carried a command out, and too few others confirmed it (``durability``): it is to be taken back."""
+
+
 class ReplyLost(StoreUnavailable):
     """A command was sent and its answer never came: it may have been carried out."""
+
+
+class NoAnswer(ReplyLost):
+    """... and did not come in time, on a connection that still stands: to ask again at once may cost as long again."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
+
+from .voice import logger
 
 __all__ = ["Event", "Kind", "Listeners"]
 
-logger = logging.getLogger("celery_dlock")
 
-Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued"]
+Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued", "bypassed", "misfired"]
 
-KINDS: Final[tuple[Kind, ...]] = ("acquired", "refused", "released", "lost", "skipped", "queued")
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

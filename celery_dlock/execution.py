@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import time
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from . import conflict, owner, refusal
+from . import claims, conflict, owner, refusal
+from .calls import call_of
+from .chance import chance
 from .conflict import Park, Situation, Wait
-from .errors import StoreUnavailable
+from .durations import as_seconds
+from .errors import LockLost, StoreUnavailable
 from .keys import LockName
-from .lease import Lease
-from .message import PROPERTY, Delivery
-from .options import as_seconds
+from .lease import Lease, Unlocked
+from .message import PROPERTY, Delivery, Raw
 from .records import By, Claim, Held, Identity, Place, Queued, Refusal
 from .results import store_started
+from .retries import Heir, heir_of
 from .store import Ending
+from .ticks import Tick, tick_of
+from .voice import logger
 
 if TYPE_CHECKING:
+    from celery.exceptions import Retry
+
     from .task import SingletonTask
 
 __all__ = ["Execution", "current", "running"]
 
-logger = logging.getLogger("celery_dlock")
 
 #: A holder whose body has ended is about to release; its followers wait for it so long before the policy speaks.
 LEFT_WAIT = 1.0
 #: So long a message waits for the one that its worker received before it, looking so often.
 ELDER_WAIT, ELDER_LOOK = 1.0, 0.002
 
+#: Seconds after a hard time limit in which its body is surely gone, where the pool enforces it.
+HARD_LIMIT_GRACE = 10.0
+
+#: Seconds that a body runs at most, as far as the mark of a name that it may have used goes (``once_per``).
+LONGEST_BODY = 24 * 3600.0
+
 _ATTRIBUTE = "_celery_dlock"
+#: Where a Raw, which comes as a bare tuple, has the message's headers.
+_HEADERS: Final = Raw._fields.index("headers")
 _running: ContextVar[Execution | None] = ContextVar("celery_dlock_execution", default=None)
 
 
@@ -43,9 +56,8 @@ def current(request: Any) -> Execution | None:
     return execution
 
 
-def running() -> Execution | None:
-    """The innermost execution of this context."""
-    return _running.get()
+#: The innermost execution of this context, or None. The variable's own method: it is asked for four times in each task.
+running: Final[Callable[[], Execution | None]] = _running.get
 
 
 class Execution:
@@ -55,28 +67,48 @@ class Execution:
         task: Whose run it is; its request is on top of its stack.
     """
 
+    lease: Lease | None = None
+    #: Instead of a lease, where the body runs without the lock.
+    unlocked: Unlocked | None = None
+    skipped = False
+    #: What a skipped run returns instead of its body's value.
+    skip_value: Any = None
+    refused_because = ""
+    #: How deep the body has called its own task directly.
+    depth = 0
+    #: More than one copy of the message may live.
+    doubted = False
+    #: Its body came to its end, whatever becomes of its result and of what follows it.
+    returned = False
+    #: The message goes on without this run, and keeps the claim with which it was published.
+    keeps_claim = False
+    _over = _comes_back = False
+    _heir: Heir | None = None
+    rank_us: int | None = None
+    _claimed: LockName | None = None
+
     def __init__(self, task: SingletonTask) -> None:
         self.task = task
         request: Any = task.request
         self.request = request
-        self.lease: Lease | None = None
-        self.skipped = False
-        self.refused_because = ""
-        #: How deep the body has called its own task directly.
-        self.depth = 0
-        self._over = False
-        self._rank_us: int | None = None
-        self._queues = task.lock_options.on_conflict == "queue"
-        properties = request.properties or {}
-        given = properties.get(PROPERTY)
+        given = (request.properties or {}).get(PROPERTY)
         self.delivery = Delivery(*given) if given else None
-        self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
+        # Not the request's: a tracing tool may have put some of its own in their place.
+        headers = self.delivery.raw[_HEADERS] if self.delivery else request.headers
+        if not request.headers and "headers" not in (headers or ()):
+            request.headers = None  # as Celery has it
+        self.call = call_of(task, headers)
+        self.options = self.call.options
+        self._queues = self.options.on_conflict == "queue"
         self._runtime = runtime = task.dlock
+        ticking = self.options.once_per == "tick"
+        self.tick: Tick | None = tick_of(task.name, headers, runtime.clock.wall()) if ticking else None
+        self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
         by = By.of(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
         # An eager run is nested in whatever runs it: it re-enters what this execution or this thread holds.
         outer = runtime.scope() if self.delivery is None else None
         name = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
-        self.scope = owner.Scope(name, by, task.name, request.id, outer)
+        self.scope = owner.Scope(name, by, task.name, request.id, outer, delivered=self.delivery is not None)
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """Take the lock and return, or carry out what the policy says and raise what ends the trace.
@@ -85,48 +117,100 @@ class Execution:
             Ignore: The message is dealt with and is to be acknowledged; the body does not run.
             LockHeld: The policy is to fail.
             LockKeyError: The call has no lock name.
+            InvalidLockOptions: The message brings options of its own that are not allowed.
             StoreUnavailable: Neither the store nor the broker could be reached.
         """
-        name = self.task.lock_spec.name_of(args, kwargs)
+        name = self.call.name_of(args, kwargs)
         # In this order: an interruption finds either nothing changed, or a run that the last door can end.
         self._before, self._outer = _running.get(), owner.entered()
         _running.set(self)
         owner.enter(self.scope)
         vars(self.request)[_ATTRIBUTE] = self
+        if self.call.enabled and self.options.claims and self.delivery is not None:
+            self._claimed = name
         try:
-            self._acquire(name)
+            if self.call.enabled:
+                self._acquire(name)
+                self._check_misfire(name)
         finally:
             if self.delivery is not None and self.delivery.number:
-                self._runtime.arrivals.note(self.delivery.number, self._rank_us or 0)
+                self._runtime.arrivals.note(self.delivery.number, self.rank_us or 0)
 
-    def leave(self) -> None:
+    def body(self, run_body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the body, which is stopped if its lease is lost and the task wants that."""
+        stopper = self._runtime.stopper if self.options.on_lost == "abort" else None
+        try:
+            if stopper is None or self.delivery is None or self.lease is None:
+                return run_body(*args, **kwargs)
+            slot = self.lease.slot
+            try:
+                try:
+                    stopper.enter(slot)
+                    if slot.lost:
+                        raise LockLost  # before there was anything to stop
+                    return run_body(*args, **kwargs)
+                finally:
+                    stopper.leave(slot)
+            finally:
+                stopper.leave(slot)  # a signal may strike in the first one, before it is done
+        except LockLost as error:
+            if self.lease is None or not self.lease.lost or self.options.after_lost == "fail":
+                raise
+            self._comes_back = True
+            refusal.run_again(self, error)
+
+    def leave(self, *, retries: bool = False) -> None:
         """Say, before a follower of this message is published, that the body has ended."""
         if self.lease is not None:
-            self._runtime.locker.leave(self.lease)
+            heir = self.identity._replace(retries=self.identity.retries + 1).digest
+            self._runtime.locker.leave(self.lease, heir if retries and self.options.keep_on_retry else "")
+
+    def retried(self, published: Retry) -> None:
+        """Note that the retry of this message is on its way."""
+        self._heir = heir_of(self, published)
 
     def leave_if_followed(self) -> None:
         request = self.request
         if request.chain or request.callbacks or request.errbacks or request.chord:
             self.leave()
 
-    def finish(self, *, final: bool = False, success: bool = False) -> None:
+    def _give_claim_up(self) -> None:
+        # Once more at its end, where it was not heard at its start.
+        if self._claimed is not None and claims.give_up(self._runtime, self._claimed, self.identity):
+            self._claimed = None
+
+    def finish(self, *, final: bool = False, success: bool = False, died: bool = False) -> None:
         """Give back what this run took. Of the doors through which a run can end, the first one counts.
 
         Args:
             final: The message will be acknowledged with a stored end.
             success: ... and the end is a success.
+            died: It was unwound from outside (SystemExit, a killed greenlet), so nobody knows how far its body came.
         """
         if self._over:
             return
+        if self._claimed is not None and final and not self.keeps_claim:
+            self._give_claim_up()
         locker, scope = self._runtime.locker, self.scope
-        once = self.task.lock_options.once_per
-        used_ms = round(as_seconds(once) * 1000) if success and once else 0
-        by = scope.by.text if used_ms else ""
-        ending = Ending(final, self.identity.digest, used_ms, by, queue=self._queues)
+        ending = Ending(final and not self._comes_back, self.identity.digest, queue=self._queues)
+        window_ms, tick = self._window()
+        if window_ms and (self.returned or not died):
+            ending = ending._replace(
+                used_ms=window_ms if success or self.returned else 0,
+                by=scope.by.text,
+                once=True,
+                tick=tick,
+                seed=self.lease.seed if self.lease else "",
+                window_ms=window_ms,
+            )
+        if self._heir is not None and final and not ending.used_ms:
+            ending = ending._replace(heir=self._heir.identity, heir_ms=self._heir.life_ms)
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
             logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
-            locker.release(lease, scope, ending if lease is self.lease else Ending())
+            # Without a lease of its own, it was interrupted before it knew of the one it got: its body has not begun.
+            rest = scope.undone if self.lease is None else Ending()
+            locker.release(lease, scope, ending if lease is self.lease else rest)
         if self.lease is not None:
             locker.release(self.lease, scope, ending)
         if scope.open:
@@ -142,69 +226,115 @@ class Execution:
 
     def _acquire(self, name: LockName) -> None:
         self._wait_for_elder()
-        claim, patience, waited, left = self._claim(), 0.0, False, False
+        claim, patience, waited, left, leaving = self._claim(), 0.0, False, False, False
         while True:
-            answer = self._ask(name, claim, patience)
-            if isinstance(answer, Lease):
+            answer = self._ask(name, claim, patience, leaving=leaving)
+            if isinstance(answer, (Lease, Unlocked)):
                 return
-            if self._rank_us is not None:
-                claim = claim._replace(rank_us=self._rank_us)  # the place of its arrival, however often it asks
+            if self.rank_us is not None:
+                claim = claim._replace(rank_us=self.rank_us)  # the place of its arrival, however often it asks
             if isinstance(answer, Held) and answer.holder.left and not left:
-                left, patience = True, LEFT_WAIT
+                left, leaving, patience = True, True, LEFT_WAIT
                 continue
             parking = bool(claim.place and claim.place.entry)
-            decision = conflict.decide(
-                answer, self.task.lock_options, self._situation(waited=waited, parking=parking)
-            )  # fmt: skip
+            decision = conflict.decide(answer, self.options, self._situation(waited=waited, parking=parking))
             if isinstance(decision, Wait):
-                waited, patience = True, decision.timeout
+                waited, leaving, patience = True, False, decision.timeout
             elif isinstance(decision, Park):
-                claim = claim._replace(place=self._place(refusal.parcel_text(self, name, decision, self._rank_us)))
+                claim = claim._replace(place=self._place(refusal.parcel_text(self, name, decision, self.rank_us)))
             else:
                 refusal.carry_out(self, name, answer, decision)
                 return
 
-    def _ask(self, name: LockName, claim: Claim, patience: float) -> Lease | Refusal:
+    def _check_misfire(self, name: LockName) -> None:
+        """Only once the lock is held: before, it could be a copy of a message that runs or has run."""
+        if self.tick is None or self.skipped:
+            return
+        late = self._runtime.clock.wall() - self.tick.due
+        if late > as_seconds(self.options.misfire_grace):
+            refusal.misfire(self, name, f"{self.tick.entry!r} was due {late:.0f} s ago (misfire_grace)")
+
+    def _ask(self, name: LockName, claim: Claim, patience: float, *, leaving: bool) -> Lease | Unlocked | Refusal:
+        answer: Lease | Unlocked | Refusal
         try:
-            answer = self._runtime.locker.acquire_within(name, self.scope, self.task.lock_ttl, claim, patience)
+            ttl = self.options.ttl_or(self._runtime.settings.ttl)
+            answer = self._runtime.locker.acquire_within(name, self.scope, ttl, claim, patience, leaving=leaving)
         except StoreUnavailable as error:
-            refusal.store_away(self, error)
+            answer = self.unlocked = refusal.store_away(self, name, error)
         if isinstance(answer, Lease):
             self.lease = self.scope.own = answer
-            if self.delivery is not None and self.task.stores_started:
-                store_started(self.task, self.request)
-        if isinstance(answer, Lease | Held | Queued):
-            self._rank_us = answer.rank_us
+            self._limit_hold(answer)
+            if self._claimed is not None:
+                self._give_claim_up()
+        if self.task.stores_started and self.delivery is not None and isinstance(answer, (Lease, Unlocked)):
+            store_started(self.task, self.request)
+        if isinstance(answer, (Lease, Held, Queued)):
+            self.rank_us = answer.rank_us
         return answer
+
+    def _window(self) -> tuple[int, str]:
+        """How many milliseconds a success uses the name (0: not at all), and for which tick ("": for any)."""
+        once = self.options.once_per
+        if once is None or (once == "tick" and self.tick is None):
+            return 0, ""  # called by hand, it is for no tick
+        return round((self.options.once_seconds or 0.0) * 1000), self.tick.digest if self.tick else ""
+
+    def _begun_ms(self, window_ms: int) -> int:
+        """How long the mark of its body lives from the body's start: for a whole window after its death."""
+        longest = self.options.max_hold
+        return window_ms + round((LONGEST_BODY if longest is None else as_seconds(longest)) * 1000)
+
+    def _limit_hold(self, lease: Lease) -> None:
+        longest = self.options.max_hold
+        if longest is None:
+            hard, _soft = self.request.timelimit or (None, None)
+            hard = hard or self.task.time_limit
+            longest = None if hard is None else hard + HARD_LIMIT_GRACE
+        if longest is not None and lease.hold_count == 1:
+            lease.slot.hold_until(self._runtime.clock.monotonic() + as_seconds(longest))
 
     def _wait_for_elder(self) -> None:
         """On a free lock the faster child would overtake the elder message."""
         elder, clock = self.delivery.elder if self.delivery else 0, self._runtime.clock
+        if not elder:
+            return
         end = clock.monotonic() + ELDER_WAIT
-        while elder and not self._runtime.arrivals.has(elder) and clock.monotonic() < end:
+        while not self._runtime.arrivals.has(elder) and clock.monotonic() < end:
             time.sleep(ELDER_LOOK)
 
     def _claim(self) -> Claim:
-        delivery, request, runtime, options = self.delivery, self.request, self._runtime, self.task.lock_options
+        delivery, request, runtime, options = self.delivery, self.request, self._runtime, self.options
         now = runtime.clock.monotonic()
+        window_ms, tick = self._window()
+        if window_ms:
+            self.scope.undone = Ending(
+                identity=self.identity.digest, unsure=True, undone=True, once=True, tick=tick, window_ms=window_ms
+            )
         # Beyond the visibility timeout the broker has delivered the message once more, whether acknowledged late or
         # waiting for its ETA.
         limit = runtime.settings.doubtful_after
         overdue = delivery is not None and limit is not None and now - delivery.delivered >= limit
+        redelivered = bool((request.delivery_info or {}).get("redelivered"))
+        self.doubted = overdue or redelivered or bool(delivery and delivery.doubted)
         return Claim(
             self.scope.by,
             self.identity,
-            redelivered=bool((request.delivery_info or {}).get("redelivered")),
+            redelivered=redelivered,
             # The message that a copy copies was acknowledged before, unless that comes late.
-            copied=overdue or bool(delivery and delivery.tries and (self.task.acks_late or self._queues)),
+            copied=self.doubted or bool(delivery and delivery.is_copy and (self.task.acks_late or self._queues)),
             age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
             rank_us=delivery.rank_us if delivery else None,
-            once=options.once_per is not None,
+            once=window_ms > 0,
+            tick=tick,
+            begun_ms=self._begun_ms(window_ms) if window_ms else 0,
+            hold=options.after_crash == "hold",
+            keep_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
             place=self._place() if self._queues else None,
+            durability=runtime.settings.confirmed_by(options.confirmation),
         )
 
     def _place(self, entry: str = "") -> Place:
-        options, elder = self.task.lock_options, self.delivery.elder if self.delivery else 0
+        options, elder = self.options, self.delivery.elder if self.delivery else 0
         ousts = options.queue_overflow in ("drop_oldest", "keep_latest")
         after_us = self._runtime.arrivals.rank_us(elder) if elder else 0
         return Place(entry, options.most_waiting, ousts, after_us, self.delivery.turn if self.delivery else "")
@@ -213,8 +343,10 @@ class Execution:
         return Situation(
             retries=self.identity.retries,
             tries=self.delivery.tries if self.delivery else 0,
+            comebacks=self.delivery.comebacks if self.delivery else 0,
             waited=waited,
             parking=parking,
             eager=self.delivery is None,
-            jitter=random.random(),  # noqa: S311  # spreads retries; nothing secret
+            task_id=self.identity.task_id,
+            jitter=chance.random(),  # spreads retries
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,11 +12,13 @@ from celery.app.task import Context
 from kombu.exceptions import SerializationError
 
 from .errors import StoreUnavailable
+from .fence import apart_from_forks
 from .keys import LockKeys, LockName
 from .message import Carried, publish_parked
 from .parcel import Parcel
-from .records import Grant
+from .records import Grant, Publication
 from .results import end_revoked
+from .voice import logger
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .store import QueueStore
 
 __all__ = ["Handover", "end"]
-
-logger = logging.getLogger("celery_dlock")
 
 
 class Handover:
@@ -56,11 +54,15 @@ class Handover:
         self._prefix = prefix
         self._turn_ms = round(turn * 1000)
         self._producer = producer
+        # Not a cached property: before Python 3.12 that has one lock for all processes of a fork.
+        self._broker: str | None = None
 
-    @functools.cached_property
+    @property
     def broker(self) -> str:
         """Which broker the app publishes to, without its password."""
-        return str(self._app.connection_for_write().as_uri())
+        if self._broker is None:
+            self._broker = str(self._app.connection_for_write().as_uri())
+        return self._broker
 
     def carry(self, name: LockName, grant: Grant | None) -> None:
         """Publish the granted message; what cannot run any more ends here, and the turn passes on.
@@ -68,8 +70,9 @@ class Handover:
         Never raises for the store's or the broker's sake; a soft time limit may strike here as anywhere.
         """
         try:
-            while grant is not None:
-                grant = self._carry(name, grant)
+            with apart_from_forks():
+                while grant is not None:
+                    grant = self._carry(name, grant)
         except StoreUnavailable as error:
             logger.warning("%s: a turn is handed over by the next sweep: %s", name, error)
         except SoftTimeLimitExceeded:
@@ -88,15 +91,23 @@ class Handover:
         Raises:
             StoreUnavailable: It may wait still.
         """
-        self.carry(name, self._taken_out(name, identity, reason))
+        with apart_from_forks():
+            self.carry(name, self._taken_out(name, identity, reason))
 
     def oust(self, name: LockName, waiter: Grant, reason: str) -> None:
         """End a waiter that was taken out; one whose end cannot be stored stays among the dead letters."""
         try:
-            if end(self._app, waiter.entry, f"{name}: {reason}"):
-                self._taken_out(name, waiter.identity)
+            with apart_from_forks():
+                if end(self._app, waiter.entry, f"{name}: {reason}"):
+                    self._taken_out(name, waiter.identity)
+                    self._give_claim_up(name, waiter.entry)
         except StoreUnavailable as error:
             logger.warning("%s: a message that has ended is still among the dead letters: %s", name, error)
+
+    def _give_claim_up(self, name: LockName, entry: str) -> None:
+        headers = Parcel.read(entry).raw.headers
+        turn = Publication.turn_of(headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
+        self._store.unclaim(LockKeys.of(self._prefix, name), headers["id"], turn)
 
     def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
         keys = LockKeys.of(self._prefix, name)

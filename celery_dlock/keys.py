@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Signature, iscoroutinefunction
+from inspect import Signature, iscoroutinefunction, signature
 from typing import Any, Final, Literal, NamedTuple
 
 from .binding import Binding
@@ -13,13 +14,17 @@ from .key_template import Template
 from .names import BUCKETS, LockName, namer, not_text, readable, shared_name
 from .normal import place
 
-__all__ = ["BUCKETS", "KeySpec", "LockKeys", "LockName", "shared_name"]
+__all__ = ["BUCKETS", "KeySpec", "LockKeys", "LockName", "node_key", "shared_name"]
 
 _Values = Sequence[Any]
 _SCOPES: Final = "'task', or 'shared' together with key="
 _KEYS: Final = (
     "None, a template over argument names such as 'sms:{user_id}', a sequence of argument names, or a callable"
 )
+
+
+#: Where a bucket's "last" begins in its key, and with it the own part of all others.
+_ROOT: Final = -len("last")
 
 
 class LockKeys(NamedTuple):
@@ -45,9 +50,19 @@ class LockKeys(NamedTuple):
         """The mark that the message of this identity has ended."""
         return self._sibling("done", identity_digest)
 
-    def used(self) -> str:
-        """The mark that the name was used up by a success."""
-        return self._sibling("used", self.name)
+    def used(self, tick: str = "") -> str:
+        """The mark of what became of the name's last run (``once_per``); ``tick``: of the run of that tick alone."""
+        return self._sibling("used", f"{self.name}:{tick}" if tick else self.name)
+
+    def queued(self) -> str:
+        """The claim of a call whose message is on its way (``unique="queued"``)."""
+        return self._sibling("queued", self.name)
+
+    def marks(self, acquisition: str, identity_digest: str) -> list[str]:
+        """The tombstone of an acquisition and, where there is an identity, its done mark."""
+        root = self.last[:_ROOT]
+        gone = f"{root}gone:{acquisition}"
+        return [gone, f"{root}done:{identity_digest}"] if identity_digest else [gone]
 
     def tombstone(self, acquisition: str) -> str:
         """The mark that this acquisition was given up before its answer was known."""
@@ -65,15 +80,33 @@ class LockKeys(NamedTuple):
             self._sibling("waiting", name),
             self._sibling("parked", name),
             self._sibling("later", name),
-            f"{self.last[: -len('last')]}queues",
+            f"{self.last[:_ROOT]}queues",
         )
+
+    def office(self) -> str:
+        """Of the bucket: which run of a server grants there, and since when (``dlock_failover_quarantine``)."""
+        return f"{self.last[:_ROOT]}office"
+
+    def offices(self) -> list[str]:
+        """Those of all buckets."""
+        prefix = self.last.partition("{")[0]
+        return [f"{prefix}{{{bucket:03x}}}:office" for bucket in range(BUCKETS)]
 
     def dead(self) -> str:
         """The dead letters: parked messages that nobody took or could read."""
         return self._sibling("dead", self.name)
 
     def _sibling(self, kind: str, what: str) -> str:
-        return f"{self.last[: -len('last')]}{kind}:{what}"
+        return f"{self.last[:_ROOT]}{kind}:{what}"
+
+
+_node: Final = namer("node")
+
+
+def node_key(prefix: str, node: str) -> str:
+    """The key of what workers of this name noted, in a bucket as all keys are."""
+    name = _node(readable(node), text_form(node))
+    return f"{prefix}:{{{name.bucket:03x}}}:node:{name.text}"
 
 
 class KeySpec:
@@ -123,6 +156,7 @@ class KeySpec:
         if isinstance(key, Sequence) and not isinstance(key, bytes | bytearray | memoryview):
             return self._by_arguments(self._checked_names(key))
         if callable(key) and not iscoroutinefunction(key):
+            self._check_callable(key)
             return self._by_text(self._caller(key), "callable")
         raise self._invalid("key", key, f"{type(key).__name__} is no kind of key", _KEYS)
 
@@ -175,15 +209,36 @@ class KeySpec:
             try:
                 text = key(*bound.args, **bound.kwargs)
             except Exception as error:  # noqa: BLE001 - the author's code; its message may show a value
-                raise LockKeyError(f"task {self._task!r}: the key callable raised {type(error).__name__}") from None
+                raise LockKeyError(
+                    f"task {self._task!r}: the key callable raised {type(error).__name__} at {_line(error)}"
+                ) from None
             if isinstance(text, str) and text:
                 return text, text_form(text)
             raise LockKeyError(f"task {self._task!r}: the key callable returned {not_text(text)}, not a non-empty str")
 
         return call
 
+    def _check_callable(self, key: Callable[..., Any]) -> None:
+        try:
+            takes = signature(key)
+        except (TypeError, ValueError):
+            return  # a builtin without a signature: the first call tells
+        call = self._binding.example()
+        try:
+            takes.bind(*call.args, **call.kwargs)
+        except TypeError as error:
+            raise self._invalid(
+                "key", key, f"it does not take the task's arguments: {error}", self._names_allowed()
+            ) from None
+
     def _names_allowed(self) -> str:
         return "the names " + ", ".join(map(repr, self._binding.names)) if self._binding.names else "no names"
 
     def _invalid(self, option: str, value: object, why: str, allowed: str) -> InvalidLockOptions:
         return InvalidLockOptions(f"task {self._task!r}: {option}={value!r}: {why}; allowed: {allowed}")
+
+
+def _line(error: BaseException) -> str:
+    """Where the author's code failed. Its message is not shown: it may quote an argument."""
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    return f"{frame.filename}:{frame.lineno}"

@@ -6,12 +6,14 @@ import os
 from typing import Protocol
 
 from .clock import Clock
-from .errors import LockLost, StoreUnavailable
+from .durations import Seconds, seconds_within
+from .errors import DLockError, LockLost, StoreUnavailable
 from .keys import LockKeys
+from .names import idempotency_key
 from .slots import Slot
 from .store import Ending
 
-__all__ = ["Lease", "NullLease", "Renewer", "margin"]
+__all__ = ["Lease", "NullLease", "Renewer", "Unlocked", "grace", "margin"]
 
 
 def margin(ttl: float) -> float:
@@ -20,6 +22,14 @@ def margin(ttl: float) -> float:
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/ (1 % of the ttl and 2 ms).
     """
     return ttl * 0.01 + 0.002
+
+
+def grace(ttl: float) -> float:
+    """Seconds before its end from which a lease that the store does not confirm counts as lost.
+
+    Its holder needs them to stop, and its process may not be scheduled at once.
+    """
+    return min(0.2, ttl * 0.1)
 
 
 class Renewer(Protocol):
@@ -48,11 +58,12 @@ class Lease:
         hold_count: How often the owner entered and has not left.
         task: The name of the task that holds it, if one does.
         task_id: Its id.
+        after_crash: Under ``once_per``: an earlier run died and may have done its work; ask whoever it was done at.
     """
 
     __slots__ = (
-        "_clock", "_renewer", "acquisition", "hold_count", "keys", "left",
-        "name", "over", "owner", "pid", "rank_us", "slot", "task", "task_id", "token", "ttl", "used",
+        "_clock", "_renewer", "acquisition", "after_crash", "hold_count", "keys", "left",
+        "name", "over", "owner", "pid", "rank_us", "seed", "slot", "task", "task_id", "token", "ttl", "used",
     )  # fmt: skip
 
     def __init__(
@@ -67,8 +78,12 @@ class Lease:
         task: str | None = None,
         task_id: str | None = None,
         rank_us: int = 0,
+        seed: str = "",
+        after_crash: bool = False,
     ) -> None:
         self.keys = keys
+        self.seed = seed
+        self.after_crash = after_crash
         self.rank_us = rank_us
         self.slot = slot
         self.name = slot.name.text
@@ -89,6 +104,20 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.name} token={self.token} remaining={self.remaining():.3f}>"
+
+    @property
+    def idempotency_key(self) -> str:
+        """32 hexadecimal digits for a gateway that knows a repetition by them.
+
+        The same for every run of the name until one succeeds and its ``once_per`` is over: after a failure, a retry and
+        a crash too. After ``task.forget()`` it is another.
+
+        Raises:
+            DLockError: The task has no ``once_per``, or this run is nested in a lock that another one took.
+        """
+        if not self.seed:
+            raise DLockError(f"{self.name}: there is an idempotency_key only under once_per")
+        return idempotency_key(self.name, self.seed)
 
     @property
     def held(self) -> bool:
@@ -117,22 +146,61 @@ class Lease:
                 if self._renewer.renew(self, self.ttl):
                     return
             except StoreUnavailable as error:
-                if self.remaining() > 0:
+                if self.remaining() > grace(self.ttl):
                     return
                 self._renewer.lose(self, f"its deadline came unanswered: {error}")
         raise LockLost(f"the lease of {self.name} is over")
 
-    def extend(self, seconds: float) -> None:
-        """Make the lease live at least ``seconds`` from now; a renewal never shortens it.
+    def extend(self, seconds: Seconds) -> None:
+        """Make the lease live at least ``seconds`` (or a ``timedelta``) from now; a renewal never shortens it.
 
         Raises:
             LockLost: The lease is over.
             StoreUnavailable: The store did not answer; the lease is what it was.
         """
-        if not seconds > 0:
-            raise ValueError(f"extend({seconds!r}): seconds must be greater than 0")
+        seconds = seconds_within("extend: seconds", seconds, 0.001)
         if self.over or self.slot.lost or not self._renewer.renew(self, seconds):
             raise LockLost(f"the lease of {self.name} is over")
+
+
+class Unlocked:
+    """The lease of a body that runs without its lock (``on_store_error="run"``): no token, never held, never passes.
+
+    Attributes:
+        name: The lock that it does not hold.
+        owner: Whose lease it would be.
+    """
+
+    __slots__ = ("name", "owner")
+
+    after_crash = False
+    idempotency_key = ""
+    token = None
+    hold_count = 0
+    held = False
+    lost = False
+
+    def __init__(self, name: str, owner: str) -> None:
+        self.name = name
+        self.owner = owner
+
+    def __repr__(self) -> str:
+        return f"<Unlocked {self.name}>"
+
+    def remaining(self) -> float:
+        return 0.0
+
+    def ensure(self) -> None:
+        """Never returns.
+
+        Raises:
+            LockLost: There is no lock: others may run beside this body.
+        """
+        raise LockLost(f"{self.name} is not held: the store did not answer, and this body runs without its lock")
+
+    def extend(self, seconds: float) -> None:
+        """As :meth:`ensure`."""
+        self.ensure()
 
 
 class NullLease:
@@ -140,6 +208,8 @@ class NullLease:
 
     __slots__ = ()
 
+    after_crash = False
+    idempotency_key = ""
     name = None
     owner = None
     token = None

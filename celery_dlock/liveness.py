@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 
 __all__ = ["ChildWatch"]
 
@@ -27,12 +28,29 @@ class ChildWatch:
             except OSError:
                 self._fd = -1  # an old kernel, or a sandbox without the call
 
+    @property
+    def pidfd(self) -> int | None:
+        """A descriptor that can be read as soon as the child is dead; None if it is, or where there is none."""
+        return self._fd if self._fd >= 0 else None
+
     def gone(self) -> bool:
         if not self._gone:
             self._gone = self._exited()
             if self._gone:
                 self.close()
         return self._gone
+
+    def send(self, number: int) -> None:
+        """Send the child a signal; nothing happens if it is gone."""
+        if self.gone():
+            return
+        try:
+            if self._fd >= 0:
+                signal.pidfd_send_signal(self._fd, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass  # it died just now
 
     def close(self) -> None:
         if self._fd >= 0:

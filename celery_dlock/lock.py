@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from celery.app import app_or_default
 
+from .durability import durability_of
+from .durations import Seconds, seconds_within, ttl_seconds
 from .errors import InvalidLockOptions, LockHeld, LockLost, NotHeld
 from .keys import LockName, shared_name
 from .lease import Lease
-from .options import ttl_seconds
 from .records import Claim, Held, Holder
 from .runtime import Runtime
 
@@ -36,9 +37,12 @@ class Lock:
         name: What to lock: a non-empty text, shown in the store, so keep secrets out of it; or a call's ``LockName``.
         app: The app whose store to use; default: the current app.
         ttl: Seconds (or a ``timedelta``), at least 1, that the lock outlives its last renewal; default ``dlock_ttl``.
+        durability: As a task's; default ``dlock_durability``.
     """
 
-    def __init__(self, name: str | LockName, *, app: Celery | None = None, ttl: object = None) -> None:
+    def __init__(
+        self, name: str | LockName, *, app: Celery | None = None, ttl: object = None, durability: object = None
+    ) -> None:
         given: object = name  # whatever the annotation says, anything may have been given
         if isinstance(given, LockName):
             self._name = given
@@ -48,6 +52,7 @@ class Lock:
             raise InvalidLockOptions(f"Lock(name={name!r}) is not allowed; allowed: a non-empty str")
         self._runtime = Runtime.of(app if app is not None else app_or_default())
         self._ttl = None if ttl is None else ttl_seconds(f"Lock({name}): ttl", ttl)
+        self._durability = None if durability is None else durability_of(f"Lock({name}): durability", durability)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name}>"
@@ -62,21 +67,23 @@ class Lock:
         """This owner's lease, while it holds the lock."""
         return self._runtime.locker.held(self._name, self._runtime.scope())
 
-    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
         """Take the lock; true if it is ours now.
 
         Args:
             blocking: Wait for a release.
-            timeout: Seconds to wait at most; None: for ever.
+            timeout: Seconds (or a ``timedelta``) to wait at most; None: for ever.
 
         Raises:
             LockLost: This owner held the lock and its lease is over; an inner entry never acquires anew.
             StoreUnavailable: The store did not answer.
         """
-        if timeout is not None and (timeout < 0 or not blocking):
-            raise ValueError(
-                f"acquire(blocking={blocking!r}, timeout={timeout!r}): a timeout is 0 or more, and for blocking calls"
-            )
+        if timeout is not None:
+            timeout = seconds_within(f"Lock({self.name}).acquire: timeout", timeout, 0.0)
+            if not blocking:
+                raise InvalidLockOptions(
+                    f"Lock({self.name}).acquire: timeout={timeout!r} is not allowed with blocking=False; allowed: None"
+                )
         return isinstance(self._acquire(timeout if blocking else 0.0), Lease)
 
     def release(self) -> None:
@@ -121,7 +128,8 @@ class Lock:
     def _acquire(self, timeout: float | None) -> object:
         runtime = self._runtime
         scope, ttl = runtime.scope(), self._ttl or runtime.settings.ttl
-        answer = runtime.locker.acquire_within(self._name, scope, ttl, Claim(scope.by), timeout)
+        claim = Claim(scope.by, durability=runtime.settings.confirmed_by(self._durability))
+        answer = runtime.locker.acquire_within(self._name, scope, ttl, claim, timeout)
         if isinstance(answer, Held):
             runtime.listeners.tell("refused", name=self.name, owner=scope.owner, reason=f"held by {answer.holder}")
         return answer

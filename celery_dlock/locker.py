@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import os
+import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from .breaker import Breaker
+from .chance import chance
 from .clock import Clock
-from .errors import LockLost, ReplyLost, StoreUnavailable
+from .errors import LockLost, NoAnswer, NotConfirmed, ReplyLost, StoreNotReady, StoreUnavailable
 from .events import Kind, Listeners
 from .keys import LockKeys, LockName
-from .lease import Lease, margin
+from .lease import Lease, grace, margin
 from .owner import Scope
 from .records import (
     Acquired,
+    By,
     Claim,
     Duplicate,
     Grant,
@@ -24,19 +27,23 @@ from .records import (
     Refusal,
     Released,
     Renewal,
+    Split,
     Tombstoned,
+    Unknown,
     Used,
     Waiting,
 )
 from .slots import Slot, Slots, SlotState
-from .store import Ending, QueueStore
+from .store import Ending, QueueStore, UseStore
+from .voice import logger
 
 __all__ = ["Locker"]
 
-logger = logging.getLogger("celery_dlock")
 
 #: Tries under a new number after an answer was lost.
 ATTEMPTS = 2
+#: Seconds, at random up to so many, between the votes on a lock that no majority of several servers gave to anybody.
+VOTES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
 #: Seconds between two looks of a waiter whom nobody wakes.
 POLL = 2.0
 #: How many waiters are named, at most.
@@ -54,6 +61,10 @@ class Locker:
         prefix: Of all keys.
         listeners: Whom to tell.
         hand_over: Publishes the message of a waiter whose turn it is; never raises for the broker's sake.
+        breaker: Knows whether the store answers. Messages can come back, so they do not ask one that does not; a
+            ``Lock`` always asks, because who called it has nothing else.
+        uses: Knows which names are used.
+        part: Which part of the store keeps a lock, by number: one that does not answer says nothing of the others.
     """
 
     def __init__(
@@ -65,7 +76,12 @@ class Locker:
         prefix: str,
         listeners: Listeners,
         hand_over: Callable[[LockName, Grant], None] = lambda name, grant: None,
+        breaker: Breaker | None = None,
+        uses: UseStore | None = None,
+        part: Callable[[LockKeys], int] = lambda keys: 0,
     ) -> None:
+        self._part = part
+        self._uses = uses
         self._store = store
         self._slots = slots
         self._wake = wake
@@ -73,6 +89,7 @@ class Locker:
         self._prefix = prefix
         self._listeners = listeners
         self._hand_over = hand_over
+        self._breaker = breaker or Breaker([0, 0], clock, 0, 0)
 
     def acquire(self, name: LockName, scope: Scope, ttl: float, claim: Claim) -> Lease | Refusal:
         """Take the lock or say why not; an owner that holds it re-enters.
@@ -85,8 +102,16 @@ class Locker:
         held = scope.held.get((id(self), keys.lock))
         try:
             if held is not None:
-                return self._enter_again(held, scope)
-            answer = self._take(keys, name, scope, ttl, claim)
+                earlier = self._used_before(keys, held, claim) if claim.once else None
+                if earlier is None and claim.once and not held.seed:
+                    held.seed = str(held.token)  # it was taken without a mark, and so without a seed that lasts
+                return earlier or self._enter_again(held, scope)
+            part = self._part(keys)
+            if scope.delivered and claim.identity is not None:
+                self._breaker.admit(part)
+            answer = self._ask(keys, name, scope, ttl, claim, part)
+            if isinstance(answer, Split):
+                answer = self._vote_again(keys, name, scope, ttl, claim, part)
             if isinstance(answer, Lease):
                 scope.held[id(self), keys.lock] = answer
                 scope.entered.append(answer)
@@ -99,11 +124,20 @@ class Locker:
         return answer
 
     def acquire_within(
-        self, name: LockName, scope: Scope, ttl: float, claim: Claim, timeout: float | None
+        self, name: LockName, scope: Scope, ttl: float, claim: Claim, timeout: float | None, *, leaving: bool = False
     ) -> Lease | Refusal:
         """As :meth:`acquire`, but wait for a release, at most ``timeout`` s (None: for ever).
 
         A waiter is woken by the release; the slow poll is for holders that died and for messages that got lost.
+
+        Args:
+            name: Of the lock.
+            scope: Of the owner.
+            ttl: In seconds.
+            claim: What the store needs to know.
+            timeout: How long.
+            leaving: Only for a holder that has said that it is about to release: not for whoever got it after that,
+                nor for the retry for which it was kept.
         """
         answer = self.acquire(name, scope, ttl, claim)
         if not isinstance(answer, Held) or (timeout is not None and timeout <= 0):
@@ -115,7 +149,7 @@ class Locker:
                 claim = claim._replace(rank_us=answer.rank_us, waits=True)
                 answer = self.acquire(name, scope, ttl, claim)
                 left = POLL if end is None else end - self._clock.monotonic()
-                if not isinstance(answer, Held) or left <= 0:
+                if not isinstance(answer, Held) or left <= 0 or (leaving and not answer.holder.left):
                     return answer
                 waker.wait(min(left, POLL, answer.holder.expires_in + 0.005))
 
@@ -134,9 +168,12 @@ class Locker:
             scope.drop(lease)
             return self._restated(lease)
         if lease.used is not None:
-            identity = ending.identity or lease.used.identity
-            ending = replace(ending, identity=identity, used_ms=lease.used.used_ms, by=lease.used.by)
-        ours = self._free(lease, ending)
+            inner = lease.used
+            identity = ending.identity or inner.identity
+            ending = ending._replace(identity=identity, used_ms=inner.used_ms, by=inner.by)
+            ending = ending._replace(tick=inner.tick, seed=inner.seed)
+        lost = lease.lost
+        ours = self._free(lease, scope, ending)
         scope.held.pop((id(self), lease.keys.lock), None)
         scope.open.discard(lease.acquisition)
         if not ours:
@@ -144,9 +181,11 @@ class Locker:
         lease.over = True
         # Only now: who is interrupted before this comes back, through another door, and finds the work undone.
         scope.drop(lease)
+        if lost:
+            logger.warning("the work under %s has ended; its lease was lost before", lease.name)
         if ours:
-            self._tell("released", lease)
-        return ours
+            self._tell("released", lease, "its lease was lost before" if lost else "")
+        return ours and not lost
 
     def abandon(self, scope: Scope) -> None:
         """Leave to the keeper what this scope began, and neither ended nor holds on record.
@@ -158,30 +197,47 @@ class Locker:
         for acquisition in scope.open - {lease.acquisition for lease in scope.entered}:
             slot = self._slots.find(acquisition)
             if slot is not None and slot.state is not SlotState.LEFT:
-                slot.leave_to_keeper(Ending(unsure=True).text)
+                slot.leave_to_keeper(scope.undone.text)
             for key in [key for key, lease in scope.held.items() if lease.acquisition == acquisition]:
                 del scope.held[key]
             scope.open.discard(acquisition)
         self._wake()
 
-    def leave(self, lease: Lease) -> None:
-        """Say that the body has ended, before a follower of the message is published."""
+    def leave(self, lease: Lease, heir: str = "") -> None:
+        """Say that the body has ended, before a follower of the message is published.
+
+        Args:
+            lease: Whose body it was.
+            heir: The identity of its retry, which is no rival; "" for none.
+        """
         if not lease.left and not lease.over and lease.pid == os.getpid():
             lease.left = True
             try:
-                self.renew(lease, lease.ttl, (("left", "1"),))
+                self.renew(lease, lease.ttl, (("left", "1"), *((("heir", heir),) if heir else ())))
             except StoreUnavailable as error:
                 logger.warning("could not say that %s is about to be released: %s", lease.name, error)
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
         """Move the deadline now, beside the keeper's renewals."""
         sent = self._clock.monotonic()
-        renewal = Renewal(lease.keys.lock, lease.acquisition, max(1, round(seconds * 1000)), notes)
+        if 0 < lease.slot.until <= sent:
+            self.lose(lease, "it was held for as long as max_hold allows")
+            return False
+        renewal = Renewal(
+            lease.keys.lock, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.slot.durability
+        )
+        # An answer that comes after the lease's end is too late for whoever asked whether it lives.
+        within = max(0.001, lease.remaining() - grace(lease.ttl))
+        part = self._part(lease.keys)
         try:
-            renewed = self._store.renew([renewal])[0]
+            (renewed,) = self._breaker.ask(self._store.renew, [renewal], within, part=part)
+        except NoAnswer:
+            raise
         except ReplyLost:
             # Here, not in the store: to the keeper its next look is the second try.
-            renewed = self._store.renew([renewal])[0]
+            (renewed,) = self._breaker.ask(self._store.renew, [renewal], within, part=part)
+        if renewed is None:
+            raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
         if renewed:
             lease.slot.moved(sent + seconds - margin(seconds))
         else:
@@ -208,23 +264,36 @@ class Locker:
         """Who waits for the lock under the queue policy."""
         return self._store.waiting(LockKeys.of(self._prefix, name), NAMED)
 
-    def _take(self, keys: LockKeys, name: LockName, scope: Scope, ttl: float, claim: Claim) -> Lease | Refusal:
+    def _vote_again(
+        self, keys: LockKeys, name: LockName, scope: Scope, ttl: float, claim: Claim, part: int
+    ) -> Lease | Refusal:
+        for window in VOTES:
+            # Others asked at the same moment; who comes back at another one finds a majority, or gets it.
+            time.sleep(chance.uniform(0.0, window))
+            answer = self._ask(keys, name, scope, ttl, claim, part)
+            if not isinstance(answer, Split):
+                return answer
+        raise StoreNotReady(f"the lock store did not answer: its servers did not agree who gets {name}")
+
+    def _ask(
+        self, keys: LockKeys, name: LockName, scope: Scope, ttl: float, claim: Claim, part: int
+    ) -> Lease | Refusal:
         for attempt in range(ATTEMPTS):
             acquisition = scope.next_acquisition()
             # Written first: whoever dies between here and the answer leaves a trace for the keeper.
-            slot = self._slots.open(name, acquisition, ttl)
+            slot = self._slots.open(name, acquisition, ttl, claim.durability)
             sent = self._clock.monotonic()
             try:
-                answer = self._store.acquire(keys, acquisition, round(ttl * 1000), claim)
-            except ReplyLost:
-                # Make sure that it takes effect neither now nor later.
-                self._pass_on(name, self._store.release(keys, acquisition, Ending(unsure=True)))
-                self._forget(slot, scope)
+                answer = self._breaker.ask(self._store.acquire, keys, acquisition, round(ttl * 1000), claim, part=part)
+            except ReplyLost as error:
+                self._take_back(keys, slot, scope, error)
+                # A twin may have met it and left word, which went with it.
+                claim = claim._replace(copied=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
                 continue
-            except StoreUnavailable:
-                self._forget(slot, scope)  # the store never saw it
+            except StoreUnavailable as error:
+                self._undo(keys, slot, scope, error)
                 raise
             if isinstance(answer, Acquired):
                 slot.held(sent + ttl - margin(ttl))
@@ -238,8 +307,10 @@ class Locker:
                     task=scope.task,
                     task_id=scope.task_id,
                     rank_us=answer.rank_us,
+                    seed=answer.seed,
+                    after_crash=answer.after_crash,
                 )
-            if isinstance(answer, Parked | Duplicate | Used):
+            if isinstance(answer, Parked | Duplicate | Used | Unknown):
                 # While the slot still stands: should this process die now, the keeper finds the grant.
                 self._pass_on(name, answer)
             self._forget(slot, scope)
@@ -247,13 +318,35 @@ class Locker:
                 return answer
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
 
-    def _pass_on(self, name: LockName, answer: Released | Parked | Duplicate | Used) -> None:
+    def _take_back(self, keys: LockKeys, slot: Slot, scope: Scope, error: ReplyLost) -> None:
+        """Make sure that an acquire of unknown outcome takes effect neither now nor later."""
+        if isinstance(error, NoAnswer):
+            raise error  # the keeper does it: who asks has waited long enough
+        self._undo(keys, slot, scope, error)
+
+    def _undo(self, keys: LockKeys, slot: Slot, scope: Scope, error: StoreUnavailable) -> None:
+        if isinstance(error, ReplyLost | NotConfirmed):  # of any other the store has carried out nothing
+            undone = self._breaker.ask(self._store.release, keys, slot.acquisition, scope.undone, part=self._part(keys))
+            self._pass_on(slot.name, undone)
+        self._forget(slot, scope)
+
+    def _pass_on(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
         if answer.granted:
             self._hand_over(name, answer.granted)
 
     def _forget(self, slot: Slot, scope: Scope) -> None:
         slot.clear()
         scope.open.discard(slot.acquisition)
+
+    def _used_before(self, keys: LockKeys, held: Lease, claim: Claim) -> Used | None:
+        """Who used the name that is entered once more: an inner run just now, or one before."""
+        if held.used is not None and held.used.tick == claim.tick:
+            by = By(*json.loads(held.used.by))
+            return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same=False)
+        use = self._uses.use(keys, claim.tick) if self._uses is not None else None
+        if use is None or use.state != "used":
+            return None
+        return Used(Holder(use.task, use.task_id, use.node, None, use.since), same=False)
 
     def _enter_again(self, lease: Lease, scope: Scope) -> Lease:
         # The count is stated absolutely: an increment would count twice when it is sent twice.
@@ -271,12 +364,16 @@ class Locker:
         except StoreUnavailable:
             return True
 
-    def _free(self, lease: Lease, ending: Ending) -> bool:
-        if lease.slot.state in (SlotState.LEFT, SlotState.FREE):
-            return True  # an interrupted release: the keeper has it, or had it
+    def _free(self, lease: Lease, scope: Scope, ending: Ending) -> bool:
         try:
-            lease.slot.leaving()
-            released = self._store.release(lease.keys, lease.acquisition, ending)
+            if not lease.slot.leaving():
+                return True  # an interrupted release: the keeper has it, or had it
+            part = self._part(lease.keys)
+            if scope.delivered:
+                self._breaker.admit(part)  # else each body that ends would wait for a dead store's timeout
+            released = self._breaker.ask(
+                self._store.release, lease.keys, lease.acquisition, ending, lease.slot.durability, part=part
+            )
             # Before the releaser's own message is acknowledged, and before its slot forgets it.
             self._pass_on(lease.slot.name, released)
         except BaseException as error:

@@ -51,9 +51,11 @@ class Delivery(NamedTuple):
         since: The later of receipt and ETA, on the monotonic clock.
         monitored: The worker sends events.
         rank_us: Carried by a copy of ours, else None.
-        tries: How often the message was published again before.
+        tries: How often the message was published again because of a conflict.
         raw: The message, as the fields of :class:`Raw`.
         turn: Under the queue policy, for which this copy was published.
+        comebacks: How often since then, for another reason: the store did not answer, its twin was running.
+        doubted: One of the messages that it copies was delivered more than once, so another copy may live.
         number: Under the queue policy, by which :class:`~celery_dlock.arrivals.Arrivals` knows it.
         elder: The number of the message of the same lock name that this worker handed over before; 0: none.
     """
@@ -66,8 +68,15 @@ class Delivery(NamedTuple):
     tries: int
     raw: tuple[Any, ...]
     turn: str = ""
+    comebacks: int = 0
+    doubted: bool = False
     number: int = 0
     elder: int = 0
+
+    @property
+    def is_copy(self) -> bool:
+        """We published it, and it is not the message that its publisher sent."""
+        return self.tries > 0 or self.comebacks > 0
 
 
 class Carried(NamedTuple):
@@ -76,6 +85,8 @@ class Carried(NamedTuple):
     rank_us: int | None = None
     tries: int = 0
     turn: str = ""
+    comebacks: int = 0
+    doubted: bool = False
 
     @classmethod
     def of(cls, header: Any, identity: Identity) -> Carried:
@@ -83,13 +94,24 @@ class Carried(NamedTuple):
         if not isinstance(header, Mapping) or header.get("of") != identity.digest:
             return cls()
         rank, tries, turn = header.get("rank"), header.get("tries"), header.get("turn", "")
+        comebacks, doubted = header.get("comebacks", 0), header.get("doubted", False)
         if not isinstance(rank, int | None) or not isinstance(tries, int) or not isinstance(turn, str):
             return cls()
-        return cls(rank, max(0, tries), turn)
+        if not isinstance(comebacks, int) or not isinstance(doubted, bool):
+            return cls()
+        return cls(rank, max(0, tries), turn, max(0, comebacks), doubted)
 
 
 def publish_again(
-    app: Celery, delivery: Delivery, identity: Identity, *, rank_us: int | None, delay: float, expires: bool
+    app: Celery,
+    delivery: Delivery,
+    identity: Identity,
+    *,
+    rank_us: int | None,
+    delay: float,
+    conflict: bool,
+    doubted: bool,
+    expires: bool,
 ) -> None:
     """Publish the raw message, to be run in ``delay`` s at the earliest.
 
@@ -102,6 +124,8 @@ def publish_again(
         identity: Which message it is.
         delay: Seconds from now to the copy's ETA.
         rank_us: The place that the copy takes among messages; None: that of its own arrival.
+        conflict: It comes back because its lock was held, and counts as a try.
+        doubted: Another copy of it may live.
         expires: Keep the message's expiry. A copy of a running message has none: it may not end that one REVOKED.
 
     Raises:
@@ -112,7 +136,16 @@ def publish_again(
     headers = dict(raw.headers)
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
-    headers[HEADER] = {"of": identity.digest, "rank": rank_us, "tries": delivery.tries + 1}
+    headers[HEADER] = {
+        "of": identity.digest,
+        "rank": rank_us,
+        "tries": delivery.tries + conflict,
+        "comebacks": 0 if conflict else delivery.comebacks + 1,
+        "doubted": doubted,
+    }
+    if delivery.turn:
+        # The store did not let it take its turn, and that may stand still: another copy would have to wait for its end.
+        headers[HEADER]["turn"] = delivery.turn
     if not expires:
         headers["expires"] = None
     with app.producer_or_acquire() as producer:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from .canonical import text_form, utf8
 from .errors import LockKeyError
 
-__all__ = ["BUCKETS", "LockName", "namer", "not_text", "readable", "shared_name"]
+__all__ = ["BUCKETS", "LockName", "idempotency_key", "namer", "not_text", "readable", "shared_name"]
 
 #: Part of the wire format: workers that disagree on it would not exclude one another.
 BUCKETS: Final = 1024
@@ -51,6 +51,11 @@ def namer(*parts: str) -> Callable[[str, bytes], LockName]:
         return LockName(f"{shown}:{hexadecimal}", int(hexadecimal[:3], 16) >> 2)
 
     return name
+
+
+def idempotency_key(name: str, seed: str) -> str:
+    """What a gateway is given to know a repetition by; "" where there is no seed to make it of."""
+    return blake2b(f"{name}\n{seed}".encode(), digest_size=16).hexdigest() if seed else ""
 
 
 def readable(text: str) -> str:

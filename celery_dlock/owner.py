@@ -6,13 +6,18 @@ import itertools
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Final
 
 from .lease import Lease
 from .records import By
+from .store import Ending
 
 __all__ = ["Scope", "current_scope", "enter", "entered"]
+
+
+_UNDONE: Final = Ending(unsure=True, undone=True)
 
 
 class Scope:
@@ -24,17 +29,42 @@ class Scope:
         task: The task's name, if it is an execution of one.
         task_id: Its id.
         outer: The scope of the same owner in which this one is nested (an ``apply()`` inside a body).
+        delivered: It has a message, which can come back when the store answers again.
     """
 
-    __slots__ = ("by", "entered", "held", "ident", "numbers", "open", "own", "owner", "pid", "task", "task_id")
+    __slots__ = (
+        "by",
+        "delivered",
+        "entered",
+        "held",
+        "ident",
+        "numbers",
+        "open",
+        "own",
+        "owner",
+        "pid",
+        "task",
+        "task_id",
+        "undone",
+    )
 
     def __init__(
-        self, owner: str, by: By, task: str | None = None, task_id: str | None = None, outer: Scope | None = None
+        self,
+        owner: str,
+        by: By,
+        task: str | None = None,
+        task_id: str | None = None,
+        outer: Scope | None = None,
+        *,
+        delivered: bool = False,
     ) -> None:
         self.owner = owner
         self.by = by
         self.task = task
         self.task_id = task_id
+        self.delivered = delivered
+        #: How an acquisition ends of which nobody knows whether it took place: its body has not begun.
+        self.undone = _UNDONE
         self.pid = os.getpid()
         self.ident = threading.get_ident()
         #: Acquisitions that were begun and have not ended, on record in ``entered`` or not.
@@ -48,6 +78,9 @@ class Scope:
 
     def drop(self, lease: Lease) -> None:
         """Forget this scope's innermost entry of ``lease``."""
+        if self.entered and self.entered[-1] is lease:
+            self.entered.pop()
+            return
         for index in reversed(range(len(self.entered))):
             if self.entered[index] is lease:
                 del self.entered[index]
@@ -81,11 +114,7 @@ def current_scope(node: str) -> Scope:
     return own
 
 
-def entered() -> Scope | None:
-    """The scope that was entered last in this context, to be entered again after another."""
-    return _scope.get()
-
-
-def enter(scope: Scope | None) -> None:
-    """Make ``scope`` the current one."""
-    _scope.set(scope)
+#: The scope that was entered last in this context, to be entered again after another.
+entered: Final[Callable[[], Scope | None]] = _scope.get
+#: Make a scope, or None, the current one.
+enter: Final[Callable[[Scope | None], object]] = _scope.set

@@ -7,7 +7,7 @@ what they cannot route without a word.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport.virtual.exchange import TopicExchange
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["queue_of"]
 
 
-def queue_of(app: Celery, delivery_info: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
+def queue_of(app: Celery, delivery_info: Mapping[str, Any], tags: Callable[[], Mapping[str, str]]) -> str | None:
     """The name of the queue; None where it cannot be told, or where there is none (a fanout exchange over Redis).
 
     Args:
         app: Whose queues the worker consumes.
         delivery_info: Of the message.
-        tags: The worker's consumer tags by queue; a real broker names the tag in each delivery.
+        tags: Gives the worker's consumer tags by queue; a real broker names the tag in each delivery.
     """
     exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key") or ""
     if not exchange:
         return routing_key
     tag = delivery_info.get("consumer_tag")
-    for name, its_tag in tags.items():
+    for name, its_tag in tags().items():
         if tag and tag == its_tag:
             return name
     for queue in app.amqp.queues.consume_from.values():

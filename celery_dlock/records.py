@@ -6,28 +6,40 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 __all__ = [
+    "CUT",
+    "PRIMARY",
     "Acquired",
     "By",
     "Claim",
     "Duplicate",
+    "Durability",
+    "First",
     "Grant",
     "Held",
     "Holder",
     "Identity",
     "Parked",
     "Place",
+    "Publication",
     "Queued",
     "Refusal",
     "Released",
     "Renewal",
+    "Split",
     "Tombstoned",
+    "Unknown",
+    "Use",
     "Used",
     "Waiter",
     "Waiting",
 ]
+
+
+#: Characters of a task's name and id that are kept: an id of so many may be a longer one's beginning.
+CUT = 150
 
 
 class Identity(NamedTuple):
@@ -60,12 +72,29 @@ class By(NamedTuple):
     @classmethod
     def of(cls, task: str | None, task_id: str | None, node: str, pid: int) -> By:
         """Names and ids are cut, because whoever publishes chooses them, and a slot has to hold them."""
-        return cls((task or "")[:150], (task_id or "")[:150], node[:80], str(pid))
+        return cls((task or "")[:CUT], (task_id or "")[:CUT], node[:80], str(pid))
 
     @property
     def text(self) -> str:
         """As JSON, for a mark."""
         return json.dumps(self)
+
+
+class Durability(NamedTuple):
+    """Who has to confirm a write, beside the primary that carries it out.
+
+    Args:
+        replicas: How many of them.
+        fsync: The primary, and so many replicas, have written it to disk.
+        timeout_ms: Milliseconds that they may take.
+    """
+
+    replicas: int = 0
+    fsync: bool = False
+    timeout_ms: int = 0
+
+
+PRIMARY: Final = Durability()
 
 
 class Place(NamedTuple):
@@ -105,8 +134,13 @@ class Claim(NamedTuple):
         age_us: Microseconds since the later of receipt and ETA, read on the worker's monotonic clock.
         rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.
         once: The name may be used up by an earlier success (``once_per``).
+        tick: The success of that tick alone; "" of any.
+        begun_ms: Milliseconds that the mark of a body that died lives on, counted from its start.
+        hold: Where nobody knows what became of an earlier run, this one is refused.
         waits: Wants to be woken by the release.
+        keep_ms: Milliseconds that the lock is kept at least, whenever it is released.
         place: Under the queue policy, its place among the waiters.
+        durability: Who has to confirm that the lock was taken, or the message parked.
     """
 
     by: By
@@ -116,8 +150,13 @@ class Claim(NamedTuple):
     age_us: int = 0
     rank_us: int | None = None
     once: bool = False
+    tick: str = ""
+    begun_ms: int = 24 * 3600 * 1000
+    hold: bool = False
     waits: bool = False
+    keep_ms: int = 0
     place: Place | None = None
+    durability: Durability = PRIMARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +174,34 @@ class Holder:
     hold_count: int = 1
     left: bool = False
     expires_in: float = 0.0
+    kept: bool = False
+    #: Its run retried itself, and the lock is kept for the retry alone.
+    retries: bool = False
 
     def __str__(self) -> str:
         if self.pid == 0:  # a grant
             return f"{self.task}[{self.task_id}], whose turn it is"
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
-        return f"{who} on {self.node}"
+        why = " (ended; kept by min_hold)" if self.kept else " (its retry is to come: keep_on_retry)"
+        return f"{who} on {self.node}" + (why if self.kept or self.retries else "")
 
 
 class Acquired(NamedTuple):
-    """The lock is the asker's."""
+    """The lock is the asker's.
+
+    Args:
+        token: Its fencing token.
+        since: When it was taken, seconds since the epoch by the store's clock.
+        rank_us: The rank of the message that asked.
+        seed: Under ``once_per``: what the idempotency key is made of.
+        after_crash: Under ``once_per``: an earlier run died, and nobody knows how far it came.
+    """
 
     token: int
     since: float
     rank_us: int
+    seed: str = ""
+    after_crash: bool = False
 
 
 class Held(NamedTuple):
@@ -184,6 +237,13 @@ class Used(NamedTuple):
     granted: Grant | None = None
 
 
+class Unknown(NamedTuple):
+    """Nobody knows what became of an earlier run, ``by``. ``granted``: as of a duplicate."""
+
+    by: Holder
+    granted: Grant | None = None
+
+
 class Duplicate(NamedTuple):
     """This message's identity has reached its end already. ``granted``: to whom the turn passes that it had."""
 
@@ -194,7 +254,11 @@ class Tombstoned(NamedTuple):
     """This acquisition was given up before its acquire arrived."""
 
 
-Refusal = Held | Used | Duplicate | Tombstoned | Queued | Parked
+class Split(NamedTuple):
+    """Of several servers no majority gave the lock to anybody; what this acquisition took is given back."""
+
+
+Refusal = Held | Used | Unknown | Duplicate | Tombstoned | Split | Queued | Parked
 
 
 class Renewal(NamedTuple):
@@ -205,12 +269,37 @@ class Renewal(NamedTuple):
         acquisition: Owner and number.
         ttl_ms: The least life the key has afterwards, in milliseconds.
         notes: Fields to set in the lock's hash if it is still ours.
+        durability: Who has to confirm it.
     """
 
     key: str
     acquisition: str
     ttl_ms: int
     notes: tuple[tuple[str, str], ...] = ()
+    durability: Durability = PRIMARY
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What became of the last run of a name, under ``once_per``.
+
+    Args:
+        state: ``"used"``: it succeeded. ``"unknown"``: it died, and nobody knows how far it came. ``"running"``.
+        task: Its task's name.
+        task_id: Its id.
+        node: The node name of its worker.
+        since: When it succeeded; unless it did, when it began. Seconds since the epoch by the store's clock.
+        expires_in: Seconds until this is forgotten.
+        idempotency_key: What its body read as ``lease.idempotency_key``.
+    """
+
+    state: Literal["used", "unknown", "running"]
+    task: str | None
+    task_id: str | None
+    node: str
+    since: float
+    expires_in: float
+    idempotency_key: str
 
 
 class Released(NamedTuple):
@@ -222,6 +311,57 @@ class Released(NamedTuple):
     ours: bool
     word: bool
     granted: Grant | None = None
+
+
+class Publication(NamedTuple):
+    """A message that claims its lock's name (``unique="queued"``).
+
+    Args:
+        task_id: Of its task.
+        turn: Of two messages with one id, that which follows the other (a retry) has the higher one.
+        life_ms: Milliseconds that the claim lasts while no worker knows the message.
+        running: It is refused, too, while another task runs.
+        by: Who publishes it.
+        attempt: Names this publication: an id may be published twice.
+        durability: Who has to confirm the claim.
+    """
+
+    task_id: str
+    turn: int
+    life_ms: int
+    running: bool
+    by: By
+    attempt: str
+    durability: Durability = PRIMARY
+
+    @staticmethod
+    def turn_of(retries: int, nesting: int) -> int:
+        """``self.replace()`` begins to count the retries anew."""
+        return nesting * 1_000_000 + retries
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The call that has a name which another call asked for.
+
+    Args:
+        state: ``"queued"``, ``"waiting"`` (parked, under the queue policy) or ``"running"``.
+        task: Its task's name; None for a ``Lock`` outside any task.
+        task_id: Its id; likewise.
+        node: Who published it, or runs it; "" if that is not known.
+        since: When it got the name, in seconds since the epoch by the store's clock; 0.0 if that is not known.
+    """
+
+    state: str
+    task: str | None
+    task_id: str | None
+    node: str
+    since: float
+
+    def __str__(self) -> str:
+        who = f"{self.task}[{self.task_id}]" if self.task_id else "a Lock"
+        where = f"{'on' if self.state == 'running' else 'published by'} {self.node}" if self.node else ""
+        return " ".join(filter(None, [who, "is", self.state, where and f"({where})"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import logging
-import random
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
+from celery import states
 from celery.exceptions import Ignore, Reject
 
-from .conflict import Again, Await, Decision, Drop, Fail, Park, PutBack, Skip
-from .errors import DLockError, LockHeld, StoreUnavailable
+from .chance import chance
+from .conflict import Again, Await, Decision, Drop, Fail, Park, PutBack, Recall, Skip
+from .errors import (
+    DLockError,
+    LockHeld,
+    LockLost,
+    NameUsed,
+    NotConfirmed,
+    OnProbation,
+    ReplyLost,
+    StoreUnavailable,
+    UnknownOutcome,
+)
 from .keys import LockName
+from .lease import Unlocked
 from .message import publish_again
 from .parcel import Parcel
-from .records import Held, Parked, Queued, Refusal
+from .records import Held, Parked, Queued, Refusal, Unknown, Used
 from .results import end_revoked, store_queued
+from .voice import logger
 
 if TYPE_CHECKING:
     from .events import Kind
     from .execution import Execution
 
-__all__ = ["Skipped", "carry_out", "parcel_text", "store_away"]
+__all__ = ["Skipped", "carry_out", "misfire", "parcel_text", "run_again", "store_away"]
 
-logger = logging.getLogger("celery_dlock")
 
-#: Longest delay of a message that comes back because the store did not answer, in seconds.
-STORE_DELAY_MAX = 60.0
+_ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUsed, "unknown": UnknownOutcome}
+
+#: Longest delay of a message that comes back because the store did not answer or its lease was lost, in seconds.
+COMEBACK_MAX = 60.0
 #: Seconds to hold a message that the broker did not take, before it goes back to it.
 REQUEUE_DELAY = 1.0
 
@@ -40,29 +53,46 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
 
     Raises:
         Skipped: The message is dealt with and is to be acknowledged.
-        LockHeld: The task is to fail.
+        LockHeld, NameUsed, UnknownOutcome: The task is to fail.
     """
     reason = f"{name}: {decision.reason}"
     task, task_id = run.task, run.request.id
-    holder = answer.holder if isinstance(answer, Held | Queued) else None
-    held = LockHeld(reason, name.text, *((holder.task_id, holder.node, holder.since) if holder else ()))
-    if isinstance(answer, Held | Queued):
+    held = _error(answer, decision, reason, name)
+    if isinstance(answer, Held | Queued) or isinstance(decision, Fail):
         _tell(run, "refused", name, reason)
     match decision:
         case Skip():
             _skip(run, name, reason)
+        case Recall(first):
+            _recall(run, name, first, reason)
         case Drop():
             logger.info("Task %s[%s] is a duplicate: %s", task.name, task_id, reason)
             raise Skipped(reason)
         case Again(delay) | PutBack(delay):
             rank_us = answer.rank_us if isinstance(answer, Held | Queued) else None
-            _publish_again(run, rank_us, delay, held, copy=isinstance(decision, PutBack))
+            twin = isinstance(decision, PutBack)
+            _publish_again(run, rank_us, delay, held, conflict=not twin, copy=twin)
             logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, task_id, delay, reason)
             raise Skipped(reason)
         case Await():
             _await_turn(run, name, answer, reason)
         case Fail():
             raise held
+
+
+def _error(answer: Refusal, decision: Decision, reason: str, name: LockName) -> DLockError:
+    earlier = answer.by if isinstance(answer, Used | Unknown) else getattr(answer, "holder", None)
+    facts = (earlier.task_id, earlier.node, earlier.since) if earlier else ()
+    return _ERRORS[decision.why if isinstance(decision, Fail) else "held"](reason, name.text, *facts)
+
+
+def misfire(run: Execution, name: LockName, late: str) -> None:
+    """End a run that came too late for its tick, as one that is skipped."""
+    reason = f"{name}: {late}"
+    logger.warning("Task %s[%s] misfired: %s", run.task.name, run.request.id, reason)
+    _tell(run, "misfired", name, reason)
+    run.leave()  # the next tick, which may be on its heels, is not to be refused for this one
+    _skip(run, name, reason)
 
 
 def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | None) -> str:
@@ -75,7 +105,7 @@ def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | N
         raise AssertionError(decision)  # an eager run is never parked, and who is refused has a place
     parcel = Parcel.of(run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.tries)
     text = parcel.text()
-    copied = bool(run.delivery.tries or (run.request.delivery_info or {}).get("redelivered"))
+    copied = bool(run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
     store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
     _tell(run, "refused", name, f"{name}: {decision.reason}")
@@ -83,6 +113,7 @@ def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | N
 
 
 def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) -> NoReturn:
+    run.keeps_claim = True
     if isinstance(answer, Parked):
         place = f"{name}: {run.refused_because or 'it waits already'}; at place {answer.position}"
         if answer.ousted:
@@ -93,21 +124,72 @@ def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) ->
     raise Skipped(reason)
 
 
-def store_away(run: Execution, error: StoreUnavailable) -> NoReturn:
-    """The store did not answer: the message comes back later. If the broker is away too, the task fails loudly."""
-    tries = run.delivery.tries if run.delivery else 0
-    delay = min(STORE_DELAY_MAX, 2.0 ** min(tries, 10)) * (0.5 + 0.5 * random.random())  # noqa: S311  # spreads retries
-    _publish_again(run, run.delivery.rank_us if run.delivery else None, delay, error)
+def store_away(run: Execution, name: LockName, error: StoreUnavailable) -> Unlocked:
+    """The store did not give the lock, nor refuse it. Returns only if the body is to run without the lock.
+
+    Where the task wants nothing else, the message comes back later; if the broker is away too, the task fails loudly.
+
+    Raises:
+        Skipped: The message is dealt with and is to be acknowledged.
+        StoreUnavailable: The task is to fail.
+    """
+    policy = run.options.on_store_error
+    if policy == "fail":
+        raise error
+    if policy == "retry":
+        # A twin may have met an acquire that was taken back, and left word that went with it.
+        run.doubted = run.doubted or isinstance(error, ReplyLost | NotConfirmed)
+        # Parked with nobody hearing of it, it may have had its turn and ended by then: its arrival tells.
+        _come_back(run, error, run.rank_us)
+    logger.warning("Task %s[%s] runs without its lock %s: %s", run.task.name, run.request.id, name, error)
+    _tell(run, "bypassed", name, str(error))
+    return Unlocked(name.text, run.scope.owner)
+
+
+def run_again(run: Execution, error: LockLost) -> NoReturn:
+    """The body has ended because its lease was lost: the message comes back."""
+    _come_back(run, error)
+
+
+def _come_back(run: Execution, error: DLockError, rank_us: int | None = None) -> NoReturn:
+    """Not because of a conflict, so that it is no try.
+
+    Args:
+        run: Whose message comes back.
+        error: Why.
+        rank_us: When it arrived, where the store has said so; None if what comes back is to run in any case.
+    """
+    rank_us = rank_us if rank_us is not None or run.delivery is None else run.delivery.rank_us
+    comebacks = run.delivery.comebacks if run.delivery else 0
+    delay = min(COMEBACK_MAX, 2.0 ** min(comebacks, 10)) * (0.5 + 0.5 * chance.random())
+    if isinstance(error, OnProbation):
+        delay = error.seconds + chance.random()  # when it is over, and not all at once
+    _publish_again(run, rank_us, delay, error, conflict=False)
     logger.warning("Task %s[%s] comes back in %.3g s: %s", run.task.name, run.request.id, delay, error)
     raise Skipped(str(error))
+
+
+def _recall(run: Execution, name: LockName, first: str, reason: str) -> None:
+    """Go on with the first run's result, as long as the result backend has it."""
+    try:
+        stored = run.task.backend.get_task_meta(first, cache=False)
+    except Exception as error:  # noqa: BLE001  # whatever the backend raises, there is no result to return
+        logger.warning("the result of %s is not known any more: %s", first, error)
+        stored = {}
+    if stored.get("status") != states.SUCCESS:
+        _skip(run, name, reason)
+        return
+    logger.info("Task %s[%s] returns the result of %s: %s", run.task.name, run.request.id, first, reason)
+    _tell(run, "skipped", name, reason)
+    run.skipped, run.skip_value = True, stored.get("result")
 
 
 def _skip(run: Execution, name: LockName, reason: str) -> None:
     task, request = run.task, run.request
     logger.info("Task %s[%s] skipped: %s", task.name, request.id, reason)
     _tell(run, "skipped", name, reason)
-    if task.lock_options.skips_with_result:
-        run.skipped = True
+    if run.options.skips_with_result:
+        run.skipped, run.skip_value = True, run.options.skip_result
         return
     if run.delivery is not None:
         end_revoked(task, request, reason)
@@ -118,7 +200,7 @@ def _skip(run: Execution, name: LockName, reason: str) -> None:
 
 
 def _publish_again(
-    run: Execution, rank_us: int | None, delay: float, otherwise: Exception, *, copy: bool = False
+    run: Execution, rank_us: int | None, delay: float, otherwise: Exception, *, conflict: bool, copy: bool = False
 ) -> None:
     """Publish the message before this delivery is acknowledged, so that a crash between doubles it, never loses it.
 
@@ -130,7 +212,16 @@ def _publish_again(
     if delivery is None:
         raise otherwise
     try:
-        publish_again(task.app, delivery, run.identity, rank_us=rank_us, delay=delay, expires=not copy)
+        publish_again(
+            task.app,
+            delivery,
+            run.identity,
+            rank_us=rank_us,
+            delay=delay,
+            conflict=conflict,
+            doubted=run.doubted,
+            expires=not copy,
+        )
     except Exception as error:
         logger.exception("cannot publish %s[%s] again", task.name, run.request.id)
         # What no later try can cure (a message of protocol 1, or from a fanout exchange) must not go round for ever.
@@ -140,6 +231,7 @@ def _publish_again(
         if copy:
             raise Skipped("a copy is lost; the result belongs to the run that it copied") from error
         raise otherwise from error
+    run.keeps_claim = True
 
 
 def _tell(run: Execution, kind: Kind, name: LockName, reason: str) -> None:

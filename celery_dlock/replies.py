@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from .records import Duplicate, Grant, Held, Holder, Parked, Queued, Refusal, Tombstoned, Used, Waiter
+from .names import idempotency_key
+from .records import (
+    Duplicate,
+    First,
+    Grant,
+    Held,
+    Holder,
+    Parked,
+    Queued,
+    Refusal,
+    Tombstoned,
+    Unknown,
+    Use,
+    Used,
+    Waiter,
+)
 
-__all__ = ["grant", "holder", "refusal", "waiter"]
+__all__ = ["first", "grant", "holder", "refusal", "use", "waiter"]
 
 
 def refusal(reply: Sequence[Any], identity: str) -> Refusal:
@@ -29,12 +44,54 @@ def holder(fields: Sequence[Any]) -> Holder:
         hold_count=int(count),
         left=left == b"1",
         expires_in=max(0, int(pttl)) / 1000,
+        kept=acquisition == b"kept",
+        retries=acquisition.startswith(b"keep:"),
     )
 
 
-def _used(mark: bytes, identity: str) -> Used:
-    at, of, by = mark.split(b"\n", 2)
-    return Used(Holder(*_who(*json.loads(by)), since=int(at) / 1e6, identity=of.decode()), of.decode() == identity)
+class _Mark(NamedTuple):
+    """A name's mark, line by line as ``scripts/mark.lua`` has it."""
+
+    state: str
+    at: str
+    identity: str
+    acquisition: str
+    seed: str
+    by: str
+    crashed_at: str
+    crashed_of: str
+    crashed_by: str
+
+    @classmethod
+    def of(cls, mark: bytes) -> _Mark:
+        return cls(*mark.decode("utf-8", "replace").split("\n"))
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(*_who(*json.loads(self.by)), since=int(self.at) / 1e6, identity=self.identity)
+
+
+def _used(facts: Sequence[Any], identity: str) -> Used:
+    holder = _Mark.of(facts[0]).holder
+    return Used(holder, holder.identity == identity, _passed_on(facts[1:]))
+
+
+def _unknown(facts: Sequence[Any], _identity: str) -> Unknown:
+    return Unknown(_Mark.of(facts[0]).holder, _passed_on(facts[1:]))
+
+
+def use(reply: Sequence[Any], name: str) -> Use | None:
+    """What became of a name's last run."""
+    if not reply:
+        return None
+    mark, pttl, holding = _Mark.of(reply[0]), max(0, int(reply[1])) / 1000, reply[2].decode()
+    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
+    if mark.state == "begun" and mark.acquisition == holding:
+        state = "running"
+    by = mark.holder
+    # Of several servers, it stands behind the token of their agreement.
+    seed = mark.seed.rpartition("/")[2]
+    return Use(state, by.task, by.task_id, by.node, by.since, pttl, idempotency_key(name, seed))
 
 
 def _who(task: str, task_id: str, node: str, pid: str) -> tuple[str | None, str | None, str, int]:
@@ -62,7 +119,8 @@ def _passed_on(facts: Sequence[Any]) -> Grant | None:
 
 _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
     b"held": _held,
-    b"used": lambda facts, identity: _used(facts[0], identity)._replace(granted=_passed_on(facts[1:])),
+    b"used": _used,
+    b"unknown": _unknown,
     b"done": lambda facts, _identity: Duplicate(_passed_on(facts)),
     b"gone": lambda _facts, _identity: Tombstoned(),
     b"queue": _queued,
@@ -73,6 +131,14 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
 def grant(identity: bytes, entry: bytes, turn: bytes = b"") -> Grant | None:
     """Whose turn it is, if it is anybody's."""
     return Grant(identity.decode(), entry.decode("utf-8", "replace"), turn.decode()) if identity else None
+
+
+def first(reply: Sequence[Any]) -> First | None:
+    """Who has the name that was to be claimed; None: it is claimed."""
+    if not reply:
+        return None
+    state, task_id, task, node, since = ((part or b"").decode("utf-8", "replace") for part in reply)
+    return First(state, task or None, task_id or None, node, int(since or 0) / 1e6)
 
 
 def waiter(rank: bytes, who: bytes) -> Waiter:

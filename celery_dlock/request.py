@@ -9,9 +9,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
-from .deliveries import Deliveries
+from .calls import CALL, Call, call_of
+from .deliveries import Deliveries, channel_is_gone
+from .durations import as_seconds
+from .errors import InvalidLockOptions
 from .keys import LockName
 from .message import HEADER, PROPERTY, Carried
 from .queues import queue_of
@@ -26,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["SingletonRequest"]
 
 _NOTHING_CARRIED: Final = Carried()
+#: What no user put into a message's headers, as Celery's ``Context`` tells it.
+_OF_CELERY: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"})
+#: Seconds that a message may wait before its claim is looked after for the first time: most have started by then.
+FIRST_LOOK: Final = 1.0
 
 
 class SingletonRequest(Request):
@@ -44,9 +54,16 @@ class SingletonRequest(Request):
     task: SingletonTask
 
     dlock_requeued = False
+    #: Its options, if its message was published with a claim.
+    dlock_claiming: Call | None = None
     #: Under the queue policy: its number among the arrivals, and whether its acknowledgement is held back.
     dlock_number = 0
-    _dlock_held_back = False
+    _dlock_queues = _dlock_held_back = _dlock_copied = False
+    #: The broker did not hear of its acknowledgement, so it delivers the message again.
+    dlock_unheard = False
+    #: With ``unique=``: when its claim is to be prolonged, on the monotonic clock; does this process have its message?
+    dlock_keep_at = 0.0
+    dlock_known = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,23 +77,49 @@ class SingletonRequest(Request):
         super().__init__(message, *args, **kwargs)
         request = self._request_dict
         self.dlock_owner = os.urandom(16).hex()
-        self.dlock_identity = Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
-        header = request.pop(HEADER, None)
-        carried = _NOTHING_CARRIED if header is None else Carried.of(header, self.dlock_identity)
-        self._dlock_copied = carried.tries > 0
+        carried, header = _NOTHING_CARRIED, request.pop(HEADER, None)
+        if header is not None:
+            carried = Carried.of(header, self.dlock_identity)
+            self._dlock_copied = carried.tries > 0 or carried.comebacks > 0
         deliveries = Deliveries.of(self._app)
-        queue = queue_of(self._app, message.delivery_info or {}, deliveries.tags())
+        queue = queue_of(self._app, message.delivery_info or {}, deliveries.tags)
         properties = request["properties"]
         self.dlock_delivered = time.monotonic()
         # The fields of a Delivery and of a Raw, as bare tuples: cheaper to make and to pickle, and this is every task.
         raw = (message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue)
         delivery = (
             self.dlock_owner, self.dlock_delivered, self._since(), self.dlock_monitored(),
-            carried.rank_us, carried.tries, raw, carried.turn,
+            carried.rank_us, carried.tries, raw, carried.turn, carried.comebacks, carried.doubted,
         )  # fmt: skip
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
         request["properties"] = {**properties, PROPERTY: delivery}
+        if "headers" not in request:
+            # What Celery's Context would make of it in the child, by some sixty steps in each task: a twentieth of what
+            # a task costs there.
+            request["headers"] = {name: request[name] for name in request.keys() - _OF_CELERY}
         deliveries.by_owner[self.dlock_owner] = self
+        options = self.task.lock_options
+        if CALL in request or options.on_conflict == "queue" or options.claims:
+            self._dlock_look_at_call(deliveries)
+
+    def _dlock_look_at_call(self, deliveries: Deliveries) -> None:
+        try:
+            call = call_of(self.task, self._request_dict)
+        except InvalidLockOptions:
+            return  # the child says why
+        if not call.enabled:
+            return
+        self._dlock_queues = call.options.on_conflict == "queue"
+        if call.options.claims:
+            self.dlock_claiming = call
+            life = as_seconds(call.options.queued_ttl)
+            self.dlock_keep_at = self.dlock_delivered + min(FIRST_LOOK, life / 3)
+            deliveries.claiming[self.dlock_owner] = self
+
+    @property
+    def dlock_identity(self) -> Identity:
+        request = self._request_dict
+        return Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
 
     def _since(self) -> float:
         """The later of receipt and ETA on the monotonic clock."""
@@ -91,7 +134,7 @@ class SingletonRequest(Request):
 
     def _dlock_number_it(self) -> None:
         """Called when it goes to the pool: at its ETA, not at its receipt."""
-        if self._dlock_queues and not self.dlock_number:
+        if not self.dlock_number:
             # A copy of ours keeps the place that it had.
             name = None if self._dlock_copied else self.dlock_lock
             self.dlock_number, elder = Deliveries.of(self._app).number(self, name)
@@ -100,15 +143,11 @@ class SingletonRequest(Request):
             self._request_dict["properties"] = {**properties, PROPERTY: numbered}
 
     @property
-    def _dlock_queues(self) -> bool:
-        return bool(self.task.lock_options.on_conflict == "queue")
-
-    @property
     def dlock_lock(self) -> LockName | None:
         """The name of its lock; None where the message cannot be read or its call has no lock: the child says why."""
         try:
             args, kwargs, _ = self._payload
-            name: LockName = self.task.lock_spec.name_of(args, kwargs)
+            name: LockName = call_of(self.task, self._request_dict).name_of(args, kwargs)
         except Exception:  # noqa: BLE001  # a serialiser may raise anything
             return None
         return name
@@ -119,17 +158,22 @@ class SingletonRequest(Request):
         super().on_accepted(*args, **kwargs)
 
     def acknowledge(self) -> None:
-        sweeper = Deliveries.of(self._app).runtime.sweeper
-        if self._dlock_held_back and sweeper is not None:
+        if self._dlock_held_back and (sweeper := Deliveries.of(self._app).runtime.sweeper) is not None:
             sweeper.acknowledge(self)
         else:
-            super().acknowledge()
+            self._dlock_acknowledge()
 
     def dlock_acknowledge(self) -> None:
         """Acknowledge what was held back."""
         # One step: the sweeper's thread and Celery's own may come at once, and a broker takes a second one ill.
         if vars(self).pop("_dlock_held_back", False):
-            super().acknowledge()
+            self._dlock_acknowledge()
+
+    def _dlock_acknowledge(self) -> None:
+        # Over a closed channel kombu's virtual transports acknowledge without a word what they gave back at its end.
+        if not self.acknowledged and channel_is_gone(self.message):
+            self.dlock_unheard = True
+        super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
         self.dlock_requeued = requeue
@@ -141,8 +185,30 @@ class SingletonRequest(Request):
         finally:
             error = getattr(exc_info.exception, "exc", exc_info.exception)
             self.dlock_acknowledge()
+            self.dlock_known = False
             if isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit):
                 self._dlock_settle()
+            elif not isinstance(error, Ignore | Reject):
+                self._dlock_be_heard()
+
+    def _dlock_be_heard(self) -> None:
+        """Its end is stored. If the broker did not hear the acknowledgement, it delivers the message again."""
+        if self.dlock_requeued or (self.message.acknowledged and not self.dlock_unheard):
+            return
+        deliveries = Deliveries.of(self._app)
+        if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
+            self._dlock_mark_unheard()
+        else:
+            # In a worker with an event loop it is only to be tried yet.
+            deliveries.once_tried(self._dlock_look_whether_heard)
+
+    def _dlock_look_whether_heard(self) -> None:
+        if not self.message.acknowledged:
+            self._dlock_mark_unheard()
+
+    def _dlock_mark_unheard(self) -> None:
+        if (name := self.dlock_lock) is not None:
+            Deliveries.of(self._app).unheard(self, name)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         super().on_timeout(soft, timeout)
@@ -153,6 +219,7 @@ class SingletonRequest(Request):
     def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
         super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
         self._dlock_settle()
+        self._dlock_give_claim_up()
         sweeper = Deliveries.of(self._app).runtime.sweeper
         if sweeper is not None and self._dlock_queues and (name := self.dlock_lock) is not None:
             sweeper.gone(name, self.dlock_identity.digest)
@@ -161,15 +228,32 @@ class SingletonRequest(Request):
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             Deliveries.of(self._app).settle(self)
+            self._dlock_give_claim_up()
+
+    def _dlock_give_claim_up(self) -> None:
+        """By a thread: a store that is away must not hold the consumer up."""
+        keeper = Deliveries.of(self._app).runtime.claim_keeper
+        if keeper is not None and self.dlock_claiming is not None:
+            keeper.give_up(self)
 
 
 def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(on_success)
-    def acknowledging(self: SingletonRequest, *args: Any, **kwargs: Any) -> Any:
+    def acknowledging(self: SingletonRequest, outcome: Any, *args: Any, **kwargs: Any) -> Any:
+        failed, _, runtime = outcome
+        if not failed and runtime is None and self.task.acks_late and not self.acknowledged:
+            # So a green pool calls the end of a body that was killed by a cold shutdown; the message must not end too.
+            task_ready(self, successful=False)
+            return self.reject(requeue=True)
         try:
-            return on_success(self, *args, **kwargs)
+            return on_success(self, outcome, *args, **kwargs)
         finally:
-            self.dlock_acknowledge()
+            if self._dlock_held_back:
+                self.dlock_acknowledge()
+            # Whatever keeps this object in memory.
+            self.dlock_known = False
+            if not failed:
+                self._dlock_be_heard()
 
     return acknowledging
 
@@ -177,7 +261,8 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
 def _numbering(execute_using_pool: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(execute_using_pool)
     def numbering(self: SingletonRequest, *args: Any, **kwargs: Any) -> Any:
-        self._dlock_number_it()
+        if self._dlock_queues:
+            self._dlock_number_it()
         return execute_using_pool(self, *args, **kwargs)
 
     return numbering

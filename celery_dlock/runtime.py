@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import collections
-import logging
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from . import native, signals
 from .arrivals import Arrivals
+from .breaker import Breaker, shared_words
 from .clock import Clock, SystemClock
 from .config import Settings
 from .events import Listeners
+from .fence import apart_from_forks
 from .handover import Handover
-from .keeper import Keeper, Source
+from .keeper import LINGER, Keeper, Source
 from .locker import Locker
+from .options import LockOptions
 from .owner import Scope, current_scope
+from .probation import Probation
 from .slots import LocalSlots, Slot, Slots
-from .stores import from_url
+from .stoppers import Stopper
+from .stores import open_store
+from .unsure_claims import UnsureClaims
+from .voice import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,17 +33,17 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .records import Released
-    from .store import QueueStore
+    from .store import ClaimStore, QueueStore, UseStore
 
 __all__ = ["Runtime"]
 
-#: Seconds after which a command to the store counts as unanswered; for the keeper the shortest, and those that it may
-#: wait while no lease ends soon.
-STORE_TIMEOUT = 3.0
+#: Seconds after which a command of the keeper counts as unanswered: the shortest, and those that it may wait while no
+#: lease ends soon. Not a setting: a lease that may last for seconds allows no more.
 KEEPER_TIMEOUT = 0.4
-PATIENT_TIMEOUTS = (0.7, 1.5, STORE_TIMEOUT)
+PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
+#: Commands that a release sends at most, each within its timeout, and connections that it opens for them.
+RELEASE_STEPS = 4
 
-logger = logging.getLogger("celery_dlock")
 
 _ATTRIBUTE = "_celery_dlock"
 
@@ -57,22 +63,27 @@ class Runtime:
         self.doubtful: Callable[[str], bool] = lambda acquisition: False
         #: Made by the worker before it forks; of no use elsewhere.
         self.arrivals = Arrivals()
+        #: Likewise shared with the children: what one of them finds out about the store spares the others.
+        self._store_state = shared_words()
         #: The worker's rooms keep their state of this app here.
         self.deliveries: Any = None
         self.sweeper: Any = None
+        self.claim_keeper: Any = None
         self.children: Any = None
+        #: Set by the worker, where its pool has a way to stop a body.
+        self.stopper: Stopper | None = None
         self._settings: Settings | None = None
         self._processes: dict[int, _Process] = {}
-        signals.feed(self.listeners, app, self._monitored_as)
+        signals.feed(self.listeners, app, self)
 
     @classmethod
     def of(cls, app: Celery) -> Runtime:
         """The runtime of ``app``, made at its first use."""
-        found = vars(app).get(_ATTRIBUTE)
+        found: Runtime | None = vars(app).get(_ATTRIBUTE)
         if found is None:
             # setdefault is one step: of two threads that come first at once, both get the same one.
             found = vars(app).setdefault(_ATTRIBUTE, cls(app))
-        return cast("Runtime", found)
+        return found
 
     @property
     def settings(self) -> Settings:
@@ -96,13 +107,25 @@ class Runtime:
     def slots(self) -> Slots:
         return self._here().slots
 
-    # Asked through methods, because the worker sets both after this runtime was made.
+    @property
+    def uses(self) -> UseStore:
+        """Of this process: what became of the last runs of names."""
+        return self._here().uses
+
+    @property
+    def claims(self) -> ClaimStore:
+        """Of this process: where a call claims its name when it is published."""
+        return self._here().claims
+
+    @property
+    def unsure_claims(self) -> UnsureClaims:
+        """Of this process: takes back the claims of which nobody knows whether they were made."""
+        return self._here().unsure_claims
+
+    # Asked through a method, because the worker sets it after this runtime was made.
 
     def _doubtful(self, acquisition: str) -> bool:
         return self.doubtful(acquisition)
-
-    def _monitored_as(self) -> str | None:
-        return self.monitored_as()
 
     def _freed(self, slot: Slot, released: Released) -> None:
         # Without a sweeper here, that of a worker finds the grant.
@@ -122,7 +145,21 @@ class Runtime:
         self._processes[os.getpid()] = self._begin(slots)
 
     def store(self, timeout: float) -> QueueStore:
-        return from_url(self.settings.url, timeout=timeout)
+        return open_store(self.settings.places, timeout=timeout, probation=self._probation)
+
+    @functools.cached_property
+    def _probation(self) -> Probation | None:
+        settings = self.settings
+        if len(settings.places) == 1:
+            delay = settings.failover_quarantine
+            return Probation(delay) if delay else None
+        delay = self._longest_ttl() if settings.restart_delay is None else settings.restart_delay
+        return Probation(delay, "dlock_restart_delay", trusts_disk=True) if delay else None
+
+    def _longest_ttl(self) -> float:
+        ours = (getattr(task, "lock_options", None) for task in self.app.tasks.values())
+        own = self.settings.ttl
+        return max([own, *(options.ttl_or(own) for options in ours if isinstance(options, LockOptions))])
 
     def _here(self) -> _Process:
         pid = os.getpid()
@@ -143,6 +180,7 @@ class Runtime:
             teller.lost,
             self._doubtful,
             {timeout: self.store(timeout) for timeout in PATIENT_TIMEOUTS},
+            max(LINGER, RELEASE_STEPS * settings.timeout),
         )
         slots: Slots
         if kept is None:
@@ -151,10 +189,23 @@ class Runtime:
             slots, wake = own, lambda: keeper.watch(source)
         else:
             slots, wake = kept, _nothing
-        store, prefix = self.store(STORE_TIMEOUT), settings.prefix
+        store, prefix = self.store(settings.timeout), settings.prefix
+        breaker = Breaker(self._store_state, self.clock, settings.rest, settings.timeout)
         handover = Handover(self.app, store, prefix, settings.turn, self.app.producer_or_acquire)
-        locker = Locker(store, slots, wake, self.clock, prefix, self.listeners, handover.carry)
-        return _Process(slots, keeper, locker, handover, wake)
+        locker = Locker(
+            store,
+            slots,
+            wake,
+            self.clock,
+            prefix,
+            self.listeners,
+            handover.carry,
+            breaker,
+            store,
+            store.part,
+        )
+        unsure = UnsureClaims(lambda: self.store(settings.timeout), self.clock)
+        return _Process(slots, keeper, locker, handover, store, store, unsure, wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +216,9 @@ class _Process:
     keeper: Keeper
     locker: Locker
     handover: Handover
+    claims: ClaimStore
+    uses: UseStore
+    unsure_claims: UnsureClaims
     wake: Callable[[], None]
 
 
@@ -181,6 +235,9 @@ class _OwnSource(Source):
     def gone(self) -> bool:
         return False
 
+    def pidfd(self) -> None:
+        return None
+
     def closed(self) -> bool:
         return True
 
@@ -189,30 +246,21 @@ class _OwnSource(Source):
 
 
 class _Teller:
-    """Tells of lost leases from a thread of its own: a slow listener must not stall renewals."""
+    """Tells of lost leases apart from the keeper: a slow listener must not stall renewals."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        # A deque, because gevent replaces the queues of the standard library.
-        self._untold: collections.deque[tuple[str, str, str]] = collections.deque()
-        self._running = native.Flag()
+        self._errands = native.Errands()
 
     def lost(self, slot: Slot, reason: str) -> None:
-        self._untold.append((slot.name.text, slot.acquisition.rpartition(".")[0], reason))
-        if self._running.take():
-            native.start_daemon(self._run)
+        name, owner = slot.name.text, slot.acquisition.rpartition(".")[0]
+        self._errands.add(lambda: self._tell(name, owner, reason))
 
-    def _run(self) -> None:
-        while True:
-            while self._untold:
-                name, owner, reason = self._untold.popleft()
-                logger.warning("the lease of %s is lost: %s", name, reason)
-                facts = self._runtime.describe(owner)
-                self._runtime.listeners.tell("lost", name=name, owner=owner, reason=reason, **facts)
-            self._running.drop()
-            # What was appended after the last look found the flag still up, so look once more.
-            if not self._untold or not self._running.take():
-                return
+    def _tell(self, name: str, owner: str, reason: str) -> None:
+        logger.warning("the lease of %s is lost: %s", name, reason)
+        with apart_from_forks():
+            facts = self._runtime.describe(owner)
+            self._runtime.listeners.tell("lost", name=name, owner=owner, reason=reason, **facts)
 
 
 def _nothing() -> None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import struct
 import threading
+from collections.abc import Callable
 from typing import Final
 
+from .durability import number_of, numbered
 from .errors import DLockError
 from .keys import LockName
+from .records import PRIMARY, Durability
 from .slots import SlotState
 
 __all__ = ["SharedSlots"]
@@ -25,12 +29,17 @@ _SIZE: Final = 4096
 _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
 #: Words within a slot that the child writes ...
-_SEQUENCE, _GENERATION, _STATE, _DEADLINE, _TTL, _BUCKET, _LENGTHS = range(7)
-#: ... and those that the main process writes, each naming the generation it speaks of.
-_RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(8, 12)
+_SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
+#: ... of which these are written together, under the sequence number and in this order: from the second one to the
+#: state. Native, which stores whole words: who looks at one alone, to see whether the slot is free, finds the old or
+#: the new one. (Until when the lease may be renewed; who has to confirm what is written.)
+_HEAD: Final = struct.Struct("@QddQQdQQ")
+#: The last one of the child's: the generation whose body is to be stopped. And those that the main process writes, each
+#: naming the generation it speaks of.
+_RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
 _TEXT: Final = 16 * 8
 #: As plain numbers: to make an enum's member of a word takes longer than all else that is done to it.
-_FREE, _HELD, _LEAVING = (int(state) for state in (SlotState.FREE, SlotState.HELD, SlotState.LEAVING))
+_FREE, _HELD, _LEAVING, _LEFT = map(int, (SlotState.FREE, SlotState.HELD, SlotState.LEAVING, SlotState.LEFT))
 
 
 class SharedSlots:
@@ -38,11 +47,13 @@ class SharedSlots:
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, _SIZE * (_COUNT + 1))
-        # Views store a whole word at once; struct and slices may write byte by byte.
+        # Views store a whole word at once; slices, and a struct of a fixed byte order, may write byte by byte.
         self.words = memoryview(self.memory).cast("Q")
         self.floats = memoryview(self.memory).cast("d")
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedSlot] = {}
+        #: Set by the main process: interrupts the child's body.
+        self.interrupt: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int:
@@ -55,16 +66,16 @@ class SharedSlots:
         self._opening = threading.Lock()
         self.words[0] = os.getpid()
 
-    def open(self, name: LockName, acquisition: str, ttl: float) -> SharedSlot:
+    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> SharedSlot:
         """A slot for a new acquisition. Called by the child."""
         with self._opening:
             for base in _BASES:
                 if self._free(base):
-                    slot = SharedSlot(self, base, next(self._generations), name, acquisition, ttl)
+                    slot = SharedSlot(self, base, next(self._generations), name, acquisition, ttl, durability)
                     self._opened[base] = slot
                     slot.write()
                     return slot
-        raise DLockError(f"a worker process can hold at most {_COUNT} locks at once")
+        raise DLockError(f"cannot take {name.text}: a worker process can hold at most {_COUNT} locks at once")
 
     def find(self, acquisition: str) -> SharedSlot | None:
         """The slot that this child opened for ``acquisition``, if it is not free. Called by the child."""
@@ -99,7 +110,8 @@ class SharedSlots:
         end = middle + (lengths >> 16 & 0xFFFF)
         name = LockName(self.memory[start:middle].decode("ascii", "replace"), words[base + _BUCKET])
         acquisition = self.memory[middle:end].decode("ascii", "replace")
-        slot = KeptSlot(self, base, words[base + _GENERATION], name, acquisition, self.floats[base + _TTL])
+        durability, ttl = numbered(words[base + _DURABILITY]), self.floats[base + _TTL]
+        slot = KeptSlot(self, base, words[base + _GENERATION], name, acquisition, ttl, durability)
         slot.ending = self.memory[end : end + (lengths & 0xFFFF)].decode("utf-8", "replace")
         return slot if words[base + _SEQUENCE] == sequence else None
 
@@ -116,10 +128,17 @@ _BASES: Final = tuple(range(_WORDS, _WORDS * (_COUNT + 1), _WORDS))
 class SharedSlot:
     """One acquisition, as the child that holds it sees it."""
 
-    __slots__ = ("_base", "_generation", "_slots", "acquisition", "ending", "name", "ttl")
+    __slots__ = ("_base", "_generation", "_slots", "acquisition", "durability", "ending", "name", "ttl")
 
     def __init__(
-        self, slots: SharedSlots, base: int, generation: int, name: LockName, acquisition: str, ttl: float
+        self,
+        slots: SharedSlots,
+        base: int,
+        generation: int,
+        name: LockName,
+        acquisition: str,
+        ttl: float,
+        durability: Durability = PRIMARY,
     ) -> None:
         self._slots = slots
         self._base = base
@@ -127,6 +146,7 @@ class SharedSlot:
         self.name = name
         self.acquisition = acquisition
         self.ttl = ttl
+        self.durability = durability
         self.ending = ""
 
     @property
@@ -138,6 +158,10 @@ class SharedSlot:
         if words[base + _GENERATION] != self._generation or words[base + _CLEARED] == self._generation:
             return False
         return words[base + _STATE] != _FREE
+
+    @property
+    def pid(self) -> int:
+        return self._slots.pid
 
     @property
     def deadline(self) -> float:
@@ -154,8 +178,22 @@ class SharedSlot:
     def lost(self) -> bool:
         return self._slots.words[self._base + _LOST] == self._generation
 
+    @property
+    def until(self) -> float:
+        return self._slots.floats[self._base + _UNTIL]
+
     def lose(self) -> None:
         self._slots.words[self._base + _LOST] = self._generation
+
+    def on_loss(self, stop: Callable[[], None] | None) -> None:
+        # The main process stops it by a signal; here stands only that it is to. A fork of the body has no say.
+        if self._slots.pid != os.getpid():
+            return
+        self._slots.words[self._base + _STOPS] = 0 if stop is None else self._generation
+
+    def stop(self) -> None:
+        if self._slots.words[self._base + _STOPS] == self._generation:
+            self._slots.interrupt()
 
     # A late word about an acquisition that the keeper has ended must not touch the slot's next one.
 
@@ -163,12 +201,17 @@ class SharedSlot:
         self._slots.floats[self._base + _DEADLINE] = deadline
         self._slots.words[self._base + _STATE] = _HELD
 
+    def hold_until(self, until: float) -> None:
+        self._slots.floats[self._base + _UNTIL] = until
+
     def moved(self, deadline: float) -> None:
         self._slots.floats[self._base + _DEADLINE] = max(self._slots.floats[self._base + _DEADLINE], deadline)
 
-    def leaving(self) -> None:
-        if self._ours():
-            self._slots.words[self._base + _STATE] = _LEAVING
+    def leaving(self) -> bool:
+        if not self._ours() or self._slots.words[self._base + _STATE] == _LEFT:
+            return False
+        self._slots.words[self._base + _STATE] = _LEAVING
+        return True
 
     def leave_to_keeper(self, ending: str) -> None:
         if self._ours():
@@ -185,22 +228,24 @@ class SharedSlot:
 
     def write(self, state: SlotState = SlotState.ACQUIRING) -> None:
         """Write the whole slot under the sequence number."""
-        words, floats, base = self._slots.words, self._slots.floats, self._base
+        words, floats, memory, base = self._slots.words, self._slots.floats, self._slots.memory, self._base
         text, owner, ending = self.name.text.encode(), self.acquisition.encode(), self.ending.encode()
         data = text + owner + ending
         if len(data) > _SIZE - _TEXT:
             raise DLockError(f"{len(data)} bytes do not fit a slot of {_SIZE - _TEXT}")
+        lengths = len(text) << 32 | len(owner) << 16 | len(ending)
+        if state is SlotState.ACQUIRING:
+            deadline = until = 0.0
+        else:
+            deadline, until = floats[base + _DEADLINE], floats[base + _UNTIL]
+        durability = number_of(self.durability)
         sequence = words[base + _SEQUENCE] | 1
         words[base + _SEQUENCE] = sequence
-        words[base + _GENERATION] = self._generation
-        words[base + _BUCKET] = self.name.bucket
-        floats[base + _TTL] = self.ttl
-        if state is SlotState.ACQUIRING:
-            floats[base + _DEADLINE] = 0.0
-        words[base + _LENGTHS] = len(text) << 32 | len(owner) << 16 | len(ending)
-        start = base * 8 + _TEXT
-        self._slots.memory[start : start + len(data)] = data
-        words[base + _STATE] = state
+        start = base * 8
+        memory[start + _TEXT : start + _TEXT + len(data)] = data
+        _HEAD.pack_into(
+            memory, start + 8, self._generation, deadline, self.ttl, self.name.bucket, lengths, until, durability, state
+        )
         words[base + _SEQUENCE] = sequence + 1
 
 

@@ -8,7 +8,7 @@ found: in the pool child, or, for a lease that was lost, in the worker's main pr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery.utils.dispatch import Signal
 
@@ -17,7 +17,17 @@ from .events import Event, Kind, Listeners
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["feed", "lock_acquired", "lock_lost", "lock_queued", "lock_refused", "lock_released", "lock_skipped"]
+__all__ = [
+    "feed",
+    "lock_acquired",
+    "lock_bypassed",
+    "lock_lost",
+    "lock_misfired",
+    "lock_queued",
+    "lock_refused",
+    "lock_released",
+    "lock_skipped",
+]
 
 _ARGS: Final = ["event"]
 
@@ -33,6 +43,10 @@ lock_lost = Signal(name="lock_lost", providing_args=_ARGS)
 lock_skipped = Signal(name="lock_skipped", providing_args=_ARGS)
 #: A task was parked until its turn comes.
 lock_queued = Signal(name="lock_queued", providing_args=_ARGS)
+#: A body runs without its lock, because the store did not give it (``on_store_error="run"``).
+lock_bypassed = Signal(name="lock_bypassed", providing_args=_ARGS)
+#: A tick came too late and is not run (``misfire_grace``); it is told of as skipped, too.
+lock_misfired = Signal(name="lock_misfired", providing_args=_ARGS)
 
 _SIGNALS: Final[dict[Kind, Signal]] = {
     "acquired": lock_acquired,
@@ -41,16 +55,24 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
     "lost": lock_lost,
     "skipped": lock_skipped,
     "queued": lock_queued,
+    "bypassed": lock_bypassed,
+    "misfired": lock_misfired,
 }
 
 
-def feed(listeners: Listeners, app: Celery, node: Callable[[], str | None]) -> None:
+class Watched(Protocol):
+    """Knows as which worker to send monitor events; None while they are off."""
+
+    monitored_as: Callable[[], str | None]
+
+
+def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:
     """Make signals, and monitor events while anybody watches, of what ``listeners`` are told.
 
     Args:
         listeners: What to hear.
         app: Whose broker carries the events.
-        node: The worker to send them as; None while its events are off.
+        watched: Knows whether anybody watches.
     """
 
     def signal(event: Event) -> None:
@@ -64,8 +86,8 @@ def feed(listeners: Listeners, app: Celery, node: Callable[[], str | None]) -> N
             "token": event.token,
             "reason": event.reason,
         }
-        with app.events.default_dispatcher(hostname=node()) as dispatcher:
+        with app.events.default_dispatcher(hostname=watched.monitored_as()) as dispatcher:
             dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
 
     listeners.add(signal, lambda kind: bool(_SIGNALS[kind].receivers))
-    listeners.add(monitor, lambda kind: node() is not None)
+    listeners.add(monitor, lambda kind: watched.monitored_as() is not None)

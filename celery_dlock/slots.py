@@ -6,11 +6,13 @@ shared with the worker's main process (``shared_slots``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 from .keys import LockName
+from .records import PRIMARY, Durability
 
 __all__ = ["LocalSlots", "Slot", "SlotState", "Slots"]
 
@@ -39,6 +41,16 @@ class Slot(Protocol):
     @property
     def ttl(self) -> float: ...
     @property
+    def durability(self) -> Durability:
+        """Who has to confirm what is written about it."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """The process that holds it."""
+        ...
+
+    @property
     def state(self) -> SlotState: ...
     @property
     def deadline(self) -> float:
@@ -47,6 +59,11 @@ class Slot(Protocol):
 
     @property
     def lost(self) -> bool: ...
+    @property
+    def until(self) -> float:
+        """When the lease ends on the monotonic clock, however often it is renewed; 0: never."""
+        ...
+
     @property
     def ending(self) -> str:
         """What the release still has to say, where it was left to the keeper."""
@@ -57,8 +74,20 @@ class Slot(Protocol):
         """The lease was renewed; a deadline never moves back."""
         ...
 
+    def hold_until(self, until: float) -> None: ...
     def lose(self) -> None: ...
-    def leaving(self) -> None: ...
+    def on_loss(self, stop: Callable[[], None] | None) -> None:
+        """What stops the work when the keeper finds the lease lost."""
+        ...
+
+    def stop(self) -> None:
+        """Call what stops the work, if there is anything. Called by the keeper."""
+        ...
+
+    def leaving(self) -> bool:
+        """Its release begins; false where there is nothing to release: it is the keeper's already, or was."""
+        ...
+
     def leave_to_keeper(self, ending: str) -> None: ...
     def clear(self) -> None: ...
 
@@ -66,7 +95,7 @@ class Slot(Protocol):
 class Slots(Protocol):
     """All slots of one process."""
 
-    def open(self, name: LockName, acquisition: str, ttl: float) -> Slot:
+    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> Slot:
         """A slot for a new acquisition. From its first step on, :meth:`find` finds it."""
         ...
 
@@ -82,17 +111,25 @@ class Slots(Protocol):
 class LocalSlot:
     """An acquisition of this very process."""
 
-    __slots__ = ("_slots", "acquisition", "deadline", "ending", "lost", "name", "state", "ttl")
+    __slots__ = (
+        "_slots", "_stop", "acquisition", "deadline", "durability", "ending", "lost", "name", "state", "ttl", "until",
+    )  # fmt: skip
 
-    def __init__(self, slots: LocalSlots, name: LockName, acquisition: str, ttl: float) -> None:
+    def __init__(self, slots: LocalSlots, name: LockName, acquisition: str, ttl: float, durability: Durability) -> None:
         self._slots = slots
         self.name = name
         self.acquisition = acquisition
         self.ttl = ttl
-        self.deadline = 0.0
+        self.durability = durability
+        self.deadline = self.until = 0.0
+        self._stop: Callable[[], None] | None = None
         self.lost = False
         self.ending = ""
         self.state = SlotState.ACQUIRING
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
 
     def held(self, deadline: float) -> None:
         self.deadline = deadline
@@ -101,15 +138,29 @@ class LocalSlot:
     def moved(self, deadline: float) -> None:
         self.deadline = max(self.deadline, deadline)
 
-    def leaving(self) -> None:
+    def leaving(self) -> bool:
+        if self.state in (SlotState.LEFT, SlotState.FREE):
+            return False
         self.state = SlotState.LEAVING
+        return True
 
     def leave_to_keeper(self, ending: str) -> None:
         self.ending = ending
         self.state = SlotState.LEFT
 
+    def hold_until(self, until: float) -> None:
+        self.until = until
+
     def lose(self) -> None:
         self.lost = True
+
+    def on_loss(self, stop: Callable[[], None] | None) -> None:
+        self._stop = stop
+
+    def stop(self) -> None:
+        # Read once: the body's own thread may take it back between two looks.
+        if (stop := self._stop) is not None:
+            stop()
 
     def clear(self) -> None:
         self.state = SlotState.FREE
@@ -122,8 +173,8 @@ class LocalSlots:
     def __init__(self) -> None:
         self._taken: dict[str, LocalSlot] = {}
 
-    def open(self, name: LockName, acquisition: str, ttl: float) -> LocalSlot:
-        slot = self._taken[acquisition] = LocalSlot(self, name, acquisition, ttl)
+    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalSlot:
+        slot = self._taken[acquisition] = LocalSlot(self, name, acquisition, ttl, durability)
         return slot
 
     def find(self, acquisition: str) -> LocalSlot | None:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from .keys import LockKeys, LockName
-from .records import Acquired, Claim, Grant, Holder, Refusal, Released, Renewal, Waiting
+from .records import (
+    PRIMARY,
+    Acquired,
+    By,
+    Claim,
+    Durability,
+    First,
+    Grant,
+    Holder,
+    Publication,
+    Refusal,
+    Released,
+    Renewal,
+    Use,
+    Waiting,
+)
 
-__all__ = ["Ending", "LockStore", "QueueStore", "Taken", "Waker"]
+__all__ = ["ClaimStore", "Ending", "Facts", "LockStore", "QueueStore", "Taken", "UseStore", "Waker"]
+
+#: Characters of an ending that surely fit a slot, beside the longest name.
+MOST_TEXT: Final = 1200
+_NOBODY: Final = By.of(None, None, "", 0).text
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """What an acquisition's end means beyond freeing the lock.
 
     Args:
@@ -24,7 +41,15 @@ class Ending:
         used_ms: Milliseconds that the name stays used by this success; 0: it does not.
         by: Who used it: the text of a :class:`~celery_dlock.records.By`.
         unsure: The acquire may still be on its way: leave a tombstone that refuses it.
+        undone: Nothing came of the acquisition, so its lock is not kept (``min_hold``). With ``unsure``.
         queue: The task's policy is to queue, so the lock is expected to have waiters.
+        once: The acquisition has a mark (``once_per``), and its body did not die: unless it used the name, that is
+            free again, or as unknown as it was before.
+        tick: Of which tick that mark is; "" of any.
+        seed: Of the idempotency key that the body read.
+        window_ms: Milliseconds that the mark of a free name keeps that seed.
+        heir: The identity of its retry, for which the lock is kept (``keep_on_retry``); "" for none.
+        heir_ms: Milliseconds that it is kept for that one at most.
     """
 
     final: bool = False
@@ -33,20 +58,28 @@ class Ending:
     by: str = ""
     unsure: bool = False
     queue: bool = False
+    once: bool = False
+    tick: str = ""
+    seed: str = ""
+    window_ms: int = 0
+    heir: str = ""
+    heir_ms: int = 0
+    undone: bool = False
 
     @property
     def text(self) -> str:
         """As JSON, for a slot that is left to the keeper."""
-        return json.dumps([self.final, self.identity, self.used_ms, self.by, self.unsure, self.queue])
+        text = json.dumps(self)
+        # A slot has so much room: what the end means goes before whose it was.
+        return text if len(text) <= MOST_TEXT else json.dumps(self._replace(by=_NOBODY))
 
     @classmethod
     def from_text(cls, text: str) -> Ending:
         """Reads :attr:`text`; torn text (its writer was killed) means no more than that the lock is to be freed."""
         try:
-            final, identity, used_ms, by, unsure, queue = json.loads(text)
+            return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
         except (ValueError, TypeError):
             return cls(unsure=True)
-        return cls(final, identity, used_ms, by, unsure, queue)
 
 
 class Waker(Protocol):
@@ -66,15 +99,34 @@ class LockStore(Protocol):
     """
 
     def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: Claim) -> Acquired | Refusal:
-        """Take the lock for ``acquisition``, or say why not; park the message where the claim brings its entry."""
+        """Take the lock for ``acquisition``, or say why not; park the message where the claim brings its entry.
+
+        Raises:
+            NotConfirmed: It was carried out, and is to be taken back: not all confirmed it that the claim asks for.
+            StoreNotReady: The store may have lost leases, and grants nothing new for a while.
+        """
         ...
 
-    def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """Move deadlines; false where another holds the lock or nobody does. Never creates a lock."""
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+        """Move deadlines; false where another holds the lock or nobody does. Never creates a lock.
+
+        None where it is not known, because one server of several did not answer; or where not all confirmed it.
+
+        Args:
+            renewals: What to renew.
+            within: Seconds after which the answer is of no use.
+        """
         ...
 
-    def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
-        """End an acquisition and grant the next waiter. Harmless for one that ended before or never was."""
+    def release(self, keys: LockKeys, acquisition: str, ending: Ending, durability: Durability = PRIMARY) -> Released:
+        """End an acquisition and grant the next waiter. Harmless for one that ended before or never was.
+
+        What is not confirmed has happened all the same; that is logged once.
+        """
+        ...
+
+    def part(self, keys: LockKeys) -> int:
+        """Which part of the store keeps a lock, as a number: parts fail apart from one another. Asks nobody."""
         ...
 
     def inspect(self, keys: LockKeys) -> Holder | None:
@@ -104,8 +156,74 @@ class Taken(NamedTuple):
     buried: str = ""
 
 
-class QueueStore(LockStore, Protocol):
-    """The steps on a queue that belong to no acquisition."""
+class Facts(NamedTuple):
+    """How a store is set up.
+
+    Args:
+        durable: All but its last second survives a restart.
+        eviction: What it does when its memory is full: ``noeviction``, or the policy by which it drops keys of its
+            own choice; "" where that cannot be told.
+        silent: Those of its servers that did not answer, each with the reason.
+        fsyncs: It can say that a write is on disk (WAITAOF).
+        replicas: How many of them follow a server, at the least; None where it does not say.
+        run_id: What the one server calls this run of itself; "" where there are several, or it does not say.
+        twins: Which of its servers are one under two names, in words; "" where none is.
+    """
+
+    durable: bool
+    eviction: str
+    silent: tuple[str, ...] = ()
+    fsyncs: bool = False
+    replicas: int | None = None
+    run_id: str = ""
+    twins: str = ""
+
+
+class ClaimStore(Protocol):
+    """Claims of names, made when a message is published. Each method is as those of :class:`LockStore`."""
+
+    def claim(self, publications: Sequence[tuple[LockKeys, Publication]]) -> list[First | None]:
+        """Claim names, in one write: None for each that is claimed, else who was first.
+
+        Raises:
+            NotConfirmed: Not all confirmed it that a publication asks for: all of these are to be given up.
+        """
+        ...
+
+    def unclaim(self, keys: LockKeys, task_id: str, turn: int, attempt: str = "") -> bool:
+        """Give a claim up; a message that follows this one keeps its own. False if there was none.
+
+        With an ``attempt``, a claim of that name that comes later takes no effect, and one of another name stays.
+        """
+        ...
+
+    def keep_claims(self, claims: Sequence[tuple[LockKeys, str, int]]) -> None:
+        """Let claims (of a name, by a task id) last so many milliseconds from now at least. Never creates one."""
+        ...
+
+    def close(self) -> None:
+        """Give up all connections of this process. The store may be used again afterwards."""
+        ...
+
+
+class UseStore(Protocol):
+    """What became of the last run of a name, for operators. ``tick``: of the run of that tick alone."""
+
+    def use(self, keys: LockKeys, tick: str = "") -> Use | None:
+        """What became of the name's last run; None where nobody has to care."""
+        ...
+
+    def forget(self, keys: LockKeys, tick: str = "") -> bool:
+        """The name is as if it had never run; false if it was so before."""
+        ...
+
+    def resolve(self, keys: LockKeys, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+        """The run whose outcome nobody knows did its work, or did not; false if there is none such."""
+        ...
+
+
+class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
+    """The steps that belong to no acquisition: on queues, and on what workers note about themselves."""
 
     def sweep(self, keys: LockKeys, granter: str, turn_ms: int, tries: int) -> Taken:
         """Grant a lock that is free, and end a grant that is due."""
@@ -128,10 +246,18 @@ class QueueStore(LockStore, Protocol):
         """Who waits."""
         ...
 
-    def durable(self) -> bool:
-        """Does what is parked survive a restart of the store, but for its last second?"""
+    def facts(self) -> Facts:
+        """How the store is set up."""
         ...
 
-    def due(self, prefix: str, buckets: Sequence[int], most: int) -> list[LockName]:
-        """The locks of these buckets that a sweep has to look after now, at most so many of each."""
+    def due(self, prefix: str, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+        """The locks of these buckets that a sweep has to look after within so many s, at most so many of each."""
+        ...
+
+    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
+        """Keep what a worker noted, at least so long; "" takes it away."""
+        ...
+
+    def notes(self, key: str) -> dict[str, str]:
+        """What workers noted under this key, by worker."""
         ...

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import collections
 import itertools
-import logging
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from . import native
-from .errors import StoreRefused, StoreUnavailable
+from .errors import StoreUnavailable
 from .handover import Handover
 from .keys import BUCKETS, LockKeys, LockName
 from .records import Grant
-from .runtime import STORE_TIMEOUT, Runtime
+from .runtime import Runtime
+from .voice import logger
 
 __all__ = ["Sweeper"]
 
-logger = logging.getLogger("celery_dlock")
 
 #: Seconds between two looks at what the worker leaves to this thread.
 TICK: Final = 0.1
 #: Seconds in which every bucket is looked at once, and locks of one bucket that are looked after in one round.
 ROUND: Final = 2.0
 MOST: Final = 100
+#: Seconds between two looks of a worker that has no reason to sweep: a call may have chosen to wait, and the worker
+#: that knew of it may have died. And until such a look is tried again that was not answered.
+LOOK: Final = 30.0
+AGAIN: Final = 2.0
+#: Longer than any lock with waiters is held: a year.
+EVER: Final = 366 * 24 * 3600.0
 
 
 class HeldBack(Protocol):
@@ -48,6 +54,8 @@ class Sweeper:
         revoked: What was revoked since the last call and may wait.
         soon: Has the worker's consumer call something: only its own thread may write to its connection.
         goes_on: Asked before each tick; false ends the thread.
+        parks: Are there tasks that wait in the store? If not, it sweeps once a call has chosen to, or one of its rare
+            looks has found one that waits.
     """
 
     def __init__(
@@ -56,23 +64,28 @@ class Sweeper:
         revoked: Callable[[], list[tuple[LockName, str]]],
         soon: Callable[[Callable[[], None]], object],
         goes_on: Callable[[], bool],
+        *,
+        parks: bool = True,
     ) -> None:
         self._runtime = runtime
+        self._sweeps = parks
         self._soon = soon
         self._revoked = revoked
         self._goes_on = goes_on
         self._connection: Any = None
         settings = runtime.settings
-        self._store = runtime.store(STORE_TIMEOUT)
+        self._store = runtime.store(settings.timeout)
         self._handover = Handover(runtime.app, self._store, settings.prefix, settings.turn, self._producer)
         # Deques: append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
         self._grants: collections.deque[tuple[LockName, Grant]] = collections.deque()
         self._gone: collections.deque[tuple[LockName, str]] = collections.deque()
         self._unacknowledged: collections.deque[HeldBack] = collections.deque()
         self._failing = False
+        self._next_look = 0.0
 
     def start(self) -> None:
-        native.start_daemon(self._run)
+        # Not a real thread beside greenlets: it publishes and stores ends, and both take locks that greenlets share.
+        threading.Thread(target=self._run, name="dlock-sweeper", daemon=True).start()
 
     def hand_over(self, name: LockName, grant: Grant) -> None:
         """Publish a message whose turn it is."""
@@ -82,6 +95,10 @@ class Sweeper:
         """A message ended before it started: if it waited, or had its turn, it does no more."""
         self._gone.append((name, identity))
 
+    def sweep(self) -> None:
+        """From now on: a message that may have to wait is on its way to the pool."""
+        self._sweeps = True
+
     def acknowledge(self, request: HeldBack) -> None:
         """Acknowledge this message once it holds its lock or is parked."""
         self._unacknowledged.append(request)
@@ -89,40 +106,37 @@ class Sweeper:
     def _run(self) -> None:
         buckets = itertools.cycle(range(BUCKETS))
         per_tick = round(BUCKETS * TICK / ROUND)
-        warned = False
         while self._goes_on():
+            sweeps = self._sweeps
             try:
                 self._acknowledge_arrived()  # first: it needs no store
-                warned = warned or self._warn_unless_durable()
-                self._tick(list(itertools.islice(buckets, per_tick)))
+                if not sweeps:
+                    self._look()
+                self._tick(list(itertools.islice(buckets, per_tick)) if sweeps else [])
                 self._failing = False
             except StoreUnavailable as error:
-                if not self._failing:
+                # Without queues it was a rare look, and others tell that the store is away.
+                if sweeps and not self._failing:
                     logger.warning("queues are not looked after: %s", error)
-                self._failing = True
+                self._failing = sweeps
             except Exception:
                 logger.exception("looking after queues failed in one round and goes on")
-            native.sleep(TICK)
+            time.sleep(TICK)
         self._drop_connection()
         self._store.close()
 
-    def _warn_unless_durable(self) -> bool:
-        try:
-            durable = self._store.durable()
-        except StoreRefused as error:
-            logger.warning("cannot tell whether what is parked survives a restart of the store: %s", error)
-            return True
-        if not durable:
-            logger.warning(
-                "tasks with on_conflict='queue' are parked in a store without an append-only file: "
-                "a restart of it loses what waits (set appendonly yes)"
-            )
-        return True
+    def _look(self) -> None:
+        now = self._runtime.clock.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + AGAIN
+            if self._store.due(self._runtime.settings.prefix, range(BUCKETS), 1, EVER):
+                self._sweeps = True
+            self._next_look = now + LOOK
 
     def _tick(self, buckets: list[int]) -> None:
         self._do_what_is_left_to_it()
         settings = self._runtime.settings
-        for name in self._store.due(settings.prefix, buckets, MOST):
+        for name in self._store.due(settings.prefix, buckets, MOST) if buckets else ():
             keys = LockKeys.of(settings.prefix, name)
             turn_ms = round(settings.turn * 1000)
             taken = self._store.sweep(keys, uuid.uuid4().hex, turn_ms, settings.turn_tries)

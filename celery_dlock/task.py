@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, Task, states
-from celery.exceptions import TaskRevokedError
-from celery.result import EagerResult
+from celery.exceptions import Retry, TaskRevokedError
+from celery.result import AsyncResult, EagerResult
 
-from . import execution
+from . import claims, execution, ticks, uses
+from .calls import ARGUMENT, CALL, headers_for, options_of
 from .errors import InvalidLockOptions
 from .execution import Execution
+from .fits import refuse_unfit
+from .groups import claim_together
 from .keys import KeySpec
-from .lease import Lease, NullLease
+from .lease import Lease, NullLease, Unlocked
 from .lock import Lock
-from .options import DEFAULT_TTL, LockOptions, as_seconds
-from .records import Waiting
+from .options import LockOptions
+from .records import Use, Waiting
 from .refusal import Skipped
 from .runtime import Runtime
 
@@ -32,6 +35,12 @@ else:
 __all__ = ["SingletonTask"]
 
 _NULL_LEASE: Final = NullLease()
+#: Options of celery-once and celery-singleton, and what is like them here; a changed base would ignore them.
+_OTHERS: Final = {
+    "once": "unique", "unique_on": "key", "raise_on_duplicate": "on_duplicate", "lock_expiry": "queued_ttl",
+}  # fmt: skip
+#: What belongs to the call, and so to its retries.
+_OWN_HEADERS: Final = (CALL, ticks.HEADER)
 
 
 class SingletonTask(_Task):
@@ -57,7 +66,7 @@ class SingletonTask(_Task):
         body = task.run
         task.run = _body(task, body)  # type: ignore[method-assign]  # likewise
         if not isinstance(cls.lock_options, LockOptions):
-            raise InvalidLockOptions(f"task {cls.name}: lock_options={cls.lock_options!r}: allowed: a LockOptions")
+            raise InvalidLockOptions(f"task {cls.name!r}: lock_options={cls.lock_options!r}: allowed: a LockOptions")
         _refuse_stray_options(cls)
         if cls.name:
             task._lock_spec = _spec(cls.name, body, cls.lock_options)
@@ -68,6 +77,8 @@ class SingletonTask(_Task):
         # Named, not imported: a publisher has no use for the worker's room.
         app.steps["worker"].add("celery_dlock.worker:KeeperStep")
         bound = super().bind(app)
+        # As early as the app is configured; the worker looks again, because it may be configured later.
+        refuse_unfit(app.conf.get("dlock_url"), cls.lock_options, cls.name)
         if cls.track_started:
             # The tracer would store STARTED before it is known whether the body runs: over the stored end of a
             # message of which this is a copy. We store it once the lock is held.
@@ -83,10 +94,10 @@ class SingletonTask(_Task):
     # -- what users read
 
     @property
-    def lease(self) -> Lease | NullLease:
+    def lease(self) -> Lease | Unlocked | NullLease:
         """The running execution's lease; a null lease in a direct call."""
         run = execution.current(self.request)
-        return run.lease if run is not None and run.lease is not None else _NULL_LEASE
+        return (run.lease or run.unlocked or _NULL_LEASE) if run is not None else _NULL_LEASE
 
     def lock_name(self, *args: Any, **kwargs: Any) -> str:
         """The name of the lock that this call would take."""
@@ -96,9 +107,48 @@ class SingletonTask(_Task):
         """Who waits, under ``on_conflict="queue"``, for the lock that this call would take."""
         return self.dlock.locker.waiting(self.lock_spec.name_of(args, kwargs))
 
+    # These three take the ``dlock={...}`` of a call that chose a key or a window of its own.
+
+    def used(self, *args: Any, **kwargs: Any) -> Use | None:
+        """Under ``once_per``: what became of the last run of this call's name; None if the name is free.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+        """
+        return uses.use_of(self, args, kwargs)
+
+    def forget(self, *args: Any, **kwargs: Any) -> bool:
+        """Make this call's name free at once, whatever became of its last run; false if there was nothing to forget.
+
+        A body that runs just now goes on under its lock. Its success uses the name as ever; if it dies, nobody is told
+        that its outcome is unknown. The next run's ``lease.idempotency_key`` is a new one.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+        """
+        return uses.forget(self, args, kwargs)
+
+    def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool:
+        """Settle what became of a run that died; false if there is none such, or the name's body runs just now.
+
+        A task whose function has an argument ``sent`` takes that by its place here.
+
+        Args:
+            args: Of the call.
+            sent: True: the run did its work, and the name is used for ``once_per`` from now. False: it did not, and
+                the next call runs, with the same ``lease.idempotency_key``.
+            kwargs: Of the call.
+
+        Raises:
+            InvalidLockOptions: The task has no ``once_per``, or ``sent`` is neither True nor False.
+            StoreUnavailable: The store did not answer.
+        """
+        return uses.resolve(self, args, kwargs, sent=sent)
+
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
         """The lock that this call would take, for use outside a worker or inside a body (where it re-enters)."""
-        return Lock(self.lock_spec.name_of(args, kwargs), app=self.app, ttl=self.lock_ttl)
+        name, durability = self.lock_spec.name_of(args, kwargs), self.lock_options.durability
+        return Lock(name, app=self.app, ttl=self.lock_ttl, durability=durability)
 
     # -- what the other rooms read
 
@@ -114,8 +164,7 @@ class SingletonTask(_Task):
 
     @property
     def lock_ttl(self) -> float:
-        ttl = self.lock_options.ttl
-        return self.dlock.settings.ttl if ttl is DEFAULT_TTL else as_seconds(ttl)
+        return self.lock_options.ttl_or(self.dlock.settings.ttl)
 
     @property
     def dlock(self) -> Runtime:
@@ -134,23 +183,59 @@ class SingletonTask(_Task):
 
     _trace: Any = None
 
+    def apply_async(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
+        """As Celery's, and ``dlock={...}``: this call's own options, and ``enabled``: False takes no lock.
+
+        Raises:
+            InvalidLockOptions: An option is unknown, has a value that is not allowed, or cannot be carried.
+            LockHeld: With ``unique`` and ``on_duplicate="raise"``: the name is another call's.
+            StoreUnavailable: With ``unique``: the store could not be asked; nothing is published.
+        """
+        self._carry(kwargs)
+        refuse_unfit(self.app.conf.get("dlock_url"), options_of(self, kwargs.get("headers")), self.name)
+        return claims.publish(self, super().apply_async, args, kwargs)
+
     def apply(self, *args: Any, **kwargs: Any) -> EagerResult[Any]:
+        self._carry(kwargs)
         before = execution.running()
-        state = None
+        state, died = None, True
         try:
             result = super().apply(*args, **kwargs)
             state = result.state
+            died = False
+        except Exception:
+            died = False
+            raise
         finally:
-            _last_door(before, final=state is not None, success=state == states.SUCCESS)
+            _last_door(before, final=state is not None, success=state == states.SUCCESS, died=died)
         if isinstance(result.result, Skipped):
             # Celery's eager tracer calls this IGNORED; the worker calls it REVOKED.
             error = TaskRevokedError(str(result.result))
             return EagerResult(result.id, error, states.REVOKED, name=self.name)
         return result
 
+    def _carry(self, options: dict[str, Any]) -> None:
+        if (chosen := options.pop(ARGUMENT, None)) is not None:
+            options["headers"] = headers_for(self, chosen, options.get("headers"))
+
     def retry(self, *args: Any, **kwargs: Any) -> Any:
-        _leave(self)
-        return super().retry(*args, **kwargs)
+        _leave(self, retries=True)
+        # A tracing tool may have put headers of its own in the place of those that Celery collects.
+        known = self.request.headers if isinstance(self.request.headers, Mapping) else {}
+        own = {name: every[name] for every in (vars(self.request), known) for name in _OWN_HEADERS if name in every}
+        if "headers" in kwargs or own.keys() - known.keys():
+            # Celery takes these instead of the message's own, and the retry would be another call.
+            kwargs["headers"] = {**own, **(kwargs.get("headers", known) or {})}
+        run = execution.current(self.request)
+        try:
+            published = super().retry(*args, **kwargs)
+        except Retry as error:
+            if run is not None:
+                run.retried(error)
+            raise
+        if run is not None:
+            run.retried(published)
+        return published
 
     def on_replace(self, sig: Any) -> Any:
         _leave(self)
@@ -164,8 +249,14 @@ def _refuse_stray_options(cls: type[SingletonTask]) -> None:
             if option in vars(ancestor):
                 given = f"{option}={vars(ancestor)[option]!r}"
                 raise InvalidLockOptions(
-                    f"task {cls.name or cls.__name__}: {given} is not allowed here; "
+                    f"task {cls.name or cls.__name__!r}: {given} is not allowed here; "
                     f"allowed: lock_options=LockOptions({option}=...)"
+                )
+        for option, twin in _OTHERS.items():
+            if option in vars(ancestor):
+                raise InvalidLockOptions(
+                    f"task {cls.name or cls.__name__!r}: {option}={vars(ancestor)[option]!r} is another library's; "
+                    f"allowed: lock_options=LockOptions({twin}=...)"
                 )
 
 
@@ -206,10 +297,14 @@ def _body(task: SingletonTask, run_body: Callable[..., Any]) -> Callable[..., An
         if here is None:
             return run_body(*args, **kwargs)
         if here.skipped:
-            return task.lock_options.skip_result
+            return here.skip_value
         here.depth += 1
         try:
-            return run_body(*args, **kwargs)
+            if here.depth > 1:
+                return run_body(*args, **kwargs)
+            value = here.body(run_body, args, kwargs)
+            here.returned = True
+            return value
         finally:
             here.depth -= 1
             # Callbacks, errbacks and the chain's next step are published between here and after_return. A body that
@@ -224,31 +319,39 @@ def _guarded(tracer: Callable[..., Any]) -> Callable[..., Any]:
     def trace(*args: Any, **kwargs: Any) -> Any:
         before = execution.running()
         final = success = False
+        died = True
         try:
             result = tracer(*args, **kwargs)
+            died = False
             state = states.SUCCESS if result.info is None else result.info.state
             # Reject(requeue=True) comes back; every other way of returning stores or keeps its end.
             final = not (state == states.REJECTED and getattr(result.info.retval, "requeue", False))
             success = state == states.SUCCESS
-            return result
+        except Exception:
+            died = False
+            raise
         finally:
             try:
-                _last_door(before, final=final, success=success)
+                _last_door(before, final=final, success=success, died=died)
             except BaseException:
                 # No door comes after this one, so whatever struck in it must not leave its work undone.
-                _last_door(before, final=final, success=success)
+                _last_door(before, final=final, success=success, died=died)
                 raise
+        return result
 
     return trace
 
 
-def _last_door(before: Execution | None, *, final: bool, success: bool) -> None:
+def _last_door(before: Execution | None, *, final: bool, success: bool, died: bool) -> None:
     run = execution.running()
     if run is not None and run is not before:
-        run.finish(final=final, success=success and not run.skipped)
+        run.finish(final=final, success=success and not run.skipped, died=died)
 
 
-def _leave(task: SingletonTask) -> None:
+def _leave(task: SingletonTask, *, retries: bool = False) -> None:
     run = execution.current(task.request)
     if run is not None:
-        run.leave()
+        run.leave(retries=retries)
+
+
+claim_together(lambda task: isinstance(task, SingletonTask))

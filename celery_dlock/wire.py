@@ -1,26 +1,24 @@
-"""Bare connections to a Redis or Valkey server, and the words on them."""
+"""One bare connection to a Redis or Valkey server, and the words on it."""
 
 from __future__ import annotations
 
-import collections
-import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from redis.backoff import NoBackoff
-from redis.connection import Connection, parse_url
+from redis.connection import Connection
+from redis.exceptions import BusyLoadingError, MasterDownError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
-from .errors import ReplyLost, StoreRefused, StoreUnavailable
+from .causes import insecure, refused
+from .errors import StoreUnavailable
 
-__all__ = ["ErrorReply", "Subscription", "Wire", "Wires"]
-
-T = TypeVar("T")
+__all__ = ["ErrorReply", "Subscription", "Wire", "refused_or_unanswered", "unanswered"]
 
 _INTEGER, _BULK, _ARRAY, _ERROR = b":$*-"
+
+#: What redis-py raises while it connects.
+_CODES = ((BusyLoadingError, "LOADING"), (NoPermissionError, "NOPERM"), (MasterDownError, "MASTERDOWN"))
 
 
 class ErrorReply(str):
@@ -30,28 +28,41 @@ class ErrorReply(str):
 
 
 class Wire:
-    """One connection, opened by redis-py (which knows URLs, TLS and authentication) and then spoken to directly.
+    """One open connection, made by redis-py (which knows URLs, TLS and authentication) and then spoken to directly.
 
     A call through redis-py's client is mostly checkout, retry wrapper and parser; here it is one write and one read.
 
     Source of the format: https://redis.io/docs/latest/develop/reference/protocol-spec/ (RESP2).
     """
 
-    __slots__ = ("_connection", "_receive", "_rest", "_send")
+    __slots__ = ("_connection", "_receive", "_rest", "made_for", "send")
 
     def __init__(self, connection: Connection) -> None:
-        connection.connect()
         # It has no public name. Redis-py has read all that it asked for in connecting: its parser keeps nothing back.
         sock: Any = connection._sock  # noqa: SLF001
         self._connection = connection
-        self._send: Callable[[bytes], None] = sock.sendall
+        #: Send packed commands, whose answers are to be read one by one.
+        self.send: Callable[[bytes], None] = sock.sendall
         self._receive: Callable[[int], bytes] = sock.recv
         #: What was received and not read yet.
         self._rest = b""
+        #: Where the door to its server led to, before it was made.
+        self.made_for: object = None
 
     def ask(self, commands: bytes) -> Any:
         """Send packed commands and read the first one's reply."""
-        self._send(commands)
+        self.send(commands)
+        if not self._rest:
+            # Nearly all that our scripts answer is one short reply, and comes in one piece: so it costs half as much.
+            received = self._receive(65536)
+            line, _, rest = received.partition(b"\r\n")
+            kind = line[:1]
+            if kind == b"$" and len(rest) > 1:  # "$-1" and one byte of the next reply are no empty text
+                if int(line[1:]) + 2 == len(rest):
+                    return rest[:-2]
+            elif kind == b":" and not rest and received[-1:] == b"\n":
+                return int(line[1:])
+            self._rest = received
         return self.read()
 
     def read(self) -> Any:
@@ -83,112 +94,58 @@ class Wire:
             raise ConnectionError("the server closed the connection")
         self._rest += received
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long for each answer from now on."""
+        sock: Any = self._connection._sock  # noqa: SLF001  # as above
+        sock.settimeout(seconds)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that each answer is waited for."""
+        sock: Any = self._connection._sock  # noqa: SLF001  # as above
+        return float(sock.gettimeout())
+
     def close(self) -> None:
         self._connection.disconnect()
 
 
-class Wires:
-    """The connections of one process: as few as there are threads that talk at once.
-
-    redis-py's retries are off: it would repeat commands on its own judgement, where only a store knows which may be.
+class Subscription:
+    """Tells of publications on one channel; opened again when it breaks.
 
     Args:
-        url: As redis-py reads it.
-        timeout: Seconds to wait for a connection and for each answer.
-
-    Raises:
-        ValueError, TypeError: redis-py cannot make a connection of this URL.
+        use: Calls what it is given with a new connection to the server that keeps the channel.
+        channel: Its name.
+        verb: The command that subscribes.
+        stands: Asked before each wait: does that server keep the channel still?
     """
 
-    def __init__(self, url: str, *, timeout: float) -> None:
-        options: dict[str, Any] = dict(parse_url(url))
-        self._connection_class: type[Connection] = options.pop("connection_class", Connection)
-        # RESP2 saves the HELLO round trip, and our answers need no types of RESP3.
-        options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2}
-        self._options = options
-        try:
-            self._new()
-        except RedisError as error:
-            raise ValueError(str(error)) from error
-        self._pid = os.getpid()
-        # append and pop of a deque are atomic: no lock that a fork, a signal or a greenlet could leave taken.
-        self._idle: collections.deque[Wire] = collections.deque()
-
-    def call(self, talk: Callable[..., T], *words: Any) -> T:
-        """What ``talk`` makes of a connection of its own and ``words``.
-
-        Raises:
-            ReplyLost: It is not known what the server carried out.
-            StoreUnavailable: The server was not asked.
-        """
-        wire = self._checkout()
-        try:
-            reply = talk(wire, *words)
-        except BaseException as error:
-            # A half-read answer would be taken for the next command's.
-            wire.close()
-            if isinstance(error, OSError):
-                # Whatever ended this connection (a restart, an idle limit) ended the waiting ones too.
-                self.close()
-                raise _unanswered(error, ReplyLost) from error
-            raise
-        self._idle.append(wire)
-        return reply
-
-    def subscribe(self, channel: str) -> Subscription:
-        """Listen for what is published on ``channel``."""
-        return Subscription(self._open, channel)
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
-
-    def _checkout(self) -> Wire:
-        if self._pid != os.getpid():
-            # A fork shares the parent's sockets: two processes on one would read each other's answers.
-            self._idle = collections.deque()
-            self._pid = os.getpid()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            wire: Wire = self._open(Wire)
-            return wire
-
-    def _open(self, use: Callable[[Connection], Any]) -> Any:
-        connection = self._new()
-        try:
-            return use(connection)
-        except BaseException as error:
-            connection.disconnect()
-            if isinstance(error, RedisError | OSError):
-                raise _refused_or_unanswered(error) from error
-            raise
-
-    def _new(self) -> Connection:
-        connection = self._connection_class(retry=Retry(NoBackoff(), 0), **self._options)
-        bare: Any = connection  # its stubs lack some of these
-        # redis-py's names for it, until and since 7: each of its two CLIENT SETINFO would be a round trip.
-        bare.lib_name = bare.lib_version = bare.driver_info = None
-        return connection
-
-
-class Subscription:
-    """Tells of publications on one channel; opened again when it breaks."""
-
-    def __init__(self, use: Callable[[Callable[[Connection], Any]], Any], channel: str) -> None:
+    def __init__(
+        self,
+        use: Callable[[Callable[[Connection], Any]], Any],
+        channel: str,
+        verb: str = "SUBSCRIBE",
+        stands: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._use = use
         self._channel = channel
+        self._verb = verb
+        self._stands = stands
         self._connection = self._subscribed()
 
     def wait(self, timeout: float) -> bool:
         try:
-            if not self._connection.can_read(timeout=timeout):
-                return False
-            self._connection.read_response()
+            if self._stands():
+                if not self._connection.can_read(timeout=timeout):
+                    return False
+                told = self._connection.read_response()
+                if not isinstance(told, list) or told[0] != b"sunsubscribe":
+                    return True
         except (RedisError, OSError):
-            # A cut subscription costs a waiter nothing but a look of its own, unless the store is away altogether.
-            self._connection.disconnect()
-            self._connection = self._subscribed()
+            pass
+        # A subscription that was cut, or ended because its slot moved, costs a waiter nothing but a look of its own,
+        # unless the store is away altogether.
+        self._connection.disconnect()
+        self._connection = self._subscribed()
         return True
 
     def close(self) -> None:
@@ -196,8 +153,7 @@ class Subscription:
 
     def _subscribed(self) -> Connection:
         def subscribe(connection: Connection) -> Connection:
-            connection.connect()
-            connection.send_command("SUBSCRIBE", self._channel)
+            connection.send_command(self._verb, self._channel)
             connection.read_response()
             return connection
 
@@ -205,12 +161,20 @@ class Subscription:
         return subscribed
 
 
-def _unanswered(error: Exception, kind: type[StoreUnavailable]) -> StoreUnavailable:
+def unanswered(error: Exception, kind: type[StoreUnavailable]) -> StoreUnavailable:
+    """What a connection that failed means for whoever talked on it."""
+    if lasting := insecure(str(error)):
+        # TLS 1.3 tells it only when we read, and before the server has read anything.
+        return lasting
     return kind(f"the lock store did not answer: {str(error) or type(error).__name__}")
 
 
-def _refused_or_unanswered(error: Exception) -> StoreUnavailable:
+def refused_or_unanswered(error: Exception) -> StoreUnavailable:
+    """What an error in opening a connection means."""
     # redis-py's LOADING and authentication errors are ConnectionErrors too, but there the server did answer.
+    if "max number of clients" in str(error):
+        return refused(str(error))
     if type(error) in (RedisConnectionError, RedisTimeoutError) or isinstance(error, OSError):
-        return _unanswered(error, StoreUnavailable)
-    return StoreRefused(f"the lock store refused: {error}")
+        return unanswered(error, StoreUnavailable)
+    # Redis-py takes the code off and makes a class of it. Of authentication it has one class for all codes.
+    return refused(str(error), next((code for kind, code in _CODES if isinstance(error, kind)), ""))

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
-from celery.bootsteps import TERMINATE  # type: ignore[attr-defined]  # missing in the stubs
+from celery.apps.worker import Worker
+from celery.bootsteps import RUN, TERMINATE  # type: ignore[attr-defined]  # missing in the stubs
 from celery.concurrency import prefork
 from celery.utils.imports import symbol_by_name
 
+from . import native
 from .children import Children
+from .claim_keeper import ClaimKeeper
 from .deliveries import Deliveries
 from .errors import InvalidLockOptions
+from .fits import refuse_unfit
+from .inspection import Inspection, refuse_without_disk
+from .notes import Note
+from .predecessors import Predecessors
 from .request import SingletonRequest
+from .stoppers import for_pool
 from .sweeper import Sweeper
 from .task import SingletonTask
+from .voice import logger
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -30,30 +41,86 @@ class KeeperStep(bootsteps.StartStopStep):
     It is never stopped: a body may run until the very end of a warm shutdown, and the thread dies with the process.
     """
 
+    def __init__(self, _worker: Any, **_kwargs: Any) -> None:
+        self._threads: list[Predecessors | Inspection | Sweeper | ClaimKeeper] = []
+
     def include_if(self, worker: Any) -> bool:
-        tasks = _singletons(worker.app)
-        for task in tasks:
-            # Bad settings and keys stop the worker here, with their reason, not the first task that meets them.
-            task.lock_spec  # noqa: B018  # made at its first use
-            task.dlock.settings  # noqa: B018  # likewise
-            request = symbol_by_name(task.Request)
-            if not issubclass(request, SingletonRequest):
-                raise InvalidLockOptions(
-                    f"task {task.name}: Request={request!r} is not allowed; allowed: a subclass of {SingletonRequest!r}"
-                )
-        return bool(tasks)
+        with _refusing_to_start(worker):
+            tasks = _singletons(worker.app)
+            if tasks:
+                _check(worker.app, tasks)
+            return bool(tasks)
 
     def create(self, worker: Any) -> None:
+        with _refusing_to_start(worker):
+            self._create(worker)
+
+    def _create(self, worker: Any) -> None:
+        tasks = _singletons(worker.app)
         deliveries = Deliveries.of(worker.app)
         # Kombu keeps this table up to date, also for queues that are added later.
         deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
+        living = _Living(worker)
+        deliveries.consumes = living.consumes
+        deliveries.soon = living.soon
+        deliveries.runtime.stopper = for_pool(worker.pool_cls)
+        aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
+        if aborts and deliveries.runtime.stopper is None:
+            logger.warning(
+                "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
+                ", ".join(aborts), worker.pool_cls.__module__,
+            )  # fmt: skip
         if issubclass(worker.pool_cls, prefork.TaskPool):
             Children(deliveries.runtime, deliveries.freed).map_before_forks()
-        if any(task.lock_options.on_conflict == "queue" for task in _singletons(worker.app)):
-            living = _Living(worker)
-            sweeper = Sweeper(deliveries.runtime, deliveries.newly_revoked, living.soon, living.goes_on)
-            deliveries.runtime.sweeper = sweeper
-            sweeper.start()
+        if (mine := Note.of_this_process()) is not None:
+            self._threads.append(Predecessors(deliveries.runtime, worker.hostname, living.goes_on, mine))
+        parks = any(task.lock_options.on_conflict == "queue" for task in tasks)
+        replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
+        self._threads.append(Inspection(deliveries.runtime, living.goes_on, parks=parks, replicas=replicas))
+        # Also where no task parks: a call may choose to.
+        sweeper = Sweeper(deliveries.runtime, deliveries.newly_revoked, living.soon, living.goes_on, parks=parks)
+        deliveries.runtime.sweeper = sweeper
+        self._threads.append(sweeper)
+        # Likewise: a call may choose to claim.
+        claim_keeper = ClaimKeeper(deliveries.runtime, deliveries.with_claims, living.goes_on)
+        deliveries.runtime.claim_keeper = claim_keeper
+        self._threads.append(claim_keeper)
+
+    def start(self, _worker: Any) -> None:
+        # Not in `create`: under gevent, a thread that imports while the main one makes its pool ends the worker
+        # (LoopExit: the import's lock is a greenlet's).
+        native.prepare()
+        for thread in self._threads:
+            thread.start()
+
+
+@contextmanager
+def _refusing_to_start(worker: Any) -> Iterator[None]:
+    """One line in the log, and exit status 78 (EX_CONFIG), in the place of the traceback that Celery would leave."""
+    try:
+        yield
+    except InvalidLockOptions as error:
+        if not isinstance(worker, Worker):
+            raise  # within somebody's program
+        logger.critical("the worker does not start: %s", error)
+        raise SystemExit(os.EX_CONFIG) from None
+
+
+def _check(app: Celery, tasks: list[SingletonTask]) -> None:
+    """Bad settings and keys stop the worker here, with their reason, not the first task that meets them."""
+    durabilities = {}
+    for task in tasks:
+        task.lock_spec  # noqa: B018  # made at its first use
+        settings = task.dlock.settings  # likewise
+        refuse_unfit(app.conf.get("dlock_url"), task.lock_options, task.name)
+        option = f"task {task.name!r}: durability"
+        durabilities[task.name] = settings.confirmed_by(task.lock_options.confirmation, option)
+        request = symbol_by_name(task.Request)
+        if not issubclass(request, SingletonRequest):
+            raise InvalidLockOptions(
+                f"task {task.name!r}: Request={request!r} is not allowed; allowed: a subclass of {SingletonRequest!r}"
+            )
+    refuse_without_disk(tasks[0].dlock, durabilities)
 
 
 def _singletons(app: Celery) -> list[SingletonTask]:
@@ -69,6 +136,11 @@ class _Living:
     def goes_on(self) -> bool:
         worker = self._worker()
         return worker is not None and worker.blueprint.state != TERMINATE
+
+    def consumes(self) -> bool:
+        worker = self._worker()
+        consumer = None if worker is None else worker.consumer
+        return consumer is None or consumer.blueprint.state == RUN
 
     def soon(self, call: Callable[[], None]) -> None:
         worker = self._worker()

@@ -1,4 +1,6 @@
-"""A small SMS gateway over HTTP that counts what it was told to send: POST an SMS, GET the counts.
+"""A small SMS gateway over HTTP that counts what it delivered: POST an SMS, GET the counts.
+
+It knows a repetition by its `Idempotency-Key`, as many gateways do: that one is answered and not delivered again.
 
 python -m example_project.sms_gateway 127.0.0.1:8080
 """
@@ -9,25 +11,40 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class SmsGateway(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, takes: float = 0.0) -> None:
+    def __init__(self, host: str, port: int, takes: Callable[[str], float] = lambda _: 0.0) -> None:
         super().__init__((host, port), _Handler)
         self.takes = takes
-        self._received: Counter[str] = Counter()
+        self._delivered: Counter[str] = Counter()
+        self._recognised: Counter[str] = Counter()
+        self._keys: set[str] = set()
         self._lock = threading.Lock()
 
-    def receive(self, sms_id: str) -> None:
+    def receive(self, sms_id: str, key: str) -> bool:
+        """False if it was delivered before."""
         with self._lock:
-            self._received[sms_id] += 1
+            if key in self._keys:
+                self._recognised[sms_id] += 1
+                return False
+            if key:
+                self._keys.add(key)
+            self._delivered[sms_id] += 1
+            return True
 
-    def received(self) -> Counter[str]:
+    def delivered(self) -> Counter[str]:
         with self._lock:
-            return self._received.copy()
+            return self._delivered.copy()
+
+    def recognised(self) -> Counter[str]:
+        """What came again under a key that was known, and so was not delivered again."""
+        with self._lock:
+            return self._recognised.copy()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -36,12 +53,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         sms = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         # Counted before the answer: an SMS is on its way although the client may never hear so.
-        self.server.receive(str(sms["id"]))
-        time.sleep(self.server.takes)
-        self._answer(202, {"accepted": sms["id"]})
+        if self.server.receive(str(sms["id"]), self.headers.get("Idempotency-Key", "")):
+            time.sleep(self.server.takes(str(sms["id"])))
+        with contextlib.suppress(ConnectionError):  # whoever sent it has died
+            self._answer(202, {"accepted": sms["id"]})
 
     def do_GET(self) -> None:
-        self._answer(200, dict(self.server.received()))
+        self._answer(200, dict(self.server.delivered()))
 
     def _answer(self, status: int, content: dict[str, object]) -> None:
         body = json.dumps(content).encode()

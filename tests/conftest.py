@@ -17,6 +17,15 @@ from celery import _state
 from tests.proxy import Proxy
 from tests.rabbitmq import running_rabbitmq
 from tests.servers import Server, server_binary
+from tests.topology_fixtures import (  # noqa: F401  # fixtures are found by being here
+    cluster_set,
+    own_cluster,
+    own_redlock,
+    own_sentinels,
+    own_tls_server,
+    redlock_set,
+    sentinel_set,
+)
 from tests.workers import Urls, Worker, loaded_app, running_worker
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,6 +35,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Several processes share two cores: an example may take its time, what it finds is the same.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Examples are alike on every Python and server; a few show that they are made there too.
+hypothesis.settings.register_profile("lane", hypothesis.settings.get_profile("suite"), max_examples=20)
 hypothesis.settings.load_profile("suite")
 
 WORKERS = pytest.StashKey[list[Worker]]()
@@ -36,9 +47,17 @@ def pytest_report_header() -> list[str]:
     return [versions, f"server: {server_binary()}"]
 
 
+#: Folders and files that take long, the longest first; all others come after them.
+LONG = ["model", "test_interruptions.py", "test_queue_stateful.py", "worker", "faults"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The long ones first: at the end one process would be busy with them and the others idle.
-    items.sort(key=lambda item: item.path.parent.name not in {"worker", "faults"})
+    # At the end one process would be busy with a long one and the others idle.
+    def place(item: pytest.Item) -> int:
+        names = {item.path.name, item.path.parent.name}
+        return next((number for number, name in enumerate(LONG) if name in names), len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,6 +95,12 @@ def clean_server(server: Server) -> Server:
 def redis_url(clean_server: Server) -> str:
     """The shared server's database 0; the server was emptied before the test."""
     return clean_server.url()
+
+
+@pytest.fixture
+def lock_url(clean_server: Server) -> str:
+    """The same database for the user who may keep locks and nothing else."""
+    return clean_server.lock_url()
 
 
 @pytest.fixture
@@ -134,8 +159,8 @@ def urls_for(request: pytest.FixtureRequest) -> UrlsFor:
     def complete(broker: str | None = None, result: str | None = None, lock: str | None = None) -> Urls:
         if broker and result and lock:
             return Urls(broker, result, lock)
-        shared: str = request.getfixturevalue("redis_url")
-        return Urls(broker or shared, result or shared, lock or shared)
+        shared: Server = request.getfixturevalue("clean_server")
+        return Urls(broker or shared.url(), result or shared.url(), lock or shared.lock_url())
 
     return complete
 

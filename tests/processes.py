@@ -6,12 +6,27 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from tests.waiting import eventually
+
+
+class Process(Protocol):
+    """A process of ours; `subprocess.Popen` is one."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -24,10 +39,12 @@ def spawn(
     environ: Mapping[str, str] | None = None,
     user: str | None = None,
     death_signal: str = "KILL",
+    descriptors: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own, at the repository's root, writing to `log`.
 
-    The kernel sends it `death_signal` when the thread that called this ends: call it from the main thread.
+    The kernel sends it `death_signal` when the thread that called this ends: call it from the main thread. It inherits
+    the `descriptors` and no others.
     """
     # setpriv execs, so the pid is the command's own; a preexec_fn would be unsafe beside threads.
     setpriv = shutil.which("setpriv")
@@ -41,6 +58,7 @@ def spawn(
             cwd=ROOT,
             env={**os.environ, **(environ or {})},
             start_new_session=True,
+            pass_fds=descriptors,
             user=user,
             group=user,
             extra_groups=[] if user else None,
@@ -61,6 +79,20 @@ def free_port() -> int:
             return port
 
 
+def living_children(pid: int, *, recursive: bool = False) -> list[int]:
+    """Pids of its children (and theirs) that have not ended, in no order; none if it has ended itself."""
+    try:
+        found = psutil.Process(pid).children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
+    living = []
+    for child in found:
+        with suppress(psutil.NoSuchProcess):  # any of them may end at any moment
+            if child.status() != psutil.STATUS_ZOMBIE:
+                living.append(child.pid)
+    return living
+
+
 def session_of(leader: int) -> list[psutil.Process]:
     """Every living process of the session that `leader` opened, also where `leader` itself is dead."""
     found = []
@@ -73,13 +105,14 @@ def session_of(leader: int) -> list[psutil.Process]:
     return found
 
 
-def kill_session(process: subprocess.Popen[bytes]) -> None:
+def kill_session(process: Process) -> None:
     """Kill `process`, its children and the orphans it left, and wait until none lives."""
 
     def none_left() -> bool:
         living = session_of(process.pid)
         for member in living:
-            member.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
         return not living
 
     eventually(none_left, within=10, message=f"processes of session {process.pid} still live")

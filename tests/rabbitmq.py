@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from typing_extensions import Self
+
 from tests.processes import HOST, free_port, kill_session, spawn, tail
 from tests.waiting import eventually
 
@@ -17,30 +19,67 @@ USER = "rabbitmq"
 GREETING = b"AMQP\x00\x00\x09\x01"
 
 
+class RabbitMQ:
+    """One broker on one port, which it keeps over kill and restart, with its data; use as a context manager.
+
+    Args:
+        settings: further ones of the broker, such as `{"consumer_timeout": "3000"}`.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        # Not pytest's folder: that is closed to other users, and the broker refuses to run as root's guest there.
+        self._folder = Path(tempfile.mkdtemp(prefix="rabbitmq-"))
+        shutil.chown(self._folder, USER, USER)
+        self.port, self._environ = free_port(), _environ(self._folder)
+        self._environ["RABBITMQ_NODE_PORT"] = str(self.port)
+        more = [f"-rabbit {name} {value}" for name, value in (settings or {}).items()]
+        self._environ["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"] += " ".join(["", *more])
+        self._mapper: subprocess.Popen[bytes] | None = None
+        self._broker: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            # Started here, else the broker starts one as a daemon that outlives it.
+            self._mapper = spawn(["epmd"], self._folder / "epmd.log", environ=self._environ)
+            mapper = int(self._environ["ERL_EPMD_PORT"])
+            eventually(lambda: _connects(mapper), message="epmd does not answer")
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        if self._mapper is not None:
+            kill_session(self._mapper)
+        shutil.rmtree(self._folder)
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{HOST}:{self.port}//"
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        assert self._broker is None, "the broker already runs"
+        log = self._folder / "output.log"
+        # TERM: the start script stops the broker then; a KILL would take the script only.
+        self._broker = spawn([BINARY], log, environ=self._environ, user=USER, death_signal="TERM")
+        eventually(_answer(self._broker, self.port), within=60, every=0.1, message=f"RabbitMQ, see {log}")
+        assert self._broker.poll() is None, f"RabbitMQ does not start:\n{tail(log)}"
+
+    def kill(self) -> None:
+        """SIGKILL; what it has on its disk stays."""
+        if self._broker is not None:
+            kill_session(self._broker)
+            self._broker = None
+
+
 @contextmanager
 def running_rabbitmq() -> Iterator[str]:
     """The URL of a fresh broker, which is gone afterwards together with its port mapper."""
-    # Not pytest's folder: that is closed to other users, and the broker refuses to run as root's guest there.
-    folder = Path(tempfile.mkdtemp(prefix="rabbitmq-"))
-    shutil.chown(folder, USER, USER)
-    amqp, environ = free_port(), _environ(folder)
-    environ["RABBITMQ_NODE_PORT"] = str(amqp)
-    log = folder / "output.log"
-    # Started here, else the broker starts one as a daemon that outlives it.
-    mapper = spawn(["epmd"], folder / "epmd.log", environ=environ)
-    broker: subprocess.Popen[bytes] | None = None
-    try:
-        eventually(lambda: _connects(int(environ["ERL_EPMD_PORT"])), message="epmd does not answer")
-        # TERM: the start script stops the broker then; a KILL would take the script only.
-        broker = spawn([BINARY], log, environ=environ, user=USER, death_signal="TERM")
-        eventually(_answer(broker, amqp), within=60, every=0.1, message=f"RabbitMQ, see {log}")
-        assert broker.poll() is None, f"RabbitMQ does not start:\n{tail(log)}"
-        yield f"amqp://guest:guest@{HOST}:{amqp}//"
-    finally:
-        if broker is not None:
-            kill_session(broker)
-        kill_session(mapper)
-        shutil.rmtree(folder)
+    with RabbitMQ() as broker:
+        yield broker.url
 
 
 def _environ(folder: Path) -> dict[str, str]:

@@ -3,10 +3,11 @@
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -16,6 +17,27 @@ from tests.processes import HOST, free_port, kill_session, spawn, tail
 from tests.waiting import eventually
 
 START_TRIES = 5
+
+#: The rights of the user that the workers of the tests keep locks as: those of docs/operations.md, and no more. So a
+#: new command that is not documented there fails the suite.
+LOCK_USER, LOCK_PASSWORD = "dlock", "secret"
+LOCK_COMMANDS = (
+    "evalsha", "eval", "subscribe", "info", "select",
+    "hget", "hmget", "hgetall", "hset", "hdel", "mget", "set", "del", "pexpire", "pttl", "time", "publish",
+    "exists", "hexists", "hincrby", "persist", "zadd", "zcard", "zpopmin",
+    "zrange", "zrangebyscore", "zrank", "zrem", "zscore",
+)  # fmt: skip
+LOCK_RIGHTS = ("on", f">{LOCK_PASSWORD}", "resetchannels", "~dlock:*", "&dlock:*", *(f"+{c}" for c in LOCK_COMMANDS))
+
+#: And what a node of a Cluster is asked beside; the last two since Redis 7.
+CLUSTER_COMMANDS = ("cluster|slots", "cluster|myid", "asking", "ssubscribe", "spublish")
+
+
+def cluster_rights(binary: Path | None = None) -> tuple[str, ...]:
+    """Those that a server knows."""
+    told = subprocess.run([binary or server_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    known = CLUSTER_COMMANDS[:3] if " v=6." in told else CLUSTER_COMMANDS
+    return tuple(f"+{command}" for command in known)
 
 
 def server_binary() -> Path:
@@ -38,6 +60,8 @@ class Server:
         options: further arguments, such as `("--requirepass", "x")`.
         environ: further environment, such as libfaketime's.
         password: what the clients made here send.
+        pick_port: gives the port to try first, and another one where that was taken.
+        rights: further ones of the user who keeps locks.
     """
 
     def __init__(
@@ -49,6 +73,8 @@ class Server:
         options: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         password: str | None = None,
+        pick_port: Callable[[], int] = free_port,
+        rights: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.binary = binary or server_binary()
@@ -56,6 +82,8 @@ class Server:
         self.options = options
         self.environ = environ
         self.password = password
+        self.pick_port = pick_port
+        self.rights = rights
         self.port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,9 +102,18 @@ class Server:
     def running(self) -> bool:
         return self._process is not None
 
+    @property
+    def answering(self) -> bool:
+        """It runs and is not paused."""
+        return self.running and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED
+
     def url(self, db: int = 0) -> str:
         secret = f":{self.password}@" if self.password else ""
         return f"redis://{secret}{HOST}:{self.port}/{db}"
+
+    def lock_url(self, db: int = 0) -> str:
+        """The same database for a user who may keep locks and nothing else."""
+        return f"redis://{LOCK_USER}:{LOCK_PASSWORD}@{HOST}:{self.port}/{db}"
 
     def client(self, db: int = 0, **options: Any) -> redis.Redis:
         """A client that gives text, answers or fails within 5 s, and never tries again on its own."""
@@ -90,7 +127,7 @@ class Server:
         first = self.port is None
         for _ in range(START_TRIES):
             if first:
-                self.port = free_port()
+                self.port = self.pick_port()
             self._process = spawn(self._command(), self.log_file, environ=self.environ)
             if eventually(self._state, within=20, message=f"{self.binary} does not answer") == "ready":
                 return self
@@ -118,6 +155,8 @@ class Server:
     def pause(self) -> None:
         """SIGSTOP: connections are still accepted by the kernel, nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
+        # The signal may be a moment on its way.
+        eventually(lambda: not self.answering, message="the server does not stop")
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -136,7 +175,7 @@ class Server:
     def _command(self) -> list[str | Path]:
         saving = ["--appendonly", "yes", "--appendfsync", "always"] if self.persistent else ["--appendonly", "no"]
         place = ["--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), "--save", ""]
-        return [self.binary, *place, *saving, *self.options]
+        return [self.binary, *place, *saving, "--user", LOCK_USER, *LOCK_RIGHTS, *self.rights, *self.options]
 
     def _state(self) -> str:
         """What came of the start: "ready", "dead", or "" while it is not known."""

@@ -12,16 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import celery.signals
-import psutil
 from celery import _state
 from celery.utils.dispatch import Signal
 
 import celery_dlock.signals
-from tests.processes import ROOT, kill_session, spawn, tail
+from tests.namespaces import at_home
+from tests.nursery import nursery
+from tests.processes import ROOT, Process, kill_session, living_children, spawn, tail
 from tests.waiting import eventually
 
+#: Pools that can be started as forks, and what their environment may not tell them: see `nursery`.
+FORKED = {"prefork", "solo", "threads"}
+READ_FIRST = ("PYTHON", "LD_")
 START_SECONDS = 60  # a loaded machine with two cores starts several workers at once
 
 
@@ -44,7 +49,7 @@ class Urls:
 class Worker:
     """One running `celery worker`; made by `running_worker` or the fixture `start_worker`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log_file: Path, node: str) -> None:
+    def __init__(self, process: Process, log_file: Path, node: str) -> None:
         self.process = process
         self.log_file = log_file
         self.node = node
@@ -60,11 +65,7 @@ class Worker:
 
     def children(self) -> list[int]:
         """Pids of the living pool processes, in no order."""
-        try:
-            found = psutil.Process(self.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [child.pid for child in found if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        return living_children(self.pid, recursive=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the main process only."""
@@ -109,21 +110,30 @@ def running_worker(
     pool: str = "prefork",
     concurrency: int = 2,
     environ: Mapping[str, str] | None = None,
+    node: str | None = None,
 ) -> Iterator[Worker]:
     """A ready worker of the module `app` (such as "tests.apps.basic"); nothing of it lives afterwards.
 
     Args:
         args: further arguments of `celery worker`, such as `"-Q", "a,b"`.
+        node: its name; by default one that no other has.
     """
-    node = f"w{uuid.uuid4().hex[:8]}@test"
+    own = f"w{uuid.uuid4().hex[:8]}@test"
+    node = node or own
     # Mingle sleeps a second at start; what needs it or gossip cannot be told apart from one worker alone.
     always = ["--without-mingle", "--without-gossip", "--loglevel", "INFO", "--hostname", node]
-    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-P", pool, "-c", str(concurrency)]
+    arguments = ["-A", app, "worker", "-P", pool, "-c", str(concurrency), *always, *args]
     folder.mkdir(parents=True, exist_ok=True)
-    log_file = folder / f"{node}.log"
+    log_file = folder / f"{own}.log"
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     fixed = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "C_FORCE_ROOT": "1"}
-    process = spawn([*command, *always, *args], log_file, environ={**fixed, **urls.environ(), **(environ or {})})
+    told = {**fixed, **urls.environ(), **(environ or {})}
+    process: Process
+    forked = pool in FORKED and not any(name.startswith(READ_FIRST) for name in environ or {})
+    if forked and at_home() and "DLOCK_TEST_EXEC" not in os.environ:
+        process = nursery().fork(arguments, log_file, {**os.environ, **told})
+    else:
+        process = spawn([sys.executable, "-m", "celery", *arguments], log_file, environ=told)
     worker = Worker(process, log_file, node)
     try:
         _wait_until_ready(worker)
@@ -167,11 +177,20 @@ def loaded_app(module: str, urls: Urls) -> Iterator[ModuleType]:
     try:
         yield loaded
     finally:
+        _stop_listening(loaded.app)
         loaded.app.close()
         _state._tls.current_app = current  # type: ignore[attr-defined]  # not in the stubs
         _state._on_app_finalizers.intersection_update(shared)  # type: ignore[attr-defined]  # not in the stubs
         for told, connected in receivers:
             told.receivers = connected
+
+
+def _stop_listening(app: Any) -> None:
+    """Results that outlive the server would take leave of it, one by one, whenever they are collected."""
+    listener = getattr(app.backend, "result_consumer", None)
+    if listener is not None:
+        listener.stop()
+        listener._pubsub = None
 
 
 def _signals() -> list[Signal]:

@@ -1,20 +1,34 @@
-"""The Lua scripts, one verb each, packed for the wire. ``grant.lua`` is a part of those that can free a lock."""
+"""The Lua scripts, one verb each, packed for the wire.
+
+``grant.lua`` is a part of those that can free a lock, ``mark.lua`` of those that know what became of a name's last run,
+``probation.lua`` of those that know whether a server grants.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 __all__ = [
     "ACQUIRE",
+    "AGREE",
+    "CLAIM",
     "DUE",
+    "ENTER_OFFICE",
+    "FORGET",
     "INSPECT",
+    "KEEP_CLAIM",
+    "NOTE",
     "PUBLISHED",
     "RELEASE",
     "RENEW",
+    "RESOLVE",
     "SWEEP",
     "TAKE_OUT",
+    "UNCLAIM",
+    "USE",
     "WAITING",
     "Script",
 ]
@@ -34,39 +48,63 @@ class Script:
         parts: Files of functions that it uses: Redis' scripts cannot call one another.
     """
 
-    __slots__ = ("_eval", "_evalsha", "name", "sha", "source")
+    __slots__ = ("_eval", "_evalsha", "_templates", "name", "sha", "source")
 
     def __init__(self, name: str, *parts: str) -> None:
         self.name = name
         files = resources.files(__name__)
-        self.source = b"\n".join([files.joinpath(f"{file}.lua").read_bytes() for file in (*parts, name)])
+        verb, *used = (files.joinpath(f"{file}.lua").read_bytes() for file in (name, *parts))
+        # At this line, or first where there is none: a script makes its functions anew each time it runs, and most runs
+        # of those that matter need none.
+        before, line, after = verb.rpartition(b"-- parts\n")
+        self.source = b"\n".join([before, *used, after] if line else [*used, verb])
         # Redis names a script by its SHA-1; this is an address, not a safeguard.
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self._evalsha = _bulk(b"EVALSHA") + _bulk(self.sha.encode())
         self._eval = _bulk(b"EVAL") + _bulk(self.source)
+        #: Whole commands but for their texts, by the numbers of keys and arguments.
+        self._templates: dict[tuple[int, int], str] = {}
 
     def packed(self, keys: Sequence[str], args: Sequence[str], *, whole: bool = False) -> bytes:
         """The command for the wire: by digest, or (``whole``) with the text, which also loads it."""
-        count = len(keys)
-        head = b"*%d\r\n%b$%d\r\n%d\r\n" % (
-            3 + count + len(args),
-            self._eval if whole else self._evalsha,
-            len(str(count)),
-            count,
-        )
         texts = (*keys, *args)
-        tail = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
-        if tail.isascii():
-            return head + tail.encode()
-        return head + b"".join([_bulk(text.encode("utf-8", "surrogatepass")) for text in texts])
+        if not whole:
+            # As much as can be in one step of the interpreter: these steps are most of what a task pays for its lock.
+            shape = len(keys), len(args)
+            template = self._templates.get(shape) or self._template(*shape)
+            parts: list[Any] = [None] * (2 * len(texts))
+            parts[::2], parts[1::2] = map(len, texts), texts
+            command = template % tuple(parts)
+            if command.isascii():
+                return command.encode()
+        said = b"".join([_bulk(text.encode("utf-8", "surrogatepass")) for text in texts])
+        return self._head(self._eval if whole else self._evalsha, len(keys), len(args)) + said
+
+    def _head(self, verb: bytes, keys: int, args: int) -> bytes:
+        return b"*%d\r\n%b%b" % (3 + keys + args, verb, _bulk(b"%d" % keys))
+
+    def _template(self, keys: int, args: int) -> str:
+        # What is asked for has few shapes, so this stays small.
+        head = self._head(self._evalsha, keys, args).decode()
+        template = self._templates[keys, args] = head + "$%d\r\n%s\r\n" * (keys + args)
+        return template
 
 
-ACQUIRE = Script("acquire", "grant")
+ACQUIRE = Script("acquire", "grant", "mark", "probation")
+ENTER_OFFICE = Script("enter_office", "probation")
+AGREE = Script("agree", "mark")
 RENEW = Script("renew")
-RELEASE = Script("release", "grant")
+RELEASE = Script("release", "grant", "mark")
 INSPECT = Script("inspect", "grant")
 SWEEP = Script("sweep", "grant")
 PUBLISHED = Script("published", "grant")
 TAKE_OUT = Script("take_out", "grant")
 WAITING = Script("waiting")
 DUE = Script("due")
+NOTE = Script("note")
+USE = Script("use", "mark")
+FORGET = Script("forget", "mark")
+RESOLVE = Script("resolve", "mark")
+CLAIM = Script("claim")
+UNCLAIM = Script("unclaim")
+KEEP_CLAIM = Script("keep_claim")

@@ -1,6 +1,8 @@
 -- Look after one lock with waiters: grant it where it is free, and end a grant that nobody took.
 --
 -- KEYS  1 lock, 2 waiting, 3 parked, 4 later, 5 index, 6 dead, as in acquire
+--       7 wake    the name of no key: so a Cluster runs this script only where no key of its slot is on its way to
+--                 another node. Else it would be cut off at the first key that it deletes, half done
 -- ARGV  1 name     of the lock
 --       2 granter  an acquisition whose own unpublished grant is wanted at once, or whom to note
 --       3 turn     milliseconds from a lost turn to the next, doubled with each

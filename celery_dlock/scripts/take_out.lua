@@ -1,6 +1,7 @@
 -- Take a waiter out of the queue: it was revoked, has expired, or cannot be read. Its turn, if it had it, passes on.
 --
 -- KEYS  1 lock, 2 waiting, 3 parked, 4 later, 5 index, 6 dead, 7 done of that identity, as in acquire
+--       8 wake    the name of no key, as in sweep
 -- ARGV  1 name of the lock, 2 identity, 3 milliseconds that its done mark lives, "0" to bury it, 4 who asks,
 --       5 "1" if its end is stored: that mark is set also if it does not wait any more. Until then its entry is kept
 --         among the dead letters, so that who dies before loses nothing

@@ -1,74 +1,72 @@
-"""From a URL to the store behind it. A driver is imported only when its URL is used."""
+"""From a place to the store there. A driver is imported only when its place is used."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from ..errors import InvalidLockOptions
+from ..places import Place, why
 
 if TYPE_CHECKING:
+    from ..probation import Probation
     from ..store import QueueStore
+    from ..topology import Topology
 
-__all__ = ["SCHEMES", "from_url", "shown"]
-
-_NAMES = {"virtual_host": "db"}
-_OF_POOLS = ("max_connections", "timeout")
-
-_WITH_HOST = ("redis", "rediss")
-
-SCHEMES = ("redis", "rediss", "unix", "redis+socket")
+__all__ = ["from_url", "open_store"]
 
 
-def shown(url: str) -> str:
-    """The URL as it may be shown to people: without user and password."""
-    # Not by urlsplit: a password may hold what ends a URL's host.
-    scheme, colon, rest = url.partition(":")
-    place = rest.lstrip("/")
-    slashes = rest[: len(rest) - len(place)]
-    return f"{scheme}{colon}{slashes}{re.split('[?#]', place.rpartition('@')[2])[0]}"
+def open_store(places: Sequence[Place], *, timeout: float, probation: Probation | None = None) -> QueueStore:
+    """The store that is kept at some places.
+
+    Args:
+        places: One; or several independent servers, of which a majority makes one store (Redlock).
+        timeout: Seconds after which a command counts as unanswered.
+        probation: For how long a server that may have lost leases grants nothing new; None: it grants at once.
+
+    Raises:
+        InvalidLockOptions: No connection can be made of what was said of a place.
+    """
+    from .redis import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
+
+    if len(places) > 1:
+        from .redlock import RedlockStore  # noqa: PLC0415  # as above
+
+        members = [RedisStore(_topology(place, timeout), probation) for place in places]
+        return RedlockStore(members, [place.shown for place in places], timeout=timeout)
+    return RedisStore(_topology(places[0], timeout), probation)
 
 
 def from_url(url: str, *, timeout: float) -> QueueStore:
-    """The store that ``url`` names.
-
-    Args:
-        url: One of ``redis://``, ``rediss://``, ``unix://`` and Celery's ``redis+socket://``.
-        timeout: Seconds after which a command counts as unanswered.
+    """The store at one place.
 
     Raises:
-        InvalidLockOptions: The URL's kind is not known; the message shows no password.
+        InvalidLockOptions: The URL cannot be used; the message shows no password.
     """
-    scheme = urlsplit(url).scheme
-    if scheme not in SCHEMES:
-        allowed = ", ".join(f"{s}://" for s in SCHEMES)
-        raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {allowed}")
-    parts = urlsplit(url)
-    if not url.startswith(f"{scheme}://") or (scheme in _WITH_HOST and not re.fullmatch(r"/?\d*/?", parts.path)):
-        # redis-py reads the first as localhost, and the second as database 0.
-        form = "host:port/number of the database" if scheme in _WITH_HOST else "/path of the socket"
-        raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}; allowed: {scheme}://{form}")
-    from .redis import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
+    return open_store((Place.of(url),), timeout=timeout)
+
+
+def _topology(place: Place, timeout: float) -> Topology:
+    from ..door import ServerDoor  # noqa: PLC0415  # as above
+    from ..wires import Wires  # noqa: PLC0415  # as above
 
     try:
-        return RedisStore(_for_redis_py(url), timeout=timeout)
+        if place.kind == "cluster":
+            from ..cluster import Cluster  # noqa: PLC0415  # as above
+
+            ServerDoor(place.options_at(place.addresses[0]))  # what it cannot make is told now
+            return Cluster(
+                place.addresses,
+                lambda address: ServerDoor(place.options_at(address)),
+                timeout=timeout,
+                heard=place.heard,
+            )
+        if place.kind == "sentinel":
+            from ..sentinel import SentinelDoor  # noqa: PLC0415  # as above
+
+            return Wires(SentinelDoor(place, timeout=timeout), timeout=timeout)
+        return Wires(ServerDoor(place.options_at(place.addresses[0] if place.addresses else None)), timeout=timeout)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidLockOptions(f"dlock_url: cannot keep locks at {shown(url)!r}: {error}") from None
-
-
-def _for_redis_py(url: str) -> str:
-    """Celery's spelling of a URL as redis-py's.
-
-    Celery writes ``redis+socket:///path?virtual_host=1`` for ``unix:///path?db=1``, and ``ssl_cert_reqs=CERT_NONE``
-    for ``none``. What a URL says of pools is left out: this store has none.
-    """
-    parts = urlsplit(url)
-    scheme = "unix" if parts.scheme == "redis+socket" else parts.scheme
-    options = {
-        _NAMES.get(key, key): value.removeprefix("CERT_").lower() if key == "ssl_cert_reqs" else value
-        for key, value in parse_qsl(parts.query)
-        if key not in _OF_POOLS
-    }
-    # By hand, because urlunsplit drops the slashes of a URL without a host.
-    return f"{scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(options)}" if options else "")
+        if isinstance(error, InvalidLockOptions):
+            raise
+        raise InvalidLockOptions(f"{place.setting}: cannot keep locks at {place.shown!r}; {why(error)}") from None

@@ -1,29 +1,63 @@
-"""Locks on one Redis or Valkey server."""
+"""Locks on Redis or Valkey: on one server, or on all that a topology makes one of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from .. import replies
-from ..errors import ReplyLost, StoreRefused
+from ..causes import refused
+from ..confirmation import ManyConfirmed, confirmed
+from ..errors import NoAnswer, NotConfirmed, ReplyLost, StoreNotReady, StoreRefused, StoreUnavailable
 from ..keys import LockKeys
 from ..names import LockName
+from ..probation import Probation, on_probation, sure_run
 from ..records import (
+    PRIMARY,
     Acquired,
     Claim,
+    Durability,
+    First,
     Holder,
+    Publication,
     Refusal,
     Released,
     Renewal,
+    Use,
     Waiting,
 )
-from ..scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING, Script
-from ..store import Ending, Taken, Waker
-from ..wire import ErrorReply, Wire, Wires
+from ..scripts import (
+    ACQUIRE,
+    AGREE,
+    CLAIM,
+    DUE,
+    ENTER_OFFICE,
+    FORGET,
+    INSPECT,
+    KEEP_CLAIM,
+    NOTE,
+    PUBLISHED,
+    RELEASE,
+    RENEW,
+    RESOLVE,
+    SWEEP,
+    TAKE_OUT,
+    UNCLAIM,
+    USE,
+    WAITING,
+    Script,
+)
+from ..store import Ending, Facts, Taken, Waker
+from ..topology import Talk, Topology
+from ..voice import logger
+from ..wire import ErrorReply, Wire
 
 __all__ = ["RedisStore"]
+
 
 _Call: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
@@ -31,33 +65,34 @@ _Call: TypeAlias = tuple[Sequence[str], Sequence[str]]
 DONE_MS = 24 * 3600 * 1000
 #: How long a tombstone lives: longer than a command can linger in a socket or a stopped server's queue.
 TOMBSTONE_MS = 10 * 60 * 1000
+#: What a script of ours answers when all is well.
+_ANSWERS = frozenset({bytes, int, list, type(None)})
 #: Commands in one write: enough to make the round trip cheap, few enough not to hold the server up.
 BATCH = 500
+#: The first version that has it. Valkey says which Redis it is like.
+_WAITAOF = 7, 2
 #: Turn (ms) and tries of a sweep that only grants.
 _NEVER_BURY = 60_000, 1_000_000
 
 
 class RedisStore:
-    """Locks on one server: a packed script for each verb, repeated here where it is known that it may be.
+    """A packed script for each verb, repeated here where it is known that it may be.
 
     Args:
-        url: As redis-py reads it.
-        timeout: Seconds to wait for a connection and for each answer.
-
-    Raises:
-        ValueError, TypeError: redis-py cannot make a connection of this URL.
+        topology: The servers.
+        probation: For how long one that may have lost leases grants nothing new; None: it grants at once.
     """
 
-    def __init__(self, url: str, *, timeout: float) -> None:
-        self._wires = Wires(url, timeout=timeout)
+    def __init__(self, topology: Topology, probation: Probation | None = None) -> None:
+        self._topology = topology
+        self._probation = probation
+        self._warned = False
 
     def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: Claim) -> Acquired | Refusal:
         identity = claim.identity.digest if claim.identity else ""
-        names = [keys.lock, keys.last, keys.tombstone(acquisition)]
-        if identity:
-            names.append(keys.done(identity))
-            if claim.once:
-                names.append(keys.used())
+        names = [keys.lock, keys.last, *keys.marks(acquisition, identity)]
+        if identity and claim.once:
+            names.append(keys.used(claim.tick))
         args: tuple[str, ...] = (
             acquisition,
             str(ttl_ms),
@@ -66,71 +101,109 @@ class RedisStore:
             "1" if claim.copied or claim.redelivered else "0",
             str(claim.age_us),
             "" if claim.rank_us is None else str(claim.rank_us),
-            "1" if claim.waits else "0",
+            self._topology.wakes if claim.waits else "0",
             *claim.by,
+            str(claim.keep_ms),
         )
         if claim.place:
             names += (*keys.queue(), keys.dead())
             place = claim.place
             args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0")
             args += (str(place.after_us), place.turn)
-        reply = self._run(ACQUIRE, names, args)
+        if claim.once:
+            args += (claim.by.text, str(claim.begun_ms), "1" if claim.hold else "0")
+        if self._probation is None:
+            reply, short = self._said(ACQUIRE, names, args, claim.durability)
+        else:
+            reply, short = self._granted(self._probation, keys, names, args, claim.durability)
+        # What wrote nothing needs no confirmation.
+        if short is not None and (isinstance(reply, bytes) or reply[0] == b"parked"):
+            raise short
         if isinstance(reply, bytes):
-            token, since, rank = reply.split()
-            return Acquired(int(token), int(since) / 1e6, int(rank))
+            token, since, rank, *once = reply.split()
+            seed, crash = once or (b"", b"")
+            return Acquired(int(token), int(since) / 1e6, int(rank), seed.decode(), crash == b"1")
         return replies.refusal(reply, identity)
 
-    def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        answers: list[bool] = []
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+        answers: list[bool | None] = []
         for start in range(0, len(renewals), BATCH):
-            calls: list[_Call] = [
-                ((r.key,), (r.acquisition, str(r.ttl_ms), *(text for note in r.notes for text in note)))
+            calls = [
+                ((r.key,), (r.acquisition, str(r.ttl_ms), *(text for note in r.notes for text in note)), r.durability)
                 for r in renewals[start : start + BATCH]
             ]
-            told = self._wires.call(_each, RENEW, calls)
+            told = self._each(_many(RENEW, calls, bool), calls, within)
             if all(type(reply) is ErrorReply for reply in told):
-                raise _refused(told[0])
-            # A key that somebody overwrote is one lost lease, and must not stop the renewal of all others.
-            answers += [type(reply) is not ErrorReply and bool(reply) for reply in told]
+                raise self._refused(told[0])
+            answers += map(_renewed, told)
         return answers
 
-    def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
-        names = [keys.lock, keys.channel, keys.tombstone(acquisition)]
-        identity = ending.identity
-        if identity:
-            names.append(keys.done(identity))
-            if ending.used_ms:
-                names.append(keys.used())
-        args: tuple[str, ...] = (
-            acquisition,
-            str(TOMBSTONE_MS) if ending.unsure else "0",
-            str(DONE_MS) if ending.final and identity else "0",
-            str(ending.used_ms) if identity else "0",
-        )
-        if ending.used_ms or ending.queue:
-            args += (identity, ending.by)
-        if ending.queue:
-            names += keys.queue()
-            args += (keys.name,)
+    def release(self, keys: LockKeys, acquisition: str, ending: Ending, durability: Durability = PRIMARY) -> Released:
+        names, args = _of_release(keys, acquisition, ending)
+        if not (ending.final or ending.used_ms or ending.once):
+            durability = PRIMARY  # it leaves no mark, and a lock that comes back ends with its ttl
         try:
-            reply, known = self._run(RELEASE, names, args), 0
+            (reply, short), known = self._said(RELEASE, names, args, durability), 0
+        except NoAnswer:
+            raise
         except ReplyLost:
             # Whether the first command freed the lock is not known, so nobody is told that it was lost.
-            reply, known = self._run(RELEASE, names, args), 1
+            (reply, short), known = self._said(RELEASE, names, args, durability), 1
+        if short is not None and not self._warned:
+            self._warned = True
+            logger.warning("the end of a run under %s may be forgotten by a failover: %s", keys.name, short)
         told, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
         if told & 4 or (known and not ending.queue):
             # Whose release it was did not expect waiters, and so had not named their keys; or its answer was lost.
             granted = self.sweep(keys, acquisition, *_NEVER_BURY).granted
         return Released(bool((told | known) & 1), bool(told & 2), granted)
 
+    def part(self, keys: LockKeys) -> int:
+        return self._topology.part(keys.lock) if self._topology.clustered else 0
+
     def inspect(self, keys: LockKeys) -> Holder | None:
         reply = self._again(INSPECT, [keys.lock], ())
         return replies.holder(reply) if reply else None
 
+    def agree(self, keys: LockKeys, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
+        """Take over the token (and the seed) of a vote that was won; false if the lock is another's here."""
+        names = [keys.lock, keys.last, *([keys.used(tick)] if seed else [])]
+        return bool(self._again(AGREE, names, (acquisition, str(token), *([seed] if seed else []))))
+
+    # -- names that were used
+
+    def use(self, keys: LockKeys, tick: str = "") -> Use | None:
+        return replies.use(self._again(USE, (keys.lock, keys.used(tick)), ()), keys.name)
+
+    def forget(self, keys: LockKeys, tick: str = "") -> bool:
+        # The number tells the second of two equal commands from another's.
+        return bool(self._again(FORGET, (keys.used(tick),), (uuid.uuid4().hex, str(TOMBSTONE_MS))))
+
+    def resolve(self, keys: LockKeys, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+        args = (uuid.uuid4().hex, "used" if sent else "free", str(window_ms))
+        return bool(self._again(RESOLVE, (keys.lock, keys.used(tick)), args))
+
+    # -- claims of messages on their way
+
+    def claim(self, publications: Sequence[tuple[LockKeys, Publication]]) -> list[First | None]:
+        calls = [((*_of_claim(k), k.tombstone(p.attempt)), _claimed(p), p.durability) for k, p in publications]
+        return list(map(replies.first, self._all(_many(CLAIM, calls, operator.not_), calls)))
+
+    def unclaim(self, keys: LockKeys, task_id: str, turn: int, attempt: str = "") -> bool:
+        names, args = [keys.queued()], [task_id, str(turn)]
+        if attempt:
+            names.append(keys.tombstone(attempt))
+            args += attempt, str(TOMBSTONE_MS)
+        return bool(self._again(UNCLAIM, names, args))
+
+    def keep_claims(self, claims: Sequence[tuple[LockKeys, str, int]]) -> None:
+        calls = [((keys.queued(),), (task_id, str(life_ms))) for keys, task_id, life_ms in claims]
+        self._all(_Many(KEEP_CLAIM), calls)
+
     # -- queues
 
     def sweep(self, keys: LockKeys, granter: str, turn_ms: int, tries: int) -> Taken:
-        reply = self._again(SWEEP, _of_queue(keys), (keys.name, granter, str(turn_ms), str(tries)))
+        reply = self._again(SWEEP, (*_of_queue(keys), keys.channel), (keys.name, granter, str(turn_ms), str(tries)))
         return Taken("", replies.grant(*reply[:3]), reply[3].decode())
 
     def published(self, keys: LockKeys, identity: str, turn_ms: int) -> bool:
@@ -141,49 +214,158 @@ class RedisStore:
         self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False, ended: bool = False
     ) -> Taken:
         args = (keys.name, identity, "0" if bury else str(DONE_MS), granter, "1" if ended else "0")
-        entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity)), args)
+        entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity), keys.channel), args)
         return Taken(entry.decode("utf-8", "replace"), replies.grant(*granted))
 
     def waiting(self, keys: LockKeys, most: int) -> Waiting:
         count, *facts = self._again(WAITING, (keys.lock, *keys.queue()[:3]), (str(most),))
         return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
 
-    def due(self, prefix: str, buckets: Sequence[int], most: int) -> list[LockName]:
-        calls = [((LockKeys.of(prefix, LockName("", bucket)).queue()[3],), (str(most),)) for bucket in buckets]
-        told = self._wires.call(_each, DUE, calls)
+    def due(self, prefix: str, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+        args = str(most), str(round(within * 1e6))
+        calls = [((LockKeys.of(prefix, LockName("", bucket)).queue()[3],), args) for bucket in buckets]
+        told = self._each(_Many(DUE), calls)
         for reply in told:
             if type(reply) is ErrorReply:
-                raise _refused(reply)
-        return [LockName(name.decode(), bucket) for bucket, names in zip(buckets, told, strict=True) for name in names]
+                raise self._refused(reply)
+        # A bucket whose server does not answer is looked at again in the next round.
+        answered = [(b, names) for b, names in zip(buckets, told, strict=True) if isinstance(names, list)]
+        return [LockName(name.decode(), bucket) for bucket, names in answered for name in names]
 
-    def durable(self) -> bool:
-        return b"aof_enabled:1" in self._wires.call(_persistence)
+    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
+        self._again(NOTE, (key,), (worker, text, str(life_ms)))
+
+    def notes(self, key: str) -> dict[str, str]:
+        reply = self._topology.call(key, _fields, key)
+        if type(reply) is ErrorReply:
+            raise self._refused(reply)
+        texts = [part.decode("utf-8", "replace") for part in reply]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
+    def facts(self) -> Facts:
+        texts = self._topology.everywhere(_info)
+        told = [dict(line.split(":", 1) for line in text.splitlines() if ":" in line) for text in texts]
+        if not self._topology.clustered and told[0].get("cluster_enabled") == "1":
+            raise refused("MOVED: cluster_enabled is 1")
+        if "sentinel" in (told[0].get("redis_mode"), told[0].get("server_mode")):
+            raise refused("SENTINEL redis_mode is sentinel")
+        if replica := next((facts for facts in told if facts.get("role") == "slave"), None):
+            raise refused(f"READONLY it is a replica of {replica.get('master_host')}:{replica.get('master_port')}")
+        policies = [facts.get("maxmemory_policy", "") for facts in told]
+        evicting = (policy for policy in policies if policy != "noeviction")
+        durable = all(facts.get("aof_enabled") == "1" for facts in told)
+        fsyncs = durable and all(_version(facts.get("redis_version", "")) >= _WAITAOF for facts in told)
+        run_id = told[0].get("run_id", "") if len(told) == 1 else ""
+        return Facts(durable, next(evicting, "noeviction"), fsyncs=fsyncs, replicas=_replicas(told), run_id=run_id)
 
     @contextmanager
     def waker(self, keys: LockKeys) -> Iterator[Waker]:
-        waker = self._wires.subscribe(keys.channel)
+        waker = self._topology.subscribe(keys.channel)
         try:
             yield waker
         finally:
             waker.close()
 
     def close(self) -> None:
-        self._wires.close()
+        self._topology.close()
 
     # -- one call
 
     def _run(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
-        reply = self._wires.call(_evaluated, script, keys, args)
+        return self._said(script, keys, args, PRIMARY)[0]
+
+    def _said(
+        self, script: Script, keys: Sequence[str], args: Sequence[str], durability: Durability
+    ) -> tuple[Any, NotConfirmed | None]:
+        """The reply, and what its confirmation lacks."""
+        if durability is PRIMARY or durability == PRIMARY:
+            reply = self._topology.call(keys[0], _evaluated, script, keys, args)
+            return reply if type(reply) in _ANSWERS else self._checked(reply), None
+        told = self._topology.call(keys[0], confirmed, script, keys, args, durability)
+        if isinstance(told, ErrorReply):
+            raise self._refused(told)
+        reply, short = told
+        return self._checked(reply), short
+
+    def _checked(self, reply: Any) -> Any:
         if type(reply) is ErrorReply:
-            raise _refused(reply)
+            raise self._refused(reply)
+        if type(reply) is str:  # a status: no script of ours ends so
+            raise StoreRefused(f"what answers is no Redis or Valkey, or something stands between: {reply[:40]!r}")
         return reply
+
+    def _granted(
+        self, probation: Probation, keys: LockKeys, names: list[str], args: tuple[str, ...], durability: Durability
+    ) -> tuple[Any, NotConfirmed | None]:
+        """What the acquire script answers, unless the server is on probation."""
+        names, run = [*names, keys.office()], ""
+        while True:
+            terms = probation.delay_ms, run, str(self._topology.term(keys.lock))
+            told = self._said(ACQUIRE, names, (*args, *terms), durability)
+            if isinstance(told[0], bytes) or told[0][0] != b"probation":
+                return told
+            _, left_ms, began, came_back = told[0]
+            if began == b"1":
+                if came_back == b"1" and probation.trusts_disk:
+                    run = self._topology.call(keys.lock, sure_run)
+                self._enter_office(keys, probation.delay_ms, run, terms[-1])
+            if began != b"1" or not run:
+                raise on_probation(left_ms, probation)
+
+    def _enter_office(self, keys: LockKeys, *terms: str) -> None:
+        """Let the probation of all buckets begin with that of the first one that was asked for."""
+        offices = keys.offices()
+        for start in range(0, len(offices), BATCH):
+            calls = [((office,), terms) for office in offices[start : start + BATCH]]
+            try:
+                self._each(_Many(ENTER_OFFICE), calls)
+            except StoreUnavailable:
+                return  # then each begins when it is asked for
+
+    def _refused(self, reply: ErrorReply) -> StoreUnavailable:
+        error = refused(reply)
+        if isinstance(error, StoreNotReady):
+            # Where its name leads may have changed: to the server that was promoted.
+            self._topology.doubt()
+        return error
+
+    def _each(self, talk: Talk, calls: Sequence[Any], within: float | None = None) -> list[Any]:
+        return self._topology.each(talk, [(call[0][0], call) for call in calls], within)
 
     def _again(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         """Once more after a lost reply: for what is harmless twice with the same words."""
         try:
             return self._run(script, keys, args)
+        except NoAnswer:
+            raise
         except ReplyLost:
             return self._run(script, keys, args)
+
+    def _each_again(self, talk: Talk, calls: Sequence[Any]) -> list[Any]:
+        try:
+            answers = self._each(talk, calls)
+        except NoAnswer:
+            raise
+        except ReplyLost:
+            return self._each(talk, calls)
+        # Where one server of several has cut its connection, the others' answers stand.
+        lost = [place for place, answer in enumerate(answers) if type(answer) is ReplyLost]
+        if lost:
+            for place, answer in zip(lost, self._each(talk, [calls[place] for place in lost]), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _all(self, talk: Talk, calls: Sequence[Any]) -> list[Any]:
+        """In few writes, each once more after a lost reply."""
+        told: list[Any] = []
+        for start in range(0, len(calls), BATCH):
+            told += self._each_again(talk, calls[start : start + BATCH])
+        for reply in told:
+            if type(reply) is ErrorReply:
+                raise self._refused(reply)
+            if isinstance(reply, StoreUnavailable):
+                raise reply
+        return told
 
 
 def _evaluated(wire: Wire, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
@@ -194,26 +376,84 @@ def _evaluated(wire: Wire, script: Script, keys: Sequence[str], args: Sequence[s
     return reply
 
 
-def _each(wire: Wire, script: Script, calls: Sequence[_Call]) -> list[Any]:
-    """All replies to one write."""
-    told = [wire.ask(b"".join([script.packed(*call) for call in calls]))]
-    told += [wire.read() for _ in calls[1:]]
-    for place, reply in enumerate(told):
-        if type(reply) is ErrorReply and reply.startswith("NOSCRIPT"):
-            told[place] = wire.ask(script.packed(*calls[place], whole=True))
-    return told
+class _Many:
+    """One script many times."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def send(self, wire: Wire, calls: Sequence[_Call]) -> None:
+        wire.send(b"".join([self._script.packed(call[0], call[1]) for call in calls]))
+
+    def read(self, wire: Wire, calls: Sequence[_Call]) -> list[Any]:
+        told = [wire.read() for _ in calls]
+        for place, reply in enumerate(told):
+            if type(reply) is ErrorReply and reply.startswith("NOSCRIPT"):
+                told[place] = wire.ask(self._script.packed(*calls[place][:2], whole=True))
+        return told
 
 
-def _persistence(wire: Wire) -> bytes:
-    reply = wire.ask(b"*2\r\n$4\r\nINFO\r\n$11\r\npersistence\r\n")
+def _replicas(told: Sequence[Mapping[str, str]]) -> int | None:
+    counts = [facts.get("connected_slaves", "") for facts in told]
+    return min(map(int, counts)) if all(count.isdigit() for count in counts) else None
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def _many(script: Script, calls: Sequence[tuple[Any, Any, Durability]], wrote: Callable[[Any], bool]) -> Talk:
+    durable = any(durability != PRIMARY for _, _, durability in calls)
+    return ManyConfirmed(script, wrote) if durable else _Many(script)
+
+
+def _renewed(reply: Any) -> bool | None:
+    if isinstance(reply, StoreUnavailable):
+        return None
+    # A key that somebody overwrote is one lost lease, and must not stop the renewal of all others.
+    return type(reply) is not ErrorReply and bool(reply)
+
+
+def _info(wire: Wire) -> str:
+    # All of it: before Redis 7 it takes one section at a time.
+    reply = wire.ask(b"*1\r\n$4\r\nINFO\r\n")
     if type(reply) is ErrorReply:
-        raise _refused(reply)
-    return bytes(reply)
+        raise refused(reply)
+    return bytes(reply).decode("utf-8", "replace")
 
 
-def _refused(reply: ErrorReply) -> StoreRefused:
-    return StoreRefused(f"the lock store refused: {reply}")
+def _fields(wire: Wire, key: str) -> Any:
+    return wire.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))
+
+
+def _of_release(keys: LockKeys, acquisition: str, ending: Ending) -> tuple[list[str], tuple[str, ...]]:
+    identity, once = ending.identity, ending.used_ms or ending.once
+    names = [keys.lock, keys.channel, *keys.marks(acquisition, identity)]
+    if identity and once:
+        names.append(keys.used(ending.tick))
+    args: tuple[str, ...] = (
+        acquisition,
+        f"{'-' if ending.undone else ''}{TOMBSTONE_MS}" if ending.unsure else "0",
+        str(DONE_MS) if ending.final and identity else "0",
+        str(ending.used_ms) if identity else "0",
+    )
+    if once or ending.heir or ending.queue:
+        window_ms = ending.window_ms if ending.once and identity else 0
+        args += (identity, ending.by, ending.seed, str(window_ms), ending.heir, str(ending.heir_ms))
+    if ending.queue:
+        names += keys.queue()
+        args += (keys.name,)
+    return names, args
 
 
 def _of_queue(keys: LockKeys) -> tuple[str, ...]:
     return (keys.lock, *keys.queue(), keys.dead())
+
+
+def _of_claim(keys: LockKeys) -> tuple[str, ...]:
+    return (keys.queued(), keys.lock, *keys.queue()[:3])
+
+
+def _claimed(publication: Publication) -> tuple[str, ...]:
+    task_id, turn, life_ms, running, by, attempt, _ = publication
+    return (task_id, str(life_ms), "1" if running else "0", str(turn), by.task, by.node, by.task_id, attempt)

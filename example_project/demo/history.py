@@ -17,6 +17,7 @@ class Fact:
     task_id: str = ""
     subject: str = ""  # what the call is about: only calls of one task with one subject exclude each other
     run: str = ""  # one entry into a body: a task id may enter more than once
+    tick: str = ""  # when the night was, of a report that a beat asked for
 
 
 class History:

@@ -75,6 +75,13 @@ class Processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
+    def pause(self, name: str) -> None:
+        """Stop a program and its children where they are, until `resume` or `kill`."""
+        os.killpg(self.pid(name), signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        os.killpg(self.pid(name), signal.SIGCONT)
+
     def kill(self, name: str) -> list[int]:
         """End a program and its children as a power cut does, and answer their pids."""
         process = self._running.pop(name)

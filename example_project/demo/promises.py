@@ -1,9 +1,10 @@
 """The promises the demo watches. Each takes the evidence and answers what broke it, or nothing."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from example_project.demo.ledgers import ledger_rows
-from example_project.demo.verdict import FREE_WITHIN, REPORT_TTL, Evidence, overlaps
+from example_project.demo.verdict import FREE_WITHIN, REPORT_TTL, Evidence, overlaps, rows
 
 Promise = Callable[[Evidence], Iterator[str]]
 
@@ -19,6 +20,30 @@ def sent_once(evidence: Evidence) -> Iterator[str]:
     """once_per: what was sent is not sent again."""
     for task, received in evidence.received.items():
         yield from (f"{task} {sent} arrived {times} times" for sent, times in received.items() if times > 1)
+
+
+def crashes_send_nothing_twice(evidence: Evidence) -> Iterator[str]:
+    """after_crash: of a killed send nobody knows whether it arrived, and it is not sent again."""
+    # What arrived is for the promise before to say: here, that a killed send had arrived, and was asked for again.
+    for task in evidence.received:
+        killed = {fact.subject for fact in evidence.of("enter") if fact.task == task and fact.pid in evidence.killed}
+        if not any(evidence.received[task].get(subject) for subject in killed):
+            yield f"{task}: no send was killed after it had arrived, so nothing was proven"
+    for row in rows(evidence):
+        if row.task == "shop.send_receipt" and not row.held:
+            yield f"{row.task}: no call was held back while the outcome was unknown"
+        if row.task == "shop.send_sms" and not row.recognised:
+            yield f"{row.task}: the gateway was not given the key of the killed send again"
+
+
+def reported_once(evidence: Evidence) -> Iterator[str]:
+    """once_per="tick": each night has one report, however many beats there are."""
+    nights = Counter(fact.tick for fact in evidence.of("enter") if fact.task == "shop.nightly_report")
+    for night, times in nights.items():
+        if not night:
+            yield f"{times} reports were asked for, and not by a beat that says for which night"
+        elif times > 1:
+            yield f"the night of {night} has {times} reports"
 
 
 def nothing_lost(evidence: Evidence) -> Iterator[str]:
@@ -56,10 +81,12 @@ def freed_at_once(evidence: Evidence) -> Iterator[str]:
 
 
 def all_ended_well(evidence: Evidence) -> Iterator[str]:
-    """No body fails, but the one that was killed."""
-    killed = {fact.task_id for fact in evidence.of("enter") if fact.pid in evidence.killed}
+    """No body fails, but those that were killed; held back are only calls for what such a one left unknown."""
+    killed = {fact.task_id: fact.subject for fact in evidence.of("enter") if fact.pid in evidence.killed}
+    entered = {fact.task_id for fact in evidence.of("enter")}
     for fact in evidence.of("publish"):
-        if evidence.states.get(fact.task_id) == "FAILURE" and fact.task_id not in killed:
+        held = fact.task_id not in entered and fact.subject in killed.values() and fact.task == "shop.send_receipt"
+        if evidence.states.get(fact.task_id) == "FAILURE" and fact.task_id not in killed and not held:
             yield f"{fact.task} {fact.subject} ({fact.task_id}) ended in FAILURE"
 
 
@@ -89,6 +116,8 @@ def balances_right(evidence: Evidence) -> Iterator[str]:
 ALL: tuple[Promise, ...] = (
     one_at_a_time,
     sent_once,
+    crashes_send_nothing_twice,
+    reported_once,
     nothing_lost,
     renewed,
     freed_at_once,

@@ -34,8 +34,10 @@ def install(app: Celery, history: History) -> None:
 def _recorded(run: Callable[..., Any], name: str, history: History) -> Callable[..., Any]:
     @functools.wraps(run)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        task_id = str(current_task.request.id)
-        entry = {"task": name, "task_id": task_id, "subject": _subject(args), "run": uuid.uuid4().hex}
+        request = current_task.request
+        entry = {"task": name, "task_id": str(request.id), "subject": _subject(args), "run": uuid.uuid4().hex}
+        if tick := (request.headers or {}).get("dlock_tick"):
+            entry["tick"] = str(tick["due"])
         history.write(_fact("enter", **entry))
         try:
             return run(*args, **kwargs)

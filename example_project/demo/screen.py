@@ -68,12 +68,24 @@ class Screen:
     def _table(self, rows: Sequence[Row], title: str) -> Table:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("task", no_wrap=True)
-        for name in ("published", "ran", "skipped", "came again", "overlaps", "sent twice", "freed in"):
+        names = (
+            "published",
+            "ran",
+            "skipped",
+            "came again",
+            "held",
+            "recognised",
+            "overlaps",
+            "sent twice",
+            "freed in",
+        )
+        for name in names:
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
+            ends = (row.published, row.ran, row.skipped, row.came_again, row.held, row.recognised)
             table.add_row(
                 row.task.removeprefix("shop."),
-                *map(str, (row.published, row.ran, row.skipped, row.came_again, row.overlaps, row.sent_twice)),
+                *map(str, (*ends, row.overlaps, row.sent_twice)),
                 "-" if row.free_after is None else f"{row.free_after:.2f} s",
                 style="red" if row.overlaps or row.sent_twice else "",
             )
@@ -109,6 +121,8 @@ def _total(rows: Sequence[Row]) -> Row:
         sum(row.ran for row in rows),
         sum(row.skipped for row in rows),
         sum(row.came_again for row in rows),
+        sum(row.held for row in rows),
+        sum(row.recognised for row in rows),
         sum(row.overlaps for row in rows),
         sum(row.sent_twice for row in rows),
         max(freed, default=None),

@@ -1,6 +1,9 @@
 """Where the scenario is played: the running shop, its history, and the clock that ends it all in time."""
 
+import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +23,10 @@ class DemoError(Exception):
     """The demo could not be played to its end."""
 
 
+class OutOfTime(DemoError):
+    """What was waited for did not come."""
+
+
 class ShopFloor:
     def __init__(
         self,
@@ -29,6 +36,7 @@ class ShopFloor:
         screen: Screen,
         *,
         counters: Mapping[str, Callable[[], Mapping[str, int]]],
+        recognised: Mapping[str, Callable[[], Mapping[str, int]]],
         locking: bool,
         ends_at: float,
     ) -> None:
@@ -41,6 +49,7 @@ class ShopFloor:
         self._history = history
         self._screen = screen
         self._counters = counters
+        self._recognised = recognised
         self._ends_at = ends_at
         self._ended: dict[str, str] = {}
 
@@ -54,10 +63,23 @@ class ShopFloor:
         """Tell a running worker to take messages from one queue more."""
         self._app.control.add_consumer(queue, destination=[f"{worker}@shop"], reply=True, timeout=5)
 
+    def strike(self, child: int) -> float:
+        """Kill one pool child, and answer when."""
+        with contextlib.suppress(ProcessLookupError):  # its worker died, and whoever waits next says so
+            os.kill(child, signal.SIGKILL)
+        self.killed[child] = time.monotonic()
+        return self.killed[child]
+
     def kill(self, worker: str) -> None:
         """The whole worker, with all its children, at once."""
         pids = self.processes.kill(worker)
         self.killed.update(dict.fromkeys(pids, time.monotonic()))
+
+    def arrived(self, name: str, subject: str) -> int:
+        return self._counters[f"shop.{name}"]().get(subject, 0)
+
+    def state(self, task_id: str) -> str:
+        return self._ask(task_id)
 
     def all_facts(self) -> list[Fact]:
         return self._history.read()
@@ -69,7 +91,8 @@ class ShopFloor:
         received = {task: count() for task, count in self._counters.items()}
         found = self._states()
         facts = self._history.read()  # afterwards: it knows of every task of which there is a state
-        return Evidence(facts, found, received, self.killed, self.free_after, self._ledgers(facts))
+        recognised = {task: sum(count().values()) for task, count in self._recognised.items()}
+        return Evidence(facts, found, received, self.killed, self.free_after, self._ledgers(facts), recognised)
 
     def all_ended(self) -> bool:
         return all(state in states.READY_STATES for state in self._states().values())
@@ -79,7 +102,7 @@ class ShopFloor:
             if dead := self.processes.dead():
                 raise DemoError(f"ended unexpectedly: {', '.join(dead)}")
             if time.monotonic() > self._ends_at:
-                raise DemoError(f"out of time while waiting for {what}")
+                raise OutOfTime(f"out of time while waiting for {what}")
             if self._screen.due():
                 evidence = self.evidence()
                 self._screen.progress(rows(evidence), inside(evidence.facts, self.killed))

@@ -15,6 +15,7 @@ class Unlocked:
     """Lease and lock in one: nobody ever holds it, and nobody ever loses it."""
 
     token = None
+    idempotency_key = ""
 
     def ensure(self) -> None: ...
 

@@ -37,6 +37,8 @@ class Row:
     ran: int = 0
     skipped: int = 0
     came_again: int = 0
+    held: int = 0
+    recognised: int = 0
     overlaps: int = 0
     sent_twice: int = 0
     free_after: float | None = None
@@ -52,6 +54,7 @@ class Evidence:
     killed: Mapping[int, float] = field(default_factory=dict)  # pid -> when
     free_after: Mapping[str, float] = field(default_factory=dict)  # task -> seconds
     ledgers: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # account -> as it was found
+    recognised: Mapping[str, int] = field(default_factory=dict)  # task -> what its gateway knew and did not send again
 
     def of(self, what: str) -> list[Fact]:
         return [fact for fact in self.facts if fact.what == what]
@@ -97,6 +100,8 @@ def rows(evidence: Evidence) -> list[Row]:
             skipped[task],
             # A delivery ends in a body, in a skip, in an error before the body, or the message goes round again.
             max(0, delivered[task] - ran[task] - skipped[task] - failed[task]),
+            failed[task],
+            evidence.recognised.get(task, 0),
             crossed[task],
             sum(times - 1 for times in evidence.received.get(task, {}).values()),
             evidence.free_after.get(task),

@@ -24,7 +24,9 @@ ledgers = redis.Redis.from_url(REDIS_URL, decode_responses=True)
 
 # Asked for by the web shop, by the support desk and by a nightly clean-up: the customer gets one receipt.
 # `once_per`: after a success the number stays used, so a copy that comes late is skipped as well.
-@singleton_task(app=app, name="shop.send_receipt", key="{number}", once_per=timedelta(hours=1))
+# `after_crash`: no mail server says whether it had the mail of a process that died. So nobody sends it again until
+# somebody has looked: send_receipt.resolve(number, address, sent=True or False).
+@singleton_task(app=app, name="shop.send_receipt", key="{number}", once_per=timedelta(hours=1), after_crash="hold")
 def send_receipt(number: str, address: str) -> None:
     mail = EmailMessage()
     mail["Message-ID"] = f"<{number}@shop.example>"
@@ -37,19 +39,22 @@ def send_receipt(number: str, address: str) -> None:
         server.send_message(mail)
 
 
-# An SMS cannot be taken back and the gateway does not compare: only the lock stands between two copies.
-@singleton_task(app=app, name="shop.send_sms", key="{sms_id}", once_per=timedelta(hours=1))
-def send_sms(sms_id: str, phone: str, text: str) -> None:
+# An SMS cannot be taken back. After a crash the next call runs, and has the key that the first one had: the gateway
+# knows by it what it has delivered already.
+@singleton_task(app=app, name="shop.send_sms", bind=True, key="{sms_id}", once_per=timedelta(hours=1))
+def send_sms(self: SingletonTask, sms_id: str, phone: str, text: str) -> None:
     sms = json.dumps({"id": sms_id, "to": phone, "text": text}).encode()
-    request = urllib.request.Request(SMS_GATEWAY, data=sms, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Idempotency-Key": self.lease.idempotency_key}
+    request = urllib.request.Request(SMS_GATEWAY, data=sms, headers=headers)
     with urllib.request.urlopen(request, timeout=10):
         pass  # an answer other than 2xx is an HTTPError: the task fails, and the id is not used up
 
 
-# Two beats run, so that one may die: each night comes twice, and one report is made.
+# Two beats run, so that one may die: each night comes twice, and one report is made, also where one beat's message
+# comes when the other's report is done. `once_per="tick"`: the beats say in their messages which night it is.
 # The ttl says how long the shop waits when a whole host is gone. It is renewed while the report
 # runs, so it may be far shorter than the report takes.
-@singleton_task(app=app, name="shop.nightly_report", bind=True, ttl=2)
+@singleton_task(app=app, name="shop.nightly_report", bind=True, ttl=2, once_per="tick")
 def nightly_report(self: SingletonTask) -> int | None:
     for part in ("orders", "returns", "receipts", "stock", "suppliers"):
         self.lease.ensure()  # raises LockLost, should another report have the right to write now

@@ -14,7 +14,7 @@ from celery_dlock import Lock, SingletonTask, execution, signals, singleton_task
 from celery_dlock.events import Event
 from tests.apps.marks import mark, marks_client, noted
 
-TTL = 2.0
+TTL = 3.0
 
 app = Celery("keeping", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
 app.conf.update(
@@ -88,7 +88,7 @@ def plain(row: str, way: str, seconds: float) -> None:
         WAYS[way](row, seconds)
 
 
-@singleton_task(app=app, bind=True, ttl=TTL)
+@singleton_task(app=app, bind=True, ttl=2)
 def told(self: Any, row: str, seconds: float) -> None:
     """Does nothing but look whether it still holds its lease."""
     end = time.monotonic() + seconds

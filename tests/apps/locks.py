@@ -1,5 +1,6 @@
 """Programs that hold locks outside any worker: ``python -m tests.apps.locks <program> <url>``; they speak in lines."""
 
+import ctypes
 import os
 import sys
 import threading
@@ -26,14 +27,19 @@ def say(*words: object) -> None:
 
 
 def hold(url: str) -> None:
-    """Hold "x" with a ttl of 2 s until killed."""
-    with Lock("x", app=app_at(url), ttl=2) as lock:
+    """Hold "x" with a ttl of 3 s until killed."""
+    with Lock("x", app=app_at(url), ttl=3) as lock:
         assert lock.lease
         say("held", lock.lease.token)
         time.sleep(60)
 
 
-def fork(url: str) -> None:
+def fork_in_c(url: str) -> None:
+    """As a server written in C forks, which tells Python nothing of it (uWSGI, unless it is asked to)."""
+    fork(url, ctypes.PyDLL(None).fork)
+
+
+def fork(url: str, make: Callable[[], int] = os.fork) -> None:
     """Fork while holding "x": the child tries everything to get rid of it."""
     lock = Lock("x", app=app_at(url))
     with lock:
@@ -41,7 +47,7 @@ def fork(url: str) -> None:
         assert holder
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the keeper's thread, as users do
         taken, told = os.pipe()
-        pid = os.fork()
+        pid = make()
         if pid == 0:
             forked(lock, taken)
         with Lock("z", app=lock._runtime.app):
@@ -68,8 +74,8 @@ def forked(lock: Lock, taken: int) -> NoReturn:
         say("leaving in child: NotHeld")
     say("acquire in child", lock.acquire(blocking=False))
     # Its own lock works, and its keeper keeps it.
-    with Lock("y", app=app, ttl=1) as other:
-        time.sleep(1.2)
+    with Lock("y", app=app, ttl=2) as other:
+        time.sleep(2.4)
         say("kept in child", other.lease is not None and other.lease.held)
     os._exit(0)
 
@@ -79,10 +85,10 @@ def crowd(url: str) -> None:
     keeper.IDLE_TICKS = 3
     app, me = app_at(url), psutil.Process()
     alone = me.num_threads()
-    locks = [Lock(str(number), app=app, ttl=1) for number in range(200)]
+    locks = [Lock(str(number), app=app, ttl=2) for number in range(200)]
     for lock in locks:
         lock.acquire()
-    time.sleep(1.5)
+    time.sleep(3.0)
     say("keepers", me.num_threads() - alone)
     # psutil 6 renamed it, the old name warns.
     connections = getattr(me, "net_connections", None) or me.connections
@@ -94,8 +100,8 @@ def crowd(url: str) -> None:
     while me.num_threads() > alone and time.monotonic() < end:
         time.sleep(0.05)
     say("keepers left", me.num_threads() - alone)
-    with Lock("again", app=app, ttl=1) as lock:
-        time.sleep(1.3)
+    with Lock("again", app=app, ttl=2) as lock:
+        time.sleep(2.6)
         say("kept again", lock.lease is not None and lock.lease.held)
 
 
@@ -147,6 +153,7 @@ def together(work: list[Callable[[], None]]) -> None:
 PROGRAMS: dict[str, Callable[[str], None]] = {
     "hold": hold,
     "fork": fork,
+    "fork_in_c": fork_in_c,
     "crowd": crowd,
     "count": count,
     "first": first,

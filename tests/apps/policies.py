@@ -69,7 +69,8 @@ def _end(task, n, end):
         raise Ignore
     if end == "reject":
         raise Reject("as asked", requeue=False)
-    if end == "die" and not request.delivery_info.get("redelivered"):
+    # Not by the flag `redelivered`: a copy that we put back while the dead one's lock still stood has none.
+    if end == "die" and history.set(f"died:{request.id}", 1, nx=True):
         os.kill(os.getpid(), signal.SIGKILL)
     if end == "request":
         return {name: value for name, value in vars(request).items() if not name.startswith("_")}
@@ -139,7 +140,7 @@ raises = define("raises", on_conflict="raise")
 raises_late = define("raises_late", on_conflict="raise", acks_late=True)
 tracked_late = define("tracked_late", acks_late=True, track_started=True)
 comes_back_late = define("comes_back_late", acks_late=True, reject_on_worker_lost=True)
-short_lived = define("short_lived", acks_late=True, ttl=2)
+short_lived = define("short_lived", acks_late=True, ttl=4)
 lingers_and_skips = define("lingers_and_skips", Lingering)
 lingers_and_raises = define("lingers_and_raises", Lingering, on_conflict="raise")
 once = define("once", once_per=60)

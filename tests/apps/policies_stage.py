@@ -159,11 +159,12 @@ def _stop_listening(app):
 
 
 @contextmanager
-def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
+def staged(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
     """A stage with ready workers.
 
     Args:
         args: further arguments of `celery worker`.
+        app: the module of another app that notes as this one does.
         conf: more app settings, for the workers and for this process.
         separate: broker and locks on servers of their own: `stage.broker_server`, `stage.lock_server`.
     """
@@ -172,8 +173,8 @@ def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, s
         server = stack.enter_context(Server(folder / "server"))
         broker = stack.enter_context(Server(folder / "broker")) if separate else server
         lock = stack.enter_context(Server(folder / "locks", persistent=True)) if separate else server
-        urls = Urls(broker.url(0), server.url(1), lock.url(2))
-        tasks = stack.enter_context(loaded_app(APP, urls))
+        urls = Urls(broker.url(0), server.url(1), lock.lock_url(2))
+        tasks = stack.enter_context(loaded_app(app, urls))
         tasks.app.conf.update(conf or {})
         stack.callback(_stop_listening, tasks.app)
         stage = Stage(server, urls, tasks, folder)
@@ -183,7 +184,7 @@ def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, s
             stage.workers.append(
                 stack.enter_context(
                     running_worker(
-                        APP, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
+                        app, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
                     )
                 )
             )

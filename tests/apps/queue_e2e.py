@@ -17,7 +17,8 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     task_ignore_result=True,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 6, "unacked_restore_interval": 0.5},
+    # The last one: for so long a worker that dies while it restores keeps the others from it, else for 5 minutes.
+    broker_transport_options={"visibility_timeout": 6, "unacked_restore_interval": 0.5, "unacked_mutex_expire": 1},
 )
 
 

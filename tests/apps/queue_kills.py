@@ -22,12 +22,14 @@ from tests.apps.marks import marks_client
 app = Celery("queue_kills", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
 app.conf.update(
     dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    dlock_turn=3,
+    # Longer than Celery may take to see that a child died (5 s), or a worker to start: else the next one goes first.
+    dlock_turn=30,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport_options={"visibility_timeout": 4, "unacked_restore_interval": 0.2},
+    # The last one: for so long a worker that dies while it restores keeps the others from it, else for 5 minutes.
+    broker_transport_options={"visibility_timeout": 4, "unacked_restore_interval": 0.2, "unacked_mutex_expire": 1},
 )
 
 
@@ -70,7 +72,7 @@ def takes_its_turn(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, cla
 if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "acquire", "park", parks)
     stepped(RedisStore, "acquire", "take", takes_its_turn)
-    stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending: ending.final)
+    stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
     stepped(RedisStore, "published", "published")
     stepped(RedisStore, "sweep", "sweep")
     stepped(Handover, "_carry", "carry")

@@ -92,6 +92,7 @@ def define(name, **options):
 
 early = define("early")
 late = define("late", acks_late=True)
+late_brief = define("late_brief", acks_late=True, ttl=2)
 other = define("other")
 comes_back = define("comes_back", acks_late=True, reject_on_worker_lost=True)
 three = define("three", queue_limit=3)

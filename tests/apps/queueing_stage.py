@@ -93,7 +93,7 @@ def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, s
     with ExitStack() as stack:
         server = stack.enter_context(Server(folder / "server"))
         lock = stack.enter_context(Server(folder / "locks", persistent=True)) if separate else server
-        urls = Urls(server.url(0), server.url(1), lock.url(2))
+        urls = Urls(server.url(0), server.url(1), lock.lock_url(2))
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf or {})
         if "result_backend" not in (conf or {}):

@@ -1,24 +1,144 @@
-from collections.abc import Callable, Iterator
-from typing import Any
+"""The contract over every topology: `store`, `lock_url`, `client` and `app` are those of the topology of the test.
+
+A module that talks to locks through `store`, and to their keys through `client`, stands in `OVER` and runs over the
+others too. All other modules look at one server closely: at its commands, its connections, its memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, Final
 
 import pytest
+import redis
 from celery import Celery
 
+from celery_dlock.place_setting import of_setting
+from celery_dlock.stores import open_store
 from celery_dlock.stores.redis import RedisStore
+from tests.contract.majority import ManyClients, Settled
+from tests.servers import Server
+from tests.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
 
 MakeApp = Callable[..., Celery]
+LockUrl = str | list[str]
+
+STANDALONE, TLS = "standalone", "tls"
+SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
+
+#: Over which topologies a module runs beside the single server.
+OVER: Final[Mapping[str, Sequence[str]]] = {
+    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
+    "test_store_marks": (CLUSTER, REDLOCK3),
+    "test_store_uses": (CLUSTER, REDLOCK3),
+    "test_kept_for_retry": (CLUSTER, REDLOCK3),
+    "test_claims": (CLUSTER,),  # and no claims or queues on Redlock
+    "test_queue_grants": (CLUSTER,),
+    "test_queue_parking": (CLUSTER,),
+    "test_queue_resends": (CLUSTER,),
+    "test_queue_turns": (CLUSTER,),
+    "test_queue_waiters": (CLUSTER,),
+}
+
+_PROXY: Final = "it stands behind a proxy, in front of one server"
+#: Classes and tests of them that run on the single server only, and why.
+NOT_OVER: Final[Mapping[str, str]] = {
+    "test_store_uses::TestLostReplies": _PROXY,
+    "test_claims::test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once": _PROXY,
+}
+_QUEUES: Final = "it is about waiters in the queue, of which Redlock has none"
+#: ... and why on Redlock alone they do not.
+NOT_ON_REDLOCK: Final[Mapping[str, str]] = {"test_kept_for_retry::TestWaiters": _QUEUES}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if "topology" not in metafunc.fixturenames or module not in OVER:
+        return
+    names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
+    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in OVER[module]]
+    metafunc.parametrize("topology", [STANDALONE, *others], indirect=True)
+
+
+def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
+    reasons = {**NOT_OVER, **(NOT_ON_REDLOCK if topology.startswith("redlock") else {})}
+    marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
+    return [*marks, pytest.mark.servers] if topology == TLS else marks
 
 
 @pytest.fixture
-def store(redis_url: str) -> Iterator[RedisStore]:
-    made = RedisStore(redis_url, timeout=5)
-    yield made
+def topology(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", STANDALONE))
+
+
+Servers = Server | SentinelSet | ClusterSet | RedlockSet
+
+
+@pytest.fixture
+def servers(topology: str, request: pytest.FixtureRequest) -> Servers:
+    """Those of the topology, emptied."""
+    fixtures = {STANDALONE: "server", SENTINEL: "sentinel_set", CLUSTER: "cluster_set", TLS: "tls_server"}
+    found: Servers = request.getfixturevalue(fixtures.get(topology, "redlock_set"))
+    if isinstance(found, ClusterSet):
+        request.getfixturevalue("cluster_client").flushall()
+    else:
+        found.flush()
+    return found
+
+
+@pytest.fixture(scope="session")
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    with TlsServer(tmp_path_factory.mktemp("tls") / "server") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster_client(cluster_set: ClusterSet) -> Iterator[redis.RedisCluster]:
+    """Made once, because it asks all nodes for all that it needs to know."""
+    with closing(cluster_set.client()) as connected:
+        # Else one node answers for all.
+        connected.keys = partial(connected.keys, target_nodes=redis.RedisCluster.PRIMARIES)  # type: ignore[method-assign]
+        yield connected
+
+
+def _most(topology: str) -> int:
+    return 3 if topology == REDLOCK3 else 5
+
+
+@pytest.fixture
+def lock_url(topology: str, servers: Servers) -> LockUrl:
+    """``dlock_url`` for the user who may keep locks and nothing else."""
+    if isinstance(servers, RedlockSet):
+        return servers.lock_urls()[: _most(topology)]
+    if isinstance(servers, SentinelSet):
+        return f"{servers.lock_url()}?master_name={MASTER_NAME}"
+    return servers.lock_url()
+
+
+@pytest.fixture
+def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Sees and changes the keys of locks behind the store's back; of independent servers it changes all."""
+    if isinstance(servers, RedlockSet):
+        with ManyClients([node.client() for node in servers.nodes[: _most(topology)]]) as many:
+            yield many
+    elif isinstance(servers, ClusterSet):
+        yield request.getfixturevalue("cluster_client")
+    else:
+        with closing(servers.client()) as connected:
+            yield connected
+
+
+@pytest.fixture
+def store(lock_url: LockUrl) -> Iterator[RedisStore]:
+    made = open_store(of_setting(lock_url, {}), timeout=5)
+    # Redlock's has the same verbs.
+    yield Settled(made) if isinstance(lock_url, list) else made  # type: ignore[misc]
     made.close()
 
 
 @pytest.fixture
-def make_app(redis_url: str) -> MakeApp:
-    def make(url: str = redis_url, **conf: Any) -> Celery:
+def make_app(lock_url: LockUrl) -> MakeApp:
+    def make(url: LockUrl = lock_url, **conf: Any) -> Celery:
         app = Celery("plain", broker="memory://", set_as_current=False)
         app.conf.update(dlock_url=url, **conf)
         return app

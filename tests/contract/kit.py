@@ -14,10 +14,12 @@ from celery_dlock.keys import LockKeys, LockName, shared_name
 from celery_dlock.lease import Lease
 from celery_dlock.locker import Locker
 from celery_dlock.owner import Scope
+from celery_dlock.place_setting import of_setting
 from celery_dlock.records import Acquired, By, Claim, Identity
 from celery_dlock.runtime import _OwnSource
 from celery_dlock.slots import LocalSlots, Slot
 from celery_dlock.store import Ending
+from celery_dlock.stores import open_store
 from celery_dlock.stores.redis import RedisStore
 
 TTL = 30_000
@@ -41,6 +43,11 @@ def take(store: RedisStore, acquisition: str, claim: Claim | None = None, *, key
     answer = store.acquire(keys or keys_of(), acquisition, TTL, claim or claim_of())
     assert isinstance(answer, Acquired), answer
     return answer
+
+
+def of_one_acquisition(first: Acquired, again: Acquired, topology: str) -> bool:
+    """Have both answers one token? Of several servers one may have come late to the first, with a higher one."""
+    return again.token == first.token or (topology.startswith("redlock") and again.token > first.token)
 
 
 @contextmanager
@@ -67,14 +74,16 @@ class Party:
     The keeper's thread runs only where the locker wakes it: after an acquire, or a release that failed.
     """
 
-    def __init__(self, url: str, *, timeout: float = 0.5) -> None:
+    def __init__(self, url: str | list[str], *, timeout: float = 0.5) -> None:
         self.told: list[Event] = []
-        self.store = RedisStore(url, timeout=timeout)
+        places = of_setting(url, {})
+        self.store = open_store(places, timeout=timeout)
         self.slots = LocalSlots()
         listeners = Listeners()
         listeners.add(self.told.append)
         self.lost: list[str] = []
-        self.keeper = Keeper(RedisStore(url, timeout=timeout), SystemClock(), "dlock", timeout, self._lost)
+        kept = open_store(places, timeout=timeout)
+        self.keeper = Keeper(kept, SystemClock(), "dlock", timeout, self._lost)
         source = _OwnSource(self.slots, lambda slot, released: None)
         self.locker = Locker(
             self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), "dlock", listeners

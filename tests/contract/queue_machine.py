@@ -14,7 +14,7 @@ from celery_dlock.keys import LockKeys
 from celery_dlock.names import LockName
 from celery_dlock.records import By, Claim, Identity, Place
 from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.stores import from_url
 from tests.contract.queue_kit import TTL, TURN, now_us
 from tests.contract.queue_model import Queue
 from tests.contract.queue_values import ANY, PAST, Ask, Bucket, Granted, Held, Stamp
@@ -34,7 +34,7 @@ class Machine(RuleBasedStateMachine):
 
     def set_up(self, rng: random.Random) -> None:
         self.random = rng
-        self.store = RedisStore(self.server.url(), timeout=5)
+        self.store = from_url(self.server.url(), timeout=5)
         self.client: redis.Redis = self.server.client()
         self.prefix = uuid.uuid4().hex
         self.keys = [LockKeys.of(self.prefix, each) for each in NAMES]

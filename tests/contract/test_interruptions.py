@@ -1,5 +1,6 @@
 """A soft limit may strike between any two steps of ours; what it leaves behind is freed all the same."""
 
+import logging
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from celery.app.trace import build_tracer
 import celery_dlock
 from celery_dlock import execution, owner, singleton_task
 from celery_dlock.message import PROPERTY, Delivery
+from celery_dlock.records import Use
 from celery_dlock.runtime import Runtime
 from celery_dlock.slots import SlotState
 
@@ -41,7 +43,9 @@ class Strike:
 
 
 @pytest.fixture
-def app(redis_url: str) -> Celery:
+def app(redis_url: str, caplog: pytest.LogCaptureFixture) -> Celery:
+    # Thousands of tracebacks would take longer than all else.
+    caplog.set_level(logging.CRITICAL, "celery.app.trace")
     app = Celery("interruptions", broker=redis_url, backend="cache+memory://", set_as_current=False)
     # The test is the keeper's scheduler: its thread never starts.
     assert Runtime.of(app).keeper._running.take()
@@ -62,12 +66,27 @@ def run(task: Any, number: int, strike: Strike) -> None:
         sys.settrace(None)
 
 
+def assert_no_doubt(use: Use | None, where: str, *, ended: bool) -> None:
+    state = use and use.state
+    assert (where, state) != (where, "unknown")
+    # The steps that come first behind a body belong to it.
+    if ended and not where.endswith((" body", " run")):
+        assert (where, state) == (where, "used")
+
+
 # What strikes in after_return Celery 5.5 tells as a warning.
 @pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 @pytest.mark.core
-@pytest.mark.parametrize("ends", ["returns", "retries", "nests"])
+@pytest.mark.parametrize(
+    "ends",
+    ["returns", pytest.param("retries", marks=pytest.mark.long), pytest.param("nests", marks=pytest.mark.long)],
+)
 def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redis, ends: str) -> None:
-    """Expected for every line: no slot that is kept alive, no lock once the keeper has looked, no run left current."""
+    """Expected for every line: no slot that is kept alive, no lock once the keeper has looked, no run left current.
+
+    And a body that has not begun leaves no doubt (once_per), one that came to its end has used its name.
+    """
+    ended: set[int] = set()
 
     @singleton_task(app=app, bind=True, once_per=5, name=f"interruptions.{ends}", max_retries=None)
     def work(self: Any, number: int) -> None:
@@ -76,6 +95,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redi
         if ends == "nests":
             with self.lock_for(number), celery_dlock.Lock(f"other {number}", app=app):
                 pass
+        ended.add(number)
 
     app.finalize()
     work.__trace__ = build_tracer(work.name, work, app=app)
@@ -89,6 +109,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redi
         runtime.keeper.tick()
         assert (strike.where, client.keys("*:lock:*")) == (strike.where, [])
         assert (strike.where, runtime.slots.taken()) == (strike.where, [])  # type: ignore[attr-defined]
+        assert_no_doubt(work.used(struck), strike.where, ended=struck in ended)
         assert (strike.where, execution.running(), owner._scope.get()) == (strike.where, None, None)
         if not strike.where:
             break

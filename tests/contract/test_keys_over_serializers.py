@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from kombu.exceptions import EncodeError
 from kombu.serialization import dumps, loads
@@ -149,7 +149,6 @@ def carried(serializer: str, message: Any) -> Any:
 
 
 @pytest.mark.parametrize("serializer", sorted(CARRIED))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_publisher_and_worker_give_a_call_one_name(serializer: str, data: st.DataObject) -> None:
     values = CARRIED[serializer]

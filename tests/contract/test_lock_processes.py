@@ -45,25 +45,25 @@ def program(redis_url: str) -> Iterator[Program]:
 def test_the_keeper_renews_for_three_ttls_and_the_deadline_here_is_never_later_than_in_the_store(
     app: Celery, client: redis.Redis
 ) -> None:
-    with Lock("x", app=app, ttl=1) as lock:
+    with Lock("x", app=app, ttl=2) as lock:
         assert lock.lease
-        end = time.monotonic() + 3.2
+        end = time.monotonic() + 6.2
         while time.monotonic() < end:
             read, remaining = time.monotonic(), lock.lease.remaining()
             in_store = client.pttl(KEYS.lock) / 1000
             assert 0.1 < remaining <= in_store + (time.monotonic() - read) + 0.001
-            assert in_store <= 1
+            assert in_store <= 2
             time.sleep(0.02)
         assert lock.lease.token == int(client.hget(KEYS.lock, "token") or 0)
 
 
 @pytest.mark.core
 def test_an_extended_lease_is_not_shortened_by_the_keeper_nor_by_ensure(app: Celery, client: redis.Redis) -> None:
-    with Lock("x", app=app, ttl=1) as lock:
+    with Lock("x", app=app, ttl=2) as lock:
         assert lock.lease
         lock.lease.extend(60)
         lock.lease.ensure()
-        time.sleep(0.8)
+        time.sleep(1.4)
         assert lock.lease.remaining() > 50
         assert client.pttl(KEYS.lock) > 50_000
 
@@ -82,10 +82,10 @@ def test_one_keeper_keeps_200_locks_over_one_connection_and_ends_when_it_tracks_
 
 
 @pytest.mark.core
-def test_after_a_fork_the_child_is_another_owner_and_cannot_free_the_parents_lock(
-    program: Program,
-) -> None:
-    output, _ = program("fork").communicate(timeout=60)
+@pytest.mark.parametrize("way", ["fork", "fork_in_c"])
+def test_after_a_fork_the_child_is_another_owner_and_cannot_free_the_parents_lock(program: Program, way: str) -> None:
+    """However it was made: Python hears nothing of a fork in C, so nothing may rest on being told."""
+    output, _ = program(way).communicate(timeout=60)
     assert output.splitlines() == [
         "acquire what the parent took next False",
         "lease in child None",
@@ -105,12 +105,12 @@ def test_a_lock_of_a_killed_process_is_free_after_its_ttl(app: Celery, program: 
     token = int(process.stdout.readline().removeprefix("held "))
     lock = Lock("x", app=app)
     # Renewed while it lives ...
-    assert not lock.acquire(timeout=2.3)
+    assert not lock.acquire(timeout=3.3)
     process.send_signal(signal.SIGKILL)
     killed = time.monotonic()
     # ... and free within a ttl of its death.
-    assert lock.acquire(timeout=5)
-    assert time.monotonic() - killed < 2.9
+    assert lock.acquire(timeout=6)
+    assert time.monotonic() - killed < 3.9
     assert lock.lease
     assert lock.lease.token
     assert lock.lease.token > token

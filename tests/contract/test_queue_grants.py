@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from celery_dlock.records import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Used
+from celery_dlock.records import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Unknown, Used
 from celery_dlock.store import Ending
 from celery_dlock.stores.redis import RedisStore
 from tests.contract.kit import claim_of as plain_claim
@@ -152,7 +152,7 @@ def test_a_granted_message_that_is_not_to_run_passes_its_turn_on(
 ) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    mark = {KEYS.done(digest("a")): "9" * 16, KEYS.used(): '1\nx\n["t", "i", "n", "1"]'}
+    mark = {KEYS.done(digest("a")): "9" * 16, KEYS.used(): 'used\n1\nx\na.1\n5\n["t", "i", "n", "1"]\n\n\n'}
     key = KEYS.done(digest("a")) if why == "done" else KEYS.used()
     client.set(key, mark[key])
     answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True)
@@ -246,3 +246,19 @@ def test_an_end_that_is_not_final_leaves_its_parked_copy_waiting(store: RedisSto
     park(store, "a.2", "a", redelivered=True)
     store.release(KEYS, "a.1", ending("a", final=False))
     assert waiting(client) == [digest("a")]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_turn_that_is_refused_after_a_death_passes_on_also_when_that_is_sent_twice(
+    store: RedisStore, client: redis.Redis, times: int
+) -> None:
+    granted = grant_to(store, "a")
+    park(store, "b.1", "b")
+    client.set(KEYS.used(), 'unknown\n1\nx\n\n5\n["t", "i", "n", "1"]\n\n\n')
+    for _ in range(times):
+        answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True, hold=True)
+        assert isinstance(answer, Unknown)
+        assert answer.by.task_id == "i"
+        assert answer.granted
+        assert answer.granted.identity == digest("b")
+    assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"

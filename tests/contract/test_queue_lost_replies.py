@@ -9,6 +9,7 @@ from celery_dlock.keys import LockName
 from celery_dlock.records import Claim, Grant, Identity, Parked, Place
 from celery_dlock.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
 from celery_dlock.store import Ending
+from celery_dlock.stores import from_url
 from celery_dlock.stores.redis import RedisStore
 from tests.contract.kit import Party
 from tests.contract.kit import claim_of as plain_claim
@@ -40,7 +41,7 @@ def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy
 @pytest.fixture
 def lossy(proxy: Proxy) -> Iterator[RedisStore]:
     """Connected through the proxy."""
-    made = RedisStore(proxy.url(), timeout=2)
+    made = from_url(proxy.url(), timeout=2)
     yield made
     made.close()
 

@@ -223,4 +223,4 @@ def test_the_scripts_of_the_queue_do_what_the_laws_say_in_every_order(clean_serv
     class Bound(Scripts):
         server = clean_server
 
-    run_state_machine_as_test(Bound, settings=settings(max_examples=80, stateful_step_count=50))
+    run_state_machine_as_test(Bound, settings=settings(stateful_step_count=50))

@@ -11,7 +11,7 @@ from celery_dlock import Lock
 from tests.proxy import CHUNK, Proxy, _Link
 from tests.servers import Server
 
-TTL = 4
+TTL = 8
 LATE = 0.6
 
 
@@ -22,11 +22,10 @@ class LateProxy(Proxy):
         super().__init__(target_port)
         self.late = late
 
-    async def _forward_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link) -> None:
-        while chunk := await reader.read(CHUNK):
+    async def _forward_requests(self, link: _Link) -> None:
+        while chunk := await self._loop.sock_recv(link.near, CHUNK):
             await asyncio.sleep(self.late)
-            writer.write(chunk)
-            await writer.drain()
+            await self._loop.sock_sendall(link.far, chunk)
 
 
 @pytest.fixture

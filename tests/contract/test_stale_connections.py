@@ -8,10 +8,13 @@ import pytest
 from celery import Celery
 
 from celery_dlock import Lease, Lock
+from celery_dlock.door import ServerDoor
 from celery_dlock.keys import LockKeys, shared_name
 from celery_dlock.locker import POLL
+from celery_dlock.places import Place
 from celery_dlock.runtime import Runtime
 from celery_dlock.wire import Wire
+from celery_dlock.wires import Wires
 from tests.servers import Server
 from tests.waiting import eventually
 
@@ -63,12 +66,42 @@ def at_once(count: int, call: Callable[[int], Any]) -> list[Any]:
     return got
 
 
+class MovingDoor(ServerDoor):
+    """To a server whose place changes while a first connection to it is made, as another thread finds out first."""
+
+    place, others_turn = "old", False
+    wires: Wires
+
+    def where(self) -> object:
+        return self.place
+
+    def connection(self, seconds: float) -> Any:
+        made = super().connection(seconds)
+        if self.others_turn:
+            self.others_turn, self.place = False, "new"
+            self.wires.call("", Wire.ask, b"PING\r\n")
+        return made
+
+
+def test_a_connection_that_was_begun_before_a_failover_is_not_used_behind_it(lock_url: str) -> None:
+    place = Place.of(lock_url)
+    door = MovingDoor(place.options_at(place.addresses[0]))
+    door.wires = Wires(door, timeout=5)
+    door.others_turn = True
+    with door.wires.lent() as begun_before:
+        pass
+    for _ in range(3):
+        with door.wires.lent() as later:
+            assert later is not begun_before
+    door.wires.close()
+
+
 @pytest.fixture
 def idle(app: Celery) -> Any:
     """The store of this process, with as many idle connections as threads talked at once."""
     store: Any = Runtime.of(app).locker._store
-    wires = store._wires
-    for wire in [wires._open(Wire) for _ in range(IDLE)]:
+    wires = store._topology
+    for wire in [wires.opened(Wire) for _ in range(IDLE)]:
         wires._idle.append(wire)
     return wires._idle
 

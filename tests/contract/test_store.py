@@ -7,11 +7,13 @@ from celery_dlock.keys import LockKeys, LockName
 from celery_dlock.records import Held, Released, Renewal
 from celery_dlock.store import Ending
 from celery_dlock.stores.redis import RedisStore
-from tests.contract.kit import TTL, claim_of, ending_of, keys_of, take
+from tests.contract.kit import TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
 from tests.waiting import eventually
 
 KEYS = keys_of()
 LOCK, LAST = KEYS.lock, KEYS.last
+#: Seconds by which times may differ that one server tells, and several.
+CLOCKS = 0.0, 1.0
 
 
 def renewal(acquisition: str, ttl_ms: int = TTL, *notes: tuple[str, str]) -> Renewal:
@@ -22,22 +24,25 @@ def renewal(acquisition: str, ttl_ms: int = TTL, *notes: tuple[str, str]) -> Ren
 
 
 @pytest.mark.core
-def test_a_free_lock_is_taken_for_its_ttl(store: RedisStore, client: redis.Redis) -> None:
+def test_a_free_lock_is_taken_for_its_ttl(store: RedisStore, client: redis.Redis, topology: str) -> None:
     answer = take(store, "o.1", claim_of("id1"))
     assert 29_000 < client.pttl(LOCK) <= TTL
     seconds, microseconds = client.time()
     assert 0 <= seconds + microseconds / 1e6 - answer.since < 5
-    assert client.hgetall(LOCK).keys() == {"acq", "identity", "token", "count", "task", "id", "node", "pid"}
+    # Where the token is another server's, the time is not told by it.
+    fields = client.hgetall(LOCK).keys() - ({"since"} if topology.startswith("redlock") else set())
+    assert fields == {"acq", "identity", "token", "count", "task", "id", "node", "pid", "ttl"}
 
 
 @pytest.mark.core
-def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore) -> None:
+def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, topology: str) -> None:
     mine = take(store, "o.1", claim_of("id1"))
     answer = store.acquire(KEYS, "p.1", TTL, claim_of("id2"))
     assert isinstance(answer, Held)
     holder = answer.holder
     assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.post", "id1", "node1", 77)
-    assert (holder.owner, holder.token, holder.since) == ("o", mine.token, mine.since)
+    assert (holder.owner, holder.token) == ("o", mine.token)
+    assert holder.since == pytest.approx(mine.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
     assert (holder.hold_count, holder.left, answer.twin) == (1, False, False)
     assert 29 < holder.expires_in <= 30
     assert answer.rank_us > mine.rank_us
@@ -164,22 +169,27 @@ def test_a_token_is_the_servers_time_in_microseconds(store: RedisStore, client: 
     assert answer.rank_us == answer.token == round(answer.since * 1_000_000)
 
 
-def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.Redis) -> None:
+def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.Redis, topology: str) -> None:
     token = take(store, "o.1").token
+    last = client.get(LAST)
+    assert last == str(token) or topology.startswith("redlock")  # one that came late may have minted a higher one
     store.acquire(KEYS, "p.1", TTL, claim_of())
     store.renew([renewal("o.1")])
     store.release(KEYS, "o.1", Ending())
-    assert client.get(LAST) == str(token)
+    assert client.get(LAST) == last
 
 
 # Safe to send twice
 
 
 @pytest.mark.core
-def test_a_repeated_acquire_answers_as_the_first_and_holds_once(store: RedisStore, client: redis.Redis) -> None:
+def test_a_repeated_acquire_answers_as_the_first_and_holds_once(
+    store: RedisStore, client: redis.Redis, topology: str
+) -> None:
     first = take(store, "o.1", claim_of("id1"))
     again = take(store, "o.1", claim_of("id1"))
-    assert (again.token, again.since) == (first.token, first.since)
+    assert of_one_acquisition(first, again, topology)
+    assert again.since == pytest.approx(first.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
     assert client.hget(LOCK, "count") == "1"
     assert store.release(KEYS, "o.1", Ending()).ours
     assert not client.exists(LOCK)
@@ -194,11 +204,13 @@ def test_a_late_copy_of_an_acquire_does_not_shorten_an_extended_lease(store: Red
 
 @pytest.mark.core
 def test_late_copies_of_a_renewal_and_of_a_release_do_not_touch_the_next_holder(
-    store: RedisStore, client: redis.Redis
+    store: RedisStore, client: redis.Redis, topology: str
 ) -> None:
     take(store, "o.1")
     store.release(KEYS, "o.1", Ending())
     token = take(store, "o.2").token
     assert store.renew([renewal("o.1", TTL, ("count", "9"))]) == [False]
     assert not store.release(KEYS, "o.1", Ending()).ours
-    assert client.hmget(LOCK, "acq", "count", "token") == ["o.2", "1", str(token)]
+    assert client.hmget(LOCK, "acq", "count") == ["o.2", "1"]
+    minted = int(client.hget(LOCK, "token"))
+    assert minted == token or (topology.startswith("redlock") and minted > token)  # by one that came late

@@ -23,9 +23,22 @@ from hypothesis.stateful import (
 )
 
 from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.records import Acquired, By, Claim, Duplicate, Held, Identity, Released, Renewal, Tombstoned, Used
+from celery_dlock.names import idempotency_key
+from celery_dlock.records import (
+    Acquired,
+    By,
+    Claim,
+    Duplicate,
+    Held,
+    Identity,
+    Released,
+    Renewal,
+    Tombstoned,
+    Unknown,
+    Used,
+)
 from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.stores import from_url
 from tests.servers import Server
 
 TTL = 60_000
@@ -53,6 +66,18 @@ class Lock:
 
 
 @dataclass
+class Mark:
+    """What became of the name's last run: used, begun, unknown, free; "" where there is none."""
+
+    state: str
+    acquisition: str = ""
+    identity: Identity | None = None
+    seed: str = ""
+    #: Whose earlier run died.
+    crashed: Identity | None = None
+
+
+@dataclass
 class Model:
     """Time is the number of the step: ranks and ends are compared, never computed."""
 
@@ -61,10 +86,9 @@ class Model:
     last: int = 0
     gone: set[str] = field(default_factory=set)
     done: dict[Identity, int] = field(default_factory=dict)
-    used: Identity | None = None
-    is_used: bool = False
+    mark: Mark = field(default_factory=lambda: Mark(""))
 
-    def acquire(self, ask: Ask) -> str:
+    def acquire(self, ask: Ask) -> str:  # noqa: PLR0911  # a table of answers
         self.now += 1
         claim, rank = ask.claim, ask.rank if ask.rank is not None else self.now
         if self.lock and self.lock.ask.acquisition == ask.acquisition:
@@ -75,16 +99,29 @@ class Model:
         flagged = claim.redelivered and ask.rank is None
         if claim.identity in self.done and (flagged or rank <= self.done[claim.identity]):
             return "done"
-        if claim.once and claim.identity and self.is_used:
+        once = claim.once and claim.identity is not None
+        if once and self.mark.state == "used":
             return "used"
         if self.lock:
             if self.is_twin(claim):
                 self.lock.word = True
             return "held"
+        if once and not self.begin(ask):
+            return "unknown"
         # An id used before: its old mark would end this message's own copies, so it goes, and they have to be told.
         reused = claim.identity is not None and self.done.pop(claim.identity, None) is not None
         self.lock = Lock(ask, 0, rank, word=claim.redelivered or claim.copied or reused)
         return "acquired"
+
+    def begin(self, ask: Ask) -> bool:
+        """Note that a body begins; false if it is held back."""
+        mark, crashed = self.mark, self.mark.crashed
+        if mark.state == "unknown" or (mark.state == "begun" and mark.acquisition != ask.acquisition):
+            if ask.claim.hold:
+                return False
+            crashed = mark.identity
+        self.mark = Mark("begun", ask.acquisition, ask.claim.identity, mark.seed, crashed)
+        return True
 
     def is_twin(self, claim: Claim) -> bool:
         assert self.lock
@@ -98,7 +135,7 @@ class Model:
         self.lock.word = self.lock.word or "word" in notes
         return True
 
-    def release(self, ask: Ask, *, final: bool, uses: bool) -> Released:
+    def release(self, ask: Ask, *, final: bool, uses: bool, once: bool) -> Released:
         self.now += 1
         ours = self.lock is not None and self.lock.ask.acquisition == ask.acquisition
         word = ours and self.lock is not None and self.lock.word
@@ -110,8 +147,26 @@ class Model:
         if identity and final and (word or not ours):
             self.done[identity] = self.now
         if identity and uses:
-            self.used, self.is_used = identity, True
+            self.mark = Mark("used", ask.acquisition, identity, "bodys")
+        elif identity and once and self.mark.state == "begun" and self.mark.acquisition == ask.acquisition:
+            crashed = self.mark.crashed
+            self.mark = Mark("unknown" if crashed else "free", "", crashed or identity, self.mark.seed)
         return Released(ours, word)
+
+    def is_running(self) -> bool:
+        return bool(self.lock and self.lock.ask.acquisition == self.mark.acquisition)
+
+    def resolve(self, *, sent: bool) -> bool:
+        if self.mark.state == "unknown" or (self.mark.state == "begun" and not self.is_running()):
+            self.mark = Mark("used" if sent else "free", "", self.mark.identity, self.mark.seed)
+            return True
+        return False
+
+    def use(self) -> tuple[str, Identity] | None:
+        if self.mark.state in ("", "free", "forgotten") or not self.mark.identity:
+            return None
+        state = "running" if self.is_running() else "unknown"
+        return "used" if self.mark.state == "used" else state, self.mark.identity
 
 
 class Scripts(RuleBasedStateMachine):
@@ -121,7 +176,7 @@ class Scripts(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.store = RedisStore(self.server.url(), timeout=5)
+        self.store = from_url(self.server.url(), timeout=5)
         self.client: redis.Redis = self.server.client()
         self.prefix = uuid.uuid4().hex
         self.keys = LockKeys.of(self.prefix, shared_name("x"))
@@ -141,6 +196,7 @@ class Scripts(RuleBasedStateMachine):
         redelivered=st.booleans(),
         copied=st.booleans(),
         once=st.booleans(),
+        hold=st.booleans(),
         unsure=st.booleans(),
         carries=st.booleans(),
         pick=st.integers(0, 50),
@@ -152,13 +208,14 @@ class Scripts(RuleBasedStateMachine):
         redelivered: bool,
         copied: bool,
         once: bool,
+        hold: bool,
         unsure: bool,
         carries: bool,
         pick: int,
     ) -> object:
         rank = sorted(self.ranks)[pick % len(self.ranks)] if carries and self.ranks else None
         by = By.of("t", identity and identity.task_id, "n", 1)
-        claim = Claim(by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once)
+        claim = Claim(by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once, hold=hold)
         ask = Ask(f"owner.{next(self.numbers)}", claim, unsure, rank)
         self.send(ask)
         return ask
@@ -177,13 +234,25 @@ class Scripts(RuleBasedStateMachine):
         expected = self.model.renew(ask.acquisition, notes)
         assert self.store.renew([renewal] * (1 + twice)) == [expected] * (1 + twice)
 
-    @rule(ask=asks, final=st.booleans(), uses=st.booleans())
-    def release(self, *, ask: Ask, final: bool, uses: bool) -> None:
+    @rule(ask=asks, final=st.booleans(), uses=st.booleans(), once=st.booleans())
+    def release(self, *, ask: Ask, final: bool, uses: bool, once: bool) -> None:
+        """``once``: its body has ended and said so; a dead one's release does not."""
         used_ms = TTL if uses else 0
-        ending = Ending(
-            final, ask.claim.identity.digest if ask.claim.identity else "", used_ms, ask.claim.by.text, ask.unsure
-        )
-        assert self.store.release(self.keys, ask.acquisition, ending) == self.model.release(ask, final=final, uses=uses)
+        identity = ask.claim.identity.digest if ask.claim.identity else ""
+        by, seed = ask.claim.by.text, "bodys"
+        ending = Ending(final, identity, used_ms, by, ask.unsure, once=once, seed=seed, window_ms=TTL)
+        expected = self.model.release(ask, final=final, uses=uses, once=once)
+        assert self.store.release(self.keys, ask.acquisition, ending) == expected
+
+    @rule()
+    def it_is_forgotten(self) -> None:
+        assert self.store.forget(self.keys) == (self.model.mark.state not in ("", "forgotten"))
+        if self.model.mark.state:
+            self.model.mark = Mark("forgotten")
+
+    @rule(sent=st.booleans())
+    def it_is_resolved(self, *, sent: bool) -> None:
+        assert self.store.resolve(self.keys, sent=sent, window_ms=TTL) == self.model.resolve(sent=sent)
 
     @rule()
     def the_lease_expires(self) -> None:
@@ -203,14 +272,17 @@ class Scripts(RuleBasedStateMachine):
         elif isinstance(answer, Held):
             self.check_held(answer, ask)
         elif isinstance(answer, Used):
-            assert self.model.used
-            assert answer.by.task_id == self.model.used.task_id
-            assert answer.same == (self.model.used == ask.claim.identity)
+            assert self.model.mark.identity
+            assert answer.by.task_id == self.model.mark.identity.task_id
+            assert answer.same == (self.model.mark.identity == ask.claim.identity)
+        elif isinstance(answer, Unknown):
+            assert self.model.mark.identity
+            assert answer.by.task_id == self.model.mark.identity.task_id
 
     def kind_of(self, answer: object) -> str:
         if isinstance(answer, Acquired):
             return "again" if answer.token == self.model.last else "acquired"
-        return {Held: "held", Used: "used", Tombstoned: "gone", Duplicate: "done"}[type(answer)]
+        return {Held: "held", Used: "used", Unknown: "unknown", Tombstoned: "gone", Duplicate: "done"}[type(answer)]
 
     def check_acquired(self, answer: Acquired, *, new: bool) -> None:
         lock = self.model.lock
@@ -220,6 +292,11 @@ class Scripts(RuleBasedStateMachine):
             return
         assert answer.token > self.model.last
         lock.token = self.model.last = answer.token
+        if self.model.mark.acquisition == lock.ask.acquisition and lock.ask.claim.once and lock.ask.claim.identity:
+            self.model.mark.seed = self.model.mark.seed or str(answer.token)
+            assert (answer.seed, answer.after_crash) == (self.model.mark.seed, bool(self.model.mark.crashed))
+        else:
+            assert (answer.seed, answer.after_crash) == ("", False)
         assert self.ranks.setdefault(lock.rank, answer.rank_us) == answer.rank_us
 
     def check_held(self, answer: Held, ask: Ask) -> None:
@@ -239,7 +316,7 @@ class Scripts(RuleBasedStateMachine):
         lock = self.model.lock
         expected: dict[str, str] = {}
         if lock:
-            expected = {"acq": lock.ask.acquisition, "count": lock.count, "token": str(lock.token)}
+            expected = {"acq": lock.ask.acquisition, "count": lock.count, "token": str(lock.token), "ttl": str(TTL)}
             expected |= {"left": "1"} if lock.left else {}
             expected |= {"word": "1"} if lock.word else {}
         assert {
@@ -247,12 +324,22 @@ class Scripts(RuleBasedStateMachine):
         } == expected
 
     @invariant()
+    def operators_see_what_became_of_the_last_run(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        seen, expected = self.store.use(self.keys), self.model.use()
+        assert (seen and (seen.state, seen.task_id)) == (expected and (expected[0], expected[1].task_id))
+        if seen:
+            assert seen.idempotency_key == idempotency_key(self.keys.name, self.model.mark.seed)
+            assert 0 < seen.expires_in <= 25 * 3600
+
+    @invariant()
     def no_mark_is_missing_and_none_stays_for_ever(self) -> None:
         if not hasattr(self, "model"):
             return
         names = {self.keys.tombstone(acquisition) for acquisition in self.model.gone}
         names |= {self.keys.done(identity.digest) for identity in self.model.done}
-        names |= {self.keys.used()} if self.model.is_used else set()
+        names |= {self.keys.used()} if self.model.mark.state else set()
         names |= {self.keys.lock} if self.model.lock else set()
         names |= {self.keys.last} if self.model.last else set()
         assert set(self.client.scan_iter(f"{self.prefix}:*", count=10_000)) == names
@@ -264,4 +351,4 @@ def test_the_scripts_do_what_the_laws_say_in_every_order(clean_server: Server) -
     class Bound(Scripts):
         server = clean_server
 
-    run_state_machine_as_test(Bound, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(Bound, settings=settings(stateful_step_count=30))

@@ -11,6 +11,7 @@ from celery_dlock.keys import LockKeys, LockName
 from celery_dlock.records import Acquired, Renewal
 from celery_dlock.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_dlock.store import Ending
+from celery_dlock.stores import from_url
 from celery_dlock.stores.redis import RedisStore
 from tests.contract.kit import TTL, claim_of, commands_seen, ending_of, keys_of, take
 from tests.waiting import eventually
@@ -36,6 +37,14 @@ def everything(store: RedisStore) -> None:
     take(store, "q.1", claim_of("id1", once=True, copied=True))
     store.release(KEYS, "q.1", ending_of("id1", used_ms=60_000, unsure=True))
     store.acquire(KEYS, "r.1", TTL, claim_of("id1", once=True))
+    store.forget(KEYS)
+    take(store, "s.1", claim_of("id2", once=True))
+    store.use(KEYS)
+    store.release(KEYS, "s.1", ending_of("id2", once=True, window_ms=60_000))
+    take(store, "t.1", claim_of("id3", once=True))
+    store.release(KEYS, "t.1", Ending(unsure=True))
+    store.acquire(KEYS, "u.1", TTL, claim_of("id4", once=True, hold=True))
+    store.resolve(KEYS, sent=True, window_ms=60_000)
 
 
 def test_every_key_that_a_script_touches_is_declared_and_in_the_names_bucket(
@@ -65,7 +74,7 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
     with server.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
         eventually(lambda: "cluster_state:ok" in str(client.execute_command("CLUSTER", "INFO")), within=10)
-        store = RedisStore(server.url(), timeout=5)
+        store = from_url(server.url(), timeout=5)
         for number in range(20):
             name = LockName(f"lock{number}", number * 51)
             keys = LockKeys.of("dlock", name)

@@ -1,5 +1,8 @@
 """The code blocks of the documentation run, in their order, against the shared server."""
 
+import gc
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,20 @@ from tests.processes import ROOT
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if path.exists()]
 
 
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """A worker in a block sets up logging for the whole process."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
 # One test for a document, not one for a block: a block uses the names of those before it.
+# Celery's own call, with which a worker of a block stores results.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+@pytest.mark.usefixtures("logging_restored")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_code_blocks(path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Celery lets these win over what the block itself names.
@@ -23,3 +39,6 @@ def test_code_blocks(path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
     document = Sybil(parsers=[SkipParser(), PythonCodeBlockParser()]).parse(path)
     for example in document.examples():
         example.evaluate()
+    # Results take leave of their server when they are collected: while it is there.
+    document.namespace.clear()
+    gc.collect()

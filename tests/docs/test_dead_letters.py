@@ -5,7 +5,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import redis
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
@@ -26,7 +25,6 @@ def recipe(app: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.xdist_group("queue-dead-letters")
 @pytest.mark.parametrize(("serializer", "compression"), [("json", None), ("pickle", "zlib")], ids=["plain", "binary"])
 def test_a_dead_letter_that_is_published_by_hand_runs(
     tmp_path: Path, request: pytest.FixtureRequest, serializer: str, compression: str | None
@@ -40,7 +38,7 @@ def test_a_dead_letter_that_is_published_by_hand_runs(
             store.take_out(stage.keys(task, n), Identity(result.id).digest, uuid4().hex, bury=True)
             store.close()
         told = recipe(stage.app)
-        with redis.Redis.from_url(stage.app.conf.dlock_url) as client:
+        with stage.lock_server.client(2, decode_responses=False) as client:
             ((key, field, whose, message),) = told["dead_letters"](client)
             assert whose == f'["{task.name}", "{result.id}"]'
             assert (key.decode(), result.state) == (stage.keys(task, n).dead(), "QUEUED")

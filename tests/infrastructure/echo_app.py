@@ -1,8 +1,15 @@
 """The smallest app that `start_worker` and `load_app` can use."""
 
+import ctypes
 import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
 
 from celery import Celery
+
+PR_GET_PDEATHSIG = 2  # of <linux/prctl.h>
 
 app = Celery(
     "echo",
@@ -15,3 +22,23 @@ app.conf.broker_connection_retry_on_startup = True
 @app.task
 def worker_pid() -> int:
     return os.getpid()
+
+
+@app.task
+def facts() -> dict[str, Any]:
+    """What a process has from whoever started it; of the solo pool, which works in the process that was started."""
+    death_signal = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(death_signal))
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        "argv": sys.argv,
+        "environ": dict(os.environ),
+        "streams": [str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3)],
+        "session": os.getsid(0),
+        "death_signal": death_signal.value,
+        "umask": umask,
+        "path": sys.path,
+        "flags": list(sys.flags),
+        "ignored": [number.name for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN],
+    }

@@ -25,6 +25,29 @@ def test_a_warm_shutdown_ends_with_zero(start_worker: StartWorker) -> None:
     assert not session_of(worker.pid)
 
 
+def test_a_forked_worker_is_as_one_that_was_executed(
+    start_worker: StartWorker, load_app: LoadApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command line, variables, streams, session and death with its starter; only its memory is another's."""
+    seen = []
+    for way in ("fork", "exec"):
+        if way == "exec":
+            monkeypatch.setenv("DLOCK_TEST_EXEC", "1")
+        worker = start_worker(APP, pool="solo", environ={"ONLY": "here"})
+        facts = load_app(APP).facts.delay().get(timeout=20)
+        assert facts.pop("session") == worker.pid
+        argv = ["-" if word == worker.node else word for word in facts.pop("argv")]
+        environ = facts.pop("environ")
+        environ.pop("DLOCK_TEST_EXEC", None)
+        streams = facts.pop("streams")
+        assert streams == ["/dev/null", *[str(worker.log_file)] * 2]
+        seen.append((argv, environ, facts))
+        worker.kill()
+    forked, executed = seen
+    assert forked == executed
+    assert executed[2]["death_signal"] == signal.SIGKILL
+
+
 def test_a_killed_worker_leaves_nothing(start_worker: StartWorker) -> None:
     worker = start_worker(APP)
     worker.kill()

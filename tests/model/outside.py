@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.protocol import end_waiter, granting, grants, overdue, waiting
+from tests.model.protocol import end_waiter, granting, grants, overdue
 from tests.model.state import (
     FREE,
     NEVER,
@@ -35,33 +35,35 @@ def sweeps(s: State, setup: Setup) -> Iterator[Step]:
             if grant.message >= 0:
                 yield f"a sweep grants {grant.message}", helped(after, grant)
     if s.lock.state == "grant":
-        yield from (due(s, setup) if s.lock.word else claim(s))
+        yield from (due(s, setup) if s.lock.word or not setup.has("claim") else again(s))
 
 
-def claim(s: State) -> Iterator[Step]:
-    """Somebody granted it and could not publish: whoever can does it now."""
+def again(s: State) -> Iterator[Step]:
+    """It is not known to be published: whoever sweeps publishes it, for the same turn. An event where another will."""
     m, entry = s.lock.message, s.entries[s.lock.message]
     assert entry
-    claimed = s._replace(
-        lock=s.lock._replace(word=True), entries=put(s.entries, m, entry._replace(tries=entry.tries + 1))
-    )
-    yield f"a sweep claims {m}", helped(claimed, Copy(m, "o", entry.rank))
+    coming = any(r.grant[::3] == (m, s.lock.turn) for r in s.running)
+    if not coming or left(s, "regrant"):
+        yield (
+            f"a sweep hands out the turn of {m}",
+            helped(spend(s, "regrant") if coming else s, Copy(m, "o", entry.rank, s.lock.turn)),
+        )
 
 
 def due(s: State, setup: Setup) -> Iterator[Step]:
-    """Time alone tells that a grant was lost: it is no event where it was, and one where its copy is coming."""
-    m = s.lock.message
-    coming = any(c.message == m for c in s.broker) or any(
-        (r.message == m and r.phase == "begin") or r.grant.message == m for r in s.running
-    )
+    """Time alone tells that a turn was lost: it is no event where it was, and one where its copy is coming."""
+    m, turn = s.lock.message, s.lock.turn
+    copies = [(c.message, c.turn) for c in (*s.broker, *[r.grant for r in s.running])]
+    copies += [(r.message, r.turn) for r in s.running if r.phase == "begin"]
+    coming = any(x == m and (its == turn or not setup.has("turn")) for x, its in copies)
     if not coming or left(s, "regrant"):
         for after, grant in overdue(spend(s, "regrant") if coming else s, setup):
-            yield f"the grant of {m} {'seems' if coming else 'is'} lost{granting(grant)}", helped(after, grant)
+            yield f"the turn of {m} {'seems' if coming else 'is'} lost{granting(grant)}", helped(after, grant)
 
 
 def users(s: State, setup: Setup) -> Iterator[Step]:
     """A Lock without a message; revocations; an id used again."""
-    if left(s, "lock") and s.lock.state == "free" and not waiting(s, setup):
+    if left(s, "lock") and s.lock.state == "free":  # past all who wait
         run = Run(NOBODY, "", 0, "body", "acked", NOTHING)
         lock = Lock("own", NOBODY, word=False)
         yield "a Lock takes it", spend(s, "lock")._replace(lock=lock, running=(*s.running, run))
@@ -75,9 +77,7 @@ def users(s: State, setup: Setup) -> Iterator[Step]:
 def revoke(s: State, m: int, setup: Setup) -> Iterator[Step]:
     """The control command ends a waiter at once; workers remember it, for a while."""
     known = spend(s, "revoke")._replace(revoked=put(s.revoked, m, value=True))
-    holds = s.lock.state in {"own", "dead"} and s.lock.message == m and setup.has("twin")
-    ends = s.entries[m] is not None and not holds
-    for after, grant in end_waiter(known, m, setup) if ends else [(known, NOTHING)]:
+    for after, grant in end_waiter(known, m, setup) if s.entries[m] else [(known, NOTHING)]:
         yield f"{m} is revoked{granting(grant)}", helped(after, grant)
 
 

@@ -15,14 +15,14 @@ zrem    whoever marks an identity done takes its waiting entry out and ends its 
 stale   an end that lost its lease marks done too
 end     an end the store gives a waiter (revoked, expired, dropped) marks it done: copies of it may be on their way
 clear   who starts takes an old mark of its identity away, and leaves word: a reused id is not done any more
-twin    a waiting copy of the identity that holds is never ended: it may be all that is left when the holder dies
+twin    a copy of the identity that holds is put back, to come again: parked it could be ended over the running one
 rank    the head is the lowest rank, and parking again restores the rank
-keep    who takes the lock takes its entry out, but not if its own delivery may have been given to another, which then
-        parked and was acknowledged: the entry may be all that is left
+turn    a grant is taken by the copy that was published for it, and who is parked takes no free lock: another copy's
+        delivery may have been given away, and with its entry the last trace of the message would be gone
 hold    early acknowledgement is held back until the message is parked or holds
-due     a sweep claims and publishes what none claimed, puts a grant not taken when due back among the waiters, and
-        grants a free lock that has waiters
-claim   a try is a claim by a process that will publish; nobody's grant is no try
+due     a sweep publishes what is not known to be published, puts a grant not taken when due back among the waiters,
+        and grants a free lock that has waiters
+claim   only a turn that was published can be lost
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tests.model.state import (
     LATER,
     LETTER,
     NEVER,
+    NEXT,
     NOBODY,
     NOTHING,
     NOW,
@@ -78,7 +79,7 @@ def waiting(s: State, setup: Setup) -> list[tuple[int, int]]:
 
 
 def grants(s: State, setup: Setup) -> Iterator[Granted]:
-    """Hand the free lock to the head, claimed by who will publish it: only a claim is a try.
+    """Hand the free lock to the head, to be published by whoever hears of it.
 
     Whether a "not before" is over is left open: both may be.
     """
@@ -87,8 +88,7 @@ def grants(s: State, setup: Setup) -> Iterator[Granted]:
     for m in {m for _, m in queue[:1]} | set(ready[:1]):
         entry = s.entries[m]
         assert entry
-        claimed = with_entry(s, m, entry._replace(tries=entry.tries + 1))
-        yield claimed._replace(lock=Lock("grant", m, word=True)), Copy(m, "o", entry.rank)
+        yield s._replace(lock=Lock("grant", m, word=False, turn=NEXT)), Copy(m, "o", entry.rank, NEXT)
     if not ready:
         yield s, NOTHING
 
@@ -100,18 +100,14 @@ def duplicate(s: State, run: Run, setup: Setup) -> bool:
         return False
     if run.kind == "f":
         return run.rank <= done and setup.has("gen")
-    return run.rank <= done if run.kind == "o" else True
+    return run.rank <= done if run.kind in {"o", "p"} else True
 
 
-def take(s: State, i: int, setup: Setup, *, known: bool) -> State:
+def take(s: State, i: int, setup: Setup) -> State:
     """Run i holds the lock. Word is left where another copy may live, so that the release marks done."""
     run, m = s.running[i], s.running[i].message
-    entry = s.entries[m]
-    assert entry
-    moved = run.tie == "moved"
-    word = run.kind != "f" or moved or s.done[m] != NEVER or not setup.rare
-    s = with_entry(s, m, Entry(entry.rank, 0, READY) if known and moved and setup.has("keep") else None)
-    return s._replace(
+    word = run.kind != "f" or run.tie == "moved" or s.done[m] != NEVER or not setup.rare
+    return with_entry(s, m, None)._replace(
         running=put(s.running, i, run._replace(phase="body")),
         lock=Lock("own", m, word),
         need=put(s.need, m, TOO_MANY) if s.need[m] == 0 else s.need,  # it starts although it has its end
@@ -121,16 +117,14 @@ def take(s: State, i: int, setup: Setup, *, known: bool) -> State:
 
 def overflowed(s: State, setup: Setup) -> State:
     """Only the latest may wait: keep_latest where that is one, drop_oldest where it is more."""
-    twin = s.lock.message if s.lock.state in {"own", "dead"} and setup.has("twin") else NOBODY
-    queue = sorted(pair for pair in waiting(s, setup) if pair[1] != twin)
-    for _, m in queue[: -setup.overflow] if setup.overflow else ():
+    for _, m in sorted(waiting(s, setup))[: -setup.overflow] if setup.overflow else ():
         s = with_entry(ended(s, m), m, None)
         s = marked(s, m, setup) if setup.has("end") else s
     return s
 
 
 def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
-    """A message comes to its lock: a duplicate, or it takes its grant or the free lock, or it parks."""
+    """A message comes to its lock: a duplicate, a twin, or it takes its turn or the free lock, or it parks."""
     run = s.running[i]
     m = run.message
     if duplicate(s, run, setup):
@@ -138,21 +132,33 @@ def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
         return
     entry = s.entries[m]
     if s.lock.state == "grant" and s.lock.message == m:
-        yield f"{m} takes its grant", take(s, i, setup, known=True)
-        return
-    # A copy came, so its tries and its "not before" are over, and so is being a dead letter.
-    rank = entry.rank if entry and setup.has("rank") else run.rank
-    aside = with_entry(s, m, Entry(rank, 0, READY))
-    for after, grant in grants(aside, setup) if s.lock.state == "free" else [(aside, NOTHING)]:
-        if grant.message == m:
-            yield f"{m} acquires", take(after, i, setup, known=entry is not None)
+        if run.turn == s.lock.turn or not setup.has("turn"):
+            yield f"{m} takes its turn", take(s, i, setup)
         else:
-            word = after.lock.word or s.lock[:2] == ("own", m)
-            parked = after._replace(
-                running=put(s.running, i, run._replace(phase="parked", grant=grant)),
-                lock=after.lock._replace(word=word),
-            )
-            yield f"{m} parks{granting(grant)}", parked if entry else overflowed(parked, setup)
+            yield f"{m} leaves its turn to its copy", in_phase(s, i, "parked", NOTHING)
+        return
+    if s.lock[:2] in {("own", m), ("dead", m)} and setup.has("twin"):
+        worded = s._replace(lock=s.lock._replace(word=True))
+        yield f"{m} is put back", in_phase(worded, i, "parked", Copy(m, "o", run.rank))
+        return
+    known = entry is not None and entry.state != LETTER
+    rank = min(entry.rank, run.rank) if entry and known and setup.has("rank") else run.rank
+    ahead = any(e and x != m and e.state == READY and e.rank < rank for x, e in enumerate(s.entries))
+    if s.lock.state == "free" and not ahead and not (known and setup.has("turn")):
+        yield f"{m} acquires", take(s, i, setup)
+        return
+    # A copy came, so the turns that it lost and its "not before" are over, and so is being a dead letter.
+    aside = with_entry(s, m, Entry(rank, 0, READY))
+    aside = aside if known else overflowed(aside, setup)
+    for after, grant in grants(aside, setup) if s.lock.state == "free" else [(aside, NOTHING)]:
+        word = after.lock.word or s.lock[:2] == ("own", m)
+        parked = after._replace(lock=after.lock._replace(word=word))
+        yield f"{m} parks{granting(grant)}", in_phase(parked, i, "parked", grant)
+
+
+def in_phase(s: State, i: int, phase: str, grant: Copy = NOTHING) -> State:
+    """Run i goes on, with what it has to publish."""
+    return s._replace(running=put(s.running, i, s.running[i]._replace(phase=phase, grant=grant)))
 
 
 def granting(grant: Copy) -> str:
@@ -164,7 +170,10 @@ def release(s: State, i: int, setup: Setup, *, final: bool) -> Iterator[Granted]
     run = s.running[i]
     m = run.message
     owner = run.phase == "body"
-    if m >= 0 and (final or not setup.has("final")):
+    if m < 0:
+        yield s._replace(lock=FREE), NOTHING  # a Lock knows no queue: a sweep grants
+        return
+    if final or not setup.has("final"):
         if (s.lock.word or not setup.rare) if owner else setup.has("stale"):
             was_granted = s.lock[:2] == ("grant", m)
             s = marked(s, m, setup)
@@ -183,9 +192,10 @@ def end_waiter(s: State, m: int, setup: Setup) -> Iterator[Granted]:
 
 
 def overdue(s: State, setup: Setup) -> Iterator[Granted]:
-    """A claimed grant nobody came for: back at its old rank, or to the dead letters; and the next one is granted."""
+    """A turn nobody came for: back at its old rank, or to the dead letters; and the next one is granted."""
     m = s.lock.message
     entry = s.entries[m]
     assert entry
-    state = LATER if entry.tries < setup.tries else LETTER
-    yield from grants(with_entry(s, m, entry._replace(state=state))._replace(lock=FREE), setup)
+    tries = entry.tries + 1
+    moved = entry._replace(tries=tries, state=LATER if tries < setup.tries else LETTER)
+    yield from grants(with_entry(s, m, moved)._replace(lock=FREE), setup)

@@ -19,22 +19,27 @@ EVENTS = (
     "elsewhere",
 )
 RULES = frozenset(
-    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "twin", "rank", "keep", "hold", "due", "claim"]
+    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "twin", "rank", "turn", "hold", "due", "claim"]
 )
 NOW = 99
 NEVER = -1
 NOBODY = -1  # a plain Lock, a sweeper, a control command: no message
 READY, LATER, LETTER = 0, 1, 2  # may be granted; not before; a dead letter
+NEXT = 2  # the turn of a new grant: the one that stands is 1, and all before it are 0
 SPARE = 10  # added to what a message needs: it may run again, for it crashed after its end
 TOO_MANY = -SPARE
 
 
 class Copy(NamedTuple):
-    """A copy in the broker: f fresh, r redelivered, o published by us, p ours and redelivered; o and p carry a rank."""
+    """A copy in the broker: f fresh, r redelivered, o published by us, p ours and redelivered.
+
+    o and p carry a rank, and the turn for which they were published, or 0.
+    """
 
     message: int
     kind: str
     rank: int
+    turn: int = 0
 
 
 class Run(NamedTuple):
@@ -49,25 +54,27 @@ class Run(NamedTuple):
     phase: str
     tie: str
     grant: Copy  # to be published by this process, before it acknowledges
+    turn: int = 0
 
 
 class Entry(NamedTuple):
     """A message in the store: waiting, granted (if the lock says so) or a dead letter."""
 
     rank: int
-    tries: int  # claims to publish its grant since a copy of it came
+    tries: int  # turns that it lost since a copy of it came
     state: int
 
 
 class Lock(NamedTuple):
     """Free, own, dead (its holder is) or grant.
 
-    The word of a holder: its release has to mark the identity done. Of a grant: a process claimed its publication.
+    The word of a holder: its release has to mark the identity done. Of a grant: it is known to be published.
     """
 
     state: str
     message: int
     word: bool
+    turn: int = 0
 
 
 class State(NamedTuple):

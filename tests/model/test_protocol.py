@@ -25,7 +25,6 @@ HOLDS = [
     "messages=3 lock=1",
     "messages=3 early=1 elsewhere=1",
     "messages=3 overflow=1 redeliver=1",
-    "messages=3 overflow=1 crash=1",
     "messages=3 overflow=2 regrant=1",
     # two messages, two kinds of events
     "crash=1 redeliver=1",
@@ -47,13 +46,13 @@ HOLDS = [
     "replace=1 revoke=1",
     # dead letters
     "regrant=2 tries=1 revoke=1",
-    "crash=2 tries=1",
+    "messages=1 crash=2 tries=1",
     # early acknowledgement, and marks that are always set
     "early=1 crash=1 revoke=1",
     "early=1 crash=1 lock=1",
     "early=1 redeliver=1 requeue=1",
     "early=1 replace=1",
-    "rare=0 crash=1 redeliver=1",
+    "messages=1 rare=0 crash=1 redeliver=1",
     "rare=0 redeliver=1 republish=1",
     # one message, many kinds of events
     "messages=1 redeliver=1 regrant=1 republish=1 lease=1 expiry=1",
@@ -68,12 +67,12 @@ NEEDED = [
     ("final", "requeue=1", LOST),
     ("nest", "replace=1", LOST),
     ("gen", "redeliver=1", TWICE),
-    ("zrem", "redeliver=1", "a finished identity waits"),
+    ("zrem", "lease=1 redeliver=1", "a finished identity waits"),
     ("stale", "lease=1 redeliver=1", TWICE),
     ("end", "revoke=1", TWICE),
     ("end", "messages=3 overflow=1 redeliver=1", TWICE),
     ("clear", "requeue=1 republish=1", LOST),
-    ("keep", "messages=1 lock=1 elsewhere=1 redeliver=1 crash=1", LOST),
+    ("turn", "messages=1 lock=1 elsewhere=1 redeliver=1 crash=1", LOST),
     ("twin", "revoke=1 redeliver=1", TWICE),
     ("twin", "messages=3 overflow=1 redeliver=1", TWICE),
     ("rank", "messages=3", "an elder is overtaken"),

@@ -12,7 +12,7 @@ lease      a live holder loses its lease
 expiry     a done mark expires, when no copy of its identity is left
 revoke     a user revokes a message
 lock       a plain Lock outside any message takes the free lock
-elsewhere  who grants cannot publish to the broker of the granted message, so the grant is nobody's claim
+elsewhere  who grants cannot publish to the broker of the granted message, so that a sweep has to
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.model.outside import sweeps, users
-from tests.model.protocol import arrive, end_waiter, ended, granting, ran, release
+from tests.model.protocol import arrive, end_waiter, ended, granting, in_phase, ran, release
 from tests.model.state import (
     EVENTS,
     FREE,
     NEVER,
+    NEXT,
     NOTHING,
     NOW,
     SPARE,
@@ -60,11 +61,7 @@ def first(setup: Setup) -> State:
 
 def back(run: Run) -> Copy:
     """The copy that the broker makes of a delivery."""
-    return Copy(run.message, "p", run.rank) if run.kind in {"o", "p"} else Copy(run.message, "r", 0)
-
-
-def in_phase(s: State, i: int, phase: str, grant: Copy = NOTHING) -> State:
-    return s._replace(running=put(s.running, i, s.running[i]._replace(phase=phase, grant=grant)))
+    return Copy(run.message, "p", run.rank, run.turn) if run.kind in {"o", "p"} else Copy(run.message, "r", 0)
 
 
 def tied(s: State, i: int, tie: str) -> State:
@@ -77,7 +74,8 @@ def deliver(s: State, setup: Setup) -> Iterator[Step]:
         at = s.broker.index(copy)
         rest = s._replace(broker=s.broker[:at] + s.broker[at + 1 :])
         rank = copy.rank if copy.kind in {"o", "p"} else NOW
-        run = Run(m, copy.kind, rank, "begin", "acked" if setup.early and not setup.has("hold") else "yes", NOTHING)
+        tie = "acked" if setup.early and not setup.has("hold") else "yes"
+        run = Run(m, copy.kind, rank, "begin", tie, NOTHING, copy.turn)
         yield f"deliver {copy.kind}{m}", rest._replace(running=(*rest.running, run))
         # A worker that remembers the revocation ends it at receipt, unless it is done or holds.
         holds = s.lock.state in {"own", "dead"} and s.lock.message == m
@@ -114,14 +112,25 @@ def body(s: State, i: int, setup: Setup) -> Iterator[Step]:
 def leave(s: State, i: int, _setup: Setup) -> Iterator[Step]:
     """After its script: publish what was granted, then acknowledge, or give back what unwound."""
     run = s.running[i]
-    if run.grant.message >= 0:
-        yield (
-            f"publish {run.grant.message}",
-            in_phase(s, i, run.phase, grant=NOTHING)._replace(broker=(*s.broker, run.grant)),
-        )
+    if run.grant.message == run.message >= 0 and not run.grant.turn:
+        # At once: were it to stay, its copy could be put back while it stays, and so on without an end.
+        yield f"publish {run.message} and leave", without(published(s, run), i)
+    elif run.grant.message >= 0:
+        yield f"publish {run.grant.message}", noted(published(s, run), run.grant, i)
     else:
         returned = (back(run),) if run.phase == "unwound" and run.tie == "yes" else ()
         yield f"{run.message} leaves ({run.phase})", without(s, i)._replace(broker=s.broker + returned)
+
+
+def published(s: State, run: Run) -> State:
+    return s._replace(broker=(*s.broker, run.grant))
+
+
+def noted(s: State, grant: Copy, i: int) -> State:
+    """It is known to be published, also where this was for an earlier turn: the note names the message alone."""
+    known = grant.turn and s.lock[:2] == ("grant", grant.message)
+    s = s._replace(lock=s.lock._replace(word=True)) if known else s
+    return in_phase(s, i, s.running[i].phase)
 
 
 PHASES: dict[str, Callable[[State, int, Setup], Iterator[Step]]] = {
@@ -150,6 +159,8 @@ def disturb(s: State, i: int) -> Iterator[Step]:
     run = s.running[i]
     if left(s, "crash"):
         yield f"{run.message} crashes in {run.phase}", crash(s, i)
+        if run.grant.message >= 0:
+            yield f"{run.message} publishes {run.grant.message} and crashes", published(crash(s, i), run)
     # Rare marks need the keeper's word: it is early enough but for the moment between release and acknowledgement.
     if left(s, "redeliver") and run.tie == "yes" and (run.phase != "out" or s.done[run.message] != NEVER):
         lock = s.lock._replace(word=True) if run.phase == "body" else s.lock
@@ -160,19 +171,16 @@ def disturb(s: State, i: int) -> Iterator[Step]:
         )
 
 
-def unclaimed(s: State, after: State, setup: Setup) -> Iterator[Step]:
+def unclaimed(after: State) -> Iterator[Step]:
     """The same step by a process that cannot publish what it granted."""
-    entry = after.entries[after.lock.message] if after.lock.state == "grant" and after.lock != s.lock else None
-    if not (entry and after.lock.word and left(s, "elsewhere")):
-        return
     m = after.lock.message
-    running = [r._replace(grant=NOTHING) if r.grant.message == m and r not in s.running else r for r in after.running]
+    if not (after.lock.state == "grant" and after.lock.turn == NEXT and left(after, "elsewhere")):
+        return
+    running = [r._replace(grant=NOTHING) if r.grant[::3] == (m, NEXT) else r for r in after.running]
     yield (
         "(elsewhere)",
         spend(after, "elsewhere")._replace(
-            lock=after.lock._replace(word=not setup.has("claim")),
-            entries=put(after.entries, m, entry._replace(tries=entry.tries - setup.has("claim"))),
-            running=tuple(r for r in running if r.message >= 0 or r.grant.message >= 0 or r.phase != "out"),
+            running=tuple(r for r in running if r.message >= 0 or r.grant.message >= 0 or r.phase != "out")
         ),
     )
 
@@ -181,7 +189,7 @@ def steps(s: State, setup: Setup) -> Iterator[Step]:
     """Everything that can happen next."""
     for label, after in granting_steps(s, setup):
         yield label, after
-        for how, other in unclaimed(s, after, setup):
+        for how, other in unclaimed(after):
             yield f"{label} {how}", other
     yield from sweeps(s, setup)
 

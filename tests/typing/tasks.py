@@ -13,7 +13,7 @@ from celery import Celery
 from typing_extensions import assert_type
 
 from celery_dlock import Lease, Lock, LockHeld, LockOptions, SingletonTask, singleton_task
-from celery_dlock.lease import NullLease
+from celery_dlock.lease import NullLease, Unlocked
 from celery_dlock.records import Holder
 
 app = Celery("typed")
@@ -31,7 +31,7 @@ def with_options(number: int) -> str:
 
 @singleton_task(bind=True, ttl=30, acks_late=True)
 def bound(self: SingletonTask, user_id: int) -> bool:
-    assert_type(self.lease, Lease | NullLease)
+    assert_type(self.lease, Lease | Unlocked | NullLease)
     return self.lease.held and user_id > 0
 
 
@@ -47,7 +47,7 @@ assert_type(with_options(1), str)
 assert_type(bound(5), bool)  # without self
 assert_type(bare.lock_name(1), str)
 assert_type(bare.lock_for(1, "x"), Lock)
-assert_type(bare.lease, Lease | NullLease)
+assert_type(bare.lease, Lease | Unlocked | NullLease)
 assert_type(bare.lease.token, int | None)
 assert_type(bare.name, str)
 assert_type(bare.lock_options, LockOptions)

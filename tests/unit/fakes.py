@@ -13,7 +13,7 @@ from celery_dlock.keys import LockKeys, LockName, shared_name
 from celery_dlock.lease import Lease, margin
 from celery_dlock.locker import Locker
 from celery_dlock.owner import Scope
-from celery_dlock.records import Acquired, By, Claim, Held, Holder, Released, Renewal
+from celery_dlock.records import PRIMARY, Acquired, By, Claim, Durability, Held, Holder, Released, Renewal
 from celery_dlock.runtime import KEEPER_TIMEOUT
 from celery_dlock.slots import LocalSlots, Slot
 from celery_dlock.store import Ending, Waker
@@ -71,12 +71,12 @@ class FakeStore:
             return Held(self._holder(kept), twin=False, rank_us=1)
         return Acquired(kept.token, self.clock.wall(), 1)
 
-    def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool]:
         self.asked += renewals
-        self._call()
+        self._call(within)
         return [self._renew(renewal) for renewal in renewals]
 
-    def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
+    def release(self, keys: LockKeys, acquisition: str, ending: Ending, durability: Durability = PRIMARY) -> Released:
         self._call()
         self.ended.append((acquisition, ending))
         kept = self._kept(keys.lock)
@@ -105,9 +105,9 @@ class FakeStore:
     def kept(self, name: LockName) -> Kept | None:
         return self._kept(LockKeys.of("dlock", name).lock)
 
-    def _call(self) -> None:
+    def _call(self, within: float | None = None) -> None:
         self.calls += 1
-        self.clock.now += self.call_time
+        self.clock.now += self.call_time if within is None else min(within, self.call_time)
         if self.away is not None:
             raise self.away
 
@@ -124,7 +124,8 @@ class FakeStore:
         return True
 
     def _holder(self, kept: Kept) -> Holder:
-        return Holder(None, None, "node", 1, since=self.clock.wall(), expires_in=kept.until - self.clock.now)
+        left, until = "left" in kept.notes, kept.until - self.clock.now
+        return Holder(None, None, "node", 1, since=self.clock.wall(), expires_in=until, left=left)
 
 
 class SlowerStore(FakeStore):
@@ -136,12 +137,12 @@ class SlowerStore(FakeStore):
         self.timeout = timeout
         self.locks, self.asked, self.ended = origin.locks, origin.asked, origin.ended
 
-    def _call(self) -> None:
+    def _call(self, within: float | None = None) -> None:
         if self.origin.away is None:
-            self.origin._call()
+            self.origin._call(within)
             return
         self.origin.calls += 1
-        self.clock.now += self.timeout
+        self.clock.now += self.timeout if within is None else min(within, self.timeout)
         raise self.origin.away
 
 
@@ -170,6 +171,9 @@ class FakeSource:
 
     def gone(self) -> bool:
         return self.dead
+
+    def pidfd(self) -> None:
+        return None
 
     def closed(self) -> bool:
         return self.dead or not self.child

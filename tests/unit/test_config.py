@@ -12,10 +12,14 @@ from celery import Celery
 from celery_dlock.config import Settings
 from celery_dlock.errors import InvalidLockOptions
 from celery_dlock.options import DEFAULT_TTL
-from celery_dlock.stores import from_url, shown
+from celery_dlock.places import shown
+from celery_dlock.stores import from_url
 
 REDIS = "redis://broker/3"
-KNOWN = "dlock_prefix, dlock_ttl, dlock_turn, dlock_turn_tries, dlock_url"
+KNOWN = (
+    "dlock_durability, dlock_failover_quarantine, dlock_prefix, dlock_rest, dlock_restart_delay, dlock_timeout, "
+    "dlock_transport_options, dlock_ttl, dlock_turn, dlock_turn_tries, dlock_url"
+)
 
 
 def settings(broker: str = REDIS, backend: str | None = None, **conf: Any) -> Settings:
@@ -40,19 +44,20 @@ def refusal(**given: Any) -> str:
         (REDIS, None, None, REDIS),
         (REDIS, "redis://backend/1", None, REDIS),
         ("amqp://b//", "redis://backend/1", None, "redis://backend/1"),
-        ("memory://", "rediss://backend/1", None, "rediss://backend/1"),
+        ("memory://", "rediss://backend/1?ssl_cert_reqs=none", None, "rediss://backend/1"),
         (REDIS, "redis://backend/1", "redis://own/2", "redis://own/2"),
-        ("amqp://b//", None, "unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
-        ("redis+socket:///run/redis.sock?virtual_host=1", None, None, "redis+socket:///run/redis.sock?virtual_host=1"),
-        ("redis://:p%40ss@broker/0", None, None, "redis://:p%40ss@broker/0"),
-        ("rediss://b/0?ssl_cert_reqs=required", None, None, "rediss://b/0?ssl_cert_reqs=required"),
+        ("amqp://b//", None, "unix:///run/redis.sock?db=2", "unix:///run/redis.sock"),
+        ("redis+socket:///run/redis.sock?virtual_host=1", None, None, "redis+socket:///run/redis.sock"),
+        ("redis://:p%40ss@broker/0", None, None, "redis://broker/0"),
+        ("rediss://b/0?ssl_cert_reqs=required", None, None, "rediss://b/0"),
+        ("sentinel://:p@b", "redis://backend/1", "redis://own/2", "redis://own/2"),
         ("redis://first/0;redis://second/0", None, None, "redis://first/0"),
     ],
 )
 def test_locks_live_at_their_own_url_else_at_the_brokers_else_at_the_backends(
     broker: str, backend: str | None, own: str | None, expected: str
 ) -> None:
-    assert settings(broker, backend, **({"dlock_url": own} if own else {})).url == expected
+    assert settings(broker, backend, **({"dlock_url": own} if own else {})).places[0].shown == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_locks_live_at_their_own_url_else_at_the_brokers_else_at_the_backends(
     [
         ("amqp://guest:s3cret@rabbit:5672//", None, "'amqp://rabbit:5672//'"),
         ("memory://", "db+postgresql://u:s3cret@db/x", "'memory://' and 'db+postgresql://db/x'"),
-        ("sentinel://:s3cret@s1:26379", "rpc://", "'sentinel://s1:26379' and 'rpc://'"),
+        ("amqp://:s3cret@one;amqp://:s3cret@two", "rpc://", "'amqp://one' and 'rpc://'"),
     ],
 )
 def test_without_any_redis_the_error_says_what_was_found_and_what_to_set(
@@ -72,11 +77,14 @@ def test_without_any_redis_the_error_says_what_was_found_and_what_to_set(
     )
 
 
-@pytest.mark.parametrize("url", ["http://u:s3cret@host/", "host:6379", "", "sentinel://:s3cret@s1", 5, ["redis://a"]])
+@pytest.mark.parametrize(
+    "url", ["http://u:s3cret@host/", "host:6379", "", "valkey://:s3cret@s1", "s3cret@h", "u:s3cret@h", 5, {"redis": 1}]
+)
 def test_an_url_of_an_unknown_kind_is_refused_with_those_that_are_known(url: Any) -> None:
     message = refusal(dlock_url=url)
     assert message.startswith("dlock_url=")
-    assert message.endswith("one of redis://, rediss://, unix://, redis+socket://")
+    known = "redis://, rediss://, unix://, redis+socket://, sentinel://, redis+cluster://, rediss+cluster://"
+    assert f"allowed: a URL that starts with one of {known}" in message
     assert "s3cret" not in message
 
 
@@ -118,6 +126,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (found.prefix, found.ttl) == ("dlock", 30.0)
     assert found.ttl is DEFAULT_TTL
     assert (found.turn, found.turn_tries) == (60.0, 5)
+    assert (found.timeout, found.rest) == (3.0, 2.0)
     assert found.node
 
 
@@ -148,6 +157,12 @@ def test_a_message_may_lose_any_number_of_turns_from_one() -> None:
         ("dlock_turn", "60", "seconds (int, float or timedelta) of at least 1"),
         ("dlock_turn", None, "seconds (int, float or timedelta) of at least 1"),
         ("dlock_turn", True, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_timeout", 0.04, "seconds from 0.05"),
+        ("dlock_timeout", 61, "seconds from 0.05 to 60"),
+        ("dlock_timeout", None, "seconds (int, float or timedelta) of at least 0.05"),
+        ("dlock_rest", -1, "seconds from 0"),
+        ("dlock_rest", 61, "seconds from 0 to 60"),
+        ("dlock_rest", "2", "seconds (int, float or timedelta) of at least 0"),
         ("dlock_turn_tries", 0, "a whole number of at least 1"),
         ("dlock_turn_tries", -1, "a whole number of at least 1"),
         ("dlock_turn_tries", 5.0, "a whole number of at least 1"),
@@ -187,9 +202,25 @@ def test_settings_come_from_a_namespace_too_and_unknown_ones_there_are_refused()
         return Settings.of(app)
 
     found = of(CELERY_DLOCK_TTL=45, CELERY_DLOCK_PREFIX="mine", CELERY_DLOCK_URL="redis://own/2", DLOCK_OF_ANOTHER=1)
-    assert (found.url, found.prefix, found.ttl) == ("redis://own/2", "mine", 45.0)
+    assert (found.places[0].shown, found.prefix, found.ttl) == ("redis://own/2", "mine", 45.0)
     with pytest.raises(InvalidLockOptions, match="unknown setting 'dlock_tll'"):
         of(CELERY_DLOCK_TLL=45)
+
+
+@pytest.mark.parametrize(
+    ("urls", "name", "cure"),
+    [
+        (["redis://a", "redis://b", "redis://c"], "dlock_failover_quarantine", "set dlock_restart_delay"),
+        (REDIS, "dlock_restart_delay", "set dlock_failover_quarantine"),
+    ],
+)
+def test_a_pause_that_would_have_no_effect_is_refused(urls: Any, name: str, cure: str) -> None:
+    assert refusal(dlock_url=urls, **{name: 5}).endswith(cure)
+    settings(dlock_url=urls, **{name: 0})
+
+
+def test_valkey_is_spoken_to_as_redis() -> None:
+    assert refusal(dlock_url="valkey://h").endswith("rediss+cluster://; a Valkey is redis://, too")
 
 
 def test_other_settings_of_other_people_are_no_concern() -> None:

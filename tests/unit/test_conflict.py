@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 
-from celery_dlock.conflict import Again, Drop, Fail, PutBack, Situation, Skip, Wait, decide
+from celery_dlock.conflict import Again, Drop, Fail, PutBack, Recall, Situation, Skip, Wait, decide
 from celery_dlock.options import AFTER_WAIT, POLICIES, LockOptions
-from celery_dlock.records import Duplicate, Held, Holder, Tombstoned, Used
+from celery_dlock.records import Duplicate, Held, Holder, Tombstoned, Unknown, Used
 
 HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
 RIVAL, TWIN = Held(HOLDER, twin=False, rank_us=5), Held(HOLDER, twin=True, rank_us=5)
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
 EVERY_POLICY = [
-    LockOptions(on_conflict=policy, after_wait=after) for policy, after in itertools.product(POLICIES, AFTER_WAIT)
+    LockOptions(on_conflict=policy, after_wait=after)
+    for policy, after in itertools.product(POLICIES, AFTER_WAIT)
+    if policy == "wait" or after == "raise"
 ]
 EVERY_SITUATION = [
-    Situation(retries=retries, tries=tries, waited=waited, eager=eager)
-    for retries, tries, waited, eager in itertools.product((0, 2), (0, 3), (False, True), (False, True))
+    Situation(retries=retries, tries=count, comebacks=count, waited=waited, eager=eager)
+    for retries, count, waited, eager in itertools.product((0, 2), (0, 3), (False, True), (False, True))
 ]
 
 
@@ -104,7 +107,7 @@ def test_the_upper_half_of_a_delay_is_jitter() -> None:
 
 def test_any_number_of_tries_has_a_delay() -> None:
     for policy, conflict in (("retry", RIVAL), ("skip", TWIN)):
-        decision = decide(conflict, options(policy), Situation(tries=100_000))
+        decision = decide(conflict, options(policy), Situation(tries=100_000, comebacks=100_000))
         assert isinstance(decision, Again | PutBack)
         assert decision.delay == 60
 
@@ -115,6 +118,12 @@ def test_a_limit_ends_the_tries_loudly(tries: int, expected: type) -> None:
     assert type(decision) is expected
     if isinstance(decision, Fail):
         assert decision.reason == f"{WHO}; given up after {tries} tries (retry_limit)"
+
+
+def test_comebacks_for_another_reason_are_no_tries() -> None:
+    """A twin that was put back, a store that did not answer: neither the limit nor the delay counts them."""
+    decision = decide(RIVAL, options("retry", retry_limit=1, retry_delay=2), Situation(comebacks=9))
+    assert decision == Again(2.0, WHO)
 
 
 def test_a_limit_of_zero_never_tries_again_and_none_always() -> None:
@@ -134,14 +143,14 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 def test_a_twin_is_put_back_whatever_the_policy_and_the_situation(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
         decision = decide(TWIN, chosen, situation)
-        assert decision == PutBack(2.0**situation.tries, "another copy of this message is running")
+        assert decision == PutBack(2.0**situation.comebacks, "another copy of this message is running")
 
 
 def test_a_twin_comes_back_with_growing_delay_but_not_long_after_the_lease_would_end() -> None:
-    delays = [decide(TWIN, options("skip"), Situation(tries=tries)) for tries in range(8)]
+    delays = [decide(TWIN, options("skip"), Situation(comebacks=count)) for count in range(8)]
     assert [d.delay for d in delays if isinstance(d, PutBack)] == [1, 2, 4, 8, 16, 32, 60, 60]
     ending = Held(Holder(None, None, "n", 1, since=1.0, expires_in=3.0), twin=True, rank_us=1)
-    late = decide(ending, options("skip"), Situation(tries=6))
+    late = decide(ending, options("skip"), Situation(comebacks=6))
     assert isinstance(late, PutBack)
     assert 3.0 < late.delay <= 4.0
 
@@ -157,6 +166,28 @@ def test_a_duplicate_is_dropped_and_a_used_name_is_skipped_whatever_the_policy_a
         assert used == Skip("already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)")
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_on_used_says_what_becomes_of_a_call_whose_name_is_used_whatever_the_policy(policy: str) -> None:
+    reason = "already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)"
+    expected = {"skip": Skip(reason), "return": Recall("id9", reason), "raise": Fail(reason, "used")}
+    for on_used, decision in expected.items():
+        chosen = options(policy, once_per=60, on_used=on_used)
+        for situation in EVERY_SITUATION:
+            assert decide(Used(HOLDER, same=False), chosen, situation) == decision
+            assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), Drop)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_unknown_outcome_fails_whatever_the_policy_and_says_who_died_and_what_to_do(policy: str) -> None:
+    chosen = options(policy, once_per=60, after_crash="hold")
+    for situation in EVERY_SITUATION:
+        assert decide(Unknown(HOLDER), chosen, situation) == Fail(
+            "nobody knows how far app.pay[id9] on node7 came, which began at 2023-11-14T22:13:20.000+00:00 and died "
+            "(after_crash='hold'): settle it by the task's resolve(<its arguments>, sent=True or False)",
+            "unknown",
+        )
+
+
 def test_a_tombstone_never_gets_here() -> None:
     with pytest.raises(AssertionError):
         decide(Tombstoned(), options("skip"), Situation())
@@ -166,3 +197,11 @@ def test_a_lock_without_a_task_is_named_by_its_process() -> None:
     holder = Holder(None, None, "node7", 42, since=0.0)
     decision = decide(Held(holder, twin=False, rank_us=1), options("skip"), Situation())
     assert decision == Skip("held by a Lock in process 42 on node7 since 1970-01-01T00:00:00.000+00:00")
+
+
+def test_a_predecessor_that_is_about_to_release_is_no_rival_whatever_the_policy() -> None:
+    left = Held(dataclasses.replace(HOLDER, task_id="mine", left=True), twin=False, rank_us=1)
+    for policy in ("skip", "retry", "queue", "wait", "raise"):
+        own = decide(left, LockOptions(on_conflict=policy), Situation(retries=1, task_id="mine", waited=True))
+        assert isinstance(own, Again)
+    assert isinstance(decide(left, LockOptions(on_conflict="raise"), Situation(retries=1, task_id="other")), Fail)

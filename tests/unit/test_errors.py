@@ -13,11 +13,22 @@ from celery.backends.base import Backend
 
 import celery_dlock
 from celery_dlock import errors
-from celery_dlock.errors import DLockError, InvalidLockOptions, LockHeld, LockKeyError, ReplyLost, StoreUnavailable
+from celery_dlock.errors import (
+    DLockError,
+    InvalidLockOptions,
+    LockHeld,
+    LockKeyError,
+    NameUsed,
+    ReplyLost,
+    StoreUnavailable,
+    UnknownOutcome,
+)
 
 EVERY: list[DLockError] = [
     *(getattr(errors, name)("what happened") for name in errors.__all__),
     LockHeld("held by a[id] on n", "name:1", "id", "n", 12.5),
+    NameUsed("already done by a[id] on n", "name:1", "id", "n", 12.5),
+    UnknownOutcome("nobody knows how far a[id] on n came", "name:1", "id", "n", 12.5),
     LockHeld("held by a Lock in process 5 on n", "name:1", None, "n", 12.5),
     DLockError(),
     LockKeyError("ä €"),
@@ -63,7 +74,7 @@ def test_a_held_lock_tells_who_holds_it_as_attributes_and_people_only_the_messag
 
 def test_every_public_name_is_there() -> None:
     assert set(celery_dlock.__all__) == {
-        "DLockError", "InvalidLockOptions", "Lease", "Lock", "LockHeld", "LockLost", "LockOptions", "SingletonTask",
-        "StoreUnavailable", "signals", "singleton_task",
+        "DLockError", "InvalidLockOptions", "InvalidTick", "Lease", "Lock", "LockHeld", "LockLost", "LockOptions",
+        "NameUsed", "SingletonTask", "StoreUnavailable", "UnknownOutcome", "signals", "singleton_task",
     }  # fmt: skip
     assert all(hasattr(celery_dlock, name) for name in celery_dlock.__all__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def fed() -> Iterator[tuple[Celery, Listeners]]:
 
     app.finalize()
     listeners = Listeners()
-    feed(listeners, app, lambda: None)
+    feed(listeners, app, SimpleNamespace(monitored_as=lambda: None))
     yield app, listeners
     for name in signals.__all__:
         if name.startswith("lock_"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -32,6 +33,22 @@ def test_a_lease_is_renewed_at_a_third_of_its_ttl(scene: KeeperScene, ttl: float
     # A tick later at most, and earlier by no more than the margin.
     assert ttl / 3 - margin(ttl) <= first <= ttl / 3 + TICK
     assert ttl / 3 - margin(ttl) <= second - first <= ttl / 3 + TICK
+
+
+def test_where_a_round_takes_long_what_comes_due_in_it_is_renewed_before_and_not_behind_it(scene: KeeperScene) -> None:
+    """Expected of rounds that begin each 0.5 s: a lease of 1.8 s is renewed in each, and not in every second one."""
+    scene.hold("often", ttl=0.3)  # something is due in each
+    slot = scene.hold("x", ttl=1.8)
+    scene.store.call_time = 0.3
+    sent = []
+    for _ in range(12):
+        scene.clock.now += TICK
+        now, before = scene.clock.now, slot.deadline
+        scene.keeper.tick()
+        sent += [now] if slot.deadline > before else []
+    gaps = [later - earlier for earlier, later in itertools.pairwise(sent)]
+    assert len(gaps) >= 9
+    assert max(gaps) == pytest.approx(0.5)
 
 
 def test_a_lease_that_is_kept_lives_for_ever(scene: KeeperScene) -> None:
@@ -113,10 +130,10 @@ def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(scene: Keep
     scene.clock.now += 15
     renew = scene.store.renew
 
-    def released_meanwhile(renewals: object) -> list[bool]:
+    def released_meanwhile(renewals: object, within: float | None = None) -> list[bool]:
         slot.leaving()
         scene.store.lose(a_name())
-        return renew(renewals)  # type: ignore[arg-type]
+        return renew(renewals, within)  # type: ignore[arg-type]
 
     scene.store.renew = released_meanwhile  # type: ignore[method-assign]
     scene.keeper.tick()

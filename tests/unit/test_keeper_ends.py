@@ -79,7 +79,7 @@ def test_a_release_that_neither_succeeds_nor_says_so_is_carried_out_after_a_whil
 
 def test_a_release_under_way_is_given_all_the_time_that_it_can_take() -> None:
     """A connection, the command, another connection, the command again: else its ending would be lost."""
-    assert LINGER >= 4 * runtime.STORE_TIMEOUT
+    assert LINGER >= runtime.RELEASE_STEPS * 3.0  # the default of dlock_timeout
 
 
 # The dead

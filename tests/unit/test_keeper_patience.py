@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from celery_dlock.errors import ReplyLost, StoreRefused
 from celery_dlock.keeper import TICK, Keeper
 from celery_dlock.keys import LockKeys, LockName
-from celery_dlock.records import Released, Renewal
+from celery_dlock.records import PRIMARY, Durability, Released, Renewal
 from celery_dlock.runtime import KEEPER_TIMEOUT, PATIENT_TIMEOUTS
 from celery_dlock.slots import Slot, SlotState
 from celery_dlock.store import Ending
@@ -38,19 +38,20 @@ class WaitingStore(FakeStore):
         self.patience = patience
         self.locks = scene.store.locks
 
-    def _call(self) -> None:
+    def _call(self, within: float | None = None) -> None:
         scene = self.scene
+        patience = self.patience if within is None else min(within, self.patience)
         leases = [slot.deadline for slot in scene.slots if slot.state is SlotState.HELD and not slot.lost]
-        scene.made.append(Call(self.patience, min(leases) - scene.clock.now if leases else 0.0))
-        scene.clock.now += min(self.patience, scene.answers_in)
-        if scene.answers_in > self.patience:
+        scene.made.append(Call(patience, min(leases) - scene.clock.now if leases else 0.0))
+        scene.clock.now += min(patience, scene.answers_in)
+        if scene.answers_in > patience:
             raise ReplyLost("no answer")
 
-    def release(self, keys: LockKeys, acquisition: str, ending: Ending) -> Released:
+    def release(self, keys: LockKeys, acquisition: str, ending: Ending, durability: Durability = PRIMARY) -> Released:
         if acquisition in self.scene.refused:
             self._call()
             raise StoreRefused("WRONGTYPE")
-        released = super().release(keys, acquisition, ending)
+        released = super().release(keys, acquisition, ending, durability)
         self.scene.ends.append((acquisition, ending))
         return released
 
@@ -274,12 +275,12 @@ def test_a_refused_renewal_is_no_answer_of_the_others(scene: PatientScene) -> No
     hasty = scene.keeper._stores[KEEPER_TIMEOUT]
     renew, refusals = hasty.renew, 3
 
-    def refusing(renewals: list[Renewal]) -> list[bool]:
+    def refusing(renewals: list[Renewal], within: float | None = None) -> list[bool]:
         nonlocal refusals
         if refusals:
             refusals -= 1
             raise StoreRefused("NOPERM")
-        return renew(renewals)
+        return renew(renewals, within)
 
     for store in scene.keeper._stores.values():
         store.renew = refusing  # type: ignore[method-assign,assignment]  # all of them are one server

@@ -13,7 +13,7 @@ from celery_dlock.locker import POLL
 from celery_dlock.records import Claim, Held, Identity
 from celery_dlock.slots import SlotState
 from celery_dlock.store import Ending
-from tests.unit.fakes import LockerScene, a_name
+from tests.unit.fakes import FakeWaker, LockerScene, a_name
 
 NAME = a_name()
 TTL = 30.0
@@ -65,7 +65,7 @@ def test_an_acquire_of_unknown_outcome_whose_release_fails_too_is_left_to_the_ke
     with pytest.raises(StoreUnavailable):
         scene.take()
     (slot,) = scene.slots.taken()
-    assert (slot.state, Ending.from_text(slot.ending)) == (SlotState.LEFT, Ending(unsure=True))
+    assert (slot.state, Ending.from_text(slot.ending)) == (SlotState.LEFT, Ending(unsure=True, undone=True))
     assert scene.woken == 1
     assert not scene.told
 
@@ -152,6 +152,31 @@ def test_a_waiter_gives_up_in_time(scene: LockerScene) -> None:
     start = scene.clock.now
     assert isinstance(scene.locker.acquire_within(NAME, scene.scope, TTL, Claim(scene.scope.by), 7.0), Held)
     assert scene.clock.now - start == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("after", ["another holder", "nobody"])
+def test_who_waits_for_a_holder_that_is_about_to_release_waits_for_nobody_else(
+    scene: LockerScene, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is skipped where the lock is held is not to keep its slot waiting for the next one to end."""
+    holder, rival = scene.new_scope("other"), scene.new_scope("rival")
+    held = scene.locker.acquire(NAME, holder, 500.0, Claim(holder.by))
+    assert isinstance(held, Lease)
+    scene.locker.leave(held)
+    start = scene.clock.now
+
+    def release_meanwhile(*_waits: object) -> bool:
+        scene.clock.now += 0.5
+        if scene.clock.now - start == 1.0:
+            scene.locker.release(held, holder)
+            if after == "another holder":
+                scene.locker.acquire(NAME, rival, 500.0, Claim(rival.by))
+        return True
+
+    monkeypatch.setattr(FakeWaker, "wait", release_meanwhile)
+    answer = scene.locker.acquire_within(NAME, scene.scope, TTL, Claim(scene.scope.by), 7.0, leaving=True)
+    assert isinstance(answer, Held if after == "another holder" else Lease)
+    assert scene.clock.now - start == 1.0
 
 
 def test_two_names_are_two_keys() -> None:

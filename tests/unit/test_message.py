@@ -23,6 +23,10 @@ def test_a_copy_carries_rank_and_tries_also_through_json() -> None:
         assert Carried.of(given, IDENTITY) == Carried(1_700_000_000_000_000, 3)
 
 
+def test_a_copy_carries_how_often_it_came_back_without_a_conflict_and_whether_another_may_live() -> None:
+    assert Carried.of(header(comebacks=2, doubted=True), IDENTITY) == Carried(1_700_000_000_000_000, 3, "", 2, True)
+
+
 def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
     """As one that came back because the store was away: its delay grows with each try."""
     assert Carried.of(header(rank=None), IDENTITY) == Carried(None, 3)
@@ -50,6 +54,8 @@ def test_a_header_speaks_of_one_identity_only(other: Identity) -> None:
         header(rank=1.5),
         header(tries=None),
         header(tries="3"),
+        header(comebacks="3"),
+        header(doubted=1),
     ],
     ids=repr,
 )

@@ -11,9 +11,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from celery_dlock import InvalidLockOptions, LockOptions
-from celery_dlock.options import DEFAULT_TTL, UNSET, as_seconds
+from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask
+from celery_dlock.durations import as_seconds
+from celery_dlock.options import DEFAULT_TTL, UNSET
 
 DEFAULTS = {
     "key": None,
@@ -28,6 +30,19 @@ DEFAULTS = {
     "queue_limit": None,
     "queue_overflow": "raise",
     "once_per": None,
+    "misfire_grace": 86400.0,
+    "on_used": "skip",
+    "after_crash": "run",
+    "on_lost": "continue",
+    "after_lost": "fail",
+    "min_hold": 0.0,
+    "max_hold": None,
+    "keep_on_retry": False,
+    "on_store_error": "retry",
+    "durability": None,
+    "unique": "running",
+    "on_duplicate": "return",
+    "queued_ttl": 3600.0,
 }
 YEAR = 366 * 24 * 3600
 
@@ -42,18 +57,18 @@ TAKEN = [
     ("on_conflict", "wait"),
     ("on_conflict", "raise"),
     ("after_wait", "raise"),
-    ("after_wait", "skip"),
-    ("after_wait", "retry"),
     ("ttl", 1.0),
     ("ttl", float(YEAR)),
     ("retry_delay", 0.01),
     ("retry_delay_max", 1.0),
     ("retry_limit", 0),
     ("retry_limit", 10**9),
-    ("wait_timeout", 0.0),
     ("queue_overflow", "raise"),
     ("once_per", 0.001),
-    ("once_per", float(YEAR)),
+    ("once_per", 10.0 * YEAR),
+    ("once_per", "forever"),
+    ("unique", "queued"),
+    ("unique", "queued+running"),
     ("skip_result", None),
     ("skip_result", {"a": 1}),
 ]
@@ -90,8 +105,7 @@ REFUSED = [
     ("ttl", Decimal(30), "seconds (int, float or timedelta) of at least 1"),
     ("retry_delay", 0, "seconds from 0.01"),
     ("retry_delay", None, "seconds (int, float or timedelta) of at least 0.01"),
-    ("retry_delay", 61, "at least retry_delay (61.0)"),
-    ("retry_delay_max", 0.5, "at least retry_delay (1.0)"),
+    ("retry_delay", 61.0, "at most retry_delay_max (60.0)"),
     ("retry_delay_max", "60", "seconds (int, float or timedelta)"),
     ("retry_limit", -1, "None or a whole number of at least 0"),
     ("retry_limit", 1.0, "None or a whole number of at least 0"),
@@ -109,11 +123,37 @@ REFUSED = [
     ("queue_overflow", None, "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
     ("queue_overflow", ["skip"], "one of 'raise', 'skip', 'drop_oldest', 'keep_latest'"),
     ("queue_limit", 3, "None without on_conflict='queue'"),
+    ("wait_timeout", 5.0, "10.0 without on_conflict='wait'"),
+    ("after_wait", "skip", "'raise' without on_conflict='wait'"),
     ("queue_overflow", "keep_latest", "'raise' without on_conflict='queue'"),
     ("once_per", 0, "seconds from 0.001"),
     ("once_per", -60, "seconds from 0.001"),
     ("once_per", True, "seconds (int, float or timedelta)"),
-    ("once_per", "1d", "seconds (int, float or timedelta)"),
+    ("once_per", "1d", "'forever', 'tick', seconds (int, float or timedelta) of at least 0.001, or None"),
+    ("once_per", 10 * YEAR + 1, "seconds from 0.001 to 316224000"),
+    ("on_used", "drop", "one of 'skip', 'return', 'raise'"),
+    ("on_used", "return", "'skip' without once_per: no name is ever used"),
+    ("on_used", "raise", "'skip' without once_per"),
+    ("after_crash", "fail", "one of 'run', 'hold'"),
+    ("after_crash", "hold", "'run' without once_per"),
+    ("on_lost", "stop", "one of 'continue', 'abort'"),
+    ("on_lost", None, "one of 'continue', 'abort'"),
+    ("after_lost", "skip", "one of 'fail', 'retry'"),
+    ("keep_on_retry", None, "True or False"),
+    ("keep_on_retry", 1, "True or False"),
+    ("on_store_error", "skip", "one of 'retry', 'fail', 'run'"),
+    ("on_store_error", None, "one of 'retry', 'fail', 'run'"),
+    ("unique", "running+queued", "one of 'running', 'queued', 'queued+running'"),
+    ("unique", True, "one of 'running', 'queued', 'queued+running'"),
+    ("on_duplicate", "skip", "one of 'return', 'raise'"),
+    ("on_duplicate", "raise", "'return' without unique='queued' or 'queued+running'"),
+    ("queued_ttl", 60.0, "3600.0 without unique='queued' or 'queued+running'"),
+    ("queued_ttl", 0.5, "seconds from 1"),
+    ("queued_ttl", None, "seconds (int, float or timedelta)"),
+    ("min_hold", -1, "seconds from 0"),
+    ("min_hold", None, "seconds (int, float or timedelta)"),
+    ("max_hold", 0.5, "seconds from 1"),
+    ("max_hold", True, "seconds (int, float or timedelta)"),
 ]
 
 
@@ -145,10 +185,16 @@ def test_what_is_not_allowed_is_refused_with_option_value_and_what_is(option: st
 def test_a_duration_may_be_an_int_or_a_timedelta_and_is_kept_as_seconds(option: str) -> None:
     every: list[Any] = [45, 45.0, timedelta(seconds=45)]
     for given in every:
-        options = LockOptions(**{option: given})
+        options = LockOptions(**{option: given}, on_conflict="wait" if option == "wait_timeout" else "skip")
         assert getattr(options, option) == 45.0
         assert type(getattr(options, option)) is float
     assert as_seconds(timedelta(minutes=1)) == 60.0
+
+
+@pytest.mark.parametrize("after", ["raise", "skip", "retry"])
+def test_a_task_that_waits_may_wait_not_at_all_and_end_in_each_way(after: str) -> None:
+    options = LockOptions(on_conflict="wait", wait_timeout=0.0, after_wait=after)
+    assert (options.wait_timeout, options.after_wait) == (0.0, after)
 
 
 @pytest.mark.parametrize("overflow", ["raise", "skip", "drop_oldest"])
@@ -210,3 +256,44 @@ def test_no_skip_result_is_no_value_also_in_copies() -> None:
     for copied in (copy.deepcopy(LockOptions()), pickle.loads(pickle.dumps(LockOptions()))):
         assert not copied.skips_with_result
     assert re.fullmatch("UNSET", repr(UNSET))
+
+
+@pytest.mark.parametrize(
+    ("other", "allowed"),
+    [
+        ({"once_per": 60}, "'retry' or 'fail' with once_per: no store, no mark of a success"),
+        ({"on_conflict": "queue"}, "'retry' or 'fail' with on_conflict='queue': it may wait in the store"),
+    ],
+)
+def test_a_task_that_needs_its_store_cannot_run_without_it(other: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(on_store_error="run", **other)
+    assert str(raised.value) == f"on_store_error='run' is not allowed; allowed: {allowed}"
+    for policy in ("retry", "fail"):
+        LockOptions(on_store_error=policy, **other)
+
+
+@pytest.mark.parametrize("unique", ["queued", "queued+running"])
+def test_a_window_is_not_shorter_than_what_a_lost_message_costs(unique: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(unique=unique, once_per=60, queued_ttl=120)
+    assert str(raised.value) == (
+        f"once_per=60.0 is not allowed; allowed: at least queued_ttl (120.0) with unique={unique!r}: "
+        "a call whose message got lost would keep the name for longer than a success does; or queued_ttl=60 or less"
+    )
+    LockOptions(unique=unique, once_per=120, queued_ttl=timedelta(minutes=2))
+
+
+@pytest.mark.parametrize(
+    ("option", "twin"),
+    [("once", "unique"), ("unique_on", "key"), ("raise_on_duplicate", "on_duplicate"), ("lock_expiry", "queued_ttl")],
+)
+def test_an_option_of_another_library_that_was_left_behind_is_refused_and_its_twin_is_named(
+    option: str, twin: str
+) -> None:
+    app = Celery("left_behind", broker="memory://", set_as_current=False)
+
+    def left(a: int) -> None: ...
+
+    with pytest.raises(InvalidLockOptions, match=f"{option}=.*another library's.*{twin}="):
+        app.task(base=SingletonTask, name="left.behind", **{option: ["a"]})(left).name  # noqa: B018  # made at its first use

@@ -108,12 +108,12 @@ def test_no_retry_limit_ends_one_that_comes_back_to_a_full_queue(retries: int) -
 # Copies and marks: no policy changes them
 
 
-@pytest.mark.parametrize("tries", [0, 3])
+@pytest.mark.parametrize("comebacks", [0, 3])
 @pytest.mark.parametrize("parking", [False, True])
-def test_a_twin_of_the_running_message_is_put_back_and_never_parked(tries: int, parking: bool) -> None:
+def test_a_twin_of_the_running_message_is_put_back_and_never_parked(comebacks: int, parking: bool) -> None:
     twin = Held(HOLDER, twin=True, rank_us=5)
-    found = decide(twin, options(), Situation(tries=tries, parking=parking))
-    assert found == PutBack({0: 1.0, 3: 8.0}[tries], "another copy of this message is running")
+    found = decide(twin, options(), Situation(comebacks=comebacks, parking=parking))
+    assert found == PutBack({0: 1.0, 3: 8.0}[comebacks], "another copy of this message is running")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])

@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,10 +105,15 @@ class Stage:
 
     @property
     def urls(self) -> Urls:
-        return Urls(self.broker.url(), self.store.url(1), self.store.url())
+        return Urls(self.broker.url(), self.store.url(1), self.store.lock_url())
 
     def start(
-        self, *args: str, pool: str = "prefork", concurrency: int = 2, environ: Mapping[str, str] | None = None
+        self,
+        *args: str,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        environ: Mapping[str, str] | None = None,
+        node: str | None = None,
     ) -> Worker:
         """A ready worker, which is killed at the end."""
         context = running_worker(
@@ -119,6 +124,7 @@ class Stage:
             pool=pool,
             concurrency=concurrency,
             environ=environ,
+            node=node,
         )
         return self._stack.enter_context(context)
 
@@ -172,6 +178,23 @@ class Stage:
             end = self.beat(row.name)
         return freed - end
 
+    def lives(self, rows: Iterable[Row], dead: Worker) -> dict[str, int]:
+        """How many milliseconds the store keeps each row's lock from the death of their worker."""
+        dead.process.wait(10)
+        return {row.name: self.store_client.pttl(self.key(row.task, *row.args)) for row in rows}
+
+    def seconds_to_expiry(self, row: Row, lives: Mapping[str, int], ttl: float) -> float:
+        """As `seconds_to_freedom`, of a row whose worker died.
+
+        Whether that is no more than the ttl is the store's to say: its news may be late.
+        """
+        seconds = self.seconds_to_freedom(row)
+        key = self.key(row.task, *row.args)
+        assert 0 < lives[row.name] <= ttl * 1000
+        assert [event for _, event, seen in self.log.events if seen == key and event in FREED] == ["expired"]
+        assert seconds >= 0, self.words(row.name)
+        return seconds
+
 
 @contextmanager
 def running_stage(folder: Path, module: str) -> Iterator[Stage]:
@@ -181,7 +204,7 @@ def running_stage(folder: Path, module: str) -> Iterator[Stage]:
         store = stack.enter_context(Server(folder / "store", options=TELLING))
         log = LockLog(store)
         stack.callback(log.close)
-        urls = Urls(broker.url(), store.url(1), store.url())
+        urls = Urls(broker.url(), store.url(1), store.lock_url())
         app = stack.enter_context(loaded_app(module, urls))
         locks, marks = stack.enter_context(store.client()), stack.enter_context(store.client(1))
         yield Stage(folder, module, broker, store, log, app, locks, marks, stack)

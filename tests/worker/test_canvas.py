@@ -20,7 +20,7 @@ from tests.waiting import eventually
 from tests.workers import Urls, Worker, loaded_app, running_worker
 
 # One module, one worker: its tests stay in one process of xdist.
-pytestmark = [pytest.mark.core, pytest.mark.xdist_group("canvas")]
+pytestmark = pytest.mark.core
 
 STATES: dict[str, set[str]] = {
     "REVOKED": {REVOKED},
@@ -167,7 +167,7 @@ class Run:
 @pytest.fixture(scope="module")
 def running(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModuleType, Worker]]:
     server.flush()
-    urls = Urls(broker=server.url(), result=server.url(1), lock=server.url(2))
+    urls = Urls(broker=server.url(), result=server.url(1), lock=server.lock_url(2))
     folder = tmp_path_factory.mktemp("canvas")
     with (
         loaded_app("tests.apps.canvas", urls) as tasks,

@@ -23,8 +23,6 @@ from tests.processes import HOST, ROOT, free_port, kill_session, spawn, tail
 from tests.servers import Server
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("compose")
-
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 WORKERS = ["worker-a", "worker-b"]

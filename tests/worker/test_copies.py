@@ -119,6 +119,24 @@ class TestAfterTheHoldersEnd:
         assert [fact["retries"] for fact in stage.history(what="in", n=n)] == [0, 1]
         assert holding.result.get(timeout=1) == n
 
+    def test_a_doubt_about_copies_is_kept_when_a_message_comes_back_from_a_conflict(self, stage, tasks):
+        """Acknowledged early, it was delivered twice and met a held lock; the copy that then runs is the last to."""
+        task, n = tasks.retries, stage.fresh()
+        with stage.hold(task, n):
+            result = task.delay(n)
+            first = stage.unacked(result.id)
+        result.get(timeout=15)
+        stage.nothing_left()
+        with stage.hold(task, n):
+            stage.deliver_again(first)
+            eventually(lambda: len(stage.lines(result.id, "comes back")) >= 2)
+            second = stage.unacked(result.id)
+        stage.entered(id=result.id, count=2)
+        stage.nothing_left()
+        stage.deliver_again(second, flagged=False)
+        stage.wait_for_line(result.id, "is a duplicate")
+        assert len(stage.history(what="in", id=result.id)) == 2
+
     def test_a_fresh_message_with_the_id_of_a_finished_one_runs(self, stage, tasks):
         holding, _ = copied(stage, tasks.skips_late)
         n = holding.end()

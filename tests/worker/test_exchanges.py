@@ -14,7 +14,6 @@ from tests.waiting import eventually
 from tests.workers import Urls, loaded_app, running_worker
 
 APP = "tests.apps.exchanges"
-pytestmark = pytest.mark.xdist_group("exchanges")
 
 QUEUES = {"TOPIC": "q.topic", "DIRECT": "q.direct", "BOUND": "q.bound"}
 
@@ -22,7 +21,7 @@ QUEUES = {"TOPIC": "q.topic", "DIRECT": "q.direct", "BOUND": "q.bound"}
 @contextmanager
 def staged(folder, broker=None):
     with Server(folder / "server") as server:
-        urls = Urls(broker or server.url(0), server.url(1), server.url(2))
+        urls = Urls(broker or server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(APP, urls) as tasks, running_worker(APP, folder=folder, urls=urls, concurrency=4) as worker:
             made = Stage(server, urls, tasks, folder)
             made.workers.append(worker)

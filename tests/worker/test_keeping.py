@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tests.worker.stage import Stage, running_stage
 
 APP = "tests.apps.keeping"
-TTL = 2.0
+TTL = 3.0
 LONG = 3 * TTL + 0.5
 
 #: Who has to be kept by which pool's worker, and what the body does meanwhile.
@@ -43,12 +43,12 @@ def kept(stage: Stage) -> None:
     stage.start()
     for name, (_, way) in BODIES.items():
         stage.app.brief.apply_async((name, way, LONG), queue=queues[name])
-    stage.app.brief.delay("stopped", "sleep", 1.0)
+    stage.app.brief.delay("stopped", "sleep", LONG)
     stage.app.nested.delay("nested", LONG)
+    psutil.Process(stage.mark("stopped", "start").pid).suspend()
     for name in BODIES:
         stage.mark(name, "start")
     workers["prefork, warm shutdown"].signal(signal.SIGTERM)
-    psutil.Process(stage.mark("stopped", "start").pid).suspend()
     stage.mark("nested", "start")
 
 
@@ -71,7 +71,7 @@ def test_a_lock_is_renewed_for_three_ttls(stage: Stage, name: str) -> None:
 
 @pytest.mark.usefixtures("kept")
 def test_a_stopped_child_keeps_its_lock(stage: Stage) -> None:
-    key, start = stage.key("brief", "stopped", "sleep", 1.0), stage.mark("stopped", "start")
+    key, start = stage.key("brief", "stopped", "sleep", LONG), stage.mark("stopped", "start")
     stage.wait_for_renewal(key, start.at + 3 * TTL)
     psutil.Process(start.pid).resume()
     check_kept(stage, key, "stopped")

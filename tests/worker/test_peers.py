@@ -66,8 +66,10 @@ class TestKeys:
     def test_every_spelling_of_one_call_is_one_lock(self, tasks):
         """celery-singleton: three keys; celery-once: an omitted default is another key."""
         calls = [((1,), {}), ((), {"value": 1}), ((1, 7), {}), ((), {"more": 7, "value": 1})]
-        ran = {tasks.defaults.delay(*args, **kwargs).get(timeout=10) for args, kwargs in calls}
-        assert ran == {tasks.defaults.lock_name(1)}
+        for args, kwargs in calls:
+            assert tasks.defaults.delay(*args, **kwargs).get(timeout=10) == tasks.defaults.lock_name(1)
+            # Its result is there a moment before the lock is free.
+            eventually(lambda: not tasks.defaults.lock_for(1).locked())
 
     def test_joined_parts_never_collide(self, tasks):
         """celery-once: `1_b-2` collides with `1` and `2`."""
@@ -172,7 +174,7 @@ class TestHolding:
             holding = other.hold(other.tasks.short_lived, n)
             other.worker.signal(signal.SIGTERM)
             other.worker.wait_for_log("Warm shutdown")
-            lock, over = other.tasks.short_lived.lock_for(n), time.monotonic() + 2.5  # its ttl is 2 s
+            lock, over = other.tasks.short_lived.lock_for(n), time.monotonic() + 4.5  # its ttl is 4 s
             tokens = set()
             eventually(lambda: tokens.add(lock.holder().token) or time.monotonic() > over, every=0.1)
             assert len(tokens) == 1
@@ -236,7 +238,9 @@ def _pay(card): ...
 
 def test_an_exception_of_ours_kills_no_worker(stage, tasks):
     """celery-singleton: one that cannot be unpickled kills the worker."""
-    n, children = stage.fresh(), set(stage.worker.children())
+    n = stage.fresh()
+    # Where a child was killed before, Celery may take 5 s to replace it.
+    children = eventually(lambda: len(found := set(stage.worker.children())) == 4 and found, 10)
     with stage.hold(tasks.retries_twice, n):
         assert isinstance(took(lambda: tasks.retries_twice.delay(n).get(timeout=15))[1], LockHeld)
     assert stage.worker.running

@@ -8,8 +8,6 @@ from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-acks")
-
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def of_pool(request, tmp_path_factory):

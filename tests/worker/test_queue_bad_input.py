@@ -14,8 +14,6 @@ from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-bad-input")
-
 # Celery declares no Broadcast where it publishes, and takes its own routing key for one that has none.
 FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("everybody", type="fanout")]}
 

@@ -11,16 +11,16 @@ from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-endings")
-
+#: Seconds from a body's start in which two others are parked behind it.
+LIMIT = 3
 #: How the body ends, how the call is published, and the state that is stored.
 ENDS = {
     "success": ("", {}, "SUCCESS"),
     "failure": ("fail", {}, "FAILURE"),
     "Ignore": ("ignore", {}, "STARTED"),
     "Reject": ("reject", {}, "STARTED"),
-    "soft limit": ("", {"soft_time_limit": 1}, "FAILURE"),
-    "hard limit": ("", {"time_limit": 1}, "FAILURE"),
+    "soft limit": ("", {"soft_time_limit": LIMIT}, "FAILURE"),
+    "hard limit": ("", {"time_limit": LIMIT}, "FAILURE"),
     "dead child": ("die", {}, "FAILURE"),
 }
 
@@ -49,7 +49,7 @@ def test_whatever_ends_a_holder_the_next_starts_within_a_second(stage, tasks, na
         holding.let_go()
     if end == "hard limit":
         # The body cannot say when it was killed.
-        at = holding_began(stage, holding) + 1
+        at = holding_began(stage, holding) + LIMIT
         assert stage.entered(id=results[0].id)[0]["at"] - at < 2
     else:
         stage.entered(id=results[0].id)
@@ -58,7 +58,7 @@ def test_whatever_ends_a_holder_the_next_starts_within_a_second(stage, tasks, na
     assert stage.order(n) == [holding.id, *(result.id for result in results)]
     assert stage.overlaps(n) <= 1 or end == "hard limit"
     if state != "STARTED":
-        eventually(lambda: stage.state(holding.id) == state)
+        eventually(lambda: stage.state(holding.id) == state, 15)
     if end == "soft limit":
         assert isinstance(holding.result.result, SoftTimeLimitExceeded)
     eventually(lambda: not stage.unacknowledged(holding.id), 10)

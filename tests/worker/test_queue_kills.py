@@ -39,7 +39,7 @@ class Stage(NamedTuple):
 def stage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     with Server(folder / "server") as server:
-        urls = Urls(server.url(0), server.url(1), server.url(2))
+        urls = Urls(server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
             yield Stage(folder, urls, module.post, notes)
 

@@ -9,8 +9,6 @@ from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-limits")
-
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):

@@ -14,8 +14,6 @@ from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-parcels")
-
 COMBINATIONS = [(s, c) for s in ("json", "pickle", "yaml") for c in (None, "zlib", "bzip2")]
 CONTENT_TYPES = {
     "json": "application/json",

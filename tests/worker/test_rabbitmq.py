@@ -20,7 +20,7 @@ pytestmark = pytest.mark.servers
 @pytest.fixture(scope="module")
 def stage(rabbitmq_url, server, tmp_path_factory):
     server.flush()
-    urls, folder = Urls(rabbitmq_url, server.url(1), server.url(2)), tmp_path_factory.mktemp("rabbitmq")
+    urls, folder = Urls(rabbitmq_url, server.url(1), server.lock_url(2)), tmp_path_factory.mktemp("rabbitmq")
     port = int(rabbitmq_url.rstrip("/").rpartition(":")[2])
     with loaded_app(APP, urls) as tasks, Proxy(port) as proxy:
         made = Stage(server, urls, tasks, folder)

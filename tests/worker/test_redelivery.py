@@ -15,6 +15,8 @@ REDELIVERING = {
         "visibility_timeout": 2,
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
+        # A worker that dies while it restores keeps the others from it for so long, else for 5 minutes.
+        "unacked_mutex_expire": 1,
     },
     "worker_prefetch_multiplier": 1,
 }

@@ -52,10 +52,10 @@ class Monitor:
         with self._app.connection_for_read() as connection:
             receiver = self._app.events.Receiver(connection, handlers={"*": self._heard})
             with receiver.consumer_context(wakeup=False) as (own, _, _):
-                self._ready = True
                 while not self._stop:
                     with suppress(TimeoutError):
                         own.drain_events(timeout=0.2)
+                    self._ready = True  # not before: kombu subscribes at the first look
 
     def _heard(self, event):
         self.events.append(event)
@@ -92,6 +92,7 @@ class TestMonitorEvents:
             skipped = monitor.wait_for(result.id, "dlock-skipped")
             monitor.wait_for(result.id, "dlock-refused")
             monitor.wait_for(result.id, "task-revoked")
+            monitor.wait_for(holding.id, "task-started")
             assert monitor.state.tasks[holding.id].state == "STARTED"
         assert holding.id in skipped["reason"]
         assert monitor.state.tasks[result.id].state == "REVOKED"

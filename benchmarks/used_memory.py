@@ -1,0 +1,67 @@
+"""What a million used names take of the store's memory.
+
+python -m benchmarks.used_memory [names]
+"""
+
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import redis
+
+from celery_dlock.keys import LockKeys
+from celery_dlock.names import LockName
+from celery_dlock.records import Acquired, By, Claim, Identity
+from celery_dlock.store import Ending
+from celery_dlock.stores import from_url
+from celery_dlock.stores.redis import RedisStore
+from tests.servers import Server
+
+BATCH = 10_000
+#: 39 characters, as the name of a task with a short key.
+NAME = "sms:n:"
+YEAR_MS = 366 * 24 * 3600 * 1000
+
+
+def name_of(number: int) -> LockName:
+    digest = f"{number * 2654435761 % 2**32:08x}{number:024x}"
+    return LockName(f"{NAME}{digest}", int(digest[:3], 16) >> 2)
+
+
+def real_mark(store: RedisStore, client: redis.Redis) -> str:
+    """The mark of a success, as the scripts write it."""
+    task_id = str(uuid.uuid4())
+    by, identity = By.of("shop.sms", task_id, "worker1@host", 12345), Identity(task_id)
+    keys = LockKeys.of("dlock", name_of(0))
+    taken = store.acquire(keys, f"{uuid.uuid4().hex}.1", 30_000, Claim(by, identity, once=True))
+    assert isinstance(taken, Acquired), taken
+    acquisition = str(client.hget(keys.lock, "acq"))
+    ending = Ending(
+        identity=identity.digest, used_ms=YEAR_MS, by=by.text, once=True, seed=taken.seed, window_ms=YEAR_MS
+    )
+    store.release(keys, acquisition, ending)
+    return str(client.get(keys.used()))
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+        client, store = server.client(), from_url(server.url(), timeout=5)
+        assert isinstance(store, RedisStore)
+        mark = real_mark(store, client)
+        before = client.info("memory")["used_memory"]
+        for start in range(1, count + 1, BATCH):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(start, min(start + BATCH, count + 1)):
+                pipeline.set(LockKeys.of("dlock", name_of(number)).used(), mark, px=YEAR_MS)
+            pipeline.execute()
+        used = client.info("memory")["used_memory"] - before
+        info = client.info("server")
+        version = info.get("valkey_version") or info["redis_version"]
+        print(f"{count} used names: {used / 1e6:.0f} MB, {used / count:.0f} bytes each (mark {len(mark)}), {version}")
+        store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What one call chooses otherwise than its task: ``apply_async(args, dlock={...})``, carried by its message."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from .errors import InvalidLockOptions
+from .keys import KeySpec
+from .names import LockName
+from .options import LockOptions
+
+__all__ = ["ARGUMENT", "CALL", "Call", "call_of", "headers_for", "options_of"]
+
+#: The argument of ``apply_async`` and ``apply``, and the option of a signature.
+ARGUMENT: Final = "dlock"
+#: The message's header. Celery copies it into the task's own retries, which are the same call.
+CALL: Final = "dlock_call"
+#: Not an option of the task: a call that is not enabled takes no lock.
+ENABLED: Final = "enabled"
+#: Options that mean nothing where a call switches off the one they belong to: by that, and by the value it needs.
+_FOLLOWERS: Final[Sequence[tuple[str, Callable[[Any], bool], tuple[str, ...]]]] = (
+    ("on_conflict", lambda policy: policy == "queue", ("queue_limit", "queue_overflow")),
+    ("on_conflict", lambda policy: policy == "wait", ("wait_timeout", "after_wait")),
+    ("once_per", lambda window: window is not None, ("on_used", "after_crash")),
+    ("once_per", lambda window: window == "tick", ("misfire_grace",)),
+    ("unique", lambda mode: mode != "running", ("on_duplicate", "queued_ttl")),
+)
+
+
+class Called(Protocol):
+    """The task, as far as it matters here."""
+
+    name: str
+    lock_options: LockOptions
+
+    @property
+    def run(self) -> Any: ...
+    @property
+    def lock_spec(self) -> KeySpec: ...
+
+
+class Call(NamedTuple):
+    """One call's options.
+
+    Args:
+        options: The task's, with what the call chose instead.
+        spec: How the call is named.
+        enabled: False: it takes no lock.
+    """
+
+    options: LockOptions
+    spec: KeySpec
+    enabled: bool = True
+
+    def name_of(self, args: Any, kwargs: Any) -> LockName:
+        return self.spec.name_of(args, kwargs)
+
+
+def call_of(task: Called, headers: Mapping[str, Any] | None) -> Call:
+    """The options of a call, by the headers of its message.
+
+    Raises:
+        InvalidLockOptions: The header is not ours, or names what this worker's task does not allow.
+    """
+    header = (headers or {}).get(CALL)
+    if header is None:
+        return Call(task.lock_options, task.lock_spec)
+    whose, chosen = _read(header)
+    if chosen is None:
+        raise InvalidLockOptions(f"task {task.name!r}: the header {CALL!r} was not made by apply_async(dlock={{...}})")
+    if whose != task.name:
+        return Call(task.lock_options, task.lock_spec)  # somebody passed another task's headers on
+    return _checked(task, chosen)
+
+
+def options_of(task: Called, headers: Mapping[str, Any] | None) -> LockOptions | None:
+    """The options of a call that is about to be published; None where it takes no lock, or a worker will refuse it."""
+    if CALL not in (headers or ()):
+        return task.lock_options
+    try:
+        call = call_of(task, headers)
+    except InvalidLockOptions:
+        return None
+    return call.options if call.enabled else None
+
+
+def _read(header: Any) -> tuple[Any, Mapping[Any, Any] | None]:
+    """Of which task, and what was chosen; None where the header is not ours."""
+    try:
+        whose, chosen = header["task"], json.loads(header["options"])
+    except (TypeError, ValueError, LookupError, RecursionError):
+        return None, None
+    return whose, chosen if isinstance(chosen, Mapping) else None
+
+
+def headers_for(task: Called, chosen: Any, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The headers of a message that carries what its call chose.
+
+    Args:
+        task: The task that is called.
+        chosen: What was given as ``dlock=``.
+        headers: The message's other headers.
+
+    Raises:
+        InvalidLockOptions: An option is unknown, has a value that is not allowed, or cannot be carried by a message.
+    """
+    if not isinstance(chosen, Mapping):
+        raise _wrong(task, f"dlock={chosen!r} is not allowed; allowed: a dict of options")
+    call = _checked(task, chosen)
+    carried = {name: call.enabled if name == ENABLED else _plain(getattr(call.options, name)) for name in chosen}
+    for name, value in carried.items():
+        if not _survives(value):
+            raise _wrong(task, f"dlock: {name}={value!r} cannot be carried by a message; allowed: what JSON holds")
+    # As text: a broker's own headers hold less than JSON does (AMQP: no long keys, no large numbers).
+    return {**(headers or {}), CALL: {"task": task.name, "options": json.dumps(carried)}}
+
+
+def _checked(task: Called, chosen: Mapping[Any, Any]) -> Call:
+    known = LockOptions.names()
+    for name in chosen:
+        if name != ENABLED and name not in known:
+            meant = LockOptions.meant(name)
+            raise _wrong(task, f"dlock: unknown option {name!r}{meant}; known are {ENABLED}, {', '.join(known)}")
+    enabled = chosen.get(ENABLED, True)
+    if not isinstance(enabled, bool):
+        raise _wrong(task, f"dlock: {ENABLED}={enabled!r} is not allowed; allowed: True or False")
+    changed = {name: value for name, value in chosen.items() if name != ENABLED}
+    try:
+        options = dataclasses.replace(task.lock_options, **{**_left_over(changed), **changed})
+    except InvalidLockOptions as error:
+        raise _wrong(task, f"dlock: {error}") from None
+    if "key" not in changed and "scope" not in changed:
+        return Call(options, task.lock_spec, enabled)
+    if callable(options.key) and "key" in changed:
+        raise _wrong(task, "dlock: key=<a callable> cannot be carried by a message; allowed: a template or names")
+    try:
+        spec = KeySpec(task.name, inspect.signature(task.run), options.key, options.scope)
+    except InvalidLockOptions as error:
+        raise _wrong(task, f"dlock: {str(error).removeprefix(_whose(task))}") from None
+    return Call(options, spec, enabled)
+
+
+def _left_over(changed: Mapping[Any, Any]) -> dict[str, Any]:
+    """The task's own options that this call leaves without a meaning, as if nobody had chosen them."""
+    return {
+        follower: LockOptions.default(follower)
+        for option, needed, followers in _FOLLOWERS
+        if option in changed and not needed(changed[option])
+        for follower in followers
+    }
+
+
+def _survives(value: Any) -> bool:
+    """Is it the same behind its message? A dict's whole numbers as keys, for one, would become text."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _wrong(task: Called, text: str) -> InvalidLockOptions:
+    return InvalidLockOptions(f"{_whose(task)}{text}")
+
+
+def _whose(task: Called) -> str:
+    return f"task {task.name!r}: "

@@ -1,0 +1,62 @@
+"""The retry of a run, for which its lock is kept (``keep_on_retry``)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .calls import ARGUMENT, call_of, headers_for
+from .errors import DLockError
+from .records import Identity
+
+if TYPE_CHECKING:
+    from celery.exceptions import Retry
+
+    from .execution import Execution
+
+__all__ = ["Heir", "heir_of"]
+
+
+class Heir(NamedTuple):
+    """Who takes the lock next.
+
+    Args:
+        identity: Of the retry's message: its digest.
+        life_ms: Milliseconds that the lock is kept for it.
+    """
+
+    identity: str
+    life_ms: int
+
+
+def heir_of(run: Execution, published: Retry) -> Heir | None:
+    """For whom a run keeps its lock, once its retry is published; None where it does not.
+
+    The retry may have other arguments, or options of its own, and so another lock or none.
+    """
+    signature: Any = published.sig  # type: ignore[attr-defined]  # missing in the stubs
+    lease = run.lease
+    if not run.options.keep_on_retry or run.delivery is None or lease is None or signature is None:
+        return None
+    options = signature.options
+    headers, chosen = options.get("headers"), options.get(ARGUMENT)
+    try:
+        call = call_of(run.task, headers if chosen is None else headers_for(run.task, chosen, headers))
+        if not call.enabled or call.name_of(signature.args, signature.kwargs).text != lease.name:
+            return None
+    except DLockError:
+        return None  # it will say so itself
+    identity = Identity(options["task_id"], options["retries"], options.get("replaced_task_nesting") or 0)
+    return Heir(identity.digest, round((_seconds_until(options) + lease.ttl) * 1000))
+
+
+def _seconds_until(options: dict[str, Any]) -> float:
+    """Until the retry starts at the earliest; as Celery reads it, the countdown comes first."""
+    countdown, eta = options.get("countdown"), options.get("eta")
+    if countdown or not eta:
+        return max(0.0, float(countdown or 0))
+    if isinstance(eta, str):
+        eta = datetime.fromisoformat(eta)
+    if eta.tzinfo is None:
+        eta = eta.replace(tzinfo=timezone.utc)
+    return max(0.0, (eta - datetime.now(timezone.utc)).total_seconds())

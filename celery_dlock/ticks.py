@@ -1,0 +1,88 @@
+"""A tick: one due time of one schedule entry, as the message that beat sends for it carries it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from .errors import InvalidTick
+
+__all__ = ["HEADER", "SKEW", "Tick", "header_for", "memory", "tick_of"]
+
+#: The message's header. Celery copies it into the task's own retries, which are for the same tick.
+HEADER: Final = "dlock_tick"
+#: Seconds by which any two clocks of beats, workers and store may differ.
+SKEW: Final = 60.0
+#: Seconds beyond what the skew asks for: a mark is written a little after its body has begun.
+_MARGIN: Final = 60.0
+
+
+class Tick(NamedTuple):
+    """One due time of one schedule entry.
+
+    Args:
+        entry: The entry's name.
+        due: Seconds since the epoch, exact to the microsecond.
+    """
+
+    entry: str
+    due: float
+
+    @property
+    def digest(self) -> str:
+        """What tells this tick from all others of its lock name; an entry's name never becomes part of a key."""
+        text = f"{round(self.due * 1e6)}:{self.entry}"
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def header_for(task: str, entry: str, due: float) -> dict[str, dict[str, Any]]:
+    """The header of a message that is sent for a tick. A body may hand its headers on, so it names its task."""
+    return {HEADER: {"task": task, "entry": entry, "due": due}}
+
+
+def tick_of(task: str, headers: Mapping[str, Any] | None, now: float) -> Tick | None:
+    """The tick for which a message was sent; None where it was sent for none, or for one of another task.
+
+    Args:
+        task: The task's name.
+        headers: The message's headers.
+        now: Seconds since the epoch by the worker's clock.
+
+    Raises:
+        InvalidTick: The header was not made by a :class:`~celery_dlock.beat.TickScheduler`, or its tick lies ahead.
+    """
+    header = (headers or {}).get(HEADER)
+    if header is None:
+        return None
+    # Whoever may publish chooses what stands there, so the values are not shown.
+    if not isinstance(header, Mapping) or not isinstance(header.get("task"), str):
+        raise _invalid(task, "it was not made by celery_dlock.beat")
+    if header["task"] != task:
+        return None
+    entry, due = header.get("entry"), header.get("due")
+    if not isinstance(entry, str) or not entry:
+        raise _invalid(task, "'entry' is not the name of a schedule entry")
+    if not isinstance(due, int | float) or isinstance(due, bool) or not due > 0:  # NaN is not greater either
+        raise _invalid(task, "'due' is not a number of seconds since the epoch")
+    if due > now + SKEW:
+        raise _invalid(
+            task, f"'due' is more than {SKEW:g} s ahead of this worker's clock; allowed: clocks that differ by less"
+        )
+    return Tick(entry, float(due))
+
+
+def memory(misfire_grace: float) -> float:
+    """Seconds that a tick's run is remembered from its success on.
+
+    So that none runs twice, a message of that tick which starts later must meet the mark or be a misfire. Let no two
+    clocks differ by more than the skew. A run starts at ``due - skew`` of its worker's clock at the earliest (else its
+    stamp is refused), hence at ``due - 2 skew`` of the store's, and is marked later. A message that is no misfire
+    starts at ``due + misfire_grace`` of its worker's clock at the latest, hence at ``due + misfire_grace + skew`` of
+    the store's. Between the two lie ``misfire_grace + 3 skew``.
+    """
+    return misfire_grace + 3 * SKEW + _MARGIN
+
+
+def _invalid(task: str, why: str) -> InvalidTick:
+    return InvalidTick(f"task {task!r}: the header {HEADER!r} is not allowed: {why}")

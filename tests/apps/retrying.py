@@ -1,0 +1,160 @@
+"""Bodies that retry themselves, and rivals of every policy for the same lock; calls that bring options of their own."""
+
+import json
+import os
+import time
+from datetime import datetime, timedelta, timezone
+
+import redis
+from celery import Celery
+
+from celery_dlock import SingletonTask, singleton_task
+
+app = Celery(
+    "retrying",
+    broker=os.environ["DLOCK_TEST_BROKER_URL"],
+    backend=os.environ["DLOCK_TEST_RESULT_URL"],
+)
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    broker_connection_retry_on_startup=True,
+    result_expires=600,
+    worker_log_color=False,
+)
+app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
+
+# without its default timeout, which would end a body that waits at its gate
+history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
+
+
+def note(what, **facts):
+    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
+
+
+class Again(Exception):
+    pass
+
+
+def retries(self, n, way="", seconds=0.0):
+    """The first run ends in a retry, asked for in this way; the second one succeeds."""
+    request = self.request
+    facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries}
+    lease = self.lease
+    note("in", token=lease.token, lock=lease.name, **facts)
+    try:
+        if request.retries:
+            return n
+        if way == "auto":
+            raise Again
+        if way == "eta":
+            raise self.retry(eta=datetime.now(timezone.utc) + timedelta(seconds=seconds))
+        if way == "no throw":
+            self.retry(countdown=seconds, throw=False)
+            return n
+        if way == "other args":
+            raise self.retry((f"{n}-other", way, seconds), countdown=seconds)
+        if way == "no more":
+            raise self.retry(countdown=seconds, max_retries=0)
+        if way == "replace":
+            raise self.replace(rivals["skip"].si(n).set(countdown=seconds))
+        raise self.retry(countdown=seconds)
+    finally:
+        note("out", **facts)
+
+
+class Slow(SingletonTask):
+    """A task that takes its time between its retry and the release."""
+
+    def on_retry(self, *args):
+        time.sleep(1.5)
+
+
+def define(name, **options):
+    options = {"key": "{n}", "scope": "shared", "keep_on_retry": True, **options}
+    return singleton_task(app=app, bind=True, name=f"retrying.{name}", **options)(retries)
+
+
+keeps = define("keeps")
+keeps_briefly = define("keeps_briefly", ttl=1)
+keeps_queued = define("keeps_queued", on_conflict="queue")
+keeps_once = define("keeps_once", once_per=60)
+keeps_auto = define("keeps_auto", autoretry_for=(Again,), default_retry_delay=2)
+keeps_full = define("keeps_full", on_conflict="queue", queue_limit=1, base=Slow)
+keeps_raising = define("keeps_raising", on_conflict="raise", base=Slow)
+lets_go = define("lets_go", keep_on_retry=False)
+
+
+def once(self, n, gate=""):
+    """A body of one run, which waits at its gate."""
+    facts = {"task": self.name, "id": self.request.id, "n": n, "retries": self.request.retries}
+    note("in", token=self.lease.token, lock=self.lease.name, held=self.lease.held, **facts)
+    try:
+        if gate:
+            history.blpop(f"gate:{gate}", timeout=30)
+        return n
+    finally:
+        note("out", **facts)
+
+
+rivals = {
+    policy: singleton_task(
+        app=app,
+        bind=True,
+        name=f"retrying.{policy}",
+        key="{n}",
+        scope="shared",
+        on_conflict=policy,
+        **({"retry_delay": 0.1, "retry_delay_max": 0.2} if policy == "retry" else {}),
+    )(once)
+    for policy in ("skip", "retry", "queue", "wait", "raise")
+}
+
+
+@singleton_task(app=app, bind=True, name="retrying.calls", key=["n"])
+def calls(self, n, gate="", end=""):
+    """Called with options of the call's own."""
+    request = self.request
+    facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries}
+    lease = self.lease
+    note("in", token=lease.token, lock=lease.name, held=lease.held, ttl=getattr(lease, "ttl", None), **facts)
+    try:
+        if gate and not request.retries:
+            history.blpop(f"gate:{gate}", timeout=30)
+        if end.startswith("retry") and not request.retries:
+            raise self.retry(countdown=0, headers={"x": "1"} if end == "retry with headers" else None)
+        if end == "publish":
+            return other.delay(n).id
+        if end == "same":
+            return calls.delay(f"{n}-same").id
+        if end == "replace":
+            raise self.replace(other.si(n))
+        if end == "replace itself" and not request.replaced_task_nesting:
+            raise self.replace(calls.si(n))
+        if end == "fail":
+            raise ValueError("as asked")
+        return n
+    finally:
+        note("out", **facts)
+
+
+@singleton_task(app=app, bind=True, name="retrying.other", key=["n"])
+def other(self, n):
+    """Another task, called by a body."""
+    lease = self.lease
+    facts = {"task": self.name, "id": self.request.id, "n": n}
+    note("in", token=lease.token, lock=lease.name, held=lease.held, **facts)
+    note("out", **facts)
+    return n
+
+
+@app.task(name="retrying.plain")
+def plain(*args):
+    return list(args)
+
+
+def headers(self):
+    return self.request.headers
+
+
+locked_headers = singleton_task(app=app, bind=True, name="retrying.locked_headers")(headers)
+plain_headers = app.task(bind=True, name="retrying.plain_headers")(headers)

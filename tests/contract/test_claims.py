@@ -1,0 +1,137 @@
+"""Claims of names, made when a message is published, against a real server."""
+
+import pytest
+
+from celery_dlock.records import By, First, Publication
+from celery_dlock.scripts import CLAIM, UNCLAIM
+from celery_dlock.stores import from_url
+from tests.contract.kit import claim_of, keys_of, take
+
+
+def call_of(task_id, *, turn=0, life_ms=30_000, running=False, attempt="x"):
+    return Publication(task_id, turn, life_ms, running, By.of("app.post", task_id, "node1", 77), attempt)
+
+
+def claim(store, task_id, **facts):
+    return store.claim([(keys_of(), call_of(task_id, **facts))])[0]
+
+
+def test_a_free_name_is_claimed_and_the_second_call_is_told_who_was_first(store):
+    assert claim(store, "a") is None
+    told = claim(store, "b")
+    assert isinstance(told, First)
+    assert (told.state, told.task, told.task_id, told.node) == ("queued", "app.post", "a", "node1")
+    assert told.since > 1.7e9
+
+
+def test_a_claim_sent_twice_is_one_claim_and_answers_as_the_first(store, client):
+    assert claim(store, "a") is None
+    since = client.hget(keys_of().queued(), "since")
+    assert claim(store, "a") is None
+    assert client.hget(keys_of().queued(), "since") == since
+
+
+def test_an_id_that_is_published_twice_is_refused_by_itself(store):
+    assert claim(store, "a", attempt="x") is None
+    assert claim(store, "a", attempt="y").task_id == "a"
+    assert claim(store, "a", attempt="y", turn=2) is None
+    assert claim(store, "a", attempt="z", turn=1).task_id == "a"
+
+
+def test_a_claim_ends_with_its_life(store, client):
+    assert claim(store, "a", life_ms=30_000) is None
+    assert 29_000 < client.pttl(keys_of().queued()) <= 30_000
+
+
+def test_a_claim_is_given_up_by_its_own_message_alone(store):
+    assert claim(store, "a") is None
+    assert store.unclaim(keys_of(), "b", 0) is False
+    assert claim(store, "b") is not None
+    assert store.unclaim(keys_of(), "a", 0) is True
+    assert store.unclaim(keys_of(), "a", 0) is False
+    assert claim(store, "b") is None
+
+
+def test_a_claim_that_comes_after_it_was_taken_back_takes_no_effect_and_another_attempts_stays(store, client):
+    assert store.unclaim(keys_of(), "a", 0, "x") is False
+    assert claim(store, "a", attempt="x") is None
+    assert client.exists(keys_of().queued()) == 0
+    assert claim(store, "a", attempt="y") is None
+    assert store.unclaim(keys_of(), "a", 0, "x") is False
+    assert client.hget(keys_of().queued(), "attempt") == "y"
+    assert store.unclaim(keys_of(), "a", 0, "y") is True
+
+
+def test_a_message_that_ends_leaves_the_claim_of_its_own_retry(store):
+    assert claim(store, "a", turn=0) is None
+    assert claim(store, "a", turn=1) is None  # the retry, published while the first runs
+    assert store.unclaim(keys_of(), "a", 0) is False
+    assert claim(store, "b") is not None
+    assert store.unclaim(keys_of(), "a", 1) is True
+
+
+def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, client):
+    store.keep_claims([(keys_of(), "a", 60_000)])
+    assert client.exists(keys_of().queued()) == 0
+    assert claim(store, "a", life_ms=30_000) is None
+    store.keep_claims([(keys_of(), "b", 60_000), (keys_of(), "a", 1_000)])
+    assert 29_000 < client.pttl(keys_of().queued()) <= 30_000
+    store.keep_claims([(keys_of(), "a", 60_000)])
+    assert 59_000 < client.pttl(keys_of().queued()) <= 60_000
+
+
+@pytest.mark.parametrize(("running", "state"), [(False, None), (True, "running")])
+def test_a_running_task_refuses_those_who_claim_until_its_end(store, running, state):
+    take(store, "o.1", claim_of("a"))
+    told = claim(store, "b", running=running)
+    assert (told and told.state) == state
+    if told:
+        assert (told.task, told.task_id, told.node) == ("app.post", "a", "node1")
+
+
+def test_a_lock_outside_any_task_runs(store):
+    take(store, "o.1")
+    told = claim(store, "b", running=True)
+    assert (told.state, told.task_id) == ("running", None)
+
+
+def test_a_running_task_does_not_refuse_its_own_retry(store):
+    take(store, "o.1", claim_of("a"))
+    assert claim(store, "a", running=True).state == "running"
+    assert claim(store, "a", running=True, turn=1) is None
+
+
+@pytest.mark.parametrize("fields", [{"left": "1"}, {"acq": "kept"}])
+def test_who_has_left_its_body_does_not_run(store, client, fields):
+    take(store, "o.1", claim_of("a"))
+    client.hset(keys_of().lock, mapping=fields)
+    assert claim(store, "b", running=True) is None
+
+
+def test_a_lock_that_is_kept_for_a_retry_is_not_free(store, client):
+    take(store, "o.1", claim_of("a"))
+    client.hset(keys_of().lock, mapping={"acq": "keep:heir", "left": "1"})
+    assert claim(store, "b", running=True).task_id == "a"
+    assert claim(store, "a", running=True, turn=1) is None
+
+
+def test_many_claims_in_one_write_are_answered_each(store):
+    calls = [(keys_of(f"n{number % 2}"), call_of(f"id{number}")) for number in range(1200)]
+    answers = store.claim(calls)
+    assert [answer and answer.task_id for answer in answers[:4]] == [None, None, "id0", "id1"]
+    assert len(answers) == 1200
+    assert answers.count(None) == 2
+
+
+def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, start_proxy, client):
+    for script in (CLAIM, UNCLAIM):
+        client.script_load(script.source.decode())
+    proxy = start_proxy(clean_server)
+    lossy = from_url(proxy.url(), timeout=2)
+    proxy.set_mode("cut_reply", times=1, containing=CLAIM.sha.encode())
+    assert claim(lossy, "a") is None
+    assert client.hget(keys_of().queued(), "id") == "a"
+    proxy.set_mode("cut_reply", times=1, containing=UNCLAIM.sha.encode())
+    assert lossy.unclaim(keys_of(), "a", 0) is False  # the second finds nothing
+    assert client.exists(keys_of().queued()) == 0
+    lossy.close()

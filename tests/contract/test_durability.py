@@ -1,0 +1,377 @@
+"""Declared durability: a lock counts when those have confirmed it who were asked to, and not before."""
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_dlock import StoreUnavailable, singleton_task
+from celery_dlock.errors import NotConfirmed
+from celery_dlock.lease import Lease
+from celery_dlock.place_setting import of_setting
+from celery_dlock.records import Acquired, By, Claim, Durability, Parked, Place, Publication, Renewal
+from celery_dlock.stores import from_url, open_store
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
+from tests.replicas import ReplicaSet
+from tests.servers import LOCK_USER, Server
+from tests.topologies import ClusterSet
+from tests.waiting import eventually
+
+ONE, TWO = Durability(1, fsync=False, timeout_ms=400), Durability(2, fsync=False, timeout_ms=400)
+#: For what is to succeed: nobody waits for it, and other tests may keep the machine busy.
+SURE, DISK = Durability(2, fsync=False, timeout_ms=5000), Durability(0, fsync=True, timeout_ms=5000)
+DISKS = Durability(2, fsync=True, timeout_ms=5000)
+SHORT = "only 0 of 1 replicas confirmed within 0.4 s (durability={'replicas': 1})"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
+    with ReplicaSet(tmp_path_factory.mktemp("durability"), replicas=2, persistent=True) as made:
+        yield made
+
+
+@pytest.fixture
+def servers(shared: ReplicaSet) -> ReplicaSet:
+    """A primary with an append-only file and two replicas, in step and empty."""
+    shared.primary.flush()
+    shared.wait_until_in_step()
+    return shared
+
+
+@pytest.fixture
+def store(servers: ReplicaSet) -> Iterator[RedisStore]:
+    made = from_url(servers.primary.url(), timeout=20)
+    assert isinstance(made, RedisStore)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def admin(servers: ReplicaSet) -> Iterator[redis.Redis]:
+    with servers.primary.client() as client:
+        yield client
+
+
+@contextmanager
+def paused(*nodes: Server) -> Iterator[None]:
+    for node in nodes:
+        node.pause()
+    yield
+    for node in nodes:
+        node.resume()
+
+
+def on(node: Server, text: str) -> tuple[Any, int]:
+    """The token of a lock and its life, as this server knows them."""
+    with node.client() as client:
+        return client.hget(keys_of(text).lock, "token"), client.pttl(keys_of(text).lock)
+
+
+def short_of(store: RedisStore, durability: Durability) -> str:
+    acquisition = f"{uuid.uuid4().hex}.1"
+    with pytest.raises(NotConfirmed) as raised:
+        store.acquire(keys_of(), acquisition, TTL, claim_of(durability=durability))
+    store.release(keys_of(), acquisition, ending_of("t", unsure=True))
+    return str(raised.value)
+
+
+class TestAcquire:
+    def test_who_asks_for_nothing_sends_nothing_more(self, store: RedisStore, admin: redis.Redis) -> None:
+        take(store, "o.0", keys=keys_of("before"))
+        with commands_seen(admin) as seen:
+            take(store, "o.1")
+        assert [words[0].upper() for kind, words in seen if kind != "lua"] == ["EVALSHA"]
+
+    def test_the_wait_goes_with_the_script(self, store: RedisStore, admin: redis.Redis) -> None:
+        take(store, "o.0", keys=keys_of("before"))
+        with commands_seen(admin) as seen:
+            take(store, "o.1", claim_of(durability=SURE))
+        sent = [words for kind, words in seen if kind != "lua"]
+        assert [sent[0][0], sent[1]] == ["EVALSHA", ["WAIT", "2", "5000"]]
+
+    @pytest.mark.parametrize("durability", [SURE, DISK, DISKS])
+    def test_a_script_that_was_forgotten_is_confirmed_too(
+        self, store: RedisStore, servers: ReplicaSet, admin: redis.Redis, durability: Durability
+    ) -> None:
+        admin.script_flush()
+        token = take(store, "o.1", claim_of(durability=durability)).token
+        if durability.replicas:
+            assert [on(node, "x")[0] for node in servers.replicas] == [str(token)] * 2
+
+    def test_each_of_the_confirmations_counts(self, store: RedisStore, servers: ReplicaSet) -> None:
+        first, second = servers.replicas
+        with paused(first):
+            take(store, "o.1", claim_of(durability=Durability(1, fsync=False, timeout_ms=5000)), keys=keys_of("one"))
+            assert short_of(store, TWO) == "only 1 of 2 replicas confirmed within 0.4 s (durability={'replicas': 2})"
+            with paused(second):
+                assert short_of(store, ONE) == SHORT
+
+    def test_disks_confirm_only_what_is_on_them(
+        self, store: RedisStore, servers: ReplicaSet, admin: redis.Redis
+    ) -> None:
+        few = Durability(1, fsync=True, timeout_ms=150)
+        with paused(*servers.replicas):
+            take(store, "o.1", claim_of(durability=DISK), keys=keys_of("local"))
+            assert short_of(store, few) == "only 0 of 1 replicas wrote to disk within 0.15 s (durability={'fsync': 1})"
+        admin.config_set("appendfsync", "no")
+        try:
+            local = short_of(store, Durability(0, fsync=True, timeout_ms=150))
+        finally:
+            admin.config_set("appendfsync", "always")
+        assert local == "the primary did not write to disk within 0.15 s (durability={'fsync': 'local'})"
+
+    def test_a_server_without_an_append_only_file_confirms_no_disk(self, clean_server: Server) -> None:
+        made = from_url(clean_server.url(), timeout=5)
+        assert isinstance(made, RedisStore)
+        assert "appendonly is disabled" in short_of(made, DISK)
+        made.close()
+
+    def test_who_is_refused_waits_for_nobody(self, store: RedisStore, servers: ReplicaSet) -> None:
+        take(store, "o.1")
+        with paused(*servers.replicas):
+            answer = store.acquire(keys_of(), "o.2", TTL, claim_of(durability=ONE))
+        assert not isinstance(answer, Acquired)
+
+    def test_the_wait_ends_within_half_of_the_connections_timeout(self, servers: ReplicaSet) -> None:
+        hasty = from_url(servers.primary.url(), timeout=2.0)
+        with paused(*servers.replicas), pytest.raises(NotConfirmed, match=r"within 1 s"):
+            hasty.acquire(keys_of(), "o.1", TTL, claim_of(durability=Durability(1, fsync=False, timeout_ms=60_000)))
+        hasty.close()
+
+    def test_a_user_without_the_right_is_told_so_and_holds_nothing(
+        self, servers: ReplicaSet, admin: redis.Redis
+    ) -> None:
+        party = Party(servers.primary.lock_url(), timeout=20)
+        with pytest.raises(StoreUnavailable, match=r"a right is missing: grant what docs/operations.md lists"):
+            durable(party, SURE)
+        assert party.locker.holder(shared_name("x")) is None
+        admin.acl_setuser(LOCK_USER, enabled=True, commands=["+wait", "+waitaof"])
+        try:
+            assert durable(party, SURE).held
+            assert durable(party, DISKS, name="disks").held
+        finally:
+            admin.acl_setuser(LOCK_USER, enabled=True, commands=["-wait", "-waitaof"])
+
+
+def durable(party: Party, durability: Durability, *, name: str = "x", ttl: float = 30.0, **facts: Any) -> Lease:
+    claim = Claim(party.scope.by, durability=durability, **facts)
+    lease = party.locker.acquire(shared_name(name), party.scope, ttl, claim)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+@pytest.fixture
+def party(servers: ReplicaSet) -> Party:
+    """A locker whose keeper's thread is not started: the test is its scheduler."""
+    made = Party(servers.primary.url(), timeout=20)
+    made.keeper.wake = lambda: None  # type: ignore[method-assign]
+    return made
+
+
+class TestTakenBack:
+    def test_what_is_not_confirmed_leaves_nothing_but_its_tombstone(
+        self, party: Party, servers: ReplicaSet, admin: redis.Redis
+    ) -> None:
+        """Also where the lock is to be kept for a while after it was taken (``min_hold``)."""
+        with paused(*servers.replicas), pytest.raises(NotConfirmed) as raised:
+            durable(party, ONE, keep_ms=60_000)
+        assert str(raised.value) == SHORT
+        kinds = sorted(key.split(":")[2] for key in admin.keys("dlock:*"))
+        assert (kinds, party.slots.taken(), party.scope.open) == (["gone", "last"], [], set())
+
+    def test_the_next_try_is_as_good_as_the_first(self, party: Party, servers: ReplicaSet) -> None:
+        with paused(*servers.replicas), pytest.raises(NotConfirmed):
+            durable(party, ONE)
+        assert durable(party, SURE).held
+
+
+def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_then(
+    store: RedisStore, servers: ReplicaSet, admin: redis.Redis
+) -> None:
+    take(store, "h.1", claim_of("holder"))
+    waits = claim_of("waiter", place=Place("entry"), durability=ONE)
+    _, parked, *_ = keys_of().queue()
+    with paused(*servers.replicas):
+        with pytest.raises(NotConfirmed):
+            store.acquire(keys_of(), "w.1", TTL, waits)
+        assert admin.hvals(parked) == ["entry"]
+    answer = store.acquire(keys_of(), "w.2", TTL, waits._replace(durability=SURE))
+    assert isinstance(answer, Parked)
+    assert (answer.position, admin.hlen(parked)) == (1, 1)
+
+
+class TestRenewals:
+    def test_a_shortfall_is_theirs_alone_who_asked(self, store: RedisStore, servers: ReplicaSet) -> None:
+        for text in ("none", "one", "two", "lost"):
+            take(store, "o.1", keys=keys_of(text))
+        asked = {"none": Durability(), "one": ONE, "two": TWO, "lost": ONE}
+
+        def renewed() -> list[bool | None]:
+            return store.renew(
+                [
+                    Renewal(keys_of(text).lock, "o.2" if text == "lost" else "o.1", TTL, (), durability)
+                    for text, durability in asked.items()
+                ]
+            )
+
+        with paused(servers.replicas[0]):
+            assert renewed() == [True, True, None, False]
+            with paused(servers.replicas[1]):
+                assert renewed() == [True, None, None, False]
+
+    def test_one_wait_of_each_kind_goes_behind_the_batch(self, store: RedisStore, admin: redis.Redis) -> None:
+        kinds = [Durability(), Durability(1, fsync=False, timeout_ms=4000), SURE, DISK]
+        for number in range(len(kinds)):
+            take(store, "o.1", keys=keys_of(f"{number}"))
+        batch = [Renewal(keys_of(f"{n}").lock, "o.1", TTL, (), kind) for n, kind in enumerate(kinds)]
+        store.renew(batch)  # loads the script
+        with commands_seen(admin) as seen:
+            assert store.renew(batch) == [True] * 4
+        sent = [words for kind, words in seen if kind != "lua" and words[0] != "EVALSHA"]
+        assert sent == [["WAIT", "2", "5000"], ["WAITAOF", "1", "0", "5000"]]
+
+    def test_a_renewal_that_the_server_had_forgotten_is_confirmed_too(
+        self, store: RedisStore, servers: ReplicaSet, admin: redis.Redis
+    ) -> None:
+        take(store, "o.1")
+        admin.script_flush()
+        assert store.renew([Renewal(keys_of().lock, "o.1", 10 * TTL, (), SURE)]) == [True]
+        assert all(on(node, "x")[1] > 9 * TTL for node in servers.replicas)
+
+    def test_an_unconfirmed_renewal_is_not_believed_and_the_holder_is_told_in_time(
+        self, party: Party, servers: ReplicaSet, admin: redis.Redis
+    ) -> None:
+        lease, other = durable(party, ONE, ttl=3.0), party.acquire(shared_name("other"), ttl=3.0)
+        ends = lease.slot.deadline
+        with paused(*servers.replicas):
+            while not lease.lost:
+                assert time.monotonic() < ends, "the lease was over before its holder was told"
+                party.keeper.tick()
+                time.sleep(0.05)
+        assert lease.slot.deadline == ends
+        assert party.lost == ["its deadline came unanswered: not all that keep it have confirmed it"]
+        assert admin.exists(keys_of().lock), "nobody else could have had it yet"
+        assert (other.lost, other.held) == (False, True)
+
+    def test_what_its_holder_asks_for_is_not_believed_either(self, party: Party, servers: ReplicaSet) -> None:
+        lease = durable(party, SURE)
+        ends = lease.slot.deadline
+        with paused(*servers.replicas):
+            lease.slot.durability = ONE  # type: ignore[misc]  # else it would take 5 s
+            with pytest.raises(StoreUnavailable, match="was not confirmed"):
+                lease.extend(100)
+            with pytest.raises(StoreUnavailable, match="was not confirmed"):
+                durable(party, ONE)  # to enter it again
+            lease.ensure()
+        assert (lease.slot.deadline, lease.lost, lease.hold_count) == (ends, False, 1)
+
+
+class TestEndsAndClaims:
+    def test_a_release_that_is_not_confirmed_is_one_and_warns_once(
+        self, store: RedisStore, servers: ReplicaSet, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with paused(*servers.replicas):
+            for text in ("a", "b"):
+                take(store, "o.1", claim_of("t"), keys=keys_of(text))
+                assert store.release(keys_of(text), "o.1", ending_of("t"), ONE).ours
+        told = [record.getMessage() for record in caplog.records]
+        assert told == [f"the end of a run under {keys_of('a').name} may be forgotten by a failover: {SHORT}"]
+
+    def test_the_mark_of_a_success_is_on_the_replicas_when_the_release_is_answered(
+        self, store: RedisStore, servers: ReplicaSet
+    ) -> None:
+        take(store, "o.1", claim_of("t", once=True, durability=SURE))
+        store.release(keys_of(), "o.1", ending_of("t", once=True, used_ms=TTL), SURE)
+        for node in servers.replicas:
+            with node.client() as client:
+                assert client.get(keys_of().used()).startswith("used\n")
+
+    def test_a_claim_that_is_not_confirmed_is_given_up(self, servers: ReplicaSet, admin: redis.Redis) -> None:
+        app = Celery("claims", broker="memory://", set_as_current=False)
+        app.conf.update(dlock_url=servers.primary.url(), dlock_timeout=20)
+        made: Any = singleton_task(app=app, name="claims.post", unique="queued", on_duplicate="raise")
+
+        def body() -> None: ...
+
+        task = made(body)
+        with paused(*servers.replicas), pytest.raises(NotConfirmed):
+            task.apply_async(dlock={"durability": {"replicas": 1, "timeout": 0.4}})
+        eventually(lambda: not admin.keys("dlock:*:queued:*"), within=20, message="the claim stays")
+        task.apply_async(dlock={"durability": {"replicas": 2, "timeout": 5}})
+
+    def test_of_a_group_only_a_claim_that_was_made_needs_to_be_confirmed(
+        self, store: RedisStore, servers: ReplicaSet
+    ) -> None:
+        def publication(task_id: str, durability: Durability) -> Publication:
+            return Publication(task_id, 0, TTL, False, By("t", task_id, "n", "1"), f"attempt-{task_id}", durability)
+
+        store.claim([(keys_of("a"), publication("first", SURE))])
+        with paused(*servers.replicas):
+            (first,) = store.claim([(keys_of("a"), publication("second", ONE))])
+            assert first is not None
+            with pytest.raises(NotConfirmed):
+                store.claim([(keys_of("b"), publication("b", Durability())), (keys_of("c"), publication("c", ONE))])
+
+
+def test_in_a_cluster_each_node_waits_for_its_own_replica(cluster_set: ClusterSet) -> None:
+    cluster_set.flush()
+    names, sure = [f"n{number}" for number in range(30)], Durability(1, fsync=False, timeout_ms=5000)
+    with closing(from_url(cluster_set.url(), timeout=20)) as store:
+        for text in names:
+            assert isinstance(store.acquire(keys_of(text), "o.1", TTL, claim_of(durability=sure)), Acquired)
+        with pytest.raises(NotConfirmed, match="only 1 of 2 replicas"):
+            store.acquire(keys_of("short"), "o.1", TTL, claim_of(durability=TWO))
+        batch = [Renewal(keys_of(t).lock, "o.1", TTL, (), TWO if t in names[:9] else sure) for t in names]
+        assert store.renew(batch) == [None] * 9 + [True] * 21
+
+
+class TestFailover:
+    def test_every_confirmed_lock_is_on_the_replica_that_is_promoted(self, tmp_path: Path) -> None:
+        with ReplicaSet(tmp_path) as servers:
+            store = from_url(servers.primary.url(), timeout=20)
+            one = Durability(1, fsync=False, timeout_ms=5000)
+            held: dict[str, tuple[int, float]] = {}
+
+            def grab(which: int) -> None:
+                for number in range(which, 100, 4):
+                    sent = time.monotonic()
+                    taken = store.acquire(keys_of(f"{number}"), "o.1", 60_000, claim_of(durability=one))
+                    assert isinstance(taken, Acquired)
+                    held[f"{number}"] = taken.token, sent
+
+            threads = [threading.Thread(target=grab, args=(which,)) for which in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            (promoted,) = servers.replicas
+            servers.promote(promoted)
+            found = {text: on(promoted, text) for text in held}
+            assert {text: int(token or 0) for text, (token, _) in found.items()} == {t: k for t, (k, _) in held.items()}
+            # The replica's clock is this machine's: what its holder believes is true there.
+            now = time.monotonic()
+            assert all(life / 1000 >= 60 - (now - held[text][1]) - 0.001 for text, (_, life) in found.items())
+            assert len(found) == 100
+            after = open_store(of_setting(promoted.url(), {}), timeout=20)
+            refused = [after.acquire(keys_of(t), "p.1", TTL, claim_of()) for t in held]
+            assert not any(isinstance(answer, Acquired) for answer in refused)
+
+    def test_a_lock_that_only_the_primary_knew_is_lost(self, tmp_path: Path) -> None:
+        """Why durability="primary" promises nothing about a failover."""
+        with ReplicaSet(tmp_path) as servers:
+            store = from_url(servers.primary.url(), timeout=20)
+            (replica,) = servers.replicas
+            servers.cut_off(replica)
+            take(store, "o.1")
+            with pytest.raises(NotConfirmed):
+                store.acquire(keys_of("sure"), "o.1", TTL, claim_of(durability=ONE))
+            servers.promote(replica)
+            take(from_url(replica.url(), timeout=20), "o.2")

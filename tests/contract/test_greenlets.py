@@ -1,0 +1,115 @@
+"""What a real thread of ours shares with the greenlets of its process: no lock."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.processes import ROOT
+
+PREPARE = """
+import sys
+library, url = sys.argv[1:]
+if library == "gevent":
+    from gevent.monkey import patch_all; patch_all()
+    from gevent import spawn
+else:
+    import eventlet; eventlet.monkey_patch()
+    from eventlet import spawn
+import json, logging, time
+from celery import Celery
+from celery_dlock import Lock, native, signals
+
+me = native._original("_thread", "get_ident")
+greenlets, seen = me(), []
+
+class Handler(logging.Handler):
+    def emit(self, record):
+        seen.append([record.getMessage(), me() == greenlets])
+
+handler = Handler()
+logger = logging.getLogger("celery_dlock")
+logger.addHandler(handler)
+logger.setLevel("INFO")
+
+def until(true):
+    end = time.monotonic() + 10
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+"""
+
+LOG = """
+from celery_dlock.voice import logger as ours
+held = []
+
+def thread():
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        ours.exception("an error")
+    for number in range(3):
+        ours.warning("of a thread: %d", number)
+    held.append("gone on")
+
+handler.acquire()  # as a greenlet that is writing a record, and waits for the terminal
+native.start_daemon(thread)
+until(lambda: held)
+handler.release()
+spawn(lambda: logger.warning("of a greenlet"))
+until(lambda: len(seen) == 5)
+print(json.dumps([held, seen]))
+"""
+
+LOSE = """
+import redis
+app = Celery("green", broker="memory://", set_as_current=False)
+app.conf.dlock_url = url
+
+@signals.lock_lost.connect
+def lost(event, **_):
+    seen.append(["receiver", me() == greenlets])
+
+lock = Lock("mine", app=app, ttl=1)
+lock.acquire()
+handler.acquire()
+with redis.Redis.from_url(url) as client:
+    client.delete(*client.keys("dlock:*:lock:*"))
+until(lambda: not lock.lease.held)
+time.sleep(0.3)
+handler.release()
+until(lambda: len(seen) == 2)
+print(json.dumps([lock.lease.held, seen]))
+"""
+
+
+def run(library: str, program: str, url: str) -> Any:
+    command = [sys.executable, "-W", "ignore", "-c", PREPARE + program, library, url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(params=["gevent", "eventlet"])
+def library(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_a_thread_that_logs_waits_for_no_greenlet_and_a_greenlet_writes_its_records_in_order(library: str) -> None:
+    held, seen = run(library, LOG, "redis://nowhere")
+    assert held == ["gone on"]
+    of_the_thread = ["an error", "of a thread: 0", "of a thread: 1", "of a thread: 2"]
+    assert [text for text, _ in seen if text != "of a greenlet"] == of_the_thread
+    assert ["of a greenlet", True] in seen
+    assert all(in_a_greenlet for _, in_a_greenlet in seen)
+
+
+def test_that_a_lease_is_lost_is_told_by_a_greenlet(library: str, redis_url: str) -> None:
+    held, seen = run(library, LOSE, redis_url)
+    assert held is False
+    assert [[text.partition(" ")[0], in_a_greenlet] for text, in_a_greenlet in seen] == [
+        ["the", True],
+        ["receiver", True],
+    ]

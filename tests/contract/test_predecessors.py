@@ -1,0 +1,277 @@
+"""Who is surely gone: notes as they could stand in the store, about real processes, and what of them is freed."""
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_dlock import predecessors
+from celery_dlock.keys import LockKeys, node_key, shared_name
+from celery_dlock.notes import Kept, Note
+from celery_dlock.predecessors import Predecessors
+from celery_dlock.processes import Process, process
+from celery_dlock.runtime import Runtime
+from celery_dlock.store import Ending
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import claim_of, commands_seen
+from tests.waiting import eventually
+
+NODE = "celery@host"
+KEY = node_key("dlock", NODE)
+LOCK = shared_name("x")
+TTL = 60.0
+DEAD = Process(2**22 - 1, 1)  # above every pid_max
+
+_me = Note.of_this_process()
+assert _me is not None
+ME = _me
+HOME = ME.home
+
+Started = Callable[[], "tuple[Process, subprocess.Popen[bytes]]"]
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    """A factory of processes that live until the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> tuple[Process, "subprocess.Popen[bytes]"]:
+            popen = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+            stack.callback(popen.kill)
+            found = process(popen.pid)
+            assert found is not None
+            return found, popen
+
+        yield start
+
+
+@pytest.fixture
+def looker(app: Celery) -> Predecessors:
+    """The worker that starts now, without its thread."""
+    return Predecessors(Runtime.of(app), NODE, lambda: True, ME)
+
+
+def hold(store: RedisStore, *holders: Process, home=HOME, main=DEAD, text: str | None = None) -> Note:
+    """Take the lock, and one more for each further holder, as a worker does that notes it."""
+    kept = []
+    for number, holder in enumerate(holders or (main,)):
+        name = shared_name("x" if number == 0 else f"x{number}")
+        acquired = store.acquire(LockKeys.of("dlock", name), f"o{number}.1", round(TTL * 1000), claim_of("id"))
+        assert acquired
+        kept.append(Kept(name, f"o{number}.1", TTL, holder))
+    note = Note(home, main, tuple(kept))
+    store.note(KEY, note.worker, note.text if text is None else text, 60_000)
+    return note
+
+
+def free(store: RedisStore) -> bool:
+    return store.inspect(LockKeys.of("dlock", LOCK)) is None
+
+
+@pytest.mark.core
+def test_what_the_dead_held_is_free_and_its_note_is_gone(store, client, looker) -> None:
+    hold(store, DEAD, DEAD)
+    looker.free_the_dead()
+    assert client.keys("dlock:*:lock:*") == []
+    assert client.exists(KEY) == 0
+
+
+def test_a_living_main_process_is_not_robbed_until_it_dies(store, looker, started) -> None:
+    main, popen = started()
+    hold(store, DEAD, main=main)
+    looker.free_the_dead()
+    assert not free(store)
+    popen.kill()
+    popen.wait()
+    looker.free_the_dead()
+    assert free(store)
+
+
+def test_a_stopped_main_process_is_not_robbed(store, looker, started) -> None:
+    main, popen = started()
+    popen.send_signal(signal.SIGSTOP)
+    hold(store, DEAD, main=main)
+    looker.free_the_dead()
+    assert not free(store)
+
+
+def test_nothing_is_freed_while_one_noted_child_lives(store, client, looker, started) -> None:
+    child, popen = started()
+    hold(store, DEAD, child)
+    looker.free_the_dead()
+    assert len(client.keys("dlock:*:lock:*")) == 2
+    popen.kill()
+    popen.wait()
+    looker.free_the_dead()
+    assert client.keys("dlock:*:lock:*") == []
+
+
+def test_a_process_that_has_a_dead_ones_pid_is_another(store, looker, started) -> None:
+    later, _ = started()
+    hold(store, main=later._replace(started=later.started - 1))
+    looker.free_the_dead()
+    assert free(store)
+
+
+def test_a_dead_process_that_nobody_has_reaped_is_gone(store, looker, started) -> None:
+    main, popen = started()
+    hold(store, main=main)
+    popen.kill()
+    eventually(lambda: process(popen.pid) is None)
+    looker.free_the_dead()
+    assert free(store)
+
+
+ELSEWHERE = {
+    "another machine": HOME._replace(machine="0" * 32),
+    "another machine and boot": HOME._replace(machine="0" * 32, boot="other"),
+    "another namespace of pids": HOME._replace(pids="pid:[1]"),
+    "another namespace of clocks": HOME._replace(times="time:[1]"),
+    "a container of another boot": HOME._replace(boot="other", pids="pid:[1]"),
+    "an unknown machine of another boot": HOME._replace(machine="", boot="other"),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("home", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, monkeypatch, home) -> None:
+    after_a_boot(monkeypatch, seconds_ago=1.0)
+    hold(store, home=home)
+    unrenewed_for(client, 50.0)
+    looker.free_the_dead()
+    assert not free(store)
+    assert client.exists(KEY) == 1
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", "[1,2,3]", '[["a"],[1,2],[]]', "{}", "null"])
+def test_a_note_that_cannot_be_read_is_left_to_the_ttl(store, looker, client, text) -> None:
+    worker = hold(store).worker
+    client.hset(KEY, worker, text)
+    looker.free_the_dead()
+    assert not free(store)
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**40])
+def test_a_note_of_no_possible_process_is_left_to_the_ttl(store, looker, pid) -> None:
+    hold(store, main=Process(pid, 1))
+    looker.free_the_dead()
+    assert not free(store)
+
+
+def test_a_lock_that_has_changed_hands_since_the_note_is_untouched(store, looker) -> None:
+    hold(store)
+    keys = LockKeys.of("dlock", LOCK)
+    store.release(keys, "o0.1", Ending())
+    store.acquire(keys, "successor.1", 60_000, claim_of("id2"))
+    looker.free_the_dead()
+    holder = store.inspect(keys)
+    assert holder is not None
+    assert holder.owner == "successor"
+
+
+def test_a_worker_does_not_take_its_own_note_for_anothers(store, looker) -> None:
+    hold(store, main=ME.main)
+    looker.free_the_dead()
+    assert not free(store)
+
+
+def test_its_message_is_not_marked_as_ended_also_where_a_copy_of_it_is_known(store, client, looker) -> None:
+    hold(store)
+    client.hset(LockKeys.of("dlock", LOCK).lock, "word", "1")
+    looker.free_the_dead()
+    assert client.keys("dlock:*:done:*") == []
+
+
+def test_what_a_dying_worker_noted_last_is_freed_too(store, client, looker, started) -> None:
+    main, popen = started()
+    hold(store, main=main)
+    looker.free_the_dead()
+    hold(store, DEAD, DEAD, main=main)
+    popen.kill()
+    popen.wait()
+    looker.free_the_dead()
+    assert client.keys("dlock:*:lock:*") == []
+
+
+# The same machine before its last boot: all is gone, but a clone of it that lives has the same id.
+
+
+def after_a_boot(monkeypatch: pytest.MonkeyPatch, *, seconds_ago: float) -> None:
+    monkeypatch.setattr(predecessors, "uptime", lambda: seconds_ago)
+
+
+BEFORE = HOME._replace(machine="m" * 32, boot="before", pids="pid:[4026531836]")
+NOW = ME._replace(home=BEFORE._replace(boot="now"))
+
+
+@pytest.fixture
+def rebooted(app: Celery) -> Predecessors:
+    return Predecessors(Runtime.of(app), NODE, lambda: True, NOW)
+
+
+def unrenewed_for(client: redis.Redis, seconds: float) -> None:
+    assert client.pexpire(LockKeys.of("dlock", LOCK).lock, round((TTL - seconds) * 1000))
+
+
+def test_after_a_boot_what_was_not_renewed_since_is_free(store, client, rebooted, monkeypatch) -> None:
+    after_a_boot(monkeypatch, seconds_ago=20.0)
+    hold(store, home=BEFORE)
+    unrenewed_for(client, 40.0)
+    rebooted.free_the_dead()
+    assert free(store)
+    assert client.exists(KEY) == 0
+
+
+@pytest.mark.parametrize(("unrenewed", "uptime"), [(40.0, 45.0), (25.0, 20.0), (0.0, 20.0)])
+def test_after_a_boot_what_was_renewed_since_or_just_now_belongs_to_a_living_clone(
+    store, client, rebooted, monkeypatch, unrenewed, uptime
+) -> None:
+    after_a_boot(monkeypatch, seconds_ago=uptime)
+    hold(store, home=BEFORE)
+    unrenewed_for(client, unrenewed)
+    rebooted.free_the_dead()
+    assert not free(store)
+
+
+# What is noted, in the store
+
+
+@pytest.mark.core
+def test_two_workers_of_one_name_have_notes_beside_each_other_and_neither_shortens_the_others_life(
+    store, client
+) -> None:
+    store.note(KEY, "one", "long", 60_000)
+    store.note(KEY, "two", "brief", 1_000)
+    assert store.notes(KEY) == {"one": "long", "two": "brief"}
+    assert client.pttl(KEY) > 50_000
+    store.note(KEY, "one", "", 0)
+    assert store.notes(KEY) == {"two": "brief"}
+    store.note(KEY, "two", "", 0)
+    assert client.exists(KEY) == 0
+
+
+def test_a_note_is_one_command_that_touches_the_nodes_key_alone(store, client) -> None:
+    store.note(KEY, "one", "text", 1_000)
+    with commands_seen(client) as seen:
+        store.note(KEY, "one", "text", 60_000)
+        store.notes(KEY)
+        store.note(KEY, "one", "", 0)
+    assert [words[0] for kind, words in seen if kind != "lua"] == ["EVALSHA", "HGETALL", "EVALSHA"]
+    assert {words[1] for kind, words in seen if kind == "lua"} == {KEY}
+
+
+def test_a_store_that_is_away_ends_no_look(app, own_server, caplog) -> None:
+    """The thread goes on, and what it says is for who debugs."""
+    server = own_server()
+    app.conf.dlock_url = server.url()
+    rounds = iter([True, True, False])
+    looker = Predecessors(Runtime.of(app), NODE, lambda: next(rounds), ME)
+    server.kill()
+    with caplog.at_level("DEBUG", "celery_dlock"):
+        looker._run()
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
+    assert len(caplog.records) == 2

@@ -1,0 +1,307 @@
+"""A server that may have lost leases grants nothing new until those that it may have lost are over."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dlock.door import ServerDoor
+from celery_dlock.errors import StoreNotReady
+from celery_dlock.keys import LockKeys
+from celery_dlock.names import BUCKETS, LockName
+from celery_dlock.place_setting import of_setting
+from celery_dlock.probation import Probation
+from celery_dlock.records import Acquired, Claim, Held, Parked, Place, Renewal
+from celery_dlock.scripts import ENTER_OFFICE
+from celery_dlock.stores import open_store
+from celery_dlock.stores.redis import RedisStore
+from celery_dlock.wires import Wires
+from tests.contract.kit import TTL, claim_of, commands_seen, ending_of, keys_of, take
+from tests.replicas import ReplicaSet
+from tests.servers import LOCK_USER, Server
+from tests.topologies import ClusterSet
+from tests.waiting import eventually
+
+DELAY = 0.6
+SHORT, LONG = Probation(DELAY), Probation(3600)
+_numbers = itertools.count()
+
+
+@contextmanager
+def at(url: str, probation: Probation | None) -> Iterator[RedisStore]:
+    made = open_store(of_setting(url, {}), timeout=10, probation=probation)
+    assert isinstance(made, RedisStore)
+    yield made
+    made.close()
+
+
+def ask(store: RedisStore, text: str = "", claim: Claim | None = None) -> Any:
+    """A new acquisition, of a new name unless one is given."""
+    number = next(_numbers)
+    return store.acquire(keys_of(text or f"n{number}"), f"o{number}.1", TTL, claim or claim_of())
+
+
+def refusal(store: RedisStore, text: str = "", claim: Claim | None = None) -> str:
+    with pytest.raises(StoreNotReady) as raised:
+        ask(store, text, claim)
+    return str(raised.value)
+
+
+def in_office(store: RedisStore) -> None:
+    """Let the server come through its probation, in all buckets: that of the last one began last."""
+    refusal(store)
+
+    def granted() -> bool:
+        number = next(_numbers)
+        keys = LockKeys.of("dlock", LockName(f"last{number}", BUCKETS - 1))
+        try:
+            return isinstance(store.acquire(keys, f"o{number}.1", TTL, claim_of()), Acquired)
+        except StoreNotReady:
+            return False
+
+    eventually(granted, within=DELAY + 20)
+
+
+@pytest.fixture
+def store(clean_server: Server) -> Iterator[RedisStore]:
+    """On an empty server, for the user who may keep locks and nothing else."""
+    with at(clean_server.lock_url(), SHORT) as made:
+        yield made
+
+
+class TestBegins:
+    def test_a_first_start_waits_and_says_for_how_long_and_why(self, store: RedisStore) -> None:
+        began = time.monotonic()
+        assert refusal(store) == (
+            "the lock store was started, emptied or promoted to primary a moment ago: it grants nothing new for "
+            "another 0.6 s, until the leases that it may have lost are over (dlock_failover_quarantine)"
+        )
+        eventually(lambda: _granted(store, "x"), within=DELAY + 20, every=0.01)
+        assert time.monotonic() - began > DELAY
+
+    def test_a_refused_acquire_changes_nothing(self, store: RedisStore, client: redis.Redis) -> None:
+        refusal(store, "x", claim_of("t", once=True, keep_ms=5000))
+        assert {key.split(":")[2] for key in client.keys("dlock:*")} == {"office"}
+
+    def test_all_buckets_begin_with_the_first(self, store: RedisStore, client: redis.Redis) -> None:
+        refusal(store)
+        tills = [int(text.split()[2]) / 1e6 for text in client.mget(client.keys("dlock:*:office"))]
+        assert len(tills) == BUCKETS
+        # One after the other, and not each when it is first asked for.
+        assert max(tills) - min(tills) < 10
+
+    @pytest.mark.parametrize("how", ["flushed", "this bucket's marker lost", "this bucket's marker overwritten"])
+    def test_an_emptied_server_waits_anew(self, store: RedisStore, client: redis.Redis, how: str) -> None:
+        in_office(store)
+        if how == "flushed":
+            client.flushall()
+        else:
+            key = keys_of("x").office()
+            client.delete(key) if "lost" in how else client.set(key, "garbage")
+        refusal(store, "x")
+        eventually(lambda: _granted(store, "x"), within=20)
+
+    def test_who_is_in_office_stays_in_office(self, store: RedisStore, clean_server: Server) -> None:
+        in_office(store)
+        with at(clean_server.lock_url(), SHORT) as other:
+            assert all(isinstance(ask(other), Acquired) for _ in range(20))
+
+    def test_who_knows_of_longer_leases_makes_it_longer_counted_from_the_same_beginning(
+        self, store: RedisStore, clean_server: Server
+    ) -> None:
+        began = time.monotonic()
+        in_office(store)
+        length = time.monotonic() - began + 2
+        with at(clean_server.lock_url(), Probation(length)) as knowing:
+            refusal(knowing, "x")
+            refusal(store, "x")
+            eventually(lambda: _granted(knowing, "x"), within=length + 20, every=0.01)
+            # What is asked for first is the last of the buckets to begin.
+            assert length <= time.monotonic() - began < length + 20
+
+    @pytest.mark.parametrize("asked_between", [False, True])
+    def test_a_server_that_comes_into_office_a_second_time_in_one_run_waits_again(
+        self, tmp_path: Path, *, asked_between: bool
+    ) -> None:
+        with ReplicaSet(tmp_path) as servers:
+            first, second = servers.nodes
+            with at(first.url(), SHORT) as store, first.client() as one, second.client() as two:
+                in_office(store)
+                two.replicaof("NO", "ONE")
+                one.replicaof("127.0.0.1", str(second.port))
+                eventually(lambda: one.info("replication")["master_link_status"] == "up", within=20)
+                if asked_between:
+                    with at(second.url(), SHORT) as other:
+                        in_office(other)
+                        eventually(lambda: one.get(keys_of("x").office()) == two.get(keys_of("x").office()), within=20)
+                one.replicaof("NO", "ONE")
+                refusal(store, "x")
+                eventually(lambda: _granted(store, "x"), within=20)
+
+    def test_a_server_in_whose_place_another_was_meanwhile_waits_once(self, clean_server: Server) -> None:
+        """It was paused, and woke as the primary that it had been: only who counts the failovers can tell."""
+        door = ReplacedDoor(of_setting(clean_server.lock_url(), {})[0].options_at(("127.0.0.1", clean_server.port)))
+        store = RedisStore(Wires(door, timeout=10), SHORT)
+        in_office(store)
+        door.count = 9
+        in_office(store)
+        door.count = 8  # told by one who has not heard of the last
+        assert all(isinstance(ask(store), Acquired) for _ in range(20))
+        store.close()
+
+    def test_a_clock_that_went_back_makes_it_no_longer(self, store: RedisStore, client: redis.Redis) -> None:
+        in_office(store)
+        run, copied, _, length, kept, term = client.get(keys_of("x").office()).split()
+        seconds, _ = client.time()
+        client.set(keys_of("x").office(), f"{run} {copied} {(seconds + 3600) * 1_000_000} {length} {kept} {term}")
+        refusal(store, "x")
+        eventually(lambda: _granted(store, "x"), within=20)
+
+    def test_who_does_not_want_it_pays_nothing_for_it(self, clean_server: Server, client: redis.Redis) -> None:
+        with at(clean_server.lock_url(), None) as plain:
+            take(plain, "o.0", keys=keys_of("before"))
+            with commands_seen(client) as seen:
+                take(plain, "o.1")
+        assert not client.keys("*:office")
+        assert [words[0].lower() for kind, words in seen if kind == "lua" and words[0].lower() == "info"] == []
+
+    def test_its_script_asks_for_no_right_but_those_of_locks(self, store: RedisStore) -> None:
+        refusal(store)  # as that user: else it would be a StoreRefused
+        assert ENTER_OFFICE.name == "enter_office"
+
+
+class ReplacedDoor(ServerDoor):
+    """As to a primary whose terms somebody counts."""
+
+    count = 7
+
+    def term(self) -> int:
+        return self.count
+
+
+def _granted(store: RedisStore, text: str) -> bool:
+    try:
+        return isinstance(ask(store, text), Acquired)
+    except StoreNotReady:
+        return False
+
+
+class TestMeanwhile:
+    def test_a_promoted_replica_keeps_its_leases_and_grants_nothing_new(self, tmp_path: Path) -> None:
+        with ReplicaSet(tmp_path) as servers:
+            with at(servers.primary.url(), SHORT) as before:
+                in_office(before)
+                for text in ("kept", "freed", "held"):
+                    take(before, f"{text}.1", keys=keys_of(text))
+                servers.wait_until_in_step()
+                (promoted,) = servers.replicas
+                servers.promote(promoted)
+            with at(promoted.url(), LONG) as after:
+                refusal(after, "new")
+                assert after.renew([Renewal(keys_of("kept").lock, "kept.1", 10 * TTL)]) == [True]
+                assert isinstance(ask(after, "held"), Held)
+                assert after.inspect(keys_of("held")) is not None
+                assert after.release(keys_of("freed"), "freed.1", ending_of("t")).ours
+                refusal(after, "freed")
+            with promoted.client() as client:
+                for key in client.keys("dlock:*:office"):
+                    run, copied, till, _, kept, term = client.get(key).split()
+                    client.set(key, f"{run} {copied} {int(till) - 3700 * 1_000_000} 3600000 {kept} {term}")
+                with at(promoted.url(), LONG) as after:
+                    assert isinstance(ask(after, "freed"), Acquired)
+
+    def test_whose_turn_it_is_keeps_it(self, clean_server: Server, client: redis.Redis) -> None:
+        with at(clean_server.lock_url(), None) as plain:
+            take(plain, "h.1", claim_of("holder"))
+            waits = claim_of("waiter", place=Place("entry"))
+            assert isinstance(plain.acquire(keys_of(), "w.1", TTL, waits), Parked)
+            granted = plain.release(keys_of(), "h.1", ending_of("holder", queue=True)).granted
+            assert granted is not None
+        with at(clean_server.lock_url(), LONG) as store:
+            mine = claim_of("waiter", copied=True, place=Place(turn=granted.turn))
+            refusal(store, "x", mine)
+            _, parked, *_ = keys_of().queue()
+            assert client.hget(parked, granted.identity) == "entry"
+            assert client.hget(keys_of().lock, "acq") == f"grant:{granted.identity}"
+        with at(clean_server.lock_url(), None) as plain:
+            assert isinstance(ask(plain, "x", mine), Acquired)
+
+    def test_messages_are_parked_and_turns_are_made(self, clean_server: Server) -> None:
+        with at(clean_server.lock_url(), None) as plain:
+            take(plain, "h.1", claim_of("holder"))
+        with at(clean_server.lock_url(), LONG) as store:
+            refusal(store)
+            waits = claim_of("waiter", place=Place("entry"))
+            assert isinstance(store.acquire(keys_of(), "w.1", TTL, waits), Parked)
+            assert store.release(keys_of(), "h.1", ending_of("holder", queue=True)).granted is not None
+
+
+Start = Callable[..., Server]
+
+
+class TestRestarts:
+    @pytest.mark.parametrize("trusts_disk", [False, True])
+    def test_a_server_that_restarts_empty_waits(self, own_server: Start, *, trusts_disk: bool) -> None:
+        server = own_server()
+        with at(server.url(), Probation(DELAY, trusts_disk=trusts_disk)) as store:
+            in_office(store)
+            server.kill()
+            server.start()
+        with at(server.url(), Probation(DELAY, trusts_disk=trusts_disk)) as store:
+            in_office(store)
+
+    def test_one_that_restarts_with_all_that_it_confirmed_waits_only_where_a_replica_may_be_in_its_place(
+        self, own_server: Start
+    ) -> None:
+        server = own_server(persistent=True)
+        with at(server.url(), SHORT) as store:
+            in_office(store)
+            take(store, "o.1")
+            server.kill()
+            server.start()
+        with at(server.url(), LONG._replace(trusts_disk=True)) as trusting:
+            assert isinstance(ask(trusting), Acquired)
+            assert all(isinstance(ask(trusting), Acquired) for _ in range(20))
+            assert isinstance(ask(trusting, "x"), Held)
+            server.restart()
+        with at(server.url(), LONG) as doubting:
+            refusal(doubting)
+
+    @pytest.mark.parametrize("why", ["emptied", "emptied in part", "fsync each second", "CONFIG is forbidden"])
+    def test_it_waits_where_that_is_not_sure(self, own_server: Start, why: str) -> None:
+        server = own_server(persistent=True)
+        with at(server.lock_url(), SHORT) as store, server.client() as client:
+            in_office(store)
+            if why == "emptied":
+                client.flushall()
+            if why == "emptied in part":
+                client.delete(keys_of("x").office())
+        server.kill()
+        server.start()
+        with server.client() as client:
+            if why != "CONFIG is forbidden":
+                client.acl_setuser(LOCK_USER, enabled=True, commands=["+config|get"])
+            if why == "fsync each second":
+                client.config_set("appendfsync", "everysec")
+        with at(server.lock_url(), LONG._replace(trusts_disk=True)) as store:
+            if why == "emptied in part":
+                assert isinstance(ask(store), Acquired), "of what it has it lost nothing"
+            else:
+                refusal(store)
+            refusal(store, "x")
+
+
+def test_a_cluster_waits_as_one_and_grants_on_all_of_its_nodes(cluster_set: ClusterSet) -> None:
+    cluster_set.flush()
+    with at(cluster_set.lock_url(), SHORT) as store:
+        refusal(store)
+        nodes = [node.client() for node in cluster_set.primaries()]
+        assert sum(len(node.keys("dlock:*:office")) for node in nodes) == BUCKETS
+        for node in nodes:
+            node.close()
+        eventually(lambda: all(_granted(store, f"c{n}-{next(_numbers)}") for n in range(50)), within=20)

@@ -1,0 +1,709 @@
+"""A majority of independent servers as one store: what it bears, what it refuses, and what it leaves behind."""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from celery.app.trace import build_tracer
+
+from celery_dlock import singleton_task
+from celery_dlock.errors import InvalidLockOptions, LockLost, ReplyLost, StoreUnavailable
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.lease import Lease
+from celery_dlock.place_setting import of_setting
+from celery_dlock.probation import Probation
+from celery_dlock.records import Acquired, Claim, Held, Place, Renewal, Split, Unknown, Used
+from celery_dlock.runtime import Runtime
+from celery_dlock.store import Ending
+from celery_dlock.stores import from_url, open_store
+from celery_dlock.stores.redlock import RedlockStore
+from tests.contract.kit import TTL, Party, claim_of, ending_of, keys_of
+from tests.contract.test_interruptions import Strike, assert_no_doubt, run
+from tests.processes import ROOT
+from tests.proxy import Proxy
+from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.topologies import RedlockSet
+from tests.waiting import eventually
+
+KEYS = keys_of()
+#: Seconds: long for a server that is well on a busy machine, and short for one that hangs.
+TIMEOUT = 2.0
+
+
+@pytest.fixture(scope="module")
+def own_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedlockSet]:
+    """Five servers that keep their data, for tests that break some; each finds them whole and empty."""
+    with RedlockSet(tmp_path_factory.mktemp("redlock"), nodes=5, persistent=True) as made:
+        yield made
+
+
+@pytest.fixture
+def five(own_set: RedlockSet) -> RedlockSet:
+    for node in own_set.nodes:
+        if not node.running:
+            node.start()
+        node.resume()
+    own_set.flush()
+    return own_set
+
+
+def opened(nodes: Sequence[Server | Proxy], **options: Any) -> RedlockStore:
+    urls = [f"redis://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{node.port}/0" for node in nodes]
+    return open_store(of_setting(urls, {}), **{"timeout": TIMEOUT, **options})  # type: ignore[return-value]
+
+
+@pytest.fixture
+def store(five: RedlockSet) -> Iterator[RedlockStore]:
+    with closing(opened(five.nodes)) as made:
+        yield made
+
+
+@contextmanager
+def of_one(node: Server) -> Iterator[Any]:
+    """The store of one server alone."""
+    with closing(from_url(node.lock_url(), timeout=TIMEOUT)) as made:
+        yield made
+
+
+def took(store: RedlockStore, acquisition: str, claim: Claim | None = None) -> Acquired:
+    answer = store.acquire(KEYS, acquisition, TTL, claim or claim_of())
+    assert isinstance(answer, Acquired), answer
+    return answer
+
+
+def holders(nodes: Sequence[Server], keys: LockKeys = KEYS) -> list[str | None]:
+    found = []
+    for node in nodes:
+        with node.client() as client:
+            found.append(client.hget(keys.lock, "acq"))
+    return found  # type: ignore[return-value]
+
+
+def hold(node: Server, acquisition: str) -> None:
+    with of_one(node) as alone:
+        assert isinstance(alone.acquire(KEYS, acquisition, TTL, claim_of()), Acquired)
+
+
+# Who may fail
+
+
+@pytest.mark.parametrize("way", ["kill", "pause"])
+def test_with_two_of_five_away_everything_goes_on(five: RedlockSet, store: RedlockStore, way: str) -> None:
+    for node in five.nodes[:2]:
+        getattr(node, way)()
+    took(store, "o.1", claim_of("id1", once=True))
+    assert isinstance(store.acquire(KEYS, "p.1", TTL, claim_of("id2")), Held)
+    assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
+    holder = store.inspect(KEYS)
+    assert holder is not None
+    assert holder.task_id == "id1"
+    assert store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True)).ours
+    used = store.use(KEYS)
+    assert used is not None
+    assert used.state == "used"
+    assert isinstance(store.acquire(KEYS, "p.2", TTL, claim_of("id2", once=True)), Used)
+    assert store.forget(KEYS)
+    took(store, "p.3", claim_of("id2", once=True))
+
+
+def test_with_three_of_five_away_nobody_gets_it_and_the_error_names_them(five: RedlockSet, store: RedlockStore) -> None:
+    for node in five.nodes[:3]:
+        node.kill()
+    with pytest.raises(StoreUnavailable, match="no majority of its 5 servers") as caught:
+        store.acquire(KEYS, "o.1", TTL, claim_of())
+    assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in five.nodes[:3])
+    assert LOCK_PASSWORD not in str(caught.value)
+    assert holders(five.nodes[3:]) == [None, None]
+    for ask in (lambda: store.inspect(KEYS), lambda: store.use(KEYS), lambda: store.forget(KEYS), store.facts):
+        with pytest.raises(StoreUnavailable, match="no majority"):
+            ask()
+    for node in five.nodes[:3]:
+        node.start()
+    eventually(lambda: _acquired(store, "o"), within=15)
+
+
+def test_three_that_hang_cost_a_tenth_of_the_ttl_and_what_they_take_later_is_given_back(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    took(store, "w.1")
+    store.release(KEYS, "w.1", Ending())
+    for node in five.nodes[:3]:
+        node.pause()
+    began = time.monotonic()
+    with pytest.raises(ReplyLost):
+        store.acquire(KEYS, "o.1", 5_000, claim_of())
+    assert time.monotonic() - began < 1.5  # of the timeout's 2 s
+    for node in five.nodes[:3]:
+        node.resume()
+    eventually(lambda: holders(five.nodes) == [None] * 5)
+
+
+def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: RedlockSet, store: RedlockStore) -> None:
+    took(store, "w.1")
+    store.release(KEYS, "w.1", Ending())
+    five.node(4).pause()
+    for number in range(20):
+        took(store, f"o.{number}")
+        store.release(KEYS, f"o.{number}", Ending())
+    threads = psutil.Process().num_threads()
+    began = time.monotonic()
+    for number in range(20):
+        took(store, f"p.{number}")
+        store.release(KEYS, f"p.{number}", Ending())
+    assert time.monotonic() - began < 20 * 0.1
+    assert psutil.Process().num_threads() <= threads + 4
+    five.node(4).resume()
+    eventually(lambda: holders(five.nodes) == [None] * 5)
+
+    def takes_part() -> bool:
+        acquisition = f"q.{uuid.uuid4()}"
+        took(store, acquisition)
+        found = holders([five.node(4)])
+        store.release(KEYS, acquisition, Ending())
+        return found == [acquisition]
+
+    eventually(takes_part, within=15)
+    eventually(lambda: holders(five.nodes) == [None] * 5)
+
+
+def test_a_hung_server_gives_back_too_what_it_takes_late_for_one_who_was_refused_meanwhile(five: RedlockSet) -> None:
+    """Else the next server that dies is one too many, as long as the ttl."""
+    hung = five.node(4)
+    for node in five.nodes[:4]:
+        hold(node, "held.1")
+    with closing(opened(five.nodes, timeout=0.5)) as refused:
+        took_elsewhere = keys_of("elsewhere")
+        refused.acquire(took_elsewhere, "o.0", TTL, claim_of())  # connected
+        refused.release(took_elsewhere, "o.0", Ending())
+        hung.pause()
+        assert isinstance(refused.acquire(KEYS, "o.1", TTL, claim_of()), Held)
+        eventually(lambda: not refused._nodes.all[4]._out, within=10)  # given up, and in the server's queue
+        hung.resume()
+        eventually(lambda: refused.inspect(KEYS) is not None and holders([hung]) == [None], within=15)
+
+
+def test_replies_that_are_cut_cost_nobody_the_lock_and_leave_nothing(five: RedlockSet) -> None:
+    """Two of five carry out and do not answer, in turn, at each step."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
+        store = stack.enter_context(closing(opened(proxies)))
+        for number in range(10):
+            for proxy in (proxies[number % 5], proxies[(number + 1) % 5]):
+                proxy.set_mode("cut_reply", times=2, containing=b"EVALSHA")
+            took(store, f"o.{number}")
+            assert store.release(KEYS, f"o.{number}", Ending()).ours
+            eventually(lambda: holders(five.nodes) == [None] * 5)
+            for proxy in proxies:
+                proxy.set_mode("pass")
+
+
+def test_a_server_that_is_left_in_peace_is_asked_all_the_same_where_the_others_cannot_decide(five: RedlockSet) -> None:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes[:3]]
+        store = stack.enter_context(closing(opened(proxies)))
+        for number in range(6):
+            proxies[number % 3].set_mode("refuse")
+            took(store, f"o.{number}")
+            store.release(KEYS, f"o.{number}", Ending())
+            proxies[number % 3].set_mode("pass")
+
+
+# Votes
+
+
+def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, store: RedlockStore) -> None:
+    """Two others hold two servers each; no majority names anybody, and no one is called the holder."""
+    for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
+        hold(five.node(place), acquisition)
+    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == Split()
+    eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "b.1", "b.1", None])
+    assert store.inspect(KEYS) is None
+    assert store.use(KEYS) is None
+
+
+def test_what_a_minority_holds_is_in_nobodys_way(five: RedlockSet, store: RedlockStore) -> None:
+    hold(five.node(0), "dead.1")
+    hold(five.node(1), "dead.2")
+    took(store, "o.1")
+    assert eventually(lambda: holders(five.nodes) == ["dead.1", "dead.2", "o.1", "o.1", "o.1"])
+
+
+def test_who_holds_a_majority_is_met_as_its_holder(five: RedlockSet, store: RedlockStore) -> None:
+    for node in five.nodes[1:4]:
+        hold(node, "a.1")
+    answer = store.acquire(KEYS, "o.1", TTL, claim_of())
+    assert isinstance(answer, Held)
+    assert answer.holder.owner == "a"
+    eventually(lambda: holders(five.nodes) == [None, "a.1", "a.1", "a.1", None])
+
+
+def test_a_name_that_a_majority_knows_as_used_is_used_whoever_is_away(five: RedlockSet, store: RedlockStore) -> None:
+    for node in five.nodes[:2]:
+        node.kill()
+    took(store, "o.1", claim_of("id1", once=True))
+    store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True))
+    for node in five.nodes[:2]:
+        node.start()
+    for node in five.nodes[3:]:
+        node.kill()
+    # One of the three that answer knows.
+    assert isinstance(eventually(lambda: _answer(store, claim_of("id2", once=True))), Used)
+    use = store.use(KEYS)
+    assert use is not None
+    assert use.state == "used"
+
+
+def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: RedlockSet) -> None:
+    rounds = 500
+    urls, together = five.lock_urls(), threading.Barrier(2, timeout=60)
+    wins: list[list[object]] = [[], []]
+
+    def race(place: int) -> None:
+        party = Party(urls, timeout=TIMEOUT)
+        for number in range(rounds):
+            together.wait()
+            name = shared_name(f"race {number % 7}")
+            answer = party.locker.acquire(name, party.scope, 30.0, Claim(party.scope.by))
+            wins[place].append(answer)
+            together.wait()
+            if isinstance(answer, Lease):
+                assert party.release(answer)
+        party.store.close()
+
+    racers = [threading.Thread(target=race, args=(place,)) for place in (0, 1)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join(120)
+    won = [[isinstance(answer, Lease) for answer in answers] for answers in wins]
+    assert [one + other for one, other in zip(*won, strict=True)] == [1] * rounds
+
+
+def test_a_crowd_is_served_one_after_the_other(five: RedlockSet) -> None:
+    """Eight owners wait for one lock, each for its turn; none is inside with another, and tokens grow."""
+    urls, name = five.lock_urls(), shared_name("crowd")
+    inside: list[int] = []
+    tokens: list[int] = []
+    overlaps: list[int] = []
+
+    def work(party: Party) -> None:
+        for _ in range(5):
+            scope = party.new_scope()
+            lease = party.locker.acquire_within(name, scope, 30.0, Claim(scope.by), 60.0)
+            assert isinstance(lease, Lease), lease
+            inside.append(1)
+            overlaps.append(len(inside))
+            tokens.append(lease.token or 0)
+            inside.pop()
+            party.locker.release(lease, scope)
+
+    parties = [Party(urls, timeout=TIMEOUT) for _ in range(8)]
+    crowd = [threading.Thread(target=work, args=(party,)) for party in parties]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join(100)
+    assert len(tokens) == 40
+    assert set(overlaps) == {1}
+    assert tokens == sorted(set(tokens))
+
+
+# Leases
+
+
+def test_a_lease_lives_with_a_majority_and_a_server_that_lost_it_is_not_given_it_again(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    took(store, "o.1")
+    eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
+    renewal = Renewal(KEYS.lock, "o.1", 60_000)
+    for node in five.nodes[:2]:
+        node.flush()
+    assert store.renew([renewal]) == [True]
+    assert holders(five.nodes) == [None, None, "o.1", "o.1", "o.1"]
+    five.node(2).flush()
+    assert store.renew([renewal]) == [False]
+
+
+def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    took(store, "o.1")
+    took_too = store.acquire(keys_of("y"), "o.2", TTL, claim_of())
+    assert isinstance(took_too, Acquired)
+    eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
+    eventually(lambda: holders(five.nodes, keys_of("y")) == ["o.2"] * 5)
+    with five.node(0).client() as client:
+        client.delete(KEYS.lock)
+    for node in five.nodes[3:]:
+        node.kill()
+    assert store.renew([Renewal(KEYS.lock, "o.1", TTL), Renewal(keys_of("y").lock, "o.2", TTL)]) == [None, True]
+    with pytest.raises(StoreUnavailable, match="no majority"):
+        store.renew([Renewal(KEYS.lock, "o.1", TTL)])
+
+
+def test_a_keeper_tells_of_a_lease_that_no_majority_renews(five: RedlockSet) -> None:
+    party = Party(five.lock_urls(), timeout=0.3)
+    lease = party.acquire(shared_name("kept"), ttl=6)
+    for node in five.nodes[:3]:
+        node.pause()
+    eventually(lambda: party.lost, within=10)
+    assert lease.lost
+    with pytest.raises(LockLost):
+        lease.ensure()
+
+
+def test_a_keeper_keeps_a_lease_while_two_of_five_hang(five: RedlockSet) -> None:
+    party = Party(five.lock_urls(), timeout=0.5)
+    lease = party.acquire(shared_name("kept"), ttl=3)
+    for node in five.nodes[:2]:
+        node.pause()
+    end = time.monotonic() + 7.0
+    eventually(lambda: lease.lost or time.monotonic() > end, within=9)
+    assert not lease.lost
+    lease.ensure()
+    assert party.release(lease)
+
+
+def test_a_release_that_no_majority_confirms_is_an_error_and_may_be_repeated(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    took(store, "o.1")
+    for node in five.nodes[:3]:
+        node.kill()
+    with pytest.raises(ReplyLost):
+        store.release(KEYS, "o.1", Ending())
+    for node in five.nodes[:3]:
+        node.start()
+    eventually(lambda: _released(store, "o.1"))
+    eventually(lambda: holders(five.nodes) == [None] * 5)
+
+
+def _released(store: RedlockStore, acquisition: str) -> bool:
+    try:
+        store.release(KEYS, acquisition, Ending())
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def test_a_server_that_missed_a_release_hears_of_it_when_it_answers_again(five: RedlockSet) -> None:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
+        store = stack.enter_context(closing(opened(proxies)))
+        took(store, "o.1", claim_of("id1", once=True))
+        eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
+        proxies[0].set_mode("refuse")
+        assert store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True, window_ms=TTL)).ours
+        eventually(lambda: holders(five.nodes) == ["o.1", None, None, None, None])
+        proxies[0].set_mode("pass")
+        eventually(lambda: store.inspect(keys_of("y")) or holders(five.nodes) == [None] * 5, every=0.1)
+        # It was told of the end, not of the use, which would begin anew there.
+        with of_one(five.node(0)) as alone:
+            assert alone.use(KEYS) is None
+
+
+#: Lines between two that are struck: each round takes its time.
+STEP = 131
+
+
+@pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet, make_app: Any) -> None:
+    app = make_app(five.lock_urls(), dlock_restart_delay=0, result_backend="cache+memory://")
+    runtime = Runtime.of(app)
+    assert runtime.keeper._running.take()  # the test is its scheduler
+    ended = set()
+
+    @singleton_task(app=app, once_per=5, name="interrupted")
+    def work(number: int) -> None:
+        ended.add(number)
+
+    app.finalize()
+    work.__trace__ = build_tracer(work.name, work, app=app)
+    for struck in itertools.count(0, STEP):
+        strike = Strike(at=struck)
+        run(work, struck, strike)
+        runtime.keeper.tick()
+        assert (strike.where, runtime.slots.taken()) == (strike.where, [])  # type: ignore[attr-defined]
+        keys = LockKeys.of("dlock", work.lock_spec.name_of((struck,), {}))
+        eventually(lambda keys=keys: holders(five.nodes, keys) == [None] * 5, message=strike.where)  # type: ignore[misc]
+        assert_no_doubt(work.used(struck), strike.where, ended=struck in ended)
+        if not strike.where:
+            break
+    assert struck > 300
+
+
+# Restarts
+
+
+def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_over(five: RedlockSet) -> None:
+    """One of three was away when the lock was taken, and another loses it: those two together must not give it away."""
+    three = five.nodes[:3]
+    with closing(opened(three, probation=Probation(3.0, "dlock_restart_delay", trusts_disk=True))) as store:
+        eventually(lambda: _acquired(store, "w"), within=15)
+        hold(three[0], "o.1")
+        hold(three[1], "o.1")
+        three[1].flush()  # as if it had restarted without its data
+        assert store.acquire(KEYS, "p.1", TTL, claim_of()) == Split()
+        assert holders(three) == ["o.1", None, None]
+        store.release(KEYS, "o.1", Ending())
+        assert _acquired(store, "p")  # of the two that kept what they knew
+        three[0].pause()
+        with pytest.raises(StoreUnavailable, match=r"grants nothing new .*dlock_restart_delay"):
+            store.acquire(KEYS, "p.2", TTL, claim_of())
+        eventually(lambda: _acquired(store, "p"), within=10)
+
+
+def _acquired(store: RedlockStore, owner: str) -> bool:
+    acquisition = f"{owner}.{uuid.uuid4()}"
+    try:
+        return isinstance(store.acquire(KEYS, acquisition, TTL, claim_of()), Acquired)
+    except StoreUnavailable:
+        return False
+    finally:
+        _released(store, acquisition)
+
+
+# Idempotency keys
+
+
+def test_a_seed_is_the_same_for_every_run_until_one_succeeds_whoever_is_away(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    seeds = []
+    for number, away in enumerate([(0, 1), (2, 3), (4, 0)]):
+        for place in away:
+            five.node(place).kill()
+        eventually(lambda number=number: _begun(store, number, seeds))  # type: ignore[misc]
+        for place in away:
+            five.node(place).start()
+        for node in five.nodes:
+            with node.client() as client:
+                client.delete(KEYS.lock)  # it died, and its lease is over
+    assert len(seeds) == 3
+    assert len(set(seeds)) == 1
+
+
+def _begun(store: RedlockStore, number: int, seeds: list[str]) -> bool:
+    try:
+        answer = store.acquire(KEYS, f"o.{number}{uuid.uuid4()}", TTL, claim_of("id1", once=True))
+    except StoreUnavailable:
+        return False
+    if isinstance(answer, Acquired):
+        assert answer.after_crash == (number > 0)
+        seeds.append(answer.seed)
+    return isinstance(answer, Acquired)
+
+
+def test_a_vote_that_was_lost_is_no_death(five: RedlockSet, store: RedlockStore) -> None:
+    for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
+        hold(five.node(place), acquisition)
+    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == Split()
+    for node in five.nodes[:4]:
+        with node.client() as client:
+            client.delete(KEYS.lock)
+    answer = took(store, "o.2", claim_of("id1", once=True, hold=True))
+    assert not answer.after_crash
+
+
+def test_a_body_that_died_holds_the_next_back_whoever_is_away(five: RedlockSet, store: RedlockStore) -> None:
+    five.node(0).kill()
+    five.node(1).kill()
+    took(store, "o.1", claim_of("id1", once=True))
+    five.node(0).start()
+    five.node(1).start()
+    for node in five.nodes:
+        with node.client() as client:
+            client.delete(KEYS.lock)
+    five.node(3).kill()
+    five.node(4).kill()
+    answer = eventually(lambda: _answer(store, claim_of("id2", once=True, hold=True)))
+    assert isinstance(answer, Unknown)
+    assert store.resolve(KEYS, sent=True, window_ms=TTL)
+    assert isinstance(_answer(store, claim_of("id2", once=True)), Used)
+
+
+def _answer(store: RedlockStore, claim: Claim) -> object:
+    try:
+        return store.acquire(KEYS, f"q.{uuid.uuid4()}", TTL, claim)
+    except StoreUnavailable:
+        return None
+
+
+# Waiters
+
+
+def test_a_waiter_is_woken_although_the_server_that_it_listens_to_goes_away(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    took(store, "o.1")
+    with store.waker(KEYS) as waker:
+        listened = [node for node in five.nodes if _subscribers(node)]
+        assert len(listened) == 1
+        listened[0].kill()
+        assert waker.wait(5)  # to look for itself
+        assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of(waits=True)), Held)
+        assert sum(_subscribers(node) for node in five.nodes if node.running) == 1
+        store.release(KEYS, "o.1", Ending())
+        assert waker.wait(5)
+        took(store, "w.2")
+
+
+def _subscribers(node: Server) -> int:
+    with node.client() as client:
+        ((_, count),) = client.pubsub_numsub(KEYS.channel)
+    return int(count)
+
+
+# Fencing tokens
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tokens_grow_strictly_whoever_dies_returns_loses_replies_or_is_ahead(five: RedlockSet, seed: int) -> None:
+    """Of three servers one at a time is away; another owner takes the lock whenever the last one's lease is over."""
+    nodes, chance = five.nodes[:3], random.Random(seed)
+    tokens: list[int] = []
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
+        store = stack.enter_context(closing(opened(proxies, timeout=0.3)))
+        for _ in range(25):
+            tokens.append(_taken(store))
+            _break(
+                nodes, proxies, chance.choice(["none", "expire", "kill", "pause", "cut", "ahead"]), chance.randrange(3)
+            )
+    assert tokens == sorted(set(tokens))
+
+
+def _taken(store: RedlockStore) -> int:
+    """The token of an owner that gets the lock, however often it has to ask, and gives it back."""
+
+    def token() -> int:
+        acquisition = uuid.uuid4().hex
+        try:
+            answer = store.acquire(KEYS, acquisition, 3_000, claim_of())
+        except StoreUnavailable:
+            answer = None
+        _released(store, acquisition)
+        return answer.token if isinstance(answer, Acquired) else 0
+
+    return eventually(token, within=20)
+
+
+def _break(nodes: Sequence[Server], proxies: Sequence[Proxy], step: str, place: int) -> None:
+    if step in ("kill", "pause"):
+        for node in nodes:  # no more than one is away at a time, each with its data
+            if not node.running:
+                node.start()
+            node.resume()
+        getattr(nodes[place], step)()
+    elif step == "cut":
+        proxies[place].set_mode("cut_reply", times=1, containing=b"EVALSHA")
+    elif step != "none" and nodes[place].answering:
+        with nodes[place].client() as client:
+            if step == "expire":
+                client.delete(KEYS.lock)
+            else:
+                client.set(KEYS.last, int(client.get(KEYS.last) or 0) + 5_000_000)
+
+
+def test_what_a_server_of_the_majority_gave_higher_all_know_before_the_lock_is_anybodys(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    with five.node(2).client() as client:
+        client.set(KEYS.last, 3_000_000_000_000_000)
+    five.node(0).kill()
+    five.node(1).kill()
+    assert took(store, "o.1").token == 3_000_000_000_000_001
+    found = []
+    for node in five.nodes[2:]:
+        with node.client() as client:
+            found.append((client.get(KEYS.last), client.hget(KEYS.lock, "token")))
+    assert found == [("3000000000000001", "3000000000000001")] * 3
+
+
+# What it will not do, and what it costs nobody
+
+
+def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
+    with pytest.raises(InvalidLockOptions, match="on_conflict='queue' is not allowed"):
+        store.acquire(KEYS, "o.1", TTL, claim_of("id1", place=Place()))
+
+
+def test_an_option_that_it_refuses_is_refused_where_the_task_is_defined(five: RedlockSet, make_app: Any) -> None:
+    for options, words in (
+        ({"on_conflict": "queue"}, "on_conflict='queue'"),
+        ({"unique": "queued"}, "unique='queued'"),
+    ):
+
+        def body() -> None: ...
+
+        with pytest.raises(
+            InvalidLockOptions, match=rf"task 'x': {words} is not allowed where dlock_url names several"
+        ):
+            singleton_task(app=make_app(five.lock_urls()), name="x", **options)(body).run()
+
+    @singleton_task(app=make_app(five.lock_urls()), name="y")
+    def plain() -> None: ...
+
+    with pytest.raises(InvalidLockOptions, match="task 'y': on_conflict='queue' is not allowed"):
+        plain.apply_async(dlock={"on_conflict": "queue"})
+
+
+def test_a_servers_silence_is_told_of_at_the_start(five: RedlockSet, store: RedlockStore) -> None:
+    assert store.facts().silent == ()
+    five.node(3).kill()
+    (silent,) = store.facts().silent
+    assert f"127.0.0.1:{five.node(3).port}" in silent
+
+
+def test_a_fork_has_threads_and_connections_of_its_own(store: RedlockStore) -> None:
+    took(store, "o.1")
+    pid = os.fork()
+    if not pid:
+        ok = False
+        try:
+            held = isinstance(store.acquire(KEYS, "p.1", TTL, claim_of()), Held)
+            ok = held and store.release(KEYS, "o.1", Ending()).ours
+        finally:
+            os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    took(store, "p.2")
+
+
+def test_a_hung_server_delays_no_exit(five: RedlockSet) -> None:
+    for node in five.nodes[:2]:
+        node.pause()
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from celery_dlock.place_setting import of_setting
+from celery_dlock.stores import open_store
+from tests.contract.kit import claim_of, keys_of
+store = open_store(of_setting({five.lock_urls()!r}, {{}}), timeout=30)
+print(type(store.acquire(keys_of(), "o.1", 30_000, claim_of())).__name__, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "Acquired\n"
+    assert process.wait(5) == 0
+    process.stdout.close()
+
+
+def test_an_idle_store_has_no_threads(five: RedlockSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_dlock.crew.IDLE", 0.1)
+    with closing(opened(five.nodes)) as store:
+        before = psutil.Process().num_threads()
+        took(store, "o.1")
+        assert psutil.Process().num_threads() > before
+        eventually(lambda: psutil.Process().num_threads() <= before)
+        assert store.release(KEYS, "o.1", Ending()).ours

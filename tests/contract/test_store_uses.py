@@ -1,0 +1,297 @@
+"""What became of a name's last run: the states of its mark, and who may change them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.names import idempotency_key
+from celery_dlock.records import Acquired, By, Claim, Held, Identity, Unknown, Used
+from celery_dlock.scripts import ACQUIRE, FORGET, RELEASE, RESOLVE, Script
+from celery_dlock.store import Ending
+from celery_dlock.stores import from_url
+from celery_dlock.stores.redis import RedisStore
+from tests.contract.kit import TTL, Party, claim_of, ending_of, of_one_acquisition, take
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.waiting import eventually
+
+NAME = shared_name("x")
+KEYS = LockKeys.of("dlock", NAME)
+WINDOW = 60_000
+
+
+def once(task_id: str, **facts: Any) -> Claim:
+    return claim_of(task_id, once=True, **facts)
+
+
+def begin(store: RedisStore, task_id: str, **facts: Any) -> Acquired:
+    return take(store, f"{task_id}.1", once(task_id, **facts))
+
+
+def fail(store: RedisStore, task_id: str, acquisition: str = "") -> None:
+    ending = ending_of(task_id, once=True, window_ms=WINDOW)
+    store.release(KEYS, acquisition or f"{task_id}.1", ending)
+
+
+def succeed(store: RedisStore, task_id: str, seed: str) -> None:
+    store.release(KEYS, f"{task_id}.1", ending_of(task_id, once=True, used_ms=WINDOW, window_ms=WINDOW, seed=seed))
+
+
+def die(store: RedisStore, task_id: str) -> None:
+    """As the keeper ends what a dead child held."""
+    store.release(KEYS, f"{task_id}.1", Ending(unsure=True))
+
+
+def state(store: RedisStore) -> tuple[str, str | None] | None:
+    use = store.use(KEYS)
+    return use and (use.state, use.task_id)
+
+
+@pytest.mark.core
+def test_a_body_that_died_is_of_unknown_outcome_however_its_lock_ended(store: RedisStore, client: redis.Redis) -> None:
+    begin(store, "a")
+    assert state(store) == ("running", "a")
+    client.delete(KEYS.lock)  # as after its ttl
+    assert state(store) == ("unknown", "a")
+    client.delete(KEYS.used())
+    begin(store, "b")
+    die(store, "b")
+    assert state(store) == ("unknown", "b")
+
+
+@pytest.mark.core
+def test_who_holds_back_is_refused_after_a_death_and_told_who_died_until_it_is_settled(store: RedisStore) -> None:
+    begin(store, "a")
+    die(store, "a")
+    for _ in range(2):
+        answer = store.acquire(KEYS, "b.1", TTL, once("b", hold=True))
+        assert isinstance(answer, Unknown)
+        assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "a", "node1")
+    assert store.resolve(KEYS, sent=False, window_ms=WINDOW)
+    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Acquired)
+
+
+def test_who_holds_back_meets_a_running_body_as_a_held_lock(store: RedisStore) -> None:
+    begin(store, "a")
+    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Held)
+
+
+@pytest.mark.core
+def test_the_seed_is_kept_over_failures_and_deaths_until_a_success_is_forgotten(store: RedisStore) -> None:
+    first = begin(store, "a")
+    assert (first.seed, first.after_crash) == (str(first.token), False)
+    fail(store, "a")
+    assert state(store) is None
+    second = begin(store, "b")
+    assert (second.seed, second.after_crash) == (first.seed, False)
+    die(store, "b")
+    third = begin(store, "c")
+    assert (third.seed, third.after_crash) == (first.seed, True)
+    succeed(store, "c", third.seed)
+    use = store.use(KEYS)
+    assert use is not None
+    assert (use.state, use.idempotency_key) == ("used", idempotency_key(KEYS.name, first.seed))
+    assert store.forget(KEYS)
+    assert begin(store, "d").seed != first.seed
+
+
+@pytest.mark.core
+def test_a_failure_after_a_death_leaves_that_death_as_unknown_as_it_was(store: RedisStore) -> None:
+    begin(store, "a")
+    die(store, "a")
+    begin(store, "b")
+    fail(store, "b")
+    assert state(store) == ("unknown", "a")
+    assert begin(store, "c").after_crash
+    # It had used the name, as an operator finds out later: then a copy of its own message is no other call's.
+    fail(store, "c")
+    assert store.resolve(KEYS, sent=True, window_ms=WINDOW)
+    answer = store.acquire(KEYS, "a.2", TTL, once("a"))
+    assert isinstance(answer, Used)
+    assert answer.same
+
+
+@pytest.mark.core
+def test_only_the_run_whose_mark_it_is_makes_the_name_free(store: RedisStore, client: redis.Redis) -> None:
+    """A body whose lease was lost fails late; the one that runs since then may have died by then, or be at work."""
+    begin(store, "a")
+    client.delete(KEYS.lock)
+    begin(store, "b")
+    fail(store, "a")
+    assert state(store) == ("running", "b")
+    die(store, "b")
+    fail(store, "a")
+    assert state(store) == ("unknown", "b")
+
+
+def test_a_late_success_uses_the_name_although_another_runs_or_died(store: RedisStore, client: redis.Redis) -> None:
+    seed = begin(store, "a").seed
+    client.delete(KEYS.lock)
+    begin(store, "b")
+    succeed(store, "a", seed)
+    assert state(store) == ("used", "a")
+    fail(store, "b")
+    assert state(store) == ("used", "a")
+
+
+def test_an_acquire_that_was_taken_back_leaves_no_doubt(store: RedisStore) -> None:
+    """Its body never began."""
+    begin(store, "a")
+    undone = Ending(identity=Identity("a").digest, unsure=True, once=True, window_ms=WINDOW)
+    store.release(KEYS, "a.1", undone)
+    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Acquired)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_resolved_name_is_used_for_the_window_or_free_with_its_seed(store: RedisStore, sent: bool) -> None:
+    seed = begin(store, "a").seed
+    die(store, "a")
+    assert store.resolve(KEYS, sent=sent, window_ms=WINDOW)
+    assert not store.resolve(KEYS, sent=sent, window_ms=WINDOW)
+    answer = store.acquire(KEYS, "b.1", TTL, once("b", hold=True))
+    if sent:
+        assert isinstance(answer, Used)
+        assert answer.by.task_id == "a"
+    else:
+        assert isinstance(answer, Acquired)
+        assert (answer.seed, answer.after_crash) == (seed, False)
+
+
+def test_what_runs_or_is_used_or_free_is_not_to_be_resolved(store: RedisStore) -> None:
+    assert not store.resolve(KEYS, sent=True, window_ms=WINDOW)
+    seed = begin(store, "a").seed
+    assert not store.resolve(KEYS, sent=True, window_ms=WINDOW)
+    assert state(store) == ("running", "a")
+    succeed(store, "a", seed)
+    assert not store.resolve(KEYS, sent=False, window_ms=WINDOW)
+    assert state(store) == ("used", "a")
+
+
+def test_the_mark_of_a_body_outlives_its_window_by_the_longest_body_and_of_a_free_name_not(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    begin(store, "a", begun_ms=WINDOW + 5000)
+    assert WINDOW < client.pttl(KEYS.used()) <= WINDOW + 5000
+    fail(store, "a")
+    assert WINDOW - 5000 < client.pttl(KEYS.used()) <= WINDOW
+
+
+def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
+    begin(store, "a", tick="t1")
+    ending = ending_of("a", once=True, used_ms=WINDOW, window_ms=WINDOW, tick="t1")
+    store.release(KEYS, "a.1", ending)
+    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", tick="t1")), Used)
+    assert store.use(KEYS, "t1")
+    assert store.use(KEYS) is None
+    assert isinstance(store.acquire(KEYS, "b.2", TTL, once("b", tick="t2")), Acquired)
+
+
+@pytest.mark.parametrize("garbage", ["", "x", "used", "1\nx\n[]", "begun\n\n\n\n\n\n\n\n\n\n\n"])
+def test_a_mark_that_is_not_ours_holds_nobody_up(store: RedisStore, client: redis.Redis, garbage: str) -> None:
+    """Whatever a foreign hand wrote, the next run writes over it."""
+    client.set(KEYS.used(), garbage)
+    assert store.use(KEYS) is None
+    answer = store.acquire(KEYS, "a.1", TTL, once("a"))
+    assert isinstance(answer, Acquired)
+    assert answer.seed == str(answer.token)
+
+
+# Sent twice, and answers that get lost
+
+
+class TestSentTwice:
+    def test_an_acquire(self, store: RedisStore, topology: str) -> None:
+        begin(store, "z")
+        die(store, "z")
+        first = begin(store, "a")
+        again = begin(store, "a")
+        assert (again.seed, again.after_crash) == (first.seed, True)
+        assert of_one_acquisition(first, again, topology)
+
+    def test_an_acquire_whose_name_was_forgotten_between(self, store: RedisStore, topology: str) -> None:
+        first = begin(store, "a")
+        store.forget(KEYS)
+        again = begin(store, "a")
+        assert again.seed == str(again.token)
+        assert of_one_acquisition(first, again, topology)
+
+    def test_an_acquire_whose_lock_was_lost_between_is_no_death(self, store: RedisStore, client: redis.Redis) -> None:
+        begin(store, "a")
+        client.delete(KEYS.lock)
+        assert not begin(store, "a", hold=True).after_crash
+
+    @pytest.mark.parametrize("died_before", [False, True])
+    def test_a_failure(self, store: RedisStore, died_before: bool) -> None:
+        if died_before:
+            begin(store, "z")
+            die(store, "z")
+        begin(store, "a")
+        for _ in range(2):
+            fail(store, "a")
+            assert state(store) == (("unknown", "z") if died_before else None)
+
+    def test_a_failure_after_another_has_begun(self, store: RedisStore) -> None:
+        begin(store, "a")
+        fail(store, "a")
+        begin(store, "b")
+        fail(store, "a")
+        assert state(store) == ("running", "b")
+
+
+@pytest.fixture
+def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy:
+    return start_proxy(clean_server)
+
+
+def cut(proxy: Proxy, script: Script) -> None:
+    proxy.set_mode("cut_reply", times=1, containing=script.sha.encode())
+
+
+class TestLostReplies:
+    @pytest.fixture
+    def far(self, proxy: Proxy, store: RedisStore) -> Iterator[RedisStore]:
+        """The store over a network that cuts replies; its scripts are known there."""
+        far = from_url(proxy.url(), timeout=2)
+        for warm in (lambda: far.forget(KEYS), lambda: far.resolve(KEYS, sent=True, window_ms=1)):
+            warm()
+        yield far
+        far.close()
+
+    @pytest.mark.parametrize("script", [FORGET, RESOLVE], ids=["forget", "resolve"])
+    def test_who_settles_a_name_hears_that_he_did(
+        self, far: RedisStore, store: RedisStore, proxy: Proxy, script: Script
+    ) -> None:
+        begin(store, "a")
+        die(store, "a")
+        cut(proxy, script)
+        done = far.forget(KEYS) if script is FORGET else far.resolve(KEYS, sent=True, window_ms=WINDOW)
+        assert done
+        assert state(store) == (None if script is FORGET else ("used", "a"))
+
+    @pytest.mark.core
+    def test_an_acquire_whose_reply_is_lost_is_no_death(self, proxy: Proxy, store: RedisStore) -> None:
+        """The locker takes it back and asks again under the next number: nothing has begun under the first."""
+        party = Party(proxy.url(), timeout=2)
+        party.release(party.acquire(NAME))
+        party.scope.undone = Ending(identity=Identity("a").digest, unsure=True, once=True, window_ms=WINDOW)
+        cut(proxy, ACQUIRE)
+        claim = Claim(By.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold=True)
+        lease: Any = party.locker.acquire(NAME, party.scope, 30.0, claim)
+        assert lease.acquisition.endswith(".3")
+        assert not lease.after_crash
+        assert len(lease.idempotency_key) == 32
+        party.release(lease, Ending(identity=Identity("a").digest, once=True, window_ms=WINDOW))
+        eventually(lambda: not party.slots.taken(), within=10)
+
+    def test_a_failure_whose_reply_is_lost_leaves_the_name_free(self, proxy: Proxy, store: RedisStore) -> None:
+        far = from_url(proxy.url(), timeout=2)
+        fail(far, "warm")
+        begin(store, "a")
+        cut(proxy, RELEASE)
+        fail(far, "a")
+        far.close()
+        assert state(store) is None

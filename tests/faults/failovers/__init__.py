@@ -1,0 +1,1 @@
+"""Locks under load while their servers fail over, and what that cost; see docs/chaos.md."""

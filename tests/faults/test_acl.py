@@ -1,0 +1,252 @@
+"""The rights that locks need: documented, sufficient, and none too many."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_dlock import scripts
+from celery_dlock.errors import StoreRefused
+from celery_dlock.keys import LockKeys, LockName, node_key
+from celery_dlock.records import Acquired, By, Claim, Identity, Parked, Place, Renewal
+from celery_dlock.scripts import Script
+from celery_dlock.store import Ending
+from celery_dlock.stores import from_url
+from celery_dlock.stores.redis import RedisStore
+from tests.processes import HOST, ROOT
+from tests.servers import CLUSTER_COMMANDS, LOCK_COMMANDS, LOCK_RIGHTS, LOCK_USER, Server, cluster_rights
+from tests.topologies import ClusterSet
+
+#: Sent as they are; all others are called by scripts.
+BARE = {"evalsha", "eval", "subscribe", "info", "select", "hgetall"}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("acl") / "server") as made:
+        yield made
+
+
+class Round:
+    """Everything that a store does, each step on its own, so that one that is refused hides no other."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.store = store
+        self.errors: list[str] = []
+        for step in (self.lock, self.take_back, self.wait, self.keep, self.queue, self.sweep, self.look):
+            step()
+
+    def do(self, verb: Callable[..., object], *args: object, **options: object) -> object:
+        try:
+            return verb(*args, **options)
+        except StoreRefused as error:
+            self.errors.append(str(error))
+            return None
+
+    def keys(self, text: str) -> LockKeys:
+        return LockKeys.of("dlock", LockName(f"n:{text}", 7))
+
+    def claim(self, task_id: str, **facts: object) -> Claim:
+        return Claim(By("app.post", task_id, "node1", "77"), Identity(task_id), **facts)  # type: ignore[arg-type]
+
+    def lock(self) -> None:
+        keys, store = self.keys("lock"), self.store
+        for _ in range(2):
+            self.do(store.acquire, keys, "a.1", 60_000, self.claim("a", once=True))
+        self.do(store.renew, [Renewal(keys.lock, "a.1", 90_000, (("word", "1"),))])
+        self.do(store.inspect, keys)
+        self.do(store.release, keys, "a.1", Ending(True, Identity("a").digest, 60_000, "[]"))
+
+    def take_back(self) -> None:
+        self.do(self.store.release, self.keys("back"), "b.1", Ending(unsure=True))
+
+    def wait(self) -> None:
+        keys, store = self.keys("wait"), self.store
+        self.do(store.acquire, keys, "c.1", 60_000, self.claim("c"))
+
+        def listen() -> None:
+            with store.waker(keys):
+                self.do(store.acquire, keys, "d.1", 60_000, self.claim("d", waits=True))
+
+        self.do(listen)
+        self.do(store.release, keys, "c.1", Ending())
+
+    def keep(self) -> None:
+        keys = self.keys("keep")
+        self.do(self.store.acquire, keys, "e.1", 60_000, self.claim("e", keep_ms=60_000))
+        self.do(self.store.release, keys, "e.1", Ending())
+
+    def park(self, keys: LockKeys, task_id: str, **place: object) -> object:
+        entry = f'["app.post", "{task_id}"]\n{{}}'
+        claim = self.claim(task_id, place=Place(entry, **place))  # type: ignore[arg-type]
+        return self.do(self.store.acquire, keys, f"{task_id}.1", 60_000, claim)
+
+    def queue(self) -> None:
+        keys, store = self.keys("queue"), self.store
+        self.do(store.acquire, keys, "f.1", 60_000, self.claim("f", place=Place()))
+        for task_id in ("g", "h", "g"):
+            self.park(keys, task_id, limit=2, ousts=True)
+        self.do(store.waiting, keys, 10)
+        self.do(store.release, keys, "f.1", Ending(True, Identity("f").digest, queue=True))
+        self.do(store.take_out, keys, Identity("h").digest, "s", ended=True)
+
+    def sweep(self) -> None:
+        keys, store = self.keys("sweep"), self.store
+        self.do(store.acquire, keys, "i.1", 60_000, self.claim("i", place=Place()))
+        self.park(keys, "j")
+        self.do(store.sweep, keys, "s", 60_000, 5)
+        self.do(store.release, keys, "i.1", Ending(True, Identity("i").digest, queue=True))
+        self.do(store.published, keys, Identity("j").digest, 1)
+        time.sleep(0.005)  # its turn
+        self.do(store.sweep, keys, "s", 60_000, 5)
+        self.do(store.due, "dlock", [7], 10)
+
+    def look(self) -> None:
+        key = node_key("dlock", "node")
+        self.do(self.store.facts)
+        self.do(self.store.note, key, "worker", "{}", 1000)
+        self.do(self.store.notes, key)
+        self.do(self.store.note, key, "worker", "", 0)
+
+
+@pytest.fixture
+def admin(own: Server) -> Iterator[redis.Redis]:
+    own.flush()
+    with own.client() as connected:
+        connected.script_flush()
+        connected.acl_log_reset()
+        yield connected
+
+
+def go_round(own: Server, user: str = LOCK_USER) -> list[str]:
+    # Not database 0, so that to select another is among what is done.
+    store = from_url(f"redis://{user}:secret@{HOST}:{own.port}/2", timeout=5)
+    try:
+        return Round(store).errors
+    finally:
+        store.close()
+
+
+def test_the_documented_rights_are_those_of_the_tests() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    found = re.search(r"ACL SETUSER (\w+) (.*?)```", text, re.DOTALL)
+    assert found is not None
+    assert (found[1], set(found[2].split())) == (LOCK_USER, set(LOCK_RIGHTS))
+
+
+def test_the_documented_commands_are_those_that_the_scripts_call_and_those_sent_as_they_are() -> None:
+    sources = b"".join(script.source for script in vars(scripts).values() if isinstance(script, Script))
+    called = {name.decode().lower() for name in re.findall(rb"redis\.call\('(\w+)'", sources)}
+    assert set(LOCK_COMMANDS) == (called | BARE) - set(CLUSTER_COMMANDS)
+
+
+def test_with_the_documented_rights_everything_works_and_nothing_is_denied(own: Server, admin: redis.Redis) -> None:
+    assert go_round(own) == []
+    assert admin.acl_log() == []
+
+
+@pytest.mark.parametrize("command", LOCK_COMMANDS)
+def test_without_one_of_them_something_fails_and_says_which(own: Server, admin: redis.Redis, command: str) -> None:
+    """So none is granted that is not needed."""
+    admin.execute_command("ACL", "SETUSER", "poor", *LOCK_RIGHTS, f"-{command}")  # type: ignore[no-untyped-call]
+    errors = go_round(own, "poor")
+    assert errors
+    for error in errors:
+        assert f"no permissions to run the '{command}' command" in error
+        assert "grant what docs/operations.md lists under Permissions" in error
+
+
+@pytest.mark.parametrize(("without", "error"), [("~dlock:*", "a key"), ("&dlock:*", "a channel")])
+def test_without_its_keys_or_channels_something_fails_and_says_so(
+    own: Server, admin: redis.Redis, without: str, error: str
+) -> None:
+    rights = [right for right in LOCK_RIGHTS if right != without]
+    admin.execute_command("ACL", "SETUSER", "poor", "reset", *rights)  # type: ignore[no-untyped-call]
+    errors = go_round(own, "poor")
+    assert errors
+    assert all(f"to access {error}" in text for text in errors), errors
+    assert all("grant what docs/operations.md lists under Permissions" in text for text in errors), errors
+
+
+def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redis) -> None:
+    """Else a step of it proves nothing."""
+    assert admin.ping()
+    store = from_url(own.lock_url(), timeout=5)
+    round_ = Round(store)
+    keys = round_.keys("proof")
+    assert isinstance(store.acquire(keys, "k.1", 60_000, round_.claim("k", place=Place())), Acquired)
+    assert isinstance(round_.park(keys, "l"), Parked)
+    store.close()
+
+
+# On a Cluster
+
+
+def test_the_documented_rights_for_a_cluster_are_those_of_the_tests() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    table = text.partition("On a Redis Cluster, on every node")[2].partition("### ")[0]
+    assert set(re.findall(r"`\+(.*?)`", table.replace("\\|", "|"))) == set(CLUSTER_COMMANDS)
+
+
+def go_round_a_cluster(cluster: ClusterSet, user: str) -> list[str]:
+    """A round, and one look at a lock whose slot is on its way."""
+    places = ",".join(f"{HOST}:{node.port}" for node in cluster.nodes)
+    store = from_url(f"redis+cluster://{user}:secret@{places}", timeout=5)
+    try:
+        round_ = Round(store)
+        keys = round_.keys("moving")
+        round_.do(store.acquire, keys, "m.1", 60_000, round_.claim("m"))
+        slot = cluster.slot_of(keys.lock)
+        source = cluster.node_of(slot)
+        to = next(node for node in cluster.primaries() if node is not source)
+        cluster.begin_move(slot, to)
+        cluster.move_keys(slot)
+        round_.do(store.inspect, keys)
+        cluster.end_move(slot)
+        cluster.move_slot(slot, source)
+        return round_.errors
+    finally:
+        store.close()
+
+
+class TestCluster:
+    @pytest.fixture
+    def nodes(self, cluster_set: ClusterSet) -> Iterator[Callable[..., None]]:
+        """Tells all nodes something of users."""
+
+        def tell(*words: str) -> None:
+            for node in cluster_set.nodes:
+                with node.client() as client:
+                    client.execute_command("ACL", *words)  # type: ignore[no-untyped-call]
+
+        cluster_set.flush()
+        tell("LOG", "RESET")
+        yield tell
+        tell("DELUSER", "poor")
+
+    def test_with_the_documented_rights_nothing_is_denied(
+        self, cluster_set: ClusterSet, nodes: Callable[..., None]
+    ) -> None:
+        assert go_round_a_cluster(cluster_set, LOCK_USER) == []
+        for node in cluster_set.nodes:
+            with node.client() as client:
+                assert client.acl_log() == []
+
+    def test_without_the_right_to_ask_who_answers_nothing_is_denied(
+        self, cluster_set: ClusterSet, nodes: Callable[..., None]
+    ) -> None:
+        nodes("SETUSER", "poor", *LOCK_RIGHTS, *cluster_rights(), "-cluster|myid")
+        assert go_round_a_cluster(cluster_set, "poor") == []
+
+    @pytest.mark.parametrize("command", [command for command in CLUSTER_COMMANDS if command != "cluster|myid"])
+    def test_without_one_of_them_something_fails_and_says_which(
+        self, cluster_set: ClusterSet, nodes: Callable[..., None], command: str
+    ) -> None:
+        nodes("SETUSER", "poor", *LOCK_RIGHTS, *cluster_rights(), f"-{command}")
+        errors = go_round_a_cluster(cluster_set, "poor")
+        assert errors
+        for error in errors:
+            assert f"no permissions to run the '{command}' command" in error
+            assert "grant what docs/operations.md lists under Permissions" in error

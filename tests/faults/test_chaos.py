@@ -1,0 +1,27 @@
+"""A short run of `make chaos`, and the same machine without renewals, which the checker has to catch."""
+
+from tests.faults.chaos.checker import judge
+from tests.faults.chaos.report import report
+from tests.faults.chaos.run import Settings, run
+
+SEED = 4
+
+
+def test_under_random_faults_every_promise_is_kept(tmp_path):
+    record = run(Settings(SEED, seconds=32, rate=5.0, drain=45), tmp_path)
+    found = judge(record)
+    assert found.broken == [], report(record, found)
+    # ... and it was a run worth its name.
+    assert record.faults.total() >= 20, report(record, found)
+    assert found.executions >= 60, report(record, found)
+    assert found.fenced_overlaps == 0
+
+
+def test_without_renewals_the_checker_finds_overlaps_that_no_fault_explains_and_the_resource_refuses_late_writes(
+    tmp_path,
+):
+    settings = Settings(SEED, seconds=8, names=4, kinds=[], renewal=False, drain=20, pools=(("prefork", 4),))
+    found = judge(run(settings, tmp_path))
+    assert found.overlaps["no fault"] >= 1
+    assert found.refused >= 1
+    assert found.fenced_overlaps == 0

@@ -1,0 +1,268 @@
+"""The checker of `make chaos`, on histories written by hand: what it calls broken, and what it excuses."""
+
+import itertools
+
+import pytest
+
+from tests.faults.chaos.checker import check, too_late
+from tests.faults.chaos.schedule import KINDS, schedule
+from tests.faults.chaos.story import Story
+
+TTL = 2.0
+
+
+class Tale:
+    """A history by hand; times in seconds."""
+
+    def __init__(self):
+        self.events, self.numbers = [], itertools.count()
+        self.landed, self.ends, self.waiting, self.trails = [], {}, {}, {}
+
+    def note(self, at, what, **facts):
+        self.events.append({"at": round(at * 1e9), "what": what, **facts})
+
+    def run(self, start, end, token, task_id=None, name="n", pid=11, main=1, how="return", task="chaos.skips"):
+        run = f"r{next(self.numbers)}"
+        self.note(start, "in", run=run, id=task_id or run, task=task, name=name, token=token, pid=pid, main=main)
+        if end is not None:
+            self.note(end, "out", run=run, how=how)
+        return run
+
+    def fault(self, start, end, kind, **facts):
+        number = next(self.numbers)
+        self.note(start, "fault", kind=kind, target=KINDS[kind].target, number=number, lasts=end - start, **facts)
+        self.note(end, "over", number=number)
+
+    def kill(self, at, pids, main=1, log="w"):
+        number = next(self.numbers)
+        facts = {"number": number, "pids": pids, "main": main, "log": log}
+        self.note(at, "fault", kind="kill main", target="worker", deadly=True, **facts)
+
+    def sent(self, task_id="t", task="chaos.skips"):
+        self.note(0, "sent", id=task_id, task=task, name="n")
+
+    def found(self):
+        story = Story.of(sorted(self.events, key=lambda event: event["at"]))
+        return check(story, self.landed, self.ends, self.waiting, self.trails, TTL)
+
+
+@pytest.fixture
+def tale():
+    return Tale()
+
+
+def words(broken):
+    return [line.split(":")[0] for line in broken]
+
+
+class TestOverlaps:
+    def test_two_bodies_of_one_name_at_one_time_are_an_overlap(self, tale):
+        tale.run(1, 4, token=1)
+        tale.run(3, 5, token=2, pid=12)
+        assert words(tale.found().broken) == ["overlap, no fault"]
+
+    @pytest.mark.parametrize(("start", "name"), [(4.1, "n"), (3, "other")])
+    def test_bodies_one_after_the_other_or_of_two_names_are_none(self, tale, start, name):
+        tale.run(1, 4, token=1)
+        tale.run(start, 5, token=2, name=name)
+        assert (tale.found().overlaps.total(), tale.found().broken) == (0, [])
+
+    def test_a_body_whose_process_was_killed_has_ended(self, tale):
+        tale.run(1, None, token=1)
+        tale.kill(2, [1, 11])
+        tale.run(3, 5, token=2, pid=22, main=2)
+        assert tale.found().broken == []
+
+    def test_one_whose_process_was_never_seen_dead_has_not(self, tale):
+        tale.run(1, None, token=1)
+        tale.run(3, 5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == ["overlap, no fault"]
+
+    @pytest.mark.parametrize(
+        ("pause", "main", "expected"),
+        [((2, 5), 1, []), ((2, 2.5), 1, ["overlap, no fault"]), ((2, 5), 2, ["overlap, no fault"])],
+        ids=["for longer than its lease", "for a moment", "another worker"],
+    )
+    def test_a_holder_that_was_paused_is_excused(self, tale, pause, main, expected):
+        tale.run(1, 6, token=1)
+        tale.fault(*pause, "pause worker, long", pids=[main, 11], main=main)
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == expected
+
+    def test_a_paused_child_is_no_excuse_because_its_worker_renews(self, tale):
+        tale.run(1, 6, token=1)
+        tale.fault(2, 5, "pause child, long", pids=[11], main=1)
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == ["overlap, no fault"]
+
+    def test_unless_it_was_paused_between_its_lock_and_its_first_step(self, tale):
+        tale.run(5.1, 6, token=1)
+        tale.fault(2, 5, "pause child, long", pids=[11], main=1)
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert tale.found().broken == []
+
+    @pytest.mark.parametrize(("told", "expected"), [(3.5, []), (4.6, ["overlap, store away, holder NOT told"])])
+    def test_while_the_store_is_away_the_holder_must_have_been_told_before(self, tale, told, expected):
+        elder = tale.run(1, 6, token=1)
+        tale.fault(2, 4.4, "pause store, long")
+        tale.note(told, "told", run=elder)
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == expected
+
+    @pytest.mark.parametrize(("end", "expected"), [(4.6, []), (6, ["overlap, store away, holder NOT aborted"])])
+    def test_and_one_that_is_to_be_aborted_must_be_out(self, tale, end, expected):
+        elder = tale.run(1, end, token=1, task="chaos.aborts")
+        tale.fault(2, 4.4, "pause store, long")
+        tale.note(3.5, "told", run=elder)
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == expected
+
+    @pytest.mark.parametrize(("resumed", "expected"), [(5, []), (4, ["overlap, store away, holder NOT told"])])
+    def test_one_that_was_stopped_itself_could_not_be_told(self, tale, resumed, expected):
+        tale.run(1, 6, token=1)
+        tale.fault(2, 4.4, "pause store, long")
+        tale.fault(3, resumed, "pause child, long", pids=[11], main=1)
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == expected
+
+    def test_one_that_asks_and_gets_no_yes_counts_as_told_from_when_it_asked(self, tale):
+        elder = tale.run(1, 6, token=1)
+        tale.fault(2, 4.4, "pause store, long")
+        tale.note(5, "ensure", run=elder, ok=False, asked=int(2e9))
+        tale.run(4.5, 5.5, token=2, pid=22, main=2)
+        assert tale.found().broken == []
+
+    def test_a_store_that_was_emptied_excuses_it(self, tale):
+        tale.run(1, 6, token=1)
+        tale.fault(2, 2, "FLUSHALL")
+        tale.run(3, 5, token=2, pid=22, main=2)
+        assert tale.found().broken == []
+        assert tale.found().overlaps == {"data lost": 1}
+
+    def test_whoever_is_late_must_not_pass_ensure(self, tale):
+        elder = tale.run(1, 6, token=1)
+        tale.fault(2, 5, "pause worker, long", pids=[1, 11], main=1)
+        tale.run(4.5, 5.8, token=2, pid=22, main=2)
+        tale.note(5.6, "ensure", run=elder, ok=True, asked=int(5.5e9))
+        assert words(tale.found().broken) == ["ensure() passed although another was inside"]
+
+
+class TestFencing:
+    def test_a_write_of_an_older_token_after_a_newer_one_breaks_the_promise(self, tale):
+        tale.landed = [("n", 1, "a"), ("n", 2, "b"), ("n", 1, "a")]
+        assert (tale.found().fenced_overlaps, len(tale.found().broken)) == (1, 1)
+
+    def test_growing_tokens_and_refused_writes_do_not(self, tale):
+        tale.landed = [("n", 1, "a"), ("m", 9, "c"), ("n", 2, "b"), ("n", 2, "b")]
+        tale.note(3, "write", run=tale.run(1, 4, token=1), ok=False)
+        assert (tale.found().fenced_overlaps, tale.found().refused, tale.found().broken) == (0, 1, [])
+
+    def test_a_token_that_was_given_twice_breaks_it(self, tale):
+        tale.run(1, 2, token=7)
+        tale.run(3, 4, token=7)
+        assert tale.found().broken == ["token 7 of n was given 2 times"]
+
+
+class TestLost:
+    def test_a_message_with_neither_end_nor_place_is_lost(self, tale):
+        tale.sent()
+        assert words(tale.found().broken) == ["lost"]
+
+    @pytest.mark.parametrize("known", ["ends", "waiting"])
+    def test_one_that_ended_or_waits_is_not(self, tale, known):
+        tale.sent()
+        setattr(tale, known, {"t": "SUCCESS"})
+        assert (tale.found().lost.total(), tale.found().broken) == (0, [])
+
+    def test_one_that_a_killed_worker_took_from_the_broker_is_excused(self, tale):
+        tale.sent()
+        tale.kill(2, [1, 11])
+        assert tale.found().broken == []
+        assert tale.found().lost == {"taken from the broker by a killed worker": 1}
+
+    @pytest.mark.parametrize(
+        ("task", "killed", "broken"),
+        [("chaos.queues_early", "w", []), ("chaos.queues", "w", ["lost"]), ("chaos.queues_early", "v", ["lost"])],
+    )
+    def test_one_in_the_hands_of_a_killed_process_only_if_it_was_acknowledged_early(self, tale, task, killed, broken):
+        tale.sent(task=task)
+        tale.trails = {"t": [("received", 1.9, "w")]}
+        tale.kill(2, [1, 11], log=killed)
+        assert words(tale.found().broken) == broken
+
+    @pytest.mark.parametrize(("then", "broken"), [(8.5, []), (4, ["lost"]), (14, ["lost"]), (None, ["lost"])])
+    def test_one_whose_process_was_killed_only_if_the_next_to_take_it_was_killed_too(self, tale, then, broken):
+        tale.sent(task="chaos.retries")
+        tale.trails = {"t": [("received", 1.9, "w")]}
+        tale.kill(2, [1, 11], log="w")
+        if then is not None:
+            tale.kill(then, [3, 33], main=3, log="v")
+        assert words(tale.found().broken) == broken
+
+    def test_one_that_came_back_while_the_broker_was_struck_is_lost(self, tale):
+        tale.sent(task="chaos.retries")
+        tale.trails = {"t": [("received", 1.9, "w")]}
+        tale.kill(2, [1, 11], log="w")
+        tale.fault(8.5, 9, "restart broker")
+        assert words(tale.found().broken) == ["lost"]
+
+    @pytest.mark.parametrize(("how", "broken"), [("GreenletExit", []), ("SystemExit", ["lost"])])
+    def test_one_whose_greenlet_was_killed_is_excused_because_celery_acknowledges_it(self, tale, how, broken):
+        tale.sent()
+        tale.trails = {"t": [("received", 0.9, "w")]}
+        tale.run(1, 2, token=1, task_id="t", how=how)
+        assert words(tale.found().broken) == broken
+
+    @pytest.mark.parametrize(("emptied", "broken"), [(3, []), (1, ["lost"])])
+    def test_a_parked_one_only_if_the_store_was_emptied_since(self, tale, emptied, broken):
+        tale.sent(task="chaos.queues")
+        tale.trails = {"t": [("received", 1.9, "w"), ("parked", 2, "w")]}
+        tale.fault(emptied, emptied, "FLUSHALL")
+        assert words(tale.found().broken) == broken
+
+    def test_a_failure_that_no_body_raised_breaks_the_promise(self, tale):
+        tale.sent()
+        tale.ends = {"t": "FAILURE StoreUnavailable"}
+        assert tale.found().broken == ["chaos.skips t ended FAILURE StoreUnavailable"]
+
+
+class TestDoubled:
+    def test_a_message_whose_body_came_to_its_end_twice_was_done_twice(self, tale):
+        tale.run(1, 2, token=1, task_id="t")
+        tale.run(8, 9, token=2, task_id="t")
+        assert words(tale.found().broken) == ["done twice"]
+
+    def test_a_body_that_died_does_not_count(self, tale):
+        tale.run(1, None, token=1, task_id="t")
+        tale.kill(1.5, [1, 11])
+        tale.run(8, 9, token=2, pid=22, main=2, task_id="t")
+        assert (tale.found().doubled.total(), tale.found().broken) == (0, [])
+
+    @pytest.mark.parametrize(("killed", "broken"), [(2.1, []), (5, ["done twice"])])
+    def test_a_process_that_died_before_the_acknowledgement_excuses_it(self, tale, killed, broken):
+        tale.run(1, 2, token=1, task_id="t")
+        tale.kill(killed, [1, 11])
+        tale.run(8, 9, token=2, pid=22, main=2, task_id="t")
+        assert words(tale.found().broken) == broken
+
+    def test_a_broker_that_was_away_then_excuses_it(self, tale):
+        tale.run(1, 2, token=1, task_id="t")
+        tale.fault(2.1, 2.2, "broker CLIENT KILL")
+        tale.run(3, 4, token=2, task_id="t")
+        assert tale.found().doubled == {"the broker was away at the acknowledgement": 1}
+
+
+def test_a_key_is_free_within_a_second_of_a_childs_death_and_within_the_lease_of_a_workers():
+    assert too_late({"kill child": [0.9], "kill group": [2.05]}, TTL) == []
+    assert len(too_late({"kill child": [0.3, 1.1], "kill group": [2.4]}, TTL)) == 2
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_seed_others():
+    pools = ["prefork", "threads"]
+    assert schedule(7, 600, 1.0, pools) == schedule(7, 600, 1.0, pools) != schedule(8, 600, 1.0, pools)
+
+
+def test_ten_minutes_are_five_hundred_faults_or_more_and_of_every_kind():
+    faults = schedule(1, 600, 1.0, ["prefork", "prefork", "threads", "gevent"])
+    assert len(faults) >= 500
+    assert {fault.kind for fault in faults} == set(KINDS)

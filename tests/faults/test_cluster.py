@@ -1,0 +1,435 @@
+"""A Cluster that loses nodes and moves slots while locks are held, taken and waited for."""
+
+import itertools
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+from celery import Celery
+from redis.crc import key_slot
+
+from celery_dlock import cluster_nodes
+from celery_dlock.errors import NoAnswer, StoreUnavailable
+from celery_dlock.keys import LockKeys, LockName, shared_name
+from celery_dlock.lease import Lease
+from celery_dlock.locker import Locker
+from celery_dlock.owner import Scope
+from celery_dlock.records import Acquired, By, Claim, Grant, Held, Identity
+from celery_dlock.runtime import Runtime
+from celery_dlock.slots import Slot
+from celery_dlock.store import Ending
+from celery_dlock.stores import from_url
+from celery_dlock.stores.redis import RedisStore
+from tests.cluster_nodes import ask
+from tests.contract import queue_kit
+from tests.contract.kit import Party, claim_of, take
+from tests.servers import Server
+from tests.topologies import ClusterSet
+from tests.waiting import eventually
+
+
+class Keeping(Party):
+    """Holds leases, and notes which were called lost, why, and when."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, timeout=0.4)
+        self.losses: dict[LockName, tuple[str, float]] = {}
+
+    def _lost(self, slot: Slot, reason: str) -> None:
+        self.losses[slot.name] = reason, time.monotonic()
+
+    def hold(self, names: list[LockName], ttl: float) -> dict[LockName, Lease]:
+        return {name: self.acquire(name, scope=self.new_scope(), ttl=ttl) for name in names}
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture
+def keeping() -> Iterator[Callable[[ClusterSet], Keeping]]:
+    made: list[Keeping] = []
+
+    def make(cluster: ClusterSet) -> Keeping:
+        made.append(Keeping(cluster.lock_url()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for slot in one.slots.taken():
+            slot.clear()  # its keeper ends, and with it its connections
+        one.close()
+
+
+def slot_of(name: LockName) -> int:
+    return key_slot(LockKeys.of("dlock", name).lock.encode())
+
+
+NAMES = [shared_name(f"lock {n}") for n in range(24)]
+
+
+def on(cluster: ClusterSet, node: Server) -> set[LockName]:
+    return {name for name in NAMES if cluster.node_of(slot_of(name)) is node}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterSet]:
+    """Without replicas, and those that are left go on."""
+    options = ("--cluster-require-full-coverage", "no")
+    with ClusterSet(tmp_path_factory.mktemp("away"), replicas=0, options=options) as made:
+        yield made
+
+
+class TestOneNodeIsAway:
+    @pytest.fixture(autouse=True)
+    def empty(self, cluster: ClusterSet) -> None:
+        cluster.flush()
+
+    @pytest.mark.parametrize("how", ["stop", "kill"])
+    def test_leases_on_the_others_are_renewed_all_the_time_and_its_own_are_told_in_time(
+        self, cluster: ClusterSet, keeping: Callable[[ClusterSet], Keeping], how: str
+    ) -> None:
+        """Also such short ones: one that is away takes a part of one timeout from each round, and no more."""
+        party = keeping(cluster)
+        ttl = 1.2
+        node = cluster.node_of(slot_of(NAMES[0]))
+        theirs = on(cluster, node)
+        assert 4 <= len(theirs) <= 16
+        leases = party.hold(NAMES, ttl)
+        began = time.monotonic()
+        node.pause() if how == "stop" else node.kill()
+        try:
+            eventually(lambda: theirs <= party.losses.keys(), within=10)
+            for name in theirs:
+                # Of its last renewal, which was before the node went away, no later than its end.
+                assert party.losses[name][1] - began < ttl
+            time.sleep(max(0.0, began + 3 * ttl - time.monotonic()))  # long enough to lose any that is not renewed
+            assert {name: why for name, why in party.losses.items() if name not in theirs} == {}
+            assert all(leases[name].remaining() > 0 for name in NAMES if name not in theirs)
+        finally:
+            node.resume() if how == "stop" else node.start()
+            cluster.wait_until_whole()
+
+    def test_what_is_on_the_others_is_taken_and_given_back_and_waits_for_nothing(
+        self, cluster: ClusterSet, keeping: Callable[[ClusterSet], Keeping]
+    ) -> None:
+        party = keeping(cluster)
+        node = cluster.node_of(slot_of(NAMES[0]))
+        theirs = on(cluster, node)
+        party.hold([NAMES[0]], 30)  # a connection to it is there
+        node.pause()
+        try:
+            with pytest.raises(StoreUnavailable):
+                party.acquire(next(name for name in theirs if name is not NAMES[0]))
+            began = time.monotonic()
+            for name in set(NAMES) - theirs:
+                lease = party.acquire(name)
+                assert party.release(lease)
+            assert time.monotonic() - began < 1
+        finally:
+            node.resume()
+            cluster.wait_until_whole()
+
+    def test_messages_of_its_locks_come_back_at_once_and_those_of_the_others_are_let_through(
+        self, cluster: ClusterSet
+    ) -> None:
+        app = Celery("away", broker="memory://", set_as_current=False)
+        app.conf.update(dlock_url=cluster.lock_url(), dlock_timeout=0.4, dlock_rest=30)
+        locker = Runtime.of(app).locker
+
+        def run(name: LockName) -> None:
+            task_id = uuid.uuid4().hex
+            scope = Scope(task_id, By("app.post", task_id, "node1", "77"), delivered=True)
+            lease = locker.acquire(name, scope, 30, Claim(scope.by, Identity(task_id)))
+            assert isinstance(lease, Lease), lease
+            assert locker.release(lease, scope)
+
+        for name in NAMES:
+            run(name)
+        node = cluster.node_of(slot_of(NAMES[0]))
+        first, *rest = on(cluster, node)
+        node.pause()
+        try:
+            with pytest.raises(NoAnswer):
+                run(first)
+            for name in rest:
+                with pytest.raises(StoreUnavailable, match="was not asked: it did not answer"):
+                    run(name)
+            for name in set(NAMES) - {first, *rest}:
+                run(name)
+        finally:
+            node.resume()
+            cluster.wait_until_whole()
+
+
+class TestFailover:
+    def test_leases_survive_where_the_data_does_and_where_not_the_holder_is_told(
+        self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
+    ) -> None:
+        cluster = own_cluster(node_timeout_ms=1000)
+        party = keeping(cluster)
+        ttl = 6.0
+        node = cluster.node_of(slot_of(NAMES[0]))
+        (replica,) = cluster.replicas_of(node)
+        unlucky = NAMES[0]
+        leases = party.hold(NAMES[1:], ttl)
+        with node.client() as client:
+            client.set(f"{{{unlucky.bucket:03x}}}", "1")
+            assert client.wait(1, 5000) == 1
+        # What is taken from here on never reaches the replica: it cannot take up the link that was cut.
+        replica.pause()
+        ask(node, "CLIENT KILL TYPE replica")
+        leases |= party.hold([unlucky], ttl)
+        began = time.monotonic()
+        with _load(cluster.lock_url()) as taken:
+            node.kill()
+            replica.resume()
+            assert cluster.wait_for_promotion(slot_of(unlucky), node) is replica
+            eventually(lambda: unlucky in party.losses, within=10)
+            time.sleep(max(0.0, began + ttl + 1 - time.monotonic()))
+        assert taken() > 10
+        reason, told = party.losses[unlucky]
+        assert (reason, told - began < ttl) == ("the store no longer knows it", True)
+        assert party.losses.keys() == {unlucky}
+        onlooker = from_url(cluster.lock_url(), timeout=5)
+        for name in NAMES[1:]:
+            holder = onlooker.inspect(LockKeys.of("dlock", name))
+            assert (holder and holder.owner, leases[name].remaining() > 0) == (leases[name].owner, True)
+        onlooker.close()
+
+    def test_who_waits_is_woken_by_a_release_at_the_new_primary(self, own_cluster: Callable[..., ClusterSet]) -> None:
+        """Also where the old one is silent, and so does not say that the subscription is over."""
+        cluster = own_cluster(primaries=3, replicas=3, node_timeout_ms=500)
+        keys = LockKeys.of("dlock", NAMES[0])
+        here, there = (cast("RedisStore", from_url(cluster.lock_url(), timeout=1)) for _ in range(2))
+        take(here, "o.1", keys=keys)
+        with there.waker(keys) as waker:
+            assert isinstance(there.acquire(keys, "p.1", 30_000, claim_of(waits=True)), Held)
+            cluster.fail_over(slot_of(NAMES[0]), "stop")
+            assert not waker.wait(0.01)
+
+            def found(store: RedisStore) -> bool:
+                try:
+                    return isinstance(store.acquire(keys, "p.2", 30_000, claim_of(waits=True)), Held)
+                except StoreUnavailable:
+                    return False
+
+            for store in (here, there):
+                eventually(lambda store=store: found(store), within=10)  # type: ignore[misc]
+            released = threading.Timer(0.2, here.release, (keys, "o.1", Ending()))
+            released.start()
+            began = time.monotonic()
+            assert waker.wait(5)
+            assert time.monotonic() - began < 2
+            released.join()
+        here.close()
+        there.close()
+
+
+@contextmanager
+def _load(url: str) -> Iterator[Callable[[], int]]:
+    """Another worker; gives how often it had a lock. What fails meanwhile it tries again."""
+    stop = threading.Event()
+
+    def run() -> int:
+        party = Party(url, timeout=0.5)
+        count = 0
+        while not stop.is_set():
+            scope = party.new_scope()
+            try:
+                lease = party.acquire(shared_name(f"load {random.randrange(10_000)}"), scope=scope)
+                party.locker.release(lease, scope)
+                count += 1
+            except StoreUnavailable:
+                time.sleep(0.05)
+            time.sleep(0.002)
+        party.store.close()
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield running.result
+        finally:
+            stop.set()
+
+
+class TestResharding:
+    """Two slots go from node to node and back, with rests half-way, while what is in them is used."""
+
+    ROUNDS = 3
+
+    def test_nothing_overlaps_nothing_is_lost_and_nobody_is_told_of_it(
+        self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
+    ) -> None:
+        cluster = own_cluster(replicas=0)
+        held, contended, queued = (shared_name(text) for text in ("held", "contended", "queued"))
+        slots = {slot_of(name) for name in (held, contended, queued)}
+        party = keeping(cluster)
+        leases = party.hold([held], 4.0)
+        stop = threading.Event()
+        guard = _Guard()
+        with ThreadPoolExecutor(4) as pool:
+            work = [
+                *(pool.submit(_contend, cluster.lock_url(), contended, guard, stop) for _ in range(3)),
+                pool.submit(_queue, cluster.lock_url(), LockKeys.of("dlock", queued), stop),
+            ]
+            try:
+                for _, slot in itertools.product(range(self.ROUNDS), slots):
+                    self.move(cluster, slot)
+            finally:
+                stop.set()
+            done = [each.result(10) for each in work]
+        assert min(done) >= self.ROUNDS
+        assert guard.overlaps == 0
+        assert party.losses == {}
+        assert leases[held].remaining() > 0
+        assert {f"errorstat_{kind}" for kind in ("MOVED", "ASK", "TRYAGAIN")} <= set().union(
+            *map(_errors, cluster.nodes)
+        )
+
+    def move(self, cluster: ClusterSet, slot: int) -> None:
+        source = cluster.node_of(slot)
+        to = random.choice([node for node in cluster.primaries() if node is not source])
+        cluster.begin_move(slot, to)
+        time.sleep(0.05)
+        cluster.move_keys(slot, 1)
+        time.sleep(0.05)
+        cluster.move_keys(slot)
+        time.sleep(0.05)
+        cluster.end_move(slot)
+        time.sleep(0.1)
+
+
+def _errors(node: Server) -> set[str]:
+    with node.client() as client:
+        return set(client.info("errorstats"))
+
+
+class _Guard:
+    """How often two were inside at once."""
+
+    def __init__(self) -> None:
+        self._inside = threading.Lock()
+        self.overlaps = 0
+
+    def visit(self) -> None:
+        if not self._inside.acquire(blocking=False):
+            self.overlaps += 1
+            return
+        time.sleep(0.005)
+        self._inside.release()
+
+
+def _contend(url: str, name: LockName, guard: _Guard, stop: threading.Event) -> int:
+    party = Party(url, timeout=5)
+    locker: Locker = party.locker
+    count = 0
+    while not stop.is_set():
+        scope = party.new_scope()
+        lease = locker.acquire_within(name, scope, 30.0, Claim(scope.by), 10.0)
+        assert isinstance(lease, Lease), lease
+        guard.visit()
+        assert locker.renew(lease, 30.0)
+        assert locker.release(lease, scope)
+        count += 1
+    assert party.lost == []
+    party.store.close()
+    return count
+
+
+def _queue(url: str, keys: LockKeys, stop: threading.Event) -> int:
+    store = cast("RedisStore", from_url(url, timeout=5))
+    count = 0
+    while not stop.is_set():
+        first, second = f"a{count}", f"b{count}"
+        queue_kit.take(store, f"{first}.1", first, keys)
+        queue_kit.park(store, f"{second}.1", second, keys)
+        granted = store.release(keys, f"{first}.1", queue_kit.ending(first)).granted
+        assert isinstance(granted, Grant)
+        assert granted.identity == queue_kit.digest(second)
+        assert store.published(keys, granted.identity, queue_kit.TURN)
+        assert isinstance(queue_kit.ask(store, f"{second}.2", second, keys, parks=True, turn=granted.turn), Acquired)
+        assert store.release(keys, f"{second}.2", queue_kit.ending(second)).ours
+        count += 1
+    store.close()
+    return count
+
+
+class TestAddressesGivenAgain:
+    """Whoever answers at an address may be another than the one who had it."""
+
+    def test_a_node_of_another_cluster_at_a_dead_ones_address_is_given_no_lock_and_changes_no_map(
+        self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
+    ) -> None:
+        """Expected: its slots' locks are refused, the others' go on; not one key reaches it, however often one asks."""
+        cluster = own_cluster(replicas=0, options=("--cluster-require-full-coverage", "no"))
+        names = [shared_name(f"n{n}") for n in range(30)]
+        party = keeping(cluster)
+        dead = cluster.node_of(key_slot(keys(names[0]).encode()))
+        theirs = [name for name in names if cluster.node_of(key_slot(keys(name).encode())) is dead]
+        others = [name for name in names if name not in theirs]
+        assert theirs
+        assert others
+        party.hold(names, ttl=60)
+        with taken_over(dead) as intruder:
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                for name in theirs:
+                    with pytest.raises(StoreUnavailable):
+                        asked(party, name)
+                assert [type(asked(party, name)) for name in others] == [Held] * len(others)
+            assert ask(intruder, "KEYS", "*") == []
+
+    def test_a_cluster_that_was_made_anew_at_the_same_addresses_is_believed_after_a_while(
+        self,
+        own_cluster: Callable[..., ClusterSet],
+        keeping: Callable[[ClusterSet], Keeping],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(cluster_nodes, "ALONE", 1.0)
+        cluster = own_cluster(replicas=0)
+        party, name = keeping(cluster), shared_name("x")
+        party.hold([name], ttl=60)
+        for node in cluster.nodes:
+            node.kill()
+            (node.folder / "nodes.conf").unlink()
+            node.start()
+        cluster._form()
+        began = time.monotonic()
+
+        def taken() -> bool:
+            try:
+                return isinstance(asked(party, name), Lease)
+            except StoreUnavailable:
+                return False
+
+        eventually(taken, within=10)
+        assert 0.9 <= time.monotonic() - began < 4
+
+
+def asked(party: Keeping, name: LockName) -> object:
+    scope = party.new_scope()
+    return party.locker.acquire(name, scope, 60, Claim(scope.by))
+
+
+def keys(name: LockName) -> str:
+    return LockKeys.of("dlock", name).lock
+
+
+@contextmanager
+def taken_over(dead: Server) -> Iterator[Server]:
+    """A whole Cluster of one node, where another one's node was."""
+    assert dead.port is not None
+    port = dead.port
+    dead.kill()
+    options = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    with Server(dead.folder.with_name("intruder"), options=options, pick_port=lambda: port, rights=dead.rights) as node:
+        ask(node, "CLUSTER ADDSLOTS", *range(16384))
+        eventually(lambda: ask(node, "CLUSTER INFO")["cluster_state"] == "ok")
+        yield node

@@ -1,0 +1,91 @@
+"""`min_hold` keeps a lock for at least so long, `max_hold` for at most so long, whatever the body does."""
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from tests.apps.losing_stage import Stage, ended, losing_stage
+from tests.conftest import WORKERS
+from tests.waiting import eventually
+
+TTL, KEPT = 2.0, 1.5
+#: Seconds more on a loaded machine. Never less: by the store's own clock.
+LATE = 1.5
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with losing_stage(tmp_path_factory.mktemp("holds")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(made: Stage, request: pytest.FixtureRequest) -> Stage:
+    made.worker("prefork")
+    request.node.stash[WORKERS] = list(made.workers.values())
+    return made
+
+
+def freed(stage: Stage, key: str) -> float:
+    """When the lock goes."""
+    eventually(lambda: not stage.locks.exists(key), 20)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("end", ["", "fail", "die"])
+def test_a_lock_is_kept_for_min_hold_after_it_was_taken_however_its_body_ends(stage: Stage, end: str) -> None:
+    body = stage.begin("prefork", "kept", end)
+    token = stage.locks.hget(body.key, "token")
+    assert token, "it is not kept"
+    freed(stage, body.key)
+    assert KEPT <= time.time() - int(token) / 1e6 <= KEPT + LATE
+
+
+def test_who_meets_a_kept_lock_reads_that_its_holder_has_ended(stage: Stage) -> None:
+    body = stage.begin("prefork", "kept")
+    assert ended(body) == "done"
+    with pytest.raises(TaskRevokedError, match=rf"{body.result.id}\] on .* \(ended; kept by min_hold\) since"):
+        stage.app.kept.apply_async((body.row,), queue="prefork").get(timeout=10)
+    freed(stage, body.key)
+    assert stage.app.kept.apply_async((body.row,), queue="prefork").get(timeout=10) == "done"
+
+
+def test_a_lock_that_was_held_for_longer_is_free_at_its_release(stage: Stage) -> None:
+    body = stage.begin("prefork", "kept_long", 2.0)
+    end = stage.at(body.row, "return")
+    assert freed(stage, body.key) - end <= 1.0
+
+
+def test_waiters_run_in_order_each_min_hold_after_the_last_began(stage: Stage) -> None:
+    row = stage.row()
+    results = [stage.app.kept_in_order.apply_async((row, number), queue="prefork") for number in range(3)]
+    tokens = [result.get(timeout=30) for result in results]
+    assert [word for word, _ in stage.words(row)] == ["0", "1", "2"]
+    assert all((later - sooner) / 1e6 >= KEPT for sooner, later in itertools.pairwise(tokens))
+
+
+def test_a_blocked_waiter_gets_the_lock_when_min_hold_has_passed(stage: Stage) -> None:
+    body = stage.begin("prefork", "kept_and_waits")
+    second = stage.app.kept_and_waits.apply_async((body.row,), queue="prefork").get(timeout=10)
+    assert KEPT <= (second - body.result.get(timeout=10)) / 1e6 <= KEPT + LATE
+
+
+def test_after_max_hold_a_deaf_body_is_told_of_and_the_next_runs_within_the_ttl(stage: Stage) -> None:
+    body = stage.begin("prefork", "hung_and_deaf", 6.0)
+    eventually(lambda: stage.lost(body) == ["it was held for as long as max_hold allows"], 1.0 + LATE)
+    told = time.monotonic()
+    assert told - body.began >= 0.9
+    assert freed(stage, body.key) - told <= TTL
+    assert stage.app.hung_and_deaf.apply_async((body.row, 0.1), queue="prefork").get(timeout=10) == "done"
+    assert ended(body) == "done"
+
+
+@pytest.mark.parametrize(("options", "longest"), [({"time_limit": 20}, 30.0), ({}, 0.0)])
+def test_max_hold_is_the_hard_time_limit_and_ten_seconds_where_there_is_one(
+    stage: Stage, options: dict[str, float], longest: float
+) -> None:
+    result = stage.app.says_until_when.apply_async((stage.row(),), queue="prefork", **options)
+    assert result.get(timeout=10) == pytest.approx(longest, abs=1.0)

@@ -1,0 +1,141 @@
+"""A lease that is lost while its body runs: who is told, when, and what stops."""
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from celery_dlock import LockLost
+from tests.apps.losing_stage import Stage, ended, losing_stage
+from tests.conftest import WORKERS
+from tests.waiting import eventually
+from tests.workers import Worker
+
+TTL = 2.0
+#: Renewals are sent each third of the ttl, and the keeper looks each 0.2 s; the rest is a loaded machine's.
+REFUSED_WITHIN = TTL / 3 + 0.2 + 1.5
+POOLS = ["prefork", "threads", "gevent", "eventlet"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with losing_stage(tmp_path_factory.mktemp("losing")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    if "pool" in request.fixturenames:
+        made.worker(request.getfixturevalue("pool"))
+    request.node.stash[WORKERS] = list(made.workers.values())
+    yield made
+    made.store.resume()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+class TestAbort:
+    def test_a_body_whose_lock_is_gone_from_the_store_is_stopped(self, stage: Stage, pool: str) -> None:
+        body = stage.begin(pool, "aborts", 15)
+        stage.locks.delete(body.key)
+        gone = time.monotonic()
+        error = ended(body)
+        assert (type(error), body.result.state) == (LockLost, "FAILURE")
+        assert stage.at(body.row, "LockLost") - gone <= REFUSED_WITHIN
+        eventually(lambda: stage.lost(body) == ["the store no longer knows it"], message=f"{stage.lost(body)}")
+
+    def test_a_body_is_stopped_before_its_lease_ends_while_the_store_is_silent(self, stage: Stage, pool: str) -> None:
+        body = stage.begin(pool, "aborts", 15)
+        # Just renewed, so that no renewal comes between this look and the pause.
+        left_ms = eventually(lambda: max(0, stage.locks.pttl(body.key) - 1600))
+        ends = time.monotonic() + (1600 + left_ms) / 1000
+        stage.store.pause()
+        stopped = stage.at(body.row, "LockLost")
+        stage.store.resume()
+        assert stopped < ends
+        assert type(ended(body)) is LockLost
+
+    def test_a_body_that_catches_it_is_told_by_every_ensure_and_by_the_log_of_its_release(
+        self, stage: Stage, pool: str
+    ) -> None:
+        body = stage.begin(pool, "catches", 15)
+        stage.locks.delete(body.key)
+        assert ended(body) == ["lost", "lost", "lost"]
+        eventually(lambda: stage.lost(body) == ["the store no longer knows it"], message=f"{stage.lost(body)}")
+        stage.worker(pool).wait_for_log(
+            rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost before"
+        )
+
+    def test_with_after_lost_retry_its_message_is_run_again_and_its_own_retries_are_untouched(
+        self, stage: Stage, pool: str
+    ) -> None:
+        body = stage.begin(pool, "again", 15)
+        stage.locks.delete(body.key)
+        assert ended(body) == [0]
+        assert [word for word, _ in stage.words(body.row)] == ["start", "LockLost", "second"]
+
+    def test_a_hung_body_is_stopped_when_max_hold_has_passed_and_the_next_one_runs(
+        self, stage: Stage, pool: str
+    ) -> None:
+        body = stage.begin(pool, "hung", 15)
+        assert type(ended(body)) is LockLost
+        assert 0.9 <= stage.at(body.row, "LockLost") - body.began <= 1.0 + 0.2 + 1.0
+        eventually(lambda: stage.lost(body) == ["it was held for as long as max_hold allows"])
+        assert stage.app.hung.apply_async((body.row, 0.1), queue=pool).get(timeout=10) == "done"
+
+    def test_the_exception_strikes_in_the_body_or_not_at_all(self, stage: Stage, pool: str) -> None:
+        """Bodies that end at about the moment at which they would be stopped: each ends as itself, or by LockLost."""
+        worker, chance = stage.worker(pool), random.Random(7)
+        rows = [stage.row() for _ in range(48)]
+        results = [stage.app.hung.apply_async((row, chance.uniform(0.95, 1.35)), queue=pool) for row in rows]
+        ends = [result.get(timeout=40, propagate=False) for result in results]
+        assert {type(end) for end in ends} <= {str, LockLost}
+        assert {type(end) for end in ends} == {str, LockLost}, "they did not end at about that moment"
+        assert worker.running
+        assert unexpected(worker) == ""
+
+
+def unexpected(worker: Worker) -> str:
+    """What the worker's log says of errors other than lost leases."""
+    return "\n".join(
+        line
+        for line in worker.log().splitlines()
+        if ("ERROR" in line or "CRITICAL" in line) and "LockLost" not in line and "ensure" not in line
+    )
+
+
+def test_in_the_solo_pool_no_body_is_stopped_ensure_raises_and_the_worker_says_so_at_its_start(stage: Stage) -> None:
+    worker = stage.worker("solo")
+    worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises there")
+    body = stage.begin("solo", "aborts", 2.5)
+    stage.locks.delete(body.key)
+    assert ended(body) == "done"
+    eventually(lambda: stage.lost(body) == ["the store no longer knows it"])
+    asks = stage.begin("solo", "ensures", 15)
+    stage.locks.delete(asks.key)
+    assert (type(ended(asks)), asks.result.state) == (LockLost, "FAILURE")
+
+
+def test_without_abort_a_body_goes_on_and_its_listeners_are_told(stage: Stage) -> None:
+    body = stage.begin("prefork", "goes_on", 2.0)
+    stage.locks.delete(body.key)
+    assert ended(body) == "done"
+    eventually(lambda: stage.lost(body) == ["the store no longer knows it"])
+
+
+def test_a_late_release_does_not_free_the_lock_of_the_next(stage: Stage) -> None:
+    body = stage.begin("prefork", "goes_on", 2.0)
+    stage.locks.hset(body.key, "acq", "another.1")
+    stage.locks.persist(body.key)
+    assert ended(body) == "done"
+    stage.worker("prefork").wait_for_log(rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost")
+    assert stage.locks.hget(body.key, "acq") == "another.1"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(stage: Stage, pool: str) -> None:
+    body = stage.begin(pool, "ensures", 15)
+    left_ms = eventually(lambda: max(0, stage.locks.pttl(body.key) - 1600))
+    ends = time.monotonic() + (1600 + left_ms) / 1000
+    stage.store.pause()
+    assert stage.at(body.row, "LockLost") < ends

@@ -1,0 +1,192 @@
+"""Packets are late, replies are lost, connections are cut or forgotten, and a worker is cut off from the store."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from celery_dlock.scripts import RELEASE
+from tests.apps.network_stage import (
+    BESIDE,
+    COMEBACK,
+    LONG_TTL,
+    TO_BROKER,
+    TO_STORE,
+    TTL,
+    Disturbance,
+    Stage,
+    network_stage,
+)
+from tests.conftest import WORKERS
+from tests.proxy import Proxy
+from tests.waiting import eventually
+
+#: Of a machine that runs other tests too.
+SLACK = 1.0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with network_stage(tmp_path_factory.mktemp("network")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    request.node.stash[WORKERS] = [made.behind, made.beside]
+    yield made
+    made.mend()
+
+
+# The network disturbs, and the lock stays
+
+
+@pytest.mark.parametrize("name", TO_STORE)
+def test_the_way_to_the_store_a_body_goes_on_its_lease_is_renewed_and_its_release_arrives(
+    stage: Stage, name: str
+) -> None:
+    check_kept(stage, stage.store, TO_STORE[name])
+
+
+@pytest.mark.parametrize("name", TO_BROKER)
+def test_the_way_to_the_broker_a_body_goes_on_its_lease_is_renewed_and_its_release_arrives(
+    stage: Stage, name: str
+) -> None:
+    check_kept(stage, stage.broker, TO_BROKER[name])
+
+
+def check_kept(stage: Stage, proxy: Proxy, disturbance: Disturbance) -> None:
+    row = stage.row()
+    result, start = stage.begin("works", row, disturbance.lasts)
+    end = stage.watch(start, lambda age: disturbance.strike(proxy, age))
+    freed = stage.free(start)
+    proxy.set_mode("pass")
+    assert end["held"] is True
+    assert freed - end["at"] <= disturbance.freed_within
+    assert result.get(timeout=20) is True
+    assert stage.lost(start) == []
+    assert stage.send("works", row, 0).get(timeout=60) is True
+
+
+def test_answers_of_store_and_broker_that_take_0_3_to_1_s_cost_no_lease_and_no_task_and_no_bodies_overlap(
+    stage: Stage,
+) -> None:
+    stage.store.set_delay(0.3, 1.0)
+    stage.broker.set_delay(0.3, 1.0)
+    row, crowded = stage.row(), stage.row()
+    result, start = stage.begin("works_far_away", row, LONG_TTL + 1)
+    crowd = [stage.send("works_far_away", crowded, 0.1) for _ in range(3)]
+    end = stage.watch(start, lambda age: None)
+    freed = stage.free(start)
+    assert end["held"] is True
+    assert [told.get(timeout=30) for told in [result, *crowd]] == [True] * 4
+    assert stage.lost(start) == []
+    assert overlaps(stage, crowded) == []
+    assert freed - end["at"] <= 1.0 + SLACK
+
+
+def test_replies_that_are_lost_again_and_again_leave_no_lock_stuck_and_none_doubled_and_every_task_ends(
+    stage: Stage,
+) -> None:
+    rows = [stage.row() for _ in range(3)]
+    stage.store.set_mode("cut_reply", every=3, containing=b"EVALSHA")
+    results = [stage.send("counts", row) for _ in range(7) for row in rows]
+    assert [result.get(timeout=60) for result in results] == [True] * 21
+    starts = [start for row in rows for start in stage.notes.all(row, "start")]
+    for start in starts:
+        stage.free(start)
+    freed, last = time.monotonic(), max(end["at"] for row in rows for end in stage.notes.all(row, "end"))
+    assert freed - last <= 1.0
+    counts = [count for row in rows for count in stage.notes.all(row, "count")]
+    assert [(count["acq"], count["count"]) for count in counts] == [(count["ours"], "1") for count in counts]
+    assert len(starts) == 21
+    assert [overlaps(stage, row) for row in rows] == [[], [], []]
+    assert [stage.lost(start) for start in starts if stage.lost(start)] == []
+    assert stage.locks.keys("*gone*"), "no acquire was cut: this run proved nothing"
+
+
+def overlaps(stage: Stage, row: str) -> list[Any]:
+    """Bodies of that row that began before the one before them had ended."""
+    runs = zip(stage.notes.all(row, "start"), stage.notes.all(row, "end"), strict=True)
+    return [(one, two) for one, two in pairwise(sorted((a["at"], b["at"]) for a, b in runs)) if two[0] < one[1]]
+
+
+# One worker is cut off from the store for longer than the ttl, the other is not
+
+
+@dataclass(frozen=True)
+class Partition:
+    stage: Stage
+    cut_off_at: float
+    start: dict[str, Any]
+    """The body that holds when its worker is cut off."""
+    heir: dict[str, Any]
+    """The start of the next one, on the other worker."""
+    heir_ended: dict[str, Any]
+    owner_after_late_release: str
+    comebacks: list[list[str]]
+    """Where the messages ran that the worker received while it was cut off."""
+
+
+@pytest.fixture(scope="module")
+def partition(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Partition:
+    made.mend()
+    row, gate = made.row(), tmp_path_factory.mktemp("gate") / "open"
+    came_back = [made.row() for _ in range(2)]
+    held, start = made.begin("insists", row, TTL + 2.0)
+    made.store.set_mode("blackhole")
+    cut_off_at = time.monotonic()
+    heir_result = made.send("works", row, 60, str(gate), queue=BESIDE)
+    results = {came: made.send("works", came, 0) for came in came_back}
+    for result in results.values():
+        made.behind.wait_for_log(rf"{result.id}\] received")
+    # While it waits for an answer, so that what comes back comes to the other one.
+    made.consumer("cancel", made.behind)
+    made.consumer("add", made.beside)
+    for result in results.values():
+        assert result.get(timeout=40) is True
+    made.consumer("cancel", made.beside)
+    made.consumer("add", made.behind)
+    heir = eventually(lambda: made.notes.all(row, "start")[1:], 20, message="nobody goes on")[0]
+    made.notes.first(row, "end")
+    with made.locks.monitor() as monitor:  # type: ignore[no-untyped-call]
+        made.store.set_mode("pass")
+        next(line for line in monitor.listen() if RELEASE.sha in line["command"] and start["acq"] in line["command"])
+    owner = made.locks.hget(start["key"], "acq")
+    gate.touch()
+    ends = eventually(lambda: made.notes.all(row, "end")[1:], message="the heir does not end")
+    assert [result.get(timeout=20) for result in (held, heir_result)] == [False, True]
+    assert all(re.search(rf"{result.id}\] comes back in", made.behind.log()) for result in results.values())
+    nodes = [[start["node"] for start in made.notes.all(came, "start")] for came in came_back]
+    return Partition(made, cut_off_at, start, heir, ends[0], owner, nodes)
+
+
+def test_a_holder_that_is_cut_off_is_told_before_another_one_holds(partition: Partition) -> None:
+    lost = partition.stage.lost(partition.start)[0]
+    assert lost["at"] < partition.heir["at"]
+    assert lost["reason"].startswith("its deadline came unanswered: ")
+
+
+def test_its_ensure_raises_before_another_one_holds_and_never_passes_again(partition: Partition) -> None:
+    row = partition.start["row"]
+    assert partition.stage.notes.first(row, "LockLost", 0)["at"] < partition.heir["at"]
+    assert partition.stage.notes.all(row, "a lost lease passed") == []
+
+
+def test_the_other_worker_goes_on_with_that_name_after_the_ttl(partition: Partition) -> None:
+    assert partition.heir["node"] == partition.stage.beside.node
+    assert partition.heir["token"] > partition.start["token"]
+    assert partition.heir["at"] - partition.cut_off_at <= TTL + COMEBACK + SLACK
+
+
+def test_its_late_release_frees_nothing_of_the_next_holders(partition: Partition) -> None:
+    assert partition.owner_after_late_release == partition.heir["acq"]
+    assert partition.heir_ended["held"] is True
+
+
+def test_the_messages_that_it_received_meanwhile_run_once_and_elsewhere(partition: Partition) -> None:
+    assert partition.comebacks == [[partition.stage.beside.node]] * 2

@@ -1,0 +1,146 @@
+"""A worker that starts where one of its name died frees what that one held, and only when it is surely gone.
+
+Real workers, one story: their ttl is 60 s, so a lock that is free within seconds was freed.
+"""
+
+import signal
+import time
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from celery_dlock.keys import node_key
+from tests.processes import kill_session
+from tests.waiting import eventually
+from tests.worker.stage import Stage, running_stage
+from tests.workers import Worker
+
+APP = "tests.apps.faults_processes"
+NODE = "same@host"
+SOON = 1.5
+
+
+@dataclass
+class Story:
+    """What happened, by the monotonic clock; 0: it did not."""
+
+    freed: dict[str, float] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
+    children: dict[str, int] = field(default_factory=dict)
+    log: str = ""
+    forgotten: bool = False
+
+
+def looks() -> None:
+    """Let the other worker look a few times; it looks each 0.2 s."""
+    end = time.monotonic() + 1.0
+    eventually(lambda: time.monotonic() > end, within=5, every=0.1)
+
+
+def send(stage: Stage, task: str, row: str, name: str, queue: str) -> str:
+    getattr(stage.app, task).apply_async((row, name), queue=queue)
+    return stage.key(task, row, name)
+
+
+def hold(stage: Stage, task: str, row: str, name: str, queue: str) -> int:
+    """Start a body and wait until its worker has noted what it holds. The body's process."""
+    key = send(stage, task, row, name, queue)
+    start = stage.mark(row, "start")
+    notes = node_key("dlock", NODE)
+    in_note = f':{key.rpartition(":")[2]}"'
+    eventually(lambda: in_note in str(stage.store_client.hvals(notes)), message=f"{row} is not noted")
+    return start.pid
+
+
+def both_live(stage: Stage, told: Story) -> tuple[Worker, Worker]:
+    """The first holds one, the second two and three, and somebody waits for one at the second."""
+    freed = stage.log.freed
+    first = stage.start("-Q", "first", node=NODE, environ={"DLOCK_TEST_OUTLIVE": "1"})
+    told.children["one"] = hold(stage, "held", "one", "one", "first")
+    first.signal(signal.SIGSTOP)
+    second = stage.start("-Q", "second", pool="threads", concurrency=4, node=NODE)
+    send(stage, "held", "one, next", "one", "second")
+    hold(stage, "held", "two", "two", "second")
+    hold(stage, "queued", "three", "three", "second")
+    looks()
+    one, two = (stage.key("held", name, name) for name in ("one", "two"))
+    told.freed["while the first is stopped"] = freed(one)
+    first.signal(signal.SIGCONT)
+    looks()
+    told.freed["while both live"] = freed(one) or freed(two)
+    return first, second
+
+
+def the_first_dies(stage: Stage, told: Story, first: Worker) -> None:
+    """Its main process, and later its child."""
+    one = stage.key("held", "one", "one")
+    first.kill()
+    looks()
+    told.freed["while its child lives"] = stage.log.freed(one)
+    told.began["the child dies"] = time.monotonic()
+    psutil.Process(told.children["one"]).kill()
+    told.freed["one"] = eventually(lambda: stage.log.freed(one), message="one is still locked")
+    told.began["one, next"] = stage.mark("one, next", "start").at
+
+
+def the_second_dies(stage: Stage, told: Story, second: Worker) -> None:
+    """All its processes at once; then a third starts."""
+    two = stage.key("held", "two", "two")
+    send(stage, "queued", "three, next", "three", "second")
+    eventually(lambda: stage.app.queued.waiting("", "three").count == 1, message="nobody waits for three")
+    kill_session(second.process)
+    send(stage, "held", "two, next", "two", "second")
+    told.freed["while nobody looks"] = stage.log.freed(two)
+    third = stage.start("-Q", "second", node=NODE)
+    told.began["the third is ready"] = time.monotonic()
+    told.freed["two"] = eventually(lambda: stage.log.freed(two), message="two is still locked")
+    for row in ("two, next", "three, next"):
+        told.began[row] = stage.mark(row, "start").at
+        stage.marks_client.set(f"go:{row}", 1)
+        stage.mark(row, "return")
+    notes = node_key("dlock", NODE)
+    told.forgotten = eventually(lambda: not stage.store_client.exists(notes), message="still noted")
+    told.log = third.log()
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    with running_stage(tmp_path_factory.mktemp("predecessors"), APP) as stage:
+        told = Story()
+        first, second = both_live(stage, told)
+        the_first_dies(stage, told, first)
+        the_second_dies(stage, told, second)
+        return told
+
+
+def test_a_stopped_predecessor_is_not_robbed(story: Story) -> None:
+    assert story.freed["while the first is stopped"] == 0
+
+
+def test_two_live_workers_of_one_name_do_not_free_each_others_locks(story: Story) -> None:
+    assert story.freed["while both live"] == 0
+
+
+def test_a_child_that_outlives_its_main_process_is_not_robbed(story: Story) -> None:
+    assert story.freed["while its child lives"] == 0
+
+
+def test_a_worker_that_was_there_first_frees_a_dead_ones_lock_when_the_last_process_is_gone(story: Story) -> None:
+    assert 0 < story.freed["one"] - story.began["the child dies"] <= SOON
+    assert story.began["one, next"] - story.freed["one"] <= 1.0
+
+
+def test_a_worker_that_starts_where_one_died_frees_its_locks_at_once_and_the_next_run_begins(story: Story) -> None:
+    assert story.freed["while nobody looks"] == 0
+    assert story.freed["two"] - story.began["the third is ready"] <= SOON
+    assert story.began["two, next"] - story.began["the third is ready"] <= 2 * SOON
+    assert "is free: process" in story.log
+
+
+def test_what_it_frees_is_handed_over_to_who_waits_in_the_store(story: Story) -> None:
+    assert story.began["three, next"] - story.began["the third is ready"] <= 2 * SOON
+
+
+def test_nothing_stays_noted_of_the_dead_and_of_those_who_hold_nothing(story: Story) -> None:
+    assert story.forgotten

@@ -1,0 +1,137 @@
+"""What becomes of a lock when processes are paused, and of what a body leaves behind.
+
+Killed, ended and exiting processes are in tests/worker/test_endings*.py, the death of a whole worker in
+test_predecessors.py. The kernel's out-of-memory killer sends SIGKILL, to a child, to the main process or (of a control
+group) to all: it is tested as such.
+"""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.processes import session_of
+from tests.waiting import eventually
+from tests.worker.stage import FREED, Stage, running_stage
+from tests.workers import Worker
+
+APP = "tests.apps.faults_processes"
+BRIEF = 2.0
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with running_stage(tmp_path_factory.mktemp("processes"), APP) as running:
+        running.start("-Q", "next", pool="threads", concurrency=8)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prefork(stage: Stage) -> Worker:
+    return stage.start("-Q", "prefork", concurrency=2)
+
+
+@pytest.fixture(scope="module")
+def threads(stage: Stage) -> Worker:
+    return stage.start("-Q", "threads", pool="threads")
+
+
+def send(stage: Stage, task: str, queue: str, row: str, name: str, *more: str) -> str:
+    """Returns the lock's key."""
+    getattr(stage.app, task).apply_async((row, name, *more), queue=queue)
+    return stage.key(task, row, name, *more)
+
+
+def times_freed(stage: Stage, key: str) -> int:
+    """Counted, because an event is dated when it is heard of: perhaps after the next body has begun."""
+    return sum(seen == key and event in FREED for _, event, seen in list(stage.log.events))
+
+
+def go(stage: Stage, row: str) -> None:
+    stage.marks_client.set(f"go:{row}", 1)
+
+
+# A pause that is longer than the ttl
+
+
+@dataclass
+class Paused:
+    """Which processes of a worker are paused: all of them, or its main process alone."""
+
+    worker: Worker
+    everything: bool
+
+    def __enter__(self) -> None:
+        self._send(signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.everything:
+            for process in session_of(self.worker.pid):
+                process.send_signal(number)
+        else:
+            self.worker.signal(number)
+
+
+WHO = {
+    "a child and its main process": ("prefork", True),
+    "a main process without its child": ("prefork", False),
+    "a worker of threads": ("threads", True),
+}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_who_was_paused_for_longer_than_its_ttl_finds_out_before_it_releases_and_frees_not_its_successors_lock(
+    stage: Stage, request: pytest.FixtureRequest, who: str
+) -> None:
+    queue, everything = WHO[who]
+    worker: Worker = request.getfixturevalue(queue)
+    key = send(stage, "watching", queue, who, who)
+    start = stage.mark(who, "start").at
+    successor = f"after {who}"
+    with Paused(worker, everything):
+        send(stage, "held_brief", "next", successor, who)
+        began = stage.mark(successor, "start").at
+        assert began - start >= BRIEF - 0.1
+        if not everything:
+            # Nobody renews, and nobody tells; but the body itself still sees its deadline.
+            stage.mark(who, "not held", within=10)
+    stage.mark(who, "LockLost")
+    lock_name = stage.app.watching.lock_name(who, who)
+    eventually(lambda: stage.words(f"lost {lock_name}"), message="no signal lock_lost")
+    go(stage, who)
+    returned = stage.mark(who, "return").at
+    # By then its release has come, and renewing never creates: the lock was held all the while.
+    stage.wait_for_renewal(key, returned + 0.5)
+    assert times_freed(stage, key) == 1, "once, when the first lease was over"
+    go(stage, successor)
+    stage.mark(successor, "return")
+    eventually(lambda: times_freed(stage, key) == 2, message="the successor's lock is not free")
+    assert stage.words(who) == ["start", "not held", "LockLost", "return"]
+
+
+# What a body leaves behind
+
+
+@pytest.mark.usefixtures("prefork")
+@pytest.mark.parametrize("what", ["thread", "program", "fork"])
+def test_what_outlives_a_body_holds_no_lock_and_its_end_frees_none(stage: Stage, what: str) -> None:
+    row, successor = f"leaves a {what}", f"after a {what}"
+    key = send(stage, "leaving", "prefork", row, row, what)
+    ended = stage.mark(row, "return").at
+    freed = eventually(lambda: stage.log.freed(key), message="still locked")
+    assert freed - ended <= 1.0
+    assert stage.words(row) == ["start", "return"]
+    send(stage, "held", "next", successor, row)
+    stage.mark(successor, "start")
+    go(stage, row)
+    stage.mark(row, "what was left gets it: False" if what == "thread" else "what was left ends")
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: times_freed(stage, key) > 1, within=0.5)
+    assert times_freed(stage, key) == 1, "once, by the first body's end"
+    go(stage, successor)
+    stage.mark(successor, "return")

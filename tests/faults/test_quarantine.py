@@ -1,0 +1,92 @@
+"""Failovers that forget leases, again and again: who is granted what another still believes to hold."""
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from celery_dlock.errors import StoreUnavailable
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.lease import margin
+from celery_dlock.place_setting import of_setting
+from celery_dlock.probation import Probation
+from celery_dlock.records import Acquired, By, Claim
+from celery_dlock.stores import open_store
+from tests.replicas import ReplicaSet
+from tests.servers import Server
+from tests.waiting import eventually
+
+#: Seconds. Nobody renews: a holder that was cut off believes in its lease for as long as this ...
+TTL = 1.0
+#: ... and where nobody waits for its end, for longer than a failover takes on a busy machine.
+LONG = 30.0
+_numbers = itertools.count()
+
+
+class Contender:
+    """Asks for locks at one server, and notes from when until when it believes to hold them."""
+
+    def __init__(self, server: Server, ttl: float, probation: Probation | None) -> None:
+        self._ttl = ttl
+        self._store = open_store(of_setting(server.url(), {}), timeout=5, probation=probation)
+        self.believed: dict[LockKeys, tuple[float, float]] = {}
+
+    def ask(self, keys: LockKeys) -> bool:
+        sent = time.monotonic()
+        claim = Claim(By.of(None, None, "node1", 1))
+        try:
+            answer = self._store.acquire(keys, f"c.{next(_numbers)}", round(self._ttl * 1000), claim)
+        except StoreUnavailable:
+            return False
+        if isinstance(answer, Acquired):
+            self.believed[keys] = sent, sent + self._ttl - margin(self._ttl)
+        return isinstance(answer, Acquired)
+
+    def contend(self, names: list[LockKeys], granted: threading.Event) -> None:
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not granted.is_set():
+            for keys in names:
+                if self.ask(keys):
+                    granted.set()
+            time.sleep(0.01)
+
+
+def a_failover(servers: ReplicaSet, ttl: float, probation: Probation | None = None) -> int:
+    """Locks that two believed to hold: the primary is killed, and its replica knows nothing of them."""
+    (replica,) = servers.replicas
+    # Of one bucket, so that one who waits for its probation to be over waits for that of all of them.
+    names = [LockKeys.of("dlock", shared_name(f"name{next(_numbers)}")._replace(bucket=7)) for _ in range(4)]
+    holder = Contender(servers.primary, ttl, probation)
+    eventually(lambda: holder.ask(names[0]), within=20)  # after the very first start
+    servers.cut_off(replica)
+    for keys in names[1:]:
+        assert holder.ask(keys)
+    old = servers.promote(replica)
+    others = [Contender(replica, ttl, probation) for _ in range(3)]
+    granted = threading.Event()
+    threads = [threading.Thread(target=other.contend, args=(names[1:], granted)) for other in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    old.start()
+    servers.follow(old)
+    servers.wait_until_in_step()
+    taken = {keys: since for other in others for keys, (since, _) in other.believed.items()}
+    assert taken, "nobody was granted anything afterwards"
+    return sum(since < holder.believed[keys][1] for keys, since in taken.items())
+
+
+def test_without_a_quarantine_a_failover_that_forgets_doubles_what_it_forgot(tmp_path: Path) -> None:
+    with ReplicaSet(tmp_path) as servers:
+        assert a_failover(servers, LONG) > 0
+
+
+def test_with_one_no_lock_is_granted_twice_in_ten_failovers_of_ten(tmp_path: Path) -> None:
+    def five(which: int) -> list[int]:
+        with ReplicaSet(tmp_path / f"{which}") as servers:
+            return [a_failover(servers, TTL, Probation(TTL)) for _ in range(5)]
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(five, range(2))] == [[0] * 5] * 2

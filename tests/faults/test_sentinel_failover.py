@@ -1,0 +1,273 @@
+"""Leases over a failover that sentinels carry out: the data survive, or they do not and the holder is told."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_dlock import Lock, LockLost, signals
+from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
+from celery_dlock.keys import LockKeys
+from celery_dlock.names import LockName
+from celery_dlock.places import Place
+from celery_dlock.sentinel import SentinelDoor
+from celery_dlock.stores import from_url
+from tests.processes import free_port
+from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.topologies import MASTER_NAME, How, SentinelSet
+from tests.waiting import eventually
+
+#: Longer than a failover takes whose first election had no winner.
+TTL = 20.0
+#: The store's timeout here, and so a tenth of it for a sentinel.
+TIMEOUT = 1.0
+KEYS = LockKeys.of("dlock", LockName("looked-at", 7))
+
+
+@pytest.fixture(scope="module")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelSet]:
+    with SentinelSet(tmp_path_factory.mktemp("failover"), down_after_ms=1500, password="of-the-nodes") as made:
+        yield made
+
+
+@pytest.fixture
+def whole(sentinels: SentinelSet) -> SentinelSet:
+    sentinels.bring_back()
+    return sentinels
+
+
+def url_of(sentinels: SentinelSet) -> str:
+    return f"{sentinels.lock_url()}?master_name={MASTER_NAME}"
+
+
+def lock_at(url: str, name: str = "any", **conf: Any) -> Lock:
+    """Of an app of its own, as in a process of its own."""
+    app = Celery("here", broker="memory://", set_as_current=False)
+    app.conf.update(dlock_url=url, dlock_timeout=TIMEOUT, **conf)
+    return Lock(name, app=app, ttl=TTL)
+
+
+def copied(sentinels: SentinelSet) -> None:
+    """Wait until a replica has all that was written so far."""
+
+    def confirmed() -> bool:
+        # A sentinel that makes a replica of a server ends the connections to it, late ones too.
+        with contextlib.suppress(redis.RedisError), sentinels.client() as client:
+            client.set("written", "1")
+            return int(client.wait(1, 500)) >= 1
+        return False
+
+    eventually(confirmed, within=20, message="no replica follows")
+
+
+def is_replica(node: Server) -> bool:
+    with node.client() as client:
+        return bool(client.info("replication")["role"] == "slave")
+
+
+def held_at(node: Server, name: str) -> tuple[int, str] | None:
+    holder = lock_at(node.lock_url(), name).holder()
+    return (holder.token, holder.owner) if holder else None
+
+
+def term_at(sentinels: SentinelSet) -> int:
+    return SentinelDoor(Place.of(url_of(sentinels)), timeout=TIMEOUT).term()
+
+
+@pytest.mark.parametrize("how", ["manual", "kill"])
+def test_a_lease_survives_a_failover_where_the_data_does(sentinels: SentinelSet, how: How) -> None:
+    lock = lock_at(url_of(sentinels), how)
+    assert lock.acquire(blocking=False)
+    assert lock.lease is not None
+    mine = lock.lease.token, lock.lease.owner
+    copied(sentinels)
+    assert held_at(sentinels.primary(), how) == mine
+    term = term_at(sentinels)
+    old = sentinels.fail_over(how)
+    new = sentinels.primary()
+    assert new is not old
+    assert held_at(new, how) == mine
+    # By it a quarantine knows a primary again that was away, and never made a replica.
+    eventually(lambda: term_at(sentinels) > term, within=20)
+    if how == "kill":
+        left = lock.lease.remaining()
+        eventually(lambda: lock.lease is not None and lock.lease.remaining() > left, within=TTL, message="not renewed")
+    lock.lease.extend(2 * TTL)
+    assert lock.lease.remaining() > TTL
+    assert (lock.lease.held, held_at(new, how)) == (True, mine)
+    lock.release()
+    assert held_at(new, how) is None
+
+
+def test_nothing_is_locked_at_an_old_primary_that_wakes_and_still_takes_writes(sentinels: SentinelSet) -> None:
+    lock, idle = lock_at(url_of(sentinels), "x"), lock_at(url_of(sentinels), "y")
+    assert idle.acquire(blocking=False)
+    idle.release()  # its connection is open, and rests
+    assert lock.acquire(blocking=False)
+    assert lock.lease is not None
+    mine = lock.lease.token, lock.lease.owner
+    copied(sentinels)
+    old = sentinels.fail_over("stop")
+    new = sentinels.primary()
+    old.resume()
+    assert idle.acquire(blocking=False)
+    assert held_at(new, "y")
+    # Unless a sentinel was so quick that it is a replica by now, and has what the new one has.
+    with old.client() as there, contextlib.suppress(redis.ConnectionError):
+        keys = there.keys("dlock:*:lock:*")
+        if there.info("replication")["role"] == "master":
+            assert not any(key.endswith(idle.name) for key in keys)
+    assert (lock.lease.held, held_at(new, "x")) == (True, mine)
+    idle.release()
+    lock.release()
+
+
+# The sentinels themselves
+
+
+def test_a_name_that_no_sentinel_watches_is_refused_with_those_that_they_do(sentinels: SentinelSet) -> None:
+    with pytest.raises(StoreRefused) as raised:
+        lock_at(f"{sentinels.lock_url()}?master_name=other").locked()
+    first = sentinels.sentinels[0].port
+    assert str(raised.value) == (
+        f"the sentinel at 127.0.0.1:{first}: it watches 'mymaster' and no 'other': correct master_name"
+    )
+
+
+def test_sentinels_are_asked_as_the_user_of_sentinel_kwargs(sentinels: SentinelSet) -> None:
+    first = sentinels.sentinels[0]
+    with first.client() as there:
+        rights = "+sentinel|get-master-addr-by-name", "+sentinel|masters"
+        there.execute_command("ACL", "SETUSER", "asks", "on", ">of-the-sentinels", *rights)
+    url = f"sentinel://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{first.port}"
+
+    def options(password: str) -> dict[str, Any]:
+        return {"master_name": MASTER_NAME, "sentinel_kwargs": {"username": "asks", "password": password}}
+
+    assert not lock_at(url, dlock_transport_options=options("of-the-sentinels")).locked()
+    quarantined = lock_at(url, dlock_transport_options=options("of-the-sentinels"), dlock_failover_quarantine=5)
+    with pytest.raises(StoreRefused, match="a right is missing: SENTINEL master, for dlock_failover_quarantine"):
+        quarantined.acquire(blocking=False)
+    with pytest.raises(StoreRefused) as raised:
+        lock_at(url, dlock_transport_options=options("s3cret")).locked()
+    assert str(raised.value).startswith(
+        f"the sentinel at 127.0.0.1:{first.port}: it refused: user or password is wrong: correct sentinel_kwargs; "
+    )
+    assert "s3cret" not in str(raised.value)
+
+
+def test_where_no_sentinel_answers_the_error_says_who_was_asked() -> None:
+    asked = f"sentinel://127.0.0.1:{free_port()};sentinel://127.0.0.1:{free_port()}"
+    with pytest.raises(StoreUnavailable) as raised:
+        lock_at(f"{asked}?master_name=m").locked()
+    assert str(raised.value) == f"no sentinel answers: asked {asked}"
+
+
+def test_what_is_no_sentinel_is_told_by_its_address(clean_server: Server) -> None:
+    with pytest.raises(StoreRefused) as raised:
+        lock_at(f"sentinel://127.0.0.1:{clean_server.port}?master_name=m").locked()
+    assert str(raised.value).startswith(f"the sentinel at 127.0.0.1:{clean_server.port}: ")
+    assert "it is a server and no sentinel: let dlock_url begin with redis://" in str(raised.value)
+
+
+def test_a_sentinel_that_hangs_costs_its_part_once_and_none_at_all_cost_no_lock(
+    sentinels: SentinelSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "celery_dlock")
+    store: Any = from_url(url_of(sentinels), timeout=TIMEOUT)
+    for sentinel in sentinels.sentinels:
+        sentinel.pause()
+    try:
+        sentinels.sentinels[2].resume()
+        assert took(lambda: store.inspect(KEYS)) < TIMEOUT
+        store.close()
+        assert took(lambda: store.inspect(KEYS)) < 2 * 0.1, "the one that answered is asked first"
+        sentinels.sentinels[2].pause()
+        for _ in range(2):
+            store.close()
+            store.inspect(KEYS)
+    finally:
+        for sentinel in sentinels.sentinels:
+            sentinel.resume()
+    port = sentinels.primary().port
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [f"locks stay at 127.0.0.1:{port}: no sentinel answers: asked {shown(sentinels)}"]
+    store.close()
+    store.inspect(KEYS)
+    assert f"a sentinel of {shown(sentinels)} answers again" in caplog.text
+    store.close()
+
+
+# A failover that forgets
+
+
+def test_a_holder_whose_lock_a_failover_forgot_is_told_before_the_ttl_is_over(whole: SentinelSet) -> None:
+    told: list[float] = []
+
+    def listen(**_: Any) -> None:
+        told.append(time.monotonic())
+
+    old = whole.primary()
+    replicas = whole.replicas()
+    for replica in replicas:
+        with replica.client() as there:
+            there.config_set("masterauth", "wrong")
+    with old.client() as there:
+        there.client_kill_filter(_type="replica")
+        eventually(lambda: there.info("replication")["connected_slaves"] == 0)
+    lock = lock_at(url_of(whole), "forgotten")
+    signals.lock_lost.connect(listen)
+    try:
+        assert lock.acquire(blocking=False)
+        last = time.monotonic()
+        whole.fail_over("kill", wait=False)
+        for replica in replicas:
+            with replica.client() as there:
+                there.config_set("masterauth", whole.password)
+        whole.wait_for_promotion(old)
+        eventually(lambda: told, within=TTL)
+    finally:
+        signals.lock_lost.disconnect(listen)
+    assert told[0] < last + TTL
+    assert lock.lease is not None
+    with pytest.raises(LockLost):
+        lock.lease.ensure()
+
+
+def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sentinel names it that has not heard of the failover."""
+    store: Any = from_url(url_of(sentinels), timeout=TIMEOUT)
+    replica = eventually(lambda: next(filter(is_replica, sentinels.replicas()), None), within=20)
+    assert replica is not None
+    monkeypatch.setattr(store._topology._door, "_asked", lambda: ("127.0.0.1", replica.port))
+    with pytest.raises(StoreNotReady, match=f"name 127.0.0.1:{replica.port} as the primary of 'mymaster', and it is a"):
+        store.inspect(KEYS)
+
+
+def test_a_subscription_moves_to_the_new_primary(sentinels: SentinelSet) -> None:
+    store = from_url(url_of(sentinels), timeout=TIMEOUT)
+    with store.waker(KEYS) as waker:
+        old = sentinels.fail_over("stop")
+        try:
+            with sentinels.primary().client() as there:
+                eventually(lambda: waker.wait(0.1) and there.pubsub_numsub(KEYS.channel)[0][1] == 1, within=10)
+                there.publish(KEYS.channel, "")
+                assert waker.wait(5.0)
+        finally:
+            old.resume()
+            store.close()
+
+
+def took(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+def shown(sentinels: SentinelSet) -> str:
+    return ";".join(f"sentinel://127.0.0.1:{sentinel.port}/0" for sentinel in sentinels.sentinels)

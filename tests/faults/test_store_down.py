@@ -1,0 +1,217 @@
+"""The lock store is away: what becomes of tasks, and what it costs a worker."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery import states
+from celery.result import AsyncResult
+
+from celery_dlock.errors import StoreUnavailable
+from celery_dlock.keys import LockKeys
+from celery_dlock.scripts import ACQUIRE
+from tests.proxy import Proxy
+from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.waiting import eventually
+from tests.workers import Urls, Worker, loaded_app, running_worker
+
+APP = "tests.apps.faults_store"
+CONCURRENCY = 2
+
+
+class Stage:
+    def __init__(self, locks: Server, proxy: Proxy, tasks: ModuleType, worker: Worker, marks: redis.Redis) -> None:
+        self.locks, self.proxy, self.tasks, self.worker, self.marks = locks, proxy, tasks, worker, marks
+        self._rows = 0
+
+    def row(self) -> str:
+        self._rows += 1
+        return f"row-{self._rows}"
+
+    def send(self, name: str, *args: str) -> "AsyncResult[Any]":
+        sent: AsyncResult[Any] = getattr(self.tasks, name).delay(*args)
+        return sent
+
+    def end(self, result: "AsyncResult[Any]", within: float = 30.0) -> Any:
+        return result.get(timeout=within, propagate=False)
+
+    def words(self, row: str) -> list[str]:
+        texts: Any = self.marks.lrange(f"marks:{row}", 0, -1)
+        return [json.loads(text)[0] for text in texts]
+
+    def keys(self) -> list[Any]:
+        with self.locks.client() as client:
+            return list(client.scan_iter("dlock:*:lock:*"))
+
+    def recover(self) -> None:
+        """The store answers, and every child knows."""
+        self.proxy.set_mode("pass")
+
+        def answered() -> bool:
+            return bool(self.end(self.send("failing", self.row())) == "ran")
+
+        eventually(answered, within=30, every=0.2, message="the store is back, and is not asked")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A worker that was started while its store did not answer."""
+    folder = tmp_path_factory.mktemp("store-down")
+    with ExitStack() as stack:
+        broker = stack.enter_context(Server(folder / "broker"))
+        locks = stack.enter_context(Server(folder / "locks", options=["--maxmemory-policy", "allkeys-lru"]))
+        assert locks.port is not None
+        proxy = stack.enter_context(Proxy(locks.port))
+        urls = Urls(broker.url(), broker.url(1), proxy.url().replace("//", f"//{LOCK_USER}:{LOCK_PASSWORD}@"))
+        tasks = stack.enter_context(loaded_app(APP, urls))
+        marks = stack.enter_context(broker.client(1))
+        proxy.set_mode("blackhole")
+        worker = stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=CONCURRENCY))
+        yield Stage(locks, proxy, tasks, worker, marks)
+
+
+@pytest.fixture
+def up(stage: Stage) -> Iterator[Stage]:
+    stage.recover()
+    yield stage
+    stage.proxy.set_mode("pass")
+
+
+# First of all, because the worker starts but once.
+
+
+def test_a_worker_starts_and_works_while_its_store_does_not_answer_and_says_so_once(stage: Stage) -> None:
+    assert stage.end(stage.send("plain"), 10) == "plain"
+    place = re.escape(stage.proxy.url())
+    stage.worker.wait_for_log(rf"INFO.*locks: {place}, prefix dlock\n")
+    stage.worker.wait_for_log(rf"WARNING.*the lock store at {place} is not there yet: the lock store did not answer: ")
+    stage.recover()
+    stage.worker.wait_for_log(rf"INFO.*the lock store at {place} answers")
+    assert stage.worker.log().count("is not there yet") == 1
+    assert LOCK_PASSWORD not in stage.worker.log()
+
+
+def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: Stage) -> None:
+    up.worker.wait_for_log(
+        f"WARNING.*the lock store at {re.escape(up.proxy.url())} may drop locks when its memory is full: "
+        "its maxmemory-policy is allkeys-lru, and should be noeviction"
+    )
+    up.worker.wait_for_log("WARNING.*parked in a store without an append-only file")
+    assert up.worker.log().count("may drop locks") == 1
+    assert up.worker.log().count("without an append-only file") == 1
+
+
+# What the task wants
+
+
+@pytest.mark.parametrize("mode", ["refuse", "blackhole"])
+def test_retry_the_message_comes_back_until_the_store_answers_and_runs_once(up: Stage, mode: Any) -> None:
+    row = up.row()
+    up.proxy.set_mode(mode)
+    result = up.send("retrying", row)
+    up.worker.wait_for_log(rf"WARNING.*{result.id}\] comes back in .* s: the lock store ")
+    assert result.state == states.PENDING
+    up.proxy.set_mode("pass")
+    assert up.end(result) == "ran"
+    assert up.words(row) == ["start"]
+
+
+def test_fail_the_task_ends_failure_with_store_unavailable(up: Stage) -> None:
+    row = up.row()
+    up.proxy.set_mode("refuse")
+    result = up.send("failing", row)
+    error = up.end(result)
+    assert (result.state, isinstance(error, StoreUnavailable)) == (states.FAILURE, True)
+    assert str(error).startswith("the lock store did not answer: ")
+    assert up.words(row) == []
+
+
+def test_run_the_body_runs_without_a_lock_and_is_told_so_by_log_signal_and_lease(up: Stage) -> None:
+    row = up.row()
+    up.proxy.set_mode("refuse")
+    result = up.send("bypassing", row)
+    name = up.tasks.bypassing.lock_name(row)
+    told = f"{name} is not held: the store did not answer, and this body runs without its lock"
+    assert up.end(result) == [name, None, False, False, 0.0, 0, [told, told]]
+    up.worker.wait_for_log(rf"WARNING.*{result.id}\] runs without its lock {name}: the lock store did not answer: ")
+    assert up.words(f"bypassed {name}") == [f"{APP}.bypassing {result.id} None"]
+
+
+def test_run_a_body_that_insists_on_its_lock_ends_with_lock_lost(up: Stage) -> None:
+    row = up.row()
+    up.proxy.set_mode("refuse")
+    result = up.send("insisting", row)
+    error = up.end(result)
+    assert (result.state, type(error).__name__) == (states.FAILURE, "LockLost")
+    assert up.words(row) == ["start"]
+
+
+def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Stage) -> None:
+    row = up.row()
+    keys = LockKeys.of("dlock", up.tasks.bypassing.lock_spec.name_of((row,), {}))
+    up.proxy.set_mode("cut_reply", containing=ACQUIRE.sha.encode())
+    assert up.end(up.send("bypassing", row))[1] is None
+    up.proxy.set_mode("pass")
+    with up.locks.client() as client:
+        assert client.keys(keys.last.replace("last", "gone:*")), "nothing was acquired: this run proved nothing"
+        eventually(lambda: not client.exists(keys.lock), within=5, message="a stuck lock")
+
+
+# What it costs
+
+
+def asked(texts: list[str]) -> int:
+    """How many of these failures waited for the store."""
+    assert all(text.startswith(("the lock store did not answer", "the lock store was not asked")) for text in texts)
+    return sum("was not asked" not in text for text in texts)
+
+
+def test_a_dead_store_costs_a_worker_one_timeout_and_not_one_for_each_task(up: Stage) -> None:
+    up.proxy.set_mode("blackhole")
+    first = up.send("failing", up.row())
+    assert asked([str(up.end(first))]) == 1
+    began = time.monotonic()
+    rest = [up.send("failing", up.row()) for _ in range(6 * CONCURRENCY)]
+    texts = [str(up.end(result)) for result in rest]
+    assert time.monotonic() - began < up.tasks.REST, "too slow a machine: this run proved nothing"
+    assert asked(texts) == 0
+
+
+def test_tasks_that_come_at_once_wait_for_one_timeout_together(up: Stage) -> None:
+    up.proxy.set_mode("blackhole")
+    texts = [str(up.end(result)) for result in [up.send("failing", up.row()) for _ in range(6 * CONCURRENCY)]]
+    assert 1 <= asked(texts) <= CONCURRENCY
+
+
+def test_a_body_that_ends_does_not_wait_for_a_dead_store_and_its_lock_is_free_when_that_is_back(up: Stage) -> None:
+    row, gate = up.row(), up.row()
+    held = up.send("holding", row, gate)
+    eventually(lambda: up.words(row), within=20)
+    up.proxy.set_mode("blackhole")
+    assert asked([str(up.end(up.send("failing", up.row())))]) == 1
+    up.marks.set(gate, 1)
+    assert up.end(held) == "held"
+    name = up.tasks.holding.lock_name(row, gate)
+    up.worker.wait_for_log(f"could not release {name}, the keeper will: the lock store was not asked")
+    # The other child was told by the one that had waited.
+    assert len(up.keys()) == 1
+    up.proxy.set_mode("pass")
+    eventually(lambda: not up.keys(), within=10, message="a stuck lock")
+    assert "is lost" not in up.worker.log()
+
+
+def test_the_main_process_answers_while_the_store_does_not(up: Stage) -> None:
+    up.proxy.set_mode("blackhole")
+    waiting = [up.send("failing", up.row()) for _ in range(CONCURRENCY)]
+    began = time.monotonic()
+    pong = up.tasks.app.control.ping(destination=[up.worker.node], timeout=up.tasks.TIMEOUT * 0.8)
+    assert [list(reply) for reply in pong] == [[up.worker.node]]
+    assert time.monotonic() - began < up.tasks.TIMEOUT + 0.5
+    for result in waiting:
+        up.end(result)

@@ -1,0 +1,332 @@
+"""What a worker says at its start of a store that cannot keep locks, in one line each; and what a hung one costs."""
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from typing_extensions import Self
+
+from celery_dlock import Lock, inspection
+from celery_dlock.errors import StoreRefused, StoreUnavailable
+from celery_dlock.inspection import Inspection
+from celery_dlock.places import Place
+from celery_dlock.runtime import Runtime
+from celery_dlock.sentinel import SentinelDoor
+from celery_dlock.sweeper import Sweeper
+from tests.conftest import OwnServer
+from tests.processes import HOST, free_port
+from tests.servers import Server
+from tests.topologies import MASTER_NAME, RedlockSet, SentinelSet, TlsServer
+from tests.unit.fakes import FakeClock
+
+Start = Callable[..., str]
+
+
+def app_at(url: Any, **conf: Any) -> Celery:
+    app = Celery("here", broker="memory://", set_as_current=False)
+    app.conf.update({"dlock_url": url, "dlock_timeout": 0.3, **conf})
+    return app
+
+
+@pytest.fixture
+def start(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """What the inspection of a worker's start warns of."""
+    monkeypatch.setattr(inspection, "AGAIN", 0.0)
+    caplog.set_level(logging.INFO, "celery_dlock")
+
+    def inspected(app: Celery, **options: Any) -> str:
+        tries = iter([True])
+        Inspection(Runtime.of(app), lambda: next(tries, False), parks=False, **options)._run()
+        (line,) = [
+            record.getMessage()
+            for record in caplog.records
+            if record.module == "inspection" and record.levelno > logging.INFO
+        ]
+        assert "\n" not in line
+        assert "s3cret" not in line
+        return line
+
+    return inspected
+
+
+def test_a_replica_given_as_the_primary(own_server: OwnServer, start: Start) -> None:
+    server = own_server(options=["--replicaof", f"{HOST} 1"])
+    assert start(app_at(server.lock_url())) == (
+        f"the lock store at redis://{HOST}:{server.port}/0 is not there yet: the lock store refused: it is a replica, "
+        "and takes no writes until it is promoted; or dlock_url has to name the primary; "
+        f"it said: READONLY it is a replica of {HOST}:1"
+    )
+
+
+def test_a_node_of_a_cluster_given_as_a_server(own_server: OwnServer, start: Start) -> None:
+    server = own_server(options=["--cluster-enabled", "yes"])
+    assert "it is a node of a Redis Cluster: let dlock_url begin with redis+cluster://" in start(app_at(server.url()))
+
+
+def test_a_server_given_as_a_cluster(clean_server: Server, start: Start) -> None:
+    line = start(app_at(f"redis+cluster://{HOST}:{clean_server.port}"))
+    assert "it is a single server and no node of a Redis Cluster: let dlock_url begin with redis://" in line
+
+
+def test_a_server_given_as_a_sentinel(clean_server: Server, start: Start) -> None:
+    place = f"{HOST}:{clean_server.port}"
+    assert start(app_at(f"sentinel://:s3cret@{place}?master_name=m")) == (
+        f"cannot tell how the lock store at sentinel://{place} is set up: the sentinel at {place}: it is a server and "
+        "no sentinel: let dlock_url begin with redis:// or rediss://, or name a sentinel's port (26379)"
+    )
+
+
+def test_a_sentinel_given_as_a_server(sentinel_set: SentinelSet, start: Start) -> None:
+    app = app_at(f"redis://:s3cret@{HOST}:{sentinel_set.sentinels[0].port}".replace(":s3cret@", ""))
+    assert "it is a sentinel and keeps no locks: let dlock_url begin with sentinel://, and set" in start(app)
+    with pytest.raises(StoreRefused, match="it is a sentinel and keeps no locks"):
+        Lock("x", app=app).acquire(blocking=False)
+
+
+def test_a_number_of_a_database_that_is_not_there(clean_server: Server, start: Start) -> None:
+    line = start(app_at(f"redis://{HOST}:{clean_server.port}/99"))
+    assert "it has fewer databases: correct the number at the end of dlock_url, or raise its `databases`" in line
+
+
+def test_durability_that_no_lock_will_have(clean_server: Server, start: Start) -> None:
+    line = start(app_at(clean_server.lock_url()), replicas=1)
+    assert line.startswith("durability wants 1 replicas, and a server of the lock store has 0: no lock counts there")
+
+
+# Redlock
+
+
+@pytest.fixture
+def two(own_server: OwnServer) -> tuple[Server, Server]:
+    return own_server(), own_server()
+
+
+def test_one_server_under_two_names(two: tuple[Server, Server], start: Start, caplog: Any) -> None:
+    one, other = two
+    urls = [f"redis://{HOST}:{one.port}", f"redis://localhost:{one.port}", other.url()]
+    app = app_at(urls, dlock_restart_delay=0)
+    wrong = f"dlock_url is not allowed for Redlock: {urls[0]} and {urls[1]} are the same server"
+    assert start(app).startswith(wrong)
+    assert [record.levelname for record in caplog.records if record.module == "inspection"] == ["ERROR"]
+    # With the other one alive and dead; nothing is left behind.
+    for number in range(10):
+        with pytest.raises(StoreRefused, match=re.escape(wrong)):
+            Lock(f"{number}", app=app).acquire(blocking=False)
+        if number == 5:
+            other.kill()
+    with one.client() as client:
+        assert client.keys("*lock*:lock:*") == []
+
+
+def test_a_server_that_goes_away_later_and_one_that_comes_back(
+    redlock_set: RedlockSet, own_server: OwnServer, watched: Callable[..., list[str]]
+) -> None:
+    node = own_server()
+    urls = [*redlock_set.urls()[:2], node.url()]
+    away, back = watched(app_at(urls), node.kill, node.start)
+    assert away.startswith(f"a server of the lock store is away: {node.url()}: did not answer: ")
+    assert back == f"a server of the lock store answers again: {node.url()}"
+
+
+@pytest.fixture
+def watched(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What the inspection says of a store to which something happens between its looks."""
+    monkeypatch.setattr(inspection, "WATCH", 0.0)
+    caplog.set_level(logging.INFO, "celery_dlock")
+
+    def said(app: Celery, *happens: Callable[[], object]) -> list[str]:
+        looks = iter([lambda: None, *happens])
+
+        def goes_on() -> bool:
+            happen = next(looks, None)
+            if happen is not None:
+                happen()
+            return happen is not None
+
+        Inspection(Runtime.of(app), goes_on, parks=False)._run()
+        return [record.getMessage() for record in caplog.records if record.module == "inspection"]
+
+    return said
+
+
+def test_a_server_that_refuses_while_the_others_do_not_is_told_once(
+    redlock_set: RedlockSet, own_server: OwnServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = own_server()
+    with node.client() as client:
+        client.acl_setuser("default", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-hset"])
+        app = app_at([*redlock_set.urls()[:2], node.url()], dlock_restart_delay=0)
+        for name in ("x", "y", "z"):
+            with Lock(name, app=app):
+                pass
+    told = [record.getMessage() for record in caplog.records if record.module == "node"]
+    (line,) = [text for text in told if "a server of the lock store refuses" in text]
+    assert line.startswith(
+        f"a server of the lock store refuses: {node.url()}: the lock store refused: a right is missing"
+    )
+
+
+# Sentinel
+
+
+def test_a_failover_is_told_once_in_each_process(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    caplog.set_level(logging.INFO, "celery_dlock")
+    clock = FakeClock()
+    place = Place.of("sentinel://s?master_name=m")
+    doors = [SentinelDoor(place, timeout=1, clock=clock) for _ in range(2)]
+    for port in (1, 1, 2, 2, 1):
+        monkeypatch.setattr(SentinelDoor, "_asked", lambda self, port=port: (HOST, port))
+        clock.now += 5
+        assert [door.where() for door in doors] == [(HOST, port)] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"locks: the sentinels name {HOST}:2 now (was {HOST}:1)",
+        f"locks: the sentinels name {HOST}:1 now (was {HOST}:2)",
+    ]
+
+
+# Who looks after queues
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
+    parks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter([True, True])
+    runtime = Runtime.of(app_at(f"redis://{HOST}:{free_port()}"))
+    Sweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks)._run()
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in told] == ["queues are not looked after"] * parks
+
+
+# TLS
+
+
+def test_tls_asked_of_a_server_without(clean_server: Server, start: Start) -> None:
+    port = clean_server.port
+    line = start(app_at(f"rediss://:s3cret@{HOST}:{port}/0"))
+    assert line.startswith(
+        f"the lock store at rediss://{HOST}:{port}/0 is not there yet: the lock store did not answer"
+    )
+    assert line.endswith(f"; {HOST}:{port} speaks no TLS: its URL has to begin with redis, without a second s")
+
+
+def test_tls_asked_of_a_cluster_without(clean_server: Server, start: Start) -> None:
+    line = start(app_at(f"rediss+cluster://:s3cret@{HOST}:{clean_server.port}"))
+    assert line.endswith(f"; {HOST}:{clean_server.port} speaks no TLS: its URL has to begin with redis+cluster")
+
+
+def test_tls_asked_for_beside_the_url_of_a_server_without(clean_server: Server, start: Start) -> None:
+    line = start(app_at(clean_server.url(), dlock_transport_options={"ssl": True}))
+    assert line.endswith(" speaks no TLS: take the options of TLS out of the URL or dlock_transport_options")
+
+
+def test_tls_asked_for_of_a_primary_without(sentinel_set: SentinelSet, start: Start) -> None:
+    more = {"master_name": MASTER_NAME, "ssl": True}
+    line = start(app_at(sentinel_set.url(), dlock_transport_options=more))
+    assert line.endswith(
+        f"; {HOST}:{sentinel_set.primary().port} speaks no TLS: take 'ssl' out of dlock_transport_options"
+    )
+
+
+def test_a_server_that_is_not_there(start: Start) -> None:
+    place = f"redis://{HOST}:{free_port()}/0"
+    line = start(app_at(place.replace("//", "//:s3cret@")))
+    assert re.fullmatch(f"the lock store at {place} is not there yet: .*Connection refused.", line)
+
+
+# TLS, on the distribution's server: the wheels' has none
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    with TlsServer(tmp_path_factory.mktemp("tls")) as made:
+        yield made
+
+
+@pytest.mark.servers
+class TestTls:
+    def test_no_tls_asked_of_a_server_with_tls_only(self, secure: TlsServer, start: Start) -> None:
+        line = start(app_at(secure.plain_url()))
+        assert line.startswith(f"the lock store at redis://{HOST}:{secure.port}/0 is not there yet: ")
+        assert line.endswith(f"; {HOST}:{secure.port} speaks TLS only: its URL has to begin with rediss")
+
+    def test_another_authority(self, secure: TlsServer, start: Start, tmp_path: Path) -> None:
+        with TlsServer(tmp_path / "other") as other:
+            line = start(app_at(secure.url().replace(str(secure.authority), str(other.authority))))
+        assert "its certificate is not to be trusted: let ssl_ca_certs name who signed it" in line
+
+    def test_a_file_that_is_not_there(self, secure: TlsServer, start: Start) -> None:
+        with pytest.raises(ValueError, match=r"ssl_ca_certs='/nowhere' is no file"):
+            start(app_at(secure.url().replace(str(secure.authority), "/nowhere")))
+
+    def test_no_certificate_where_one_is_wanted(self, start: Start, tmp_path: Path) -> None:
+        with TlsServer(tmp_path / "mutual", mutual=True) as mutual:
+            line = start(app_at(mutual.url().partition("&ssl_certfile")[0]))
+        assert "wants a certificate of ours: set ssl_certfile and ssl_keyfile" in line
+
+
+# What does not answer
+
+
+@pytest.fixture
+def hung() -> Iterator[Callable[[], "Hung"]]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(Hung())
+
+
+class Hung:
+    """As a server whose process stands still: the kernel takes connections, and nobody reads."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._listener = socket.create_server((HOST, self.port), backlog=50)
+        self._listener.setblocking(False)
+        self._kept = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+        self._listener.close()
+
+    def tries(self) -> int:
+        count = 0
+        while True:
+            try:
+                self._kept.enter_context(self._listener.accept()[0])
+            except BlockingIOError:
+                return count
+            count += 1
+
+
+@pytest.mark.parametrize(
+    ("form", "count"),
+    [
+        ("redis://:pw@{0}/1", 1),
+        ("rediss://{0}", 1),
+        ("sentinel://{0};sentinel://{1};sentinel://{2}?master_name=m", 3),
+        ("redis+cluster://{0},{1},{2}", 3),
+    ],
+)
+def test_a_store_that_hangs_costs_its_timeout_and_one_try_of_each_server(
+    hung: Callable[[], Hung], form: str, count: int
+) -> None:
+    """redis-py's own would be ten tries of 5 s each."""
+    servers = [hung() for _ in range(count)]
+    url = form.format(*(f"{HOST}:{server.port}" for server in servers))
+    lock = Lock("x", app=app_at(url, dlock_timeout=1.0))
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        lock.acquire(blocking=False)
+    assert time.monotonic() - began < 2 * 1.0
+    # A Cluster's nodes tell of one another, so not all of them have to be asked.
+    tries = [server.tries() for server in servers]
+    assert (max(tries), sum(tries) in (count, count - 1)) == (1, True)

@@ -1,0 +1,171 @@
+"""A call's own options: checked where it is published, carried as text, read where it runs."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock import InvalidLockOptions, LockOptions, singleton_task
+from celery_dlock.calls import CALL, Call, call_of, headers_for
+
+OPTIONS: dict[str, Any] = {
+    "key": ["n"],
+    "scope": "shared",
+    "ttl": 5.0,
+    "on_conflict": "queue",
+    "skip_result": {"a": [1, None, "я"]},
+    "retry_delay": 2.0,
+    "retry_delay_max": 30.0,
+    "retry_limit": 3,
+    "queue_limit": 2,
+    "queue_overflow": "skip",
+    "on_lost": "abort",
+    "after_lost": "retry",
+    "min_hold": 1.0,
+    "max_hold": 60.0,
+    "keep_on_retry": True,
+    "on_store_error": "fail",
+    "enabled": False,
+}
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    app = Celery("calls", broker="memory://", set_as_current=False)
+
+    @singleton_task(app=app, name="calls.post", key=["account", "n"], once_per=60)
+    def post(account: int, n: int = 7) -> None: ...
+
+    return post
+
+
+def carried(task: Any, **chosen: Any) -> Call:
+    """What the worker reads of what the publisher chose, behind a broker that speaks JSON."""
+    return call_of(task, json.loads(json.dumps(headers_for(task, chosen, {}))))
+
+
+@pytest.mark.core
+def test_every_option_arrives_as_it_was_chosen(task: Any) -> None:
+    call = carried(task, **OPTIONS)
+    seen = {name: getattr(call.options, name) for name in OPTIONS if name != "enabled"}
+    assert {**seen, "key": list(seen["key"]), "enabled": call.enabled} == OPTIONS
+    waiting = carried(task, on_conflict="wait", wait_timeout=4.0, after_wait="skip").options
+    assert (waiting.on_conflict, waiting.wait_timeout, waiting.after_wait) == ("wait", 4.0, "skip")
+
+
+def test_what_was_not_chosen_is_the_tasks(task: Any) -> None:
+    call = carried(task, ttl=5)
+    assert call.options == LockOptions(key=["account", "n"], once_per=60, ttl=5)
+    assert call.enabled
+    assert call.name_of((1,), {}).text == task.lock_name(1)
+
+
+def test_the_default_ttl_stays_one_that_the_app_may_change(task: Any) -> None:
+    assert carried(task, on_conflict="raise").options.ttl_or(12.0) == 12.0
+    assert carried(task, ttl=30.0).options.ttl_or(12.0) == 30.0
+
+
+def test_a_duration_may_be_a_timedelta(task: Any) -> None:
+    assert carried(task, ttl=timedelta(minutes=1)).options.ttl == 60.0
+
+
+@pytest.mark.parametrize("key", ["{account}", ["account"], ("account",)])
+def test_its_key_names_its_lock(task: Any, key: Any) -> None:
+    call = carried(task, key=key)
+    assert call.name_of((1, 2), {}) == call.name_of((1, 3), {})
+    assert call.name_of((1, 2), {}) != call.name_of((2, 2), {})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("queue", "dlock='queue' is not allowed; allowed: a dict of options"),
+        ([("ttl", 5)], "is not allowed; allowed: a dict of options"),
+        ({"tll": 5}, "dlock: unknown option 'tll' (did you mean 'ttl'?); known are enabled, key, scope, ttl"),
+        ({7: 5}, "dlock: unknown option 7; known are"),
+        ({"enabled": "no"}, "dlock: enabled='no' is not allowed; allowed: True or False"),
+        ({"ttl": 0.5}, "dlock: ttl=0.5 is not allowed; allowed: seconds from 1"),
+        ({"on_conflict": "drop"}, "dlock: on_conflict='drop' is not allowed; allowed: one of 'skip'"),
+        ({"key": "{amount}"}, "dlock: key='{amount}': field {amount} names no argument; allowed: the names"),
+        ({"key": len}, "key=<a callable> cannot be carried by a message; allowed: a template or names"),
+        ({"key": None, "scope": "shared"}, "dlock: scope='shared' is not allowed; allowed: 'task', or"),
+        (
+            {"on_store_error": "run"},
+            "dlock: on_store_error='run' is not allowed; allowed: 'retry' or 'fail' with once_",
+        ),
+        ({"skip_result": b"x"}, "dlock: skip_result=b'x' cannot be carried by a message; allowed: what JSON holds"),
+        ({"skip_result": {1: 2}}, "dlock: skip_result={1: 2} cannot be carried by a message; allowed: what JSON holds"),
+        ({"skip_result": float("nan")}, "dlock: skip_result=nan cannot be carried by a message"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_where_it_is_called(task: Any, chosen: Any, said: str) -> None:
+    for door in (task.apply_async, task.apply):
+        with pytest.raises(InvalidLockOptions) as refused:
+            door((1,), dlock=chosen)
+        assert str(refused.value).startswith("task 'calls.post': ")
+        assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["x", 7, [], {}, {"options": {}}, {"task": "calls.post"}, {"task": "calls.post", "options": {"ttl": 5}}]
+    + [{"task": "calls.post", "options": text} for text in ("", "7", "[]", "null", "{", "[" * 100_000)],
+)
+def test_a_header_that_is_not_ours_is_an_error(task: Any, header: Any) -> None:
+    with pytest.raises(InvalidLockOptions, match="the header 'dlock_call' was not made by apply_async"):
+        call_of(task, {CALL: header})
+
+
+def test_a_header_that_this_workers_task_does_not_allow_is_an_error(task: Any) -> None:
+    with pytest.raises(InvalidLockOptions, match="dlock: unknown option 'newer'"):
+        call_of(task, {CALL: {"task": "calls.post", "options": '{"newer": 1}'}})
+
+
+def test_a_header_of_another_task_is_nothing_to_this_one(task: Any) -> None:
+    headers = {CALL: {"task": "calls.other", "options": '{"enabled": false}'}}
+    assert call_of(task, headers) == call_of(task, None)
+
+
+def test_the_messages_other_headers_stay(task: Any) -> None:
+    headers = headers_for(task, {"ttl": 5}, {"tenant": "x"})
+    assert headers == {"tenant": "x", CALL: {"task": "calls.post", "options": '{"ttl": 5.0}'}}
+
+
+def a_task(**options: Any) -> Any:
+    app = Celery("calls", broker="memory://", set_as_current=False)
+
+    @singleton_task(app=app, name="calls.other", **options)
+    def other(n: int) -> None: ...
+
+    return other
+
+
+def test_what_a_call_switches_off_takes_its_own_options_along() -> None:
+    task = a_task(
+        on_conflict="queue",
+        queue_limit=5,
+        once_per=60,
+        after_crash="hold",
+        on_used="raise",
+        unique="queued",
+        queued_ttl=30,
+    )
+    chosen = {"on_conflict": "skip", "once_per": None, "unique": "running"}
+    options = call_of(task, headers_for(task, chosen, None)).options
+    assert (options.on_conflict, options.queue_limit, options.queue_overflow) == ("skip", None, "raise")
+    assert (options.once_per, options.after_crash, options.on_used) == (None, "run", "skip")
+    assert (options.unique, options.on_duplicate, options.queued_ttl) == ("running", "return", 3600.0)
+
+
+def test_a_call_that_does_not_wait_has_no_use_for_how_long_its_task_would() -> None:
+    task = a_task(on_conflict="wait", wait_timeout=5, after_wait="skip")
+    options = call_of(task, headers_for(task, {"on_conflict": "retry"}, None)).options
+    assert (options.on_conflict, options.wait_timeout, options.after_wait) == ("retry", 10.0, "raise")
+
+
+def test_an_option_of_what_the_call_switches_off_is_refused() -> None:
+    with pytest.raises(InvalidLockOptions, match="queue_limit=7"):
+        headers_for(a_task(on_conflict="queue", queue_limit=5), {"on_conflict": "skip", "queue_limit": 7}, None)

@@ -1,0 +1,156 @@
+"""Who has to confirm a write: what is taken, what is refused, what is said to a server, what its answer means."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock import InvalidLockOptions, Lock, LockOptions
+from celery_dlock.config import Settings
+from celery_dlock.durability import durability_of, highest, number_of, numbered, shortfall, words
+from celery_dlock.records import PRIMARY, Durability
+from celery_dlock.shared_slots import SharedSlots
+from tests.unit.fakes import a_name
+
+SERVER = "redis://host:6379/0"
+SERVERS = ["redis://a:1/0", "redis://b:1/0", "redis://c:1/0"]
+
+
+def settings(**conf: Any) -> Settings:
+    app = Celery("a", broker="memory://", set_as_current=False)
+    app.conf.update({"dlock_url": SERVER, **conf})
+    return Settings.of(app)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("primary", Durability(0, fsync=False, timeout_ms=0)),
+        ({"replicas": 1}, Durability(1, fsync=False, timeout_ms=500)),
+        ({"replicas": 2, "timeout": 0.2}, Durability(2, fsync=False, timeout_ms=200)),
+        ({"replicas": 2, "timeout": timedelta(seconds=1)}, Durability(2, fsync=False, timeout_ms=1000)),
+        ({"fsync": "local"}, Durability(0, fsync=True, timeout_ms=1500)),
+        ({"fsync": 2, "timeout": 1}, Durability(2, fsync=True, timeout_ms=1000)),
+    ],
+)
+def test_each_form_means_so_many_confirmations(value: Any, meant: Durability) -> None:
+    assert LockOptions(durability=value).confirmation == meant == settings(dlock_durability=value).durability
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "replicas", "", None, 1, True, {}, {"replicas": 0}, {"replicas": True}, {"replicas": "1"}, {"replicas": 1001},
+        {"replicas": 1.0}, {"replicas": "local"}, {"fsync": 0}, {"fsync": True}, {"fsync": "disk"}, {"timeout": 1},
+        {"replicas": 1, "fsync": 1}, {"replica": 1}, {"replicas": 1, "timeouts": 1}, ["replicas", 1],
+    ],
+)  # fmt: skip
+def test_any_other_form_is_refused_with_what_is_allowed(value: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        settings(dlock_durability=value)
+    assert str(raised.value).startswith(f"dlock_durability={value!r} is not allowed; allowed: 'primary', {{'replicas':")
+    if value is not None:
+        with pytest.raises(InvalidLockOptions, match=r"^durability="):
+            LockOptions(durability=value)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 31, "1", None, True])
+def test_a_timeout_is_0001_to_30_seconds(timeout: Any) -> None:
+    with pytest.raises(InvalidLockOptions, match=r"^durability: timeout=.* is not allowed; allowed: seconds"):
+        LockOptions(durability={"replicas": 1, "timeout": timeout})
+
+
+def test_a_timeout_leaves_half_of_dlock_timeout_for_the_answer() -> None:
+    assert settings(dlock_timeout=1, dlock_durability={"replicas": 1, "timeout": 0.5}).durability.timeout_ms == 500
+    with pytest.raises(InvalidLockOptions) as raised:
+        settings(dlock_timeout=1, dlock_durability={"replicas": 1, "timeout": 0.6})
+    assert str(raised.value) == (
+        "dlock_durability: timeout=0.6 is not allowed; allowed: seconds up to half of dlock_timeout (1), "
+        "within which the server has to answer; or a longer dlock_timeout"
+    )
+
+
+def test_a_lock_and_a_call_may_ask_for_no_more_than_their_app_can_have() -> None:
+    app = Celery("a", broker="memory://", set_as_current=False)
+    app.conf.update(dlock_url=SERVER, dlock_timeout=0.5)
+    with pytest.raises(InvalidLockOptions, match=r"^durability: timeout=0.5 is not allowed"):
+        Lock("x", app=app, durability={"replicas": 1}).acquire(blocking=False)
+
+
+def test_independent_servers_have_no_replicas_to_ask() -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        settings(dlock_url=SERVERS, dlock_durability={"replicas": 1})
+    assert str(raised.value) == (
+        "dlock_durability={'replicas': 1} is not allowed; allowed: 'primary' on a Redlock: its servers have no replicas"
+    )
+    assert settings(dlock_url=SERVERS, dlock_durability="primary").durability == PRIMARY
+
+
+def test_disks_of_replicas_need_a_ttl_in_which_the_keeper_can_wait_for_them() -> None:
+    LockOptions(durability={"fsync": 1}, ttl=15)
+    LockOptions(durability={"fsync": "local"}, ttl=1)
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(durability={"fsync": 1}, ttl=14)
+    assert str(raised.value) == (
+        "durability={'fsync': 1} is not allowed; allowed: with a ttl of at least 15: "
+        "a replica says once a second what it has written to disk"
+    )
+
+
+def test_what_a_task_says_goes_before_what_the_app_says() -> None:
+    found = settings(dlock_durability={"replicas": 2})
+    assert found.confirmed_by(None) == Durability(2, fsync=False, timeout_ms=500)
+    assert found.confirmed_by(PRIMARY) == PRIMARY
+
+
+def test_the_server_waits_no_longer_than_half_of_what_the_connection_does() -> None:
+    assert words(Durability(2, fsync=False, timeout_ms=200), 3.0) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$3\r\n200\r\n"
+    assert words(Durability(2, fsync=False, timeout_ms=200), 0.1) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$2\r\n50\r\n"
+    # 0 would mean: without end.
+    assert words(Durability(2, fsync=False, timeout_ms=200), 0.001).endswith(b"$1\r\n1\r\n")
+    assert (
+        words(Durability(1, fsync=True, timeout_ms=9), 3.0)
+        == b"*4\r\n$7\r\nWAITAOF\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n9\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "local", "replicas", "said"),
+    [
+        ({"replicas": 2}, 1, 2, None),
+        ({"replicas": 2}, 1, 3, None),
+        ({"replicas": 2}, 1, 1, "only 1 of 2 replicas confirmed within 0.5 s (durability={'replicas': 2})"),
+        ({"fsync": "local"}, 1, 0, None),
+        ({"fsync": "local"}, 0, 2, "the primary did not write to disk within 1.5 s (durability={'fsync': 'local'})"),
+        ({"fsync": 2}, 1, 1, "only 1 of 2 replicas wrote to disk within 1.5 s (durability={'fsync': 2})"),
+        ({"fsync": 2}, 0, 2, "the primary did not write to disk within 1.5 s (durability={'fsync': 2})"),
+    ],
+)
+def test_every_confirmation_counts_and_what_is_missing_is_said(
+    asked: Any, local: int, replicas: int, said: str | None
+) -> None:
+    short = shortfall(durability_of("durability", asked), local, replicas, 3.0)
+    assert (str(short) if short else None) == said
+
+
+def test_one_wait_of_each_kind_confirms_a_batch() -> None:
+    few, many = Durability(1, fsync=False, timeout_ms=900), Durability(3, fsync=False, timeout_ms=100)
+    disk = Durability(0, fsync=True, timeout_ms=50)
+    assert highest([PRIMARY, few, disk, many, PRIMARY]) == [many, disk], (
+        "who asks for more waits no longer than it asked to"
+    )
+    assert highest([PRIMARY]) == []
+
+
+@pytest.mark.parametrize(
+    "durability",
+    [PRIMARY, Durability(1, fsync=False, timeout_ms=1), Durability(0, fsync=True, timeout_ms=30_000),
+     Durability(1000, fsync=True, timeout_ms=30_000)],
+)  # fmt: skip
+def test_the_keeper_reads_from_a_slot_what_the_child_asked_for(durability: Durability) -> None:
+    slots = SharedSlots()
+    slots.adopt()
+    slots.open(a_name(), "o.1", 30.0, durability)
+    assert [slot.durability for slot in slots.taken()] == [durability] == [numbered(number_of(durability))]

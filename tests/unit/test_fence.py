@@ -1,0 +1,111 @@
+"""What a thread does apart from forks never overlaps one, and neither waits long for the other."""
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock.fence import apart_from_forks
+from celery_dlock.handover import Handover
+from celery_dlock.message import Raw
+from celery_dlock.names import shared_name
+from celery_dlock.parcel import Parcel
+from celery_dlock.records import Grant
+
+
+def forked(ends_with: Callable[[], int]) -> int:
+    """The exit status of a child that does this and ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, as a worker's main process does
+        pid = os.fork()
+    if pid == 0:
+        os._exit(ends_with())
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def crosses() -> int:
+    with apart_from_forks():
+        return 7
+
+
+@pytest.fixture
+def inside() -> Iterator[Callable[[float], list[float]]]:
+    """A thread that is apart from forks for so many seconds; the list gets its end."""
+    threads = []
+
+    def start(seconds: float) -> list[float]:
+        entered, ended = threading.Event(), list[float]()
+
+        def stay() -> None:
+            with apart_from_forks():
+                entered.set()
+                time.sleep(seconds / 2)
+                with apart_from_forks():  # as a publication that shakes hands
+                    time.sleep(seconds / 2)
+                ended.append(time.monotonic())
+
+        threads.append(threading.Thread(target=stay))
+        threads[-1].start()
+        assert entered.wait(10)
+        return ended
+
+    yield start
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_fork_waits_for_who_is_inside_and_the_child_can_be_too(inside: Callable[[float], list[float]]) -> None:
+    ended = inside(0.2)
+    assert forked(crosses) == 7
+    assert len(ended) == 1
+
+
+def test_who_waits_for_a_server_holds_no_fork_up_for_longer_than_half_a_second(
+    inside: Callable[[float], list[float]],
+) -> None:
+    ended = inside(2.0)
+    began = time.monotonic()
+    assert forked(crosses) == 7
+    assert 0.5 <= time.monotonic() - began < 1
+    assert ended == []
+
+
+def test_who_forks_inside_does_not_wait_for_itself() -> None:
+    began = time.monotonic()
+    with apart_from_forks():
+        assert forked(crosses) == 7
+    assert time.monotonic() - began < 0.4
+
+
+def test_no_child_is_forked_while_a_message_is_handed_over() -> None:
+    """A lock that publishing takes (of Celery, kombu or Python) is free in every child.
+
+    Expected: the child gets it at once; without the fence it inherits it taken, and waits for ever.
+    """
+    app = Celery("here", broker="memory://", set_as_current=False)
+    theirs, publishing = threading.Lock(), threading.Event()
+
+    @contextmanager
+    def producer() -> Iterator[Any]:
+        with theirs:
+            publishing.set()
+            time.sleep(0.2)
+            raise ConnectionError("enough seen")
+        yield
+
+    handover = Handover(app, None, "dlock", 1, producer)  # type: ignore[arg-type]  # it does not come to the store
+    headers = {"task": "app.post", "id": "id1", "expires": None}
+    raw = Raw("[[1], {}, {}]", "application/json", "utf-8", headers, {}, "celery")
+    grant = Grant("identity", Parcel.of(tuple(raw), handover.broker, 1, 0).text(), "turn")
+    thread = threading.Thread(target=handover.carry, args=(shared_name("x"), grant))
+    thread.start()
+    assert publishing.wait(10)
+    assert forked(lambda: 7 if theirs.acquire(timeout=2) else 1) == 7
+    thread.join(10)

@@ -1,0 +1,137 @@
+"""The locker beside a store that is silent: who waits for it, who does not, and what the keeper is left with."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_dlock.breaker import Breaker
+from celery_dlock.errors import NoAnswer, ReplyLost, StoreRefused, StoreUnavailable
+from celery_dlock.lease import Lease
+from celery_dlock.locker import Locker
+from celery_dlock.owner import Scope
+from celery_dlock.records import By, Claim, Identity
+from celery_dlock.slots import SlotState
+from celery_dlock.store import Ending
+from tests.unit.fakes import LockerScene, a_name
+
+TIMEOUT, REST = 3.0, 2.0
+BY = By("", "", "", "")
+MESSAGE, LOCK = Claim(BY, Identity("id1")), Claim(BY)
+
+
+class Scene(LockerScene):
+    """One worker: whoever asks finds out for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        breaker = Breaker([0, 0], self.clock, REST, TIMEOUT)
+        self.locker = Locker(
+            self.store, self.slots, self._wake, self.clock, "dlock", self.locker._listeners, breaker=breaker
+        )
+        self.scope = self.delivery("me")
+
+    def delivery(self, owner: str) -> Scope:
+        return Scope(owner, BY, "app.post", "id1", delivered=True)
+
+    def go_silent(self) -> None:
+        self.store.away, self.store.call_time = NoAnswer("late"), TIMEOUT
+
+    def come_back(self) -> None:
+        self.store.away, self.store.call_time = None, 0.0
+
+    def ask(self, scope: Scope, claim: Claim = MESSAGE, name: str = "x") -> object:
+        return self.locker.acquire(a_name(name), scope, 30.0, claim)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_an_acquire_waits_for_one_timeout_and_leaves_to_the_keeper_what_it_may_have_taken(scene: Scene) -> None:
+    scene.go_silent()
+    with pytest.raises(NoAnswer):
+        scene.ask(scene.scope)
+    assert scene.store.calls == 1
+    (slot,) = scene.slots.taken()
+    assert (slot.state, Ending.from_text(slot.ending)) == (SlotState.LEFT, Ending(unsure=True, undone=True))
+
+
+def test_a_renewal_waits_for_one_timeout(scene: Scene) -> None:
+    lease = scene.take()
+    calls = scene.store.calls
+    scene.go_silent()
+    with pytest.raises(NoAnswer):
+        scene.locker.renew(lease, lease.ttl)
+    assert scene.store.calls == calls + 1
+
+
+def test_the_next_message_does_not_ask_and_takes_no_slot(scene: Scene) -> None:
+    scene.go_silent()
+    with pytest.raises(NoAnswer):
+        scene.ask(scene.scope)
+    calls, slots = scene.store.calls, len(scene.slots.taken())
+    with pytest.raises(StoreUnavailable, match="was not asked"):
+        scene.ask(scene.delivery("other"), name="y")
+    assert (scene.store.calls, len(scene.slots.taken())) == (calls, slots)
+
+
+@pytest.mark.parametrize("claim", [LOCK, MESSAGE], ids=["a Lock", "an eager call"])
+def test_who_has_no_message_always_asks(scene: Scene, claim: Claim) -> None:
+    scene.go_silent()
+    for number in range(3):
+        with pytest.raises(NoAnswer):
+            scene.ask(Scope("thread", BY), claim, f"n{number}")
+    assert scene.store.calls == 3
+
+
+def test_a_lock_inside_a_body_always_asks(scene: Scene) -> None:
+    scene.go_silent()
+    for number in range(3):
+        with pytest.raises(NoAnswer):
+            scene.ask(scene.scope, LOCK, f"n{number}")
+    assert scene.store.calls == 3
+
+
+def test_a_body_that_ends_does_not_ask_and_leaves_its_release_to_the_keeper(scene: Scene) -> None:
+    lease = scene.ask(scene.scope)
+    assert isinstance(lease, Lease)
+    scene.go_silent()
+    with pytest.raises(NoAnswer):
+        scene.ask(scene.delivery("other"), name="y")
+    calls, ending = scene.store.calls, Ending(final=True, identity="abc")
+    assert scene.locker.release(lease, scene.scope, ending)
+    assert scene.store.calls == calls
+    assert (lease.slot.state, Ending.from_text(lease.slot.ending)) == (SlotState.LEFT, ending)
+
+
+def test_the_release_of_a_lock_outside_any_message_always_asks(scene: Scene) -> None:
+    """The process may end right after it, and its keeper with it."""
+    thread = Scope("thread", BY)
+    lease = scene.ask(thread, LOCK)
+    assert isinstance(lease, Lease)
+    scene.go_silent()
+    with pytest.raises(NoAnswer):
+        scene.ask(scene.scope, name="y")
+    scene.come_back()
+    assert scene.locker.release(lease, thread)
+    assert not scene.store.locks
+    assert lease.slot.state is SlotState.FREE
+
+
+def test_the_first_answer_lets_all_ask_again(scene: Scene) -> None:
+    scene.go_silent()
+    with pytest.raises(NoAnswer):
+        scene.ask(scene.scope)
+    scene.come_back()
+    assert isinstance(scene.ask(Scope("thread", BY), LOCK, "y"), Lease)
+    assert isinstance(scene.ask(scene.delivery("other"), name="z"), Lease)
+
+
+@pytest.mark.parametrize("error", [ReplyLost("cut"), StoreRefused("NOPERM")])
+def test_a_store_that_refuses_or_cuts_is_asked_for_each_message(scene: Scene, error: StoreUnavailable) -> None:
+    scene.store.away = error
+    for number in range(3):
+        with pytest.raises(type(error)):
+            scene.ask(scene.delivery(f"d{number}"), name=f"n{number}")
+    assert scene.store.calls >= 3

@@ -1,0 +1,194 @@
+"""What a worker notes about itself, and when: looks at fakes; what is freed is tested on a server (tests/contract)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_dlock.keys import node_key, shared_name
+from celery_dlock.notes import Kept, Note
+from celery_dlock.predecessors import TICK, Predecessors
+from celery_dlock.processes import Home, Process
+from celery_dlock.slots import LocalSlots, Slot
+from tests.unit.fakes import FakeClock
+
+ME = Note.of_this_process() or pytest.fail("this system does not tell processes apart")
+NODE = "celery@host"
+
+
+class FakeNotes:
+    """The part of a store that keeps notes. ``away``: every call fails so."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, int]] = []
+        self.others: dict[str, str] = {}
+        self.away: Exception | None = None
+
+    def notes(self, key: str) -> dict[str, str]:
+        assert key == node_key("dlock", NODE)
+        return dict(self.others)
+
+    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
+        if self.away is not None:
+            raise self.away
+        assert (key, worker) == (node_key("dlock", NODE), ME.worker)
+        self.written.append((text, life_ms))
+
+
+class Scene:
+    """One worker's notes. No thread: the test looks."""
+
+    def __init__(self) -> None:
+        self.clock, self.store, self.slots = FakeClock(), FakeNotes(), LocalSlots()
+        self.keeper = SimpleNamespace(held=())
+        settings = SimpleNamespace(prefix="dlock", timeout=3.0)
+        runtime: Any = SimpleNamespace(
+            clock=self.clock, keeper=self.keeper, settings=settings, sweeper=None, store=lambda timeout: self.store
+        )
+        self.notes = Predecessors(runtime, NODE, lambda: True, ME)
+
+    def hold(self, text: str, ttl: float = 30.0) -> Slot:
+        slot = self.slots.open(shared_name(text), f"owner.{text}", ttl)
+        slot.held(self.clock.now + ttl)
+        return slot
+
+    def looks(self, times: int) -> int:
+        """Look so often; how many times that wrote."""
+        before = len(self.store.written)
+        for _ in range(times):
+            self.clock.now += TICK
+            self.keeper.held = self.slots.taken()
+            self.notes.note()
+        return len(self.store.written) - before
+
+    @property
+    def noted(self) -> Note:
+        note = Note.from_text(self.store.written[-1][0])
+        assert note is not None
+        return note
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_who_holds_nothing_notes_nothing(scene: Scene) -> None:
+    assert scene.looks(100) == 0
+
+
+def test_what_is_held_at_one_look_only_costs_nothing(scene: Scene) -> None:
+    for number in range(20):
+        slot = scene.hold(f"brief {number}")
+        assert scene.looks(1) == 0
+        slot.clear()
+
+
+def test_what_is_held_at_two_looks_is_noted_once(scene: Scene) -> None:
+    slot = scene.hold("x")
+    assert [scene.looks(1) for _ in range(5)] == [0, 1, 0, 0, 0]
+    assert scene.noted == ME._replace(kept=(Kept(slot.name, "owner.x", 30.0, ME.main),))
+
+
+def test_a_note_grows_with_what_is_held_and_is_not_written_for_what_ends(scene: Scene) -> None:
+    first, second = scene.hold("x"), scene.hold("y")
+    assert scene.looks(2) == 1
+    first.clear()
+    assert scene.looks(5) == 0
+    scene.hold("z")
+    assert scene.looks(5) == 1
+    assert {kept.acquisition for kept in scene.noted.kept} == {"owner.y", "owner.z"}
+    assert second.ttl == 30.0
+
+
+def test_a_note_is_taken_away_when_nothing_is_held_any_more(scene: Scene) -> None:
+    slot = scene.hold("x")
+    scene.looks(2)
+    slot.clear()
+    assert scene.looks(5) == 1
+    assert scene.store.written[-1] == ("", 0)
+
+
+def test_a_note_lives_twice_the_longest_ttl_and_is_written_again_after_half_of_that(scene: Scene) -> None:
+    slot = scene.hold("x", ttl=30.0)
+    scene.hold("y", ttl=5.0)
+    scene.looks(2)
+    assert scene.store.written[-1][1] == pytest.approx(60_000, abs=100)
+    slot.moved(scene.clock.now + 30.0)
+    assert scene.looks(round(29.0 / TICK)) == 0
+    assert scene.looks(round(2.0 / TICK)) == 1
+
+
+def test_a_lease_that_was_extended_is_noted_for_as_long(scene: Scene) -> None:
+    slot = scene.hold("x", ttl=5.0)
+    slot.moved(scene.clock.now + 300.0)
+    scene.looks(2)
+    assert scene.store.written[-1][1] == pytest.approx(600_000, abs=1000)
+
+
+def test_a_note_that_failed_is_tried_again_at_the_next_look(scene: Scene) -> None:
+    scene.hold("x")
+    scene.looks(1)
+    scene.store.away = OSError("away")
+    with pytest.raises(OSError, match="away"):
+        scene.looks(1)
+    scene.store.away = None
+    assert scene.looks(1) == 1
+
+
+def test_a_thousand_new_locks_at_each_look_are_noted_every_two_seconds(scene: Scene) -> None:
+    for number in range(1000):
+        scene.hold(f"{number}")
+    wrote = scene.looks(2)
+    for number in range(50):
+        scene.hold(f"more {number}")
+        wrote += scene.looks(1)
+    assert wrote == 1 + 50 * TICK // 2.0
+
+
+def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_noted(scene: Scene) -> None:
+    living = ME._replace(main=Process(ME.main.pid, ME.main.started), kept=(_kept("x", 20.0), _kept("y", 10.0)))
+    scene.store.others = {"another of this process": living.text}
+    scene.notes.free_the_dead()
+    for _ in range(2):
+        scene.clock.now += 9.9
+        scene.notes.free_the_dead()
+        assert scene.notes._earlier
+    scene.clock.now += 0.3
+    scene.notes.free_the_dead()
+    assert not scene.notes._earlier
+
+
+def _kept(text: str, ttl: float) -> Kept:
+    return Kept(shared_name(text), f"owner.{text}", ttl, ME.main)
+
+
+# The note as text
+
+
+def test_a_note_survives_as_text() -> None:
+    note = Note(Home("m", "b", "pid:[1]", "time:[2]"), Process(7, 8), (_kept("x", 1.5), _kept("y", 30.0)))
+    assert Note.from_text(note.text) == note
+
+
+def test_two_workers_of_one_node_have_notes_of_their_own() -> None:
+    home = Home("m", "b", "pid:[1]", "time:[2]")
+    notes = [
+        Note(home, Process(7, 8)),
+        Note(home, Process(7, 9)),
+        Note(home, Process(8, 8)),
+        Note(home._replace(boot="c"), Process(7, 8)),
+        Note(home._replace(pids="pid:[3]"), Process(7, 8)),
+    ]
+    assert len({note.worker for note in notes}) == 5
+
+
+def test_a_node_has_one_key_of_printable_text_in_a_bucket() -> None:
+    key = node_key("dlock", "wörker {1}@host")
+    assert key == node_key("dlock", "wörker {1}@host") != node_key("dlock", "wörker {2}@host")
+    assert key.startswith("dlock:{")
+    assert key.isascii()
+    assert key.count("{") == 1
+    assert " " not in key

@@ -1,0 +1,126 @@
+"""Process: who is it, and is it surely gone? Asked of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_dlock import processes
+from celery_dlock.processes import Home, Process, home, process
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
+        yield popen
+        popen.kill()
+
+
+def known(popen: subprocess.Popen[bytes]) -> Process:
+    found = process(popen.pid)
+    assert found is not None
+    return found
+
+
+@pytest.mark.core
+def test_a_living_process_is_not_gone_also_when_it_is_stopped(child: subprocess.Popen[bytes]) -> None:
+    found = known(child)
+    assert not found.gone()
+    child.send_signal(signal.SIGSTOP)
+    assert not found.gone()
+
+
+@pytest.mark.core
+def test_a_killed_process_is_gone_before_and_after_it_was_reaped(child: subprocess.Popen[bytes]) -> None:
+    found = known(child)
+    child.kill()
+    eventually(found.gone)
+    assert process(child.pid) is None
+    child.wait()
+    assert found.gone()
+    assert process(child.pid) is None
+
+
+def test_another_process_of_that_pid_is_another(child: subprocess.Popen[bytes]) -> None:
+    found = known(child)
+    assert found._replace(started=found.started - 1).gone()
+    assert known(child) == found
+
+
+def test_a_process_whose_first_thread_has_ended_lives_on() -> None:
+    """Its state is that of a dead one."""
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print(flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as popen:
+        found = known(popen)
+        stat = Path(f"/proc/{popen.pid}/stat")
+        eventually(lambda: b") Z " in stat.read_bytes(), message="its first thread lives")
+        assert not found.gone()
+        popen.kill()
+        eventually(found.gone)
+
+
+def test_a_process_of_another_user_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    monkeypatch.setattr(processes, "_stat", lambda pid: None)
+    assert not Process(1, 1).gone()
+
+
+def test_a_name_with_spaces_and_parentheses_does_not_confuse() -> None:
+    program = "import ctypes; ctypes.CDLL(None).prctl(15, b') Z 1 (x'); print(flush=True); input()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as popen:
+        found = known(popen)
+        assert popen.stdout is not None
+        popen.stdout.readline()
+        assert ") Z 1 (x" in Path(f"/proc/{popen.pid}/comm").read_text()
+        assert not found.gone()
+        assert known(popen) == found
+        popen.kill()
+
+
+def test_all_processes_of_a_machine_have_one_home() -> None:
+    program = "from celery_dlock.processes import home; print(list(home()))"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    here = home()
+    assert here is not None
+    assert told.stdout.strip() == str(list(here))
+
+
+FIRST = "pid:[4026531836]"
+BEFORE = Home("m", "before", FIRST, "time:[1]")
+
+
+@pytest.mark.parametrize(
+    ("home_now", "is_it"),
+    [
+        (Home("m", "now", FIRST, "time:[1]"), True),
+        (Home("m", "before", FIRST, "time:[1]"), False),
+        (Home("n", "now", FIRST, "time:[1]"), False),
+        (Home("", "now", FIRST, "time:[1]"), False),
+        (Home("m", "now", "pid:[4026532000]", "time:[1]"), False),
+    ],
+    ids=["the same machine", "not booted since", "another machine", "no machine id", "a container"],
+)
+def test_which_home_may_be_what_another_was_before_its_boot(home_now: Home, is_it: bool) -> None:
+    assert home_now.rebooted_from(BEFORE) is is_it
+
+
+def test_containers_are_never_one_machine_before_and_after_a_boot() -> None:
+    inside = "pid:[4026532000]"
+    assert not Home("m", "now", inside, "").rebooted_from(Home("m", "before", inside, ""))
+    assert not Home("", "now", FIRST, "").rebooted_from(Home("", "before", FIRST, ""))

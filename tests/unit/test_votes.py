@@ -1,0 +1,99 @@
+"""What several servers answered, as one answer."""
+
+from typing import Any
+
+import pytest
+
+from celery_dlock.records import Acquired, Duplicate, Held, Holder, Split, Tombstoned, Unknown, Use, Used
+from celery_dlock.votes import agreed_seed, held_by_most, majority_of, most_known, outcome, renewed, seed_of
+
+
+def won(token: int, seed: str = "", *, crash: bool = False) -> Acquired:
+    return Acquired(token, 1.0, token, seed, crash)
+
+
+def holder(owner: str, **facts: Any) -> Holder:
+    return Holder("app.post", "id1", "node1", 77, 1.0, owner=owner, **facts)
+
+
+def held(owner: str, rank_us: int = 1, **facts: Any) -> Held:
+    return Held(holder(owner, **facts), twin=False, rank_us=rank_us)
+
+
+USED, UNKNOWN, ENDED = Used(holder("u"), same=False), Unknown(holder("u")), Duplicate()
+
+
+@pytest.mark.parametrize(("servers", "most"), [(3, 2), (5, 3), (7, 4)])
+def test_a_majority_is_more_than_half(servers: int, most: int) -> None:
+    assert majority_of(servers) == most
+
+
+@pytest.mark.parametrize(
+    ("answers", "pending", "expected"),
+    [
+        ([won(1), won(2)], 3, None),
+        ([won(1), won(3), won(2)], 2, won(3)),
+        ([held("a"), held("a"), held("a")], 2, held("a")),
+        ([held("a"), held("a"), held("b")], 2, None),
+        ([held("a"), held("a"), held("b"), held("b")], 1, None),
+        ([held("a"), held("a"), held("b"), held("b"), won(1)], 0, Split()),
+        ([held("a"), won(1), won(2), held("b")], 1, None),
+        ([held("a"), won(1), held("c"), held("b")], 1, Split()),
+        ([held("a")], 0, Split()),  # of those that answered; whether they are enough is another's question
+        ([Tombstoned(), won(1), won(2)], 0, Split()),
+        ([USED, won(1)], 3, None),
+        ([USED, won(1), won(2)], 2, USED),
+        ([UNKNOWN, USED, won(2)], 2, USED),
+        ([UNKNOWN, USED, ENDED], 2, ENDED),
+        ([UNKNOWN, held("a"), held("a")], 2, UNKNOWN),
+        ([won(1), won(2), won(3), USED], 1, won(3)),
+    ],
+)
+def test_the_outcome_of_a_vote_among_five(answers: list[Any], pending: int, expected: object) -> None:
+    assert outcome(answers, pending, 5) == expected
+
+
+def test_a_death_that_one_of_the_majority_knows_of_is_known() -> None:
+    answer = outcome([won(1), won(2, crash=True), won(3)], 0, 5)
+    assert isinstance(answer, Acquired)
+    assert answer.after_crash
+
+
+def test_of_seeds_the_last_that_was_agreed_on_is_kept_and_one_that_was_not_counts_for_nothing() -> None:
+    answer = outcome([won(50, "10/7"), won(60, "20/8"), won(70, "70")], 0, 5)
+    assert isinstance(answer, Acquired)
+    assert agreed_seed(answer.seed, answer.token) == ("8", "70/8")
+    assert agreed_seed("70", 75) == ("75", "75/75")
+    assert seed_of("75/8") == seed_of("8") == "8"
+
+
+def test_whom_most_name_is_shown_with_the_token_of_most_and_the_longest_life_and_as_left_if_one_knows() -> None:
+    names = [holder("a", token=9, expires_in=1.0), *[holder("a", token=5, left=True)] * 2, holder("b", token=99)]
+    elected, alike = held_by_most(names)
+    assert elected is not None
+    assert (elected.owner, elected.token, elected.expires_in, elected.left, alike) == ("a", 5, 1.0, True, 3)
+    assert held_by_most([]) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([True, True, True], True),
+        ([True, True, False, False, True], True),
+        ([False, False, False], False),
+        ([True, True], None),
+        ([True, True, False, False], None),
+        ([None, None, None, True, True], None),
+    ],
+)
+def test_a_lease_is_renewed_or_lost_by_a_majority_of_five(answers: list[bool | None], expected: bool | None) -> None:
+    assert renewed(answers, 5) is expected
+
+
+def test_of_what_is_known_of_a_name_the_surest_counts() -> None:
+    def use(state: Any) -> Use:
+        return Use(state, None, None, "", 1.0, 1.0, "")
+
+    assert most_known([None, use("unknown"), use("running"), use("used")]) == use("used")
+    assert most_known([None, use("unknown"), use("running")]) == use("running")
+    assert most_known([None, None]) is None

@@ -1,0 +1,57 @@
+"""Several beats without a leader: every due tick runs once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+
+from tests.beats import running_beat
+from tests.processes import ROOT
+from tests.servers import Server
+from tests.waiting import eventually
+from tests.worker.ticks_run import play
+from tests.workers import Urls, running_worker
+
+#: Seconds between two ticks, for which all beats together may stand still.
+EVERY = 2
+
+
+def test_with_three_beats_one_restarted_and_one_paused_every_tick_runs_exactly_once(tmp_path):
+    figures = play(tmp_path, 9 * EVERY, EVERY)
+    assert (figures.twice, figures.missed) == ([], [])
+    # Each of them has sent, so that there was something to skip.
+    assert len(figures.sent) == 4
+    assert sum(figures.sent.values()) > len(figures.runs)
+    assert min(figures.sent.values()) > 0
+
+
+@pytest.mark.parametrize("package", ["redbeat", "django"])
+def test_every_tick_runs_exactly_once_with_two_beats_of(package, tmp_path):
+    environ = {"TICKING_DATABASE": str(tmp_path / "database"), "TICKING_EVERY": str(EVERY)}
+    module = f"tests.apps.ticking_{package}"
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(tmp_path / "server"))
+        client = stack.enter_context(server.client())
+        urls = Urls(server.url(), server.url(), server.lock_url())
+        if package == "django":
+            migrate = [sys.executable, "-m", module]
+            subprocess.run(migrate, check=True, cwd=ROOT, env={**os.environ, **urls.environ(), **environ})
+        stack.enter_context(running_worker("tests.apps.ticking", folder=tmp_path, urls=urls))
+        beats = [
+            stack.enter_context(
+                running_beat(module, name, folder=tmp_path, urls=urls, scheduler=f"{module}:Scheduler", environ=environ)
+            )
+            for name in ("one", "two")
+        ]
+        eventually(lambda: all("Sending due task" in beat.log() for beat in beats), 30, message="not both send")
+        until = client.llen("runs") + 5
+        eventually(lambda: client.llen("runs") >= until, 60, message="ticks do not run")
+        ticks = [json.loads(text)["tick"] for text in client.lrange("runs", 0, -1)]
+    assert {tick["entry"] for tick in ticks} == {"often"}
+    runs = Counter(tick["due"] for tick in ticks)
+    first, last = min(runs), max(runs)
+    assert runs == Counter(first + EVERY * k for k in range(round((last - first) / EVERY) + 1))
