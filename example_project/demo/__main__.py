@@ -42,6 +42,8 @@ LEDGER_SETTINGS = SETTINGS_OF_ALL | {
         "unacked_key": "ledgers-unacked",
         "unacked_index_key": "ledgers-unacked-index",
         "unacked_mutex_key": "ledgers-unacked-mutex",
+        # A worker that dies while it restores keeps the others from it for so long, else for 5 minutes.
+        "unacked_mutex_expire": 1,
     },
 }
 

@@ -55,9 +55,9 @@ class Scenario:
         floor.publish("rebuild_index", "customers", "everyone")
         self._publish_wave(0)
         published = time.monotonic()
+        self._kill_a_ledger_worker()  # first: what died with it takes longest to come back
         self._kill_a_report()
         self._kill_senders()
-        self._kill_a_ledger_worker()
         for wave in (1, 2):
             floor.wait_for("the next wave", _passed(published + wave * self._size.gap))
             self._publish_wave(wave)
