@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,10 +31,13 @@ __all__ = ["Deliveries", "channel_is_gone"]
 REMEMBERED = 1000
 #: Messages under the queue policy of which it remembers where they may wait.
 WAITERS = 20_000
+#: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
+#: Celery 5.5 waits for the broker's next word, for up to 2 s.
+TRIED_WITHIN = 3.0
 
 
-class Delivered(Protocol):
-    """One delivery: what is asked of its request."""
+class Ended(Protocol):
+    """One delivery whose end is stored: what is asked of its request."""
 
     @property
     def id(self) -> str: ...
@@ -43,16 +46,23 @@ class Delivered(Protocol):
     @property
     def message(self) -> Any: ...
     @property
+    def dlock_identity(self) -> Identity: ...
+    @property
+    def dlock_lock(self) -> LockName | None: ...
+
+    dlock_owner: str
+    dlock_unheard: bool
+
+
+class Delivered(Ended, Protocol):
+    """One delivery."""
+
+    @property
     def hostname(self) -> str: ...
     @property
     def acknowledged(self) -> bool: ...
 
-    @property
-    def dlock_identity(self) -> Identity: ...
-
-    dlock_owner: str
     dlock_delivered: float
-    dlock_unheard: bool
 
     def dlock_monitored(self) -> bool: ...
 
@@ -81,8 +91,8 @@ class Deliveries:
         self.tags: Callable[[], Mapping[str, str]] = dict
         #: Set by the worker: does it consume? Once it does not, no acknowledgement is sure to be heard.
         self.consumes: Callable[[], bool] = lambda: True
-        #: Set by the worker: has its consumer call something soon.
-        self.soon: Callable[[Callable[[], None]], object] = lambda call: call()
+        #: And when they ended. A deque: append and popleft are atomic, so no lock that a greenlet could sit on.
+        self._to_be_heard: deque[tuple[float, Ended]] = deque()
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
         runtime.monitored_as = self.monitored_as
@@ -170,7 +180,7 @@ class Deliveries:
     # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
     # and acknowledged. The done mark needs both, and the keeper writes it: a script must not hold up this process.
 
-    def settle(self, request: Delivered) -> None:
+    def settle(self, request: Ended) -> None:
         self._settled[request.dlock_owner] = request.dlock_identity
         self._mark(request.dlock_owner)
 
@@ -182,20 +192,31 @@ class Deliveries:
             self._freed[owner] = slot
             self._mark(owner)
 
-    def once_tried(self, look: Callable[[], None]) -> None:
-        """Call this when the acknowledgements that are to be sent now have been sent, or could not be."""
+    def to_be_heard(self, request: Ended) -> None:
+        """Its end is stored, and its acknowledgement is to be tried in a moment."""
+        self._to_be_heard.append((time.monotonic(), request))
 
-        def in_this_round() -> None:
-            self.soon(look)
+    def mark_untried(self) -> None:
+        """Mark those whose acknowledgement was not tried; called by one thread, again and again.
 
-        # Those of one round of the event loop are called in any order, so in the round after it.
-        self.soon(in_this_round)
+        Kombu's event loop forgets what else was to be done in the round in which it breaks.
+        """
+        for _ in range(len(self._to_be_heard)):
+            ended_at, request = self._to_be_heard.popleft()
+            if request.message.acknowledged or request.dlock_unheard:
+                continue
+            if channel_is_gone(request.message) or time.monotonic() - ended_at >= TRIED_WITHIN:
+                self.unheard(request)
+            else:
+                self._to_be_heard.append((ended_at, request))
 
-    def unheard(self, request: Delivered, name: LockName) -> None:
+    def unheard(self, request: Ended) -> None:
         """The end of this message is stored and its acknowledgement was not heard, so it will be delivered again.
 
         The mark is written here and now: a worker whose broker is gone may end next, and the keeper with it.
         """
+        if (name := request.dlock_lock) is None:
+            return
         ending = Ending(final=True, identity=request.dlock_identity.digest)
         store = self.runtime.store(KEEPER_TIMEOUT)
         try:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
-from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from .acknowledgement import ListeningRequest
 from .calls import CALL, Call, call_of
-from .deliveries import Deliveries, channel_is_gone
+from .deliveries import Deliveries
 from .durations import as_seconds
 from .errors import InvalidLockOptions
 from .keys import LockName
@@ -38,7 +38,7 @@ _OF_CELERY: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", "kwar
 FIRST_LOOK: Final = 1.0
 
 
-class SingletonRequest(Request):
+class SingletonRequest(ListeningRequest):
     """One delivery of one message, made in the worker's main process.
 
     It makes the owner, and hands it to the pool child with the message as it was received.
@@ -53,14 +53,11 @@ class SingletonRequest(Request):
     _payload: tuple[Any, Any, Any]
     task: SingletonTask
 
-    dlock_requeued = False
     #: Its options, if its message was published with a claim.
     dlock_claiming: Call | None = None
     #: Under the queue policy: its number among the arrivals, and whether its acknowledgement is held back.
     dlock_number = 0
     _dlock_queues = _dlock_held_back = _dlock_copied = False
-    #: The broker did not hear of its acknowledgement, so it delivers the message again.
-    dlock_unheard = False
     #: With ``unique=``: when its claim is to be prolonged, on the monotonic clock; does this process have its message?
     dlock_keep_at = 0.0
     dlock_known = True
@@ -161,23 +158,13 @@ class SingletonRequest(Request):
         if self._dlock_held_back and (sweeper := Deliveries.of(self._app).runtime.sweeper) is not None:
             sweeper.acknowledge(self)
         else:
-            self._dlock_acknowledge()
+            super().acknowledge()
 
     def dlock_acknowledge(self) -> None:
         """Acknowledge what was held back."""
         # One step: the sweeper's thread and Celery's own may come at once, and a broker takes a second one ill.
         if vars(self).pop("_dlock_held_back", False):
-            self._dlock_acknowledge()
-
-    def _dlock_acknowledge(self) -> None:
-        # Over a closed channel kombu's virtual transports acknowledge without a word what they gave back at its end.
-        if not self.acknowledged and channel_is_gone(self.message):
-            self.dlock_unheard = True
-        super().acknowledge()
-
-    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
-        self.dlock_requeued = requeue
-        super().reject(requeue=requeue)
+            super().acknowledge()
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
         try:
@@ -189,26 +176,7 @@ class SingletonRequest(Request):
             if isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit):
                 self._dlock_settle()
             elif not isinstance(error, Ignore | Reject):
-                self._dlock_be_heard()
-
-    def _dlock_be_heard(self) -> None:
-        """Its end is stored. If the broker did not hear the acknowledgement, it delivers the message again."""
-        if self.dlock_requeued or (self.message.acknowledged and not self.dlock_unheard):
-            return
-        deliveries = Deliveries.of(self._app)
-        if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
-            self._dlock_mark_unheard()
-        else:
-            # In a worker with an event loop it is only to be tried yet.
-            deliveries.once_tried(self._dlock_look_whether_heard)
-
-    def _dlock_look_whether_heard(self) -> None:
-        if not self.message.acknowledged:
-            self._dlock_mark_unheard()
-
-    def _dlock_mark_unheard(self) -> None:
-        if (name := self.dlock_lock) is not None:
-            Deliveries.of(self._app).unheard(self, name)
+                self.dlock_be_heard()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         super().on_timeout(soft, timeout)
@@ -253,7 +221,7 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
             # Whatever keeps this object in memory.
             self.dlock_known = False
             if not failed:
-                self._dlock_be_heard()
+                self.dlock_be_heard()
 
     return acknowledging
 

@@ -54,6 +54,7 @@ class Sweeper:
         revoked: What was revoked since the last call and may wait.
         soon: Has the worker's consumer call something: only its own thread may write to its connection.
         goes_on: Asked before each tick; false ends the thread.
+        mark_untried: Marks as done what has ended and whose acknowledgement the event loop forgot.
         parks: Are there tasks that wait in the store? If not, it sweeps once a call has chosen to, or one of its rare
             looks has found one that waits.
     """
@@ -64,6 +65,7 @@ class Sweeper:
         revoked: Callable[[], list[tuple[LockName, str]]],
         soon: Callable[[Callable[[], None]], object],
         goes_on: Callable[[], bool],
+        mark_untried: Callable[[], None] = lambda: None,
         *,
         parks: bool = True,
     ) -> None:
@@ -72,6 +74,7 @@ class Sweeper:
         self._soon = soon
         self._revoked = revoked
         self._goes_on = goes_on
+        self._mark_untried = mark_untried
         self._connection: Any = None
         settings = runtime.settings
         self._store = runtime.store(settings.timeout)
@@ -110,6 +113,7 @@ class Sweeper:
             sweeps = self._sweeps
             try:
                 self._acknowledge_arrived()  # first: it needs no store
+                self._mark_untried()
                 if not sweeps:
                     self._look()
                 self._tick(list(itertools.islice(buckets, per_tick)) if sweeps else [])

@@ -62,7 +62,6 @@ class KeeperStep(bootsteps.StartStopStep):
         deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
         living = _Living(worker)
         deliveries.consumes = living.consumes
-        deliveries.soon = living.soon
         deliveries.runtime.stopper = for_pool(worker.pool_cls)
         aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
         if aborts and deliveries.runtime.stopper is None:
@@ -78,7 +77,14 @@ class KeeperStep(bootsteps.StartStopStep):
         replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
         self._threads.append(Inspection(deliveries.runtime, living.goes_on, parks=parks, replicas=replicas))
         # Also where no task parks: a call may choose to.
-        sweeper = Sweeper(deliveries.runtime, deliveries.newly_revoked, living.soon, living.goes_on, parks=parks)
+        sweeper = Sweeper(
+            deliveries.runtime,
+            deliveries.newly_revoked,
+            living.soon,
+            living.goes_on,
+            deliveries.mark_untried,
+            parks=parks,
+        )
         deliveries.runtime.sweeper = sweeper
         self._threads.append(sweeper)
         # Likewise: a call may choose to claim.

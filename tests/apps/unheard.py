@@ -1,9 +1,17 @@
-"""Tasks in a worker whose acknowledgements do not reach its broker, a Redis, while the key `deaf` is in database 1."""
+"""Tasks in workers whose acknowledgements do not reach their broker, a Redis, as the keys of database 1 say.
+
+- `deaf`: none does, while it is there.
+- `cut`: so many times one fails in the way that ends Celery's event loop; that worker stays away while there is `away`.
+- `forget`: so many are forgotten before they are tried.
+"""
 
 import os
+import time
+from typing import Any
 
 import redis
 from celery import Celery
+from celery.worker.consumer.consumer import Consumer
 from kombu.transport.redis import QoS
 
 from celery_dlock import singleton_task
@@ -12,19 +20,42 @@ app = Celery("unheard", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.e
 app.conf.update(
     dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 3, "unacked_restore_interval": 0.2, "unacked_mutex_expire": 1},
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)
 _ack = QoS.ack
+#: Celery 5.5 has no way of its own for acknowledgements.
+_SOON = "call_soon_ack" if hasattr(Consumer, "call_soon_ack") else "call_soon"
+_soon = getattr(Consumer, _SOON)
+_connect = Consumer.connect
+_cuts: list[str] = []
+
+
+def _asked(key: str) -> bool:
+    return bool(notes.exists(key)) and notes.decr(key) >= 0
 
 
 def _ack_unless_deaf(self: QoS, delivery_tag: str) -> None:
     if notes.exists("deaf"):
         raise redis.ConnectionError("the broker does not hear it")
+    if _asked("cut"):
+        _cuts.append(delivery_tag)
+        raise BrokenPipeError("the connection is cut")
     _ack(self, delivery_tag)
 
 
+def _soon_unless_forgotten(self: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+    return call if _asked("forget") else _soon(self, call, *args, **kwargs)
+
+
+def _connect_unless_away(self: Any) -> Any:
+    while _cuts and notes.exists("away"):
+        time.sleep(0.1)
+    return _connect(self)
+
+
 QoS.ack = _ack_unless_deaf
+setattr(Consumer, _SOON, _soon_unless_forgotten)
+Consumer.connect = _connect_unless_away
 
 
 def _run(n: str, end: str) -> str:

@@ -1,0 +1,85 @@
+"""Whether the broker heard how a delivery ended: what it did not hear of, it delivers again."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.request import Request
+
+from .deliveries import Deliveries, channel_is_gone
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from .keys import LockName
+    from .records import Identity
+
+__all__ = ["ListeningRequest"]
+
+
+class ListeningRequest(Request):
+    """A delivery that is there when the broker is told.
+
+    Celery leaves that to a later round of its event loop, logs a failure, and tells nobody. Its own callback stays in
+    place: when it shuts down, Celery looks for those of messages and for no others.
+    """
+
+    # Celery's own, which its stubs leave out.
+    _app: Celery
+
+    if TYPE_CHECKING:  # what the request adds that is made of this
+        dlock_owner: str
+
+        @property
+        def dlock_identity(self) -> Identity: ...
+        @property
+        def dlock_lock(self) -> LockName | None: ...
+
+    dlock_requeued = False
+    #: The broker did not hear of its acknowledgement, so it delivers the message again.
+    dlock_unheard = False
+    #: Its end is stored, and whether the broker hears of it is not known yet.
+    _dlock_ended = False
+
+    def acknowledge(self) -> None:
+        self._dlock_listen("ack")
+        super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
+        self.dlock_requeued = requeue
+        if not requeue:
+            self._dlock_listen("reject")
+        super().reject(requeue=requeue)
+
+    def _dlock_listen(self, verb: str) -> None:
+        if not self.acknowledged:
+            setattr(self.message, verb, functools.partial(self._dlock_tell, verb))
+
+    def _dlock_tell(self, verb: str, *args: Any, **kwargs: Any) -> None:
+        """In the place of the message's own method."""
+        delattr(self.message, verb)
+        # Over a closed channel kombu's virtual transports acknowledge without a word what they gave back at its end.
+        heard = not channel_is_gone(self.message)
+        try:
+            getattr(self.message, verb)(*args, **kwargs)
+        except BaseException:
+            heard = False
+            raise
+        finally:
+            if not heard:
+                self.dlock_unheard = True
+                if self._dlock_ended:
+                    # Now: the event loop may end with this, and the worker before it runs again.
+                    Deliveries.of(self._app).unheard(self)
+
+    def dlock_be_heard(self) -> None:
+        """Its end is stored: see to it that it does not run again, should the broker not hear of it."""
+        if self.dlock_requeued or (self.message.acknowledged and not self.dlock_unheard):
+            return
+        deliveries = Deliveries.of(self._app)
+        if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
+            deliveries.unheard(self)
+        else:
+            self._dlock_ended = True
+            deliveries.to_be_heard(self)
