@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,12 @@ def noted(row: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        mark(row, type(error).__name__)
+        # A cold shutdown sends one SIGTERM after the other, and each raises SystemExit wherever it strikes.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            mark(row, type(error).__name__)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         raise
     mark(row, "return")
 
