@@ -73,6 +73,19 @@ class TestOverlaps:
         tale.run(3, 5, token=2, pid=22, main=2)
         assert tale.found().broken == []
 
+    def test_so_has_one_that_began_in_the_moment_of_the_kill(self, tale):
+        tale.kill(2, [1, 11])
+        tale.run(2.1, None, token=1)
+        tale.note(2.5, "gone", pid=11, seen=round(1e9))
+        tale.run(3, 5, token=2, pid=22, main=2)
+        assert tale.found().broken == []
+
+    def test_one_whose_process_was_gone_before_it_began_has_not(self, tale):
+        tale.note(0.5, "gone", pid=11, seen=0)
+        tale.run(1, None, token=1)
+        tale.run(3, 5, token=2, pid=22, main=2)
+        assert words(tale.found().broken) == ["overlap, no fault"]
+
     def test_one_whose_process_was_never_seen_dead_has_not(self, tale):
         tale.run(1, None, token=1)
         tale.run(3, 5, token=2, pid=22, main=2)

@@ -89,7 +89,8 @@ class _Teller:
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
-        self._deaths: dict[int, list[float]] = {}
+        #: By pid: between when and when it died.
+        self._deaths: dict[int, list[tuple[float, float]]] = {}
         #: Faults that have begun and are not over.
         self._lasting: dict[int, tuple[Event, float]] = {}
         self._story = Story([], [], {}, set())
@@ -100,7 +101,8 @@ class _Teller:
         for run in self._runs.values():
             if run.how == "open":
                 deaths = self._deaths.get(run.pid, []) + self._deaths.get(run.main, [])
-                run.end = min((at for at in deaths if at >= run.start), default=NEVER)
+                # Who is killed goes on for a moment, and may begin a run in it.
+                run.end = min((max(run.start, first) for first, last in deaths if last >= run.start), default=NEVER)
                 run.how = "open" if run.end == NEVER else "died"
         self._story.runs = sorted(self._runs.values(), key=lambda run: run.start)
         return self._story
@@ -129,13 +131,13 @@ class _Teller:
 
     def on_exit(self, event: Event, at: float) -> None:
         run = self._runs[event["run"]]
-        self._died(run.pid, at)
+        self._died(run.pid, at, at)
         # In a pool of threads or greenlets the body takes the whole worker along.
         main = run.main if run.main == run.pid else 0
         self._story.windows.append(Window("exit", "worker", at, at, (run.pid,), main, event["log"], deadly=True))
 
     def on_gone(self, event: Event, at: float) -> None:
-        self._died(event["pid"], event["seen"] / 1e9)
+        self._died(event["pid"], event["seen"] / 1e9, at)
 
     def on_gap(self, event: Event, at: float) -> None:
         main = event["main"]
@@ -144,7 +146,7 @@ class _Teller:
     def on_fault(self, event: Event, at: float) -> None:
         self._lasting[event["number"]] = event, at
         for pid in event["pids"] if event.get("deadly") else ():
-            self._died(pid, at)
+            self._died(pid, at, at)
 
     def on_over(self, event: Event, at: float) -> None:
         self._story.windows.append(_window(*self._lasting.pop(event["number"]), at))
@@ -155,8 +157,8 @@ class _Teller:
     def on_unsure(self, event: Event, at: float) -> None:
         self._story.unsure.add(event["id"])
 
-    def _died(self, pid: int, at: float) -> None:
-        self._deaths.setdefault(pid, []).append(at)
+    def _died(self, pid: int, first: float, last: float) -> None:
+        self._deaths.setdefault(pid, []).append((first, last))
 
 
 def _window(event: Event, start: float, end: float) -> Window:
