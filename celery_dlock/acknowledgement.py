@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.request import Request
@@ -39,6 +40,8 @@ class ListeningRequest(Request):
     dlock_requeued = False
     #: The broker did not hear of its acknowledgement, so it delivers the message again.
     dlock_unheard = False
+    #: When Celery was asked to acknowledge it, on the monotonic clock.
+    dlock_asked_at = 0.0
     #: Its end is stored, and whether the broker hears of it is not known yet.
     _dlock_ended = False
 
@@ -54,6 +57,7 @@ class ListeningRequest(Request):
 
     def _dlock_listen(self, verb: str) -> None:
         if not self.acknowledged:
+            self.dlock_asked_at = time.monotonic()
             setattr(self.message, verb, functools.partial(self._dlock_tell, verb))
 
     def _dlock_tell(self, verb: str, *args: Any, **kwargs: Any) -> None:

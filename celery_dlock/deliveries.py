@@ -34,6 +34,8 @@ WAITERS = 20_000
 #: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
 #: Celery 5.5 waits for the broker's next word, for up to 2 s.
 TRIED_WITHIN = 3.0
+#: Seconds after which one that is still on its way is a reason to doubt; needlessly, that costs a script.
+OVERDUE = 0.1
 
 
 class Ended(Protocol):
@@ -63,6 +65,7 @@ class Delivered(Ended, Protocol):
     def acknowledged(self) -> bool: ...
 
     dlock_delivered: float
+    dlock_asked_at: float
 
     def dlock_monitored(self) -> bool: ...
 
@@ -115,16 +118,22 @@ class Deliveries:
         request = self.by_owner.get(acquisition.rpartition(".")[0])
         if request is None:
             return False
-        if request.dlock_unheard or (request.acknowledged and not request.message.acknowledged):
-            return True
-        if request.acknowledged or not request.task.acks_late:
+        if request.acknowledged:
+            return self._perhaps_unheard(request)
+        if not request.task.acks_late:
             return False
         doubtful_after = self.runtime.settings.doubtful_after
         if doubtful_after is not None and time.monotonic() - request.dlock_delivered >= doubtful_after:
             return True
-        if not self.consumes():
+        return not self.consumes() or channel_is_gone(request.message)
+
+    def _perhaps_unheard(self, request: Delivered) -> bool:
+        if request.dlock_unheard:
             return True
-        return channel_is_gone(request.message)
+        if request.message.acknowledged:
+            return False
+        # Celery tells the broker in a later round of its event loop.
+        return channel_is_gone(request.message) or time.monotonic() - request.dlock_asked_at >= OVERDUE
 
     def with_claims(self) -> Iterator[Any]:
         """The deliveries whose messages were published with a claim; asked by a thread."""

@@ -134,6 +134,8 @@ class Scenario:
             waiting = sum(floor.task("post_entry").waiting(account, 0).count for account in ACCOUNTS)
             floor.say(f"{waiting} entries are parked; a second worker joins in")
         floor.consume_too(other, LEDGERS)
+        if not floor.locking:
+            return  # nothing is parked, so nothing waits for the second worker or outlives the first
         floor.wait_for(f"an entry posted by {other}", functools.partial(self._bodies_of, other), every=0.01)
         floor.wait_for(f"an entry posted by {doomed}", functools.partial(self._paused_inside, doomed), every=0.01)
         bodies = self._bodies_of(doomed)

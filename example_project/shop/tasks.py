@@ -87,7 +87,7 @@ def rebuild_index(index: str, product: str) -> str:
 def post_entry(account: str, amount: int) -> int:
     last = ledgers.lindex(f"ledger:{account}", -1)
     balance = amount + (json.loads(last)["balance"] if last else 0)
-    _summarise(account, seconds=0.1)
+    _summarise(account, seconds=0.2)
     ledgers.rpush(f"ledger:{account}", json.dumps({"amount": amount, "balance": balance}))
     return balance
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import redis
 from celery import Celery
 
 from celery_dlock import singleton_task
@@ -41,8 +42,18 @@ def step(name: str) -> None:
             return
         client.set(f"killed:{name}", os.getpid())
     if whom == b"worker":
+        if name == "take:after":
+            _wait_until_the_releaser_is_acknowledged()
         os.kill(os.getsid(0), signal.SIGKILL)  # the main process leads the session that the test made for it
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_until_the_releaser_is_acknowledged() -> None:
+    """Else it, too, is sent back by the death of its worker."""
+    end = time.monotonic() + 5
+    with redis.Redis.from_url(os.environ["DLOCK_TEST_BROKER_URL"]) as broker:
+        while broker.hlen("unacked") > 1 and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def stepped(owner: Any, method: str, name: str, asked: Callable[..., bool] = lambda *_: True) -> None:

@@ -3,6 +3,8 @@
 import json
 from contextlib import ExitStack, contextmanager
 
+import redis
+
 from celery_dlock.keys import LockKeys
 from tests.apps.policies_stage import Stage, _stop_listening
 from tests.servers import Server
@@ -64,7 +66,13 @@ class QueueStage(Stage):
 
     def listens(self):
         """Wait until a worker hears its remote control, which comes a little later than "ready"."""
-        eventually(lambda: self.app.control.ping(timeout=1, limit=1), 15)
+        eventually(self._pong, 15)
+
+    def _pong(self):
+        try:
+            return self.app.control.ping(timeout=1, limit=1)
+        except redis.ConnectionError:  # an old connection of the pool; the next try has a new one
+            return None
 
     def consume(self, queue):
         """Let the worker read this queue too."""
