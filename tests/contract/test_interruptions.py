@@ -76,6 +76,7 @@ def assert_no_doubt(use: Use | None, where: str, *, ended: bool) -> None:
 
 # What strikes in after_return Celery 5.5 tells as a warning.
 @pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+@pytest.mark.timeout(300)  # all CPU, and a busy machine has little of it
 @pytest.mark.core
 @pytest.mark.parametrize(
     "ends",

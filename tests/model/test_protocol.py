@@ -87,6 +87,7 @@ def explored(words: str) -> Verdict:
     return Search(setup_of(words.split())).explore()
 
 
+@pytest.mark.timeout(300)  # all CPU, and a busy machine has little of it
 @pytest.mark.parametrize("words", HOLDS)
 def test_the_protocol_holds(words: str) -> None:
     verdict = explored(words)
