@@ -129,8 +129,11 @@ class SentinelSet:
             self.sentinels.append(stack.enter_context(process))
         self.wait_until_whole()
 
-    def wait_until_whole(self, within: float = 30.0) -> None:
-        """Until every node lives in its place, and every sentinel knows all of them and all other sentinels."""
+    def wait_until_whole(self, within: float = 60.0) -> None:
+        """Until every node lives in its place, and every sentinel knows all of them and all other sentinels.
+
+        A sentinel that had no processor for 2 s takes part in nothing for the next 30 (TILT).
+        """
         eventually(self._whole, within, every=0.05, message="the sentinels and nodes do not know one another")
 
     def _whole(self) -> bool:

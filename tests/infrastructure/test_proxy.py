@@ -19,8 +19,8 @@ from tests.waiting import eventually
 StartProxy = Callable[[Server], Proxy]
 
 
-def through(proxy: Proxy) -> redis.Redis:
-    return redis.Redis.from_url(proxy.url(), decode_responses=True, socket_timeout=0.5, retry=Retry(NoBackoff(), 0))
+def through(proxy: Proxy, timeout: float = 5.0) -> redis.Redis:
+    return redis.Redis.from_url(proxy.url(), decode_responses=True, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
 
 
 @pytest.mark.core
@@ -47,7 +47,7 @@ def test_blackhole_holds_requests_back_until_it_ends(
     client: redis.Redis, clean_server: Server, start_proxy: StartProxy
 ) -> None:
     proxy = start_proxy(clean_server)
-    with through(proxy) as slow:
+    with through(proxy, timeout=0.5) as slow:
         slow.ping()
         proxy.set_mode("blackhole")
         with pytest.raises(redis.TimeoutError):
@@ -92,7 +92,7 @@ def test_a_delay_holds_each_answer_back_and_loses_none(
     client: redis.Redis, clean_server: Server, start_proxy: StartProxy
 ) -> None:
     proxy = start_proxy(clean_server)
-    with through(proxy) as late:
+    with through(proxy, timeout=0.5) as late:
         late.ping()
         proxy.set_delay(0.2, 0.2)
         began = time.monotonic()

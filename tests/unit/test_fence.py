@@ -70,10 +70,10 @@ def test_a_fork_waits_for_who_is_inside_and_the_child_can_be_too(inside: Callabl
 def test_who_waits_for_a_server_holds_no_fork_up_for_longer_than_half_a_second(
     inside: Callable[[float], list[float]],
 ) -> None:
-    ended = inside(2.0)
+    ended = inside(4.0)
     began = time.monotonic()
     assert forked(crosses) == 7
-    assert 0.5 <= time.monotonic() - began < 1
+    assert 0.5 <= time.monotonic() - began < 2
     assert ended == []
 
 
@@ -96,7 +96,7 @@ def test_no_child_is_forked_while_a_message_is_handed_over() -> None:
     def producer() -> Iterator[Any]:
         with theirs:
             publishing.set()
-            time.sleep(0.2)
+            time.sleep(0.05)  # far less than a fork waits, which a busy machine lengthens
             raise ConnectionError("enough seen")
         yield
 
