@@ -94,7 +94,8 @@ class Deliveries:
         self.tags: Callable[[], Mapping[str, str]] = dict
         #: Set by the worker: does it consume? Once it does not, no acknowledgement is sure to be heard.
         self.consumes: Callable[[], bool] = lambda: True
-        #: And when they ended. A deque: append and popleft are atomic, so no lock that a greenlet could sit on.
+        #: Since when whose acknowledgement is to be tried. A deque: append and popleft are atomic, so no lock that a
+        #: greenlet could sit on.
         self._to_be_heard: deque[tuple[float, Ended]] = deque()
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
