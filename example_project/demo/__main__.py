@@ -7,9 +7,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import example_project
 from example_project.demo import promises, recorder, unlocked
@@ -47,6 +48,8 @@ LEDGER_SETTINGS = SETTINGS_OF_ALL | {
     },
 }
 
+T = TypeVar("T")
+
 PROMISE_BROKEN = 1
 NOT_PLAYED = 2
 
@@ -59,7 +62,7 @@ def main() -> int:
     sys.unraisablehook = _strike_again
     with Screen() as screen:
         try:
-            failure, evidence = _play(screen, arguments)
+            failure, evidence = _unveiled(_play, screen, arguments)
         except KeyboardInterrupt:
             screen.say("interrupted; every process was ended")
             return 128 + signal.SIGINT
@@ -77,6 +80,16 @@ def main() -> int:
         return NOT_PLAYED if failure else PROMISE_BROKEN
     screen.say("every promise held", style="bold green")
     return 0
+
+
+def _unveiled(call: Callable[..., T], *args: Any) -> T:
+    """Until 3.12 Python hides what strikes while a class is made, as in an import, in a RuntimeError."""
+    try:
+        return call(*args)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, SystemExit | KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
 
 
 def _strike_again(swallowed: Any) -> None:

@@ -203,6 +203,17 @@ class TestLost:
         tale.kill(2, [1, 11], log=killed)
         assert words(tale.found().broken) == broken
 
+    @pytest.mark.parametrize(
+        ("ran", "log", "broken"), [(False, "w", []), (True, "w", ["lost"]), (False, "v", ["lost"])]
+    )
+    def test_one_that_waited_in_a_worker_that_was_told_to_end_is_excused(self, tale, ran, log, broken):
+        tale.sent(task="chaos.retries")
+        tale.trails = {"t": [("received", 1.9, "w")]}
+        tale.fault(2, 2.1, "SIGTERM", pids=[], main=1, log=log)
+        if ran:
+            tale.run(1.95, 3, token=1, task_id="t", task="chaos.retries", how="Retry")
+        assert words(tale.found().broken) == broken
+
     @pytest.mark.parametrize(("then", "broken"), [(8.5, []), (4, ["lost"]), (14, ["lost"]), (None, ["lost"])])
     def test_one_whose_process_was_killed_only_if_the_next_to_take_it_was_killed_too(self, tale, then, broken):
         tale.sent(task="chaos.retries")

@@ -93,7 +93,7 @@ class TestCluster:
     def test_a_failover_promotes_the_replica_with_the_data(
         self, own_cluster: Callable[..., ClusterSet], how: str
     ) -> None:
-        cluster = own_cluster(node_timeout_ms=500)
+        cluster = own_cluster(node_timeout_ms=1500)  # a disk that hangs for longer than that makes failovers of its own
         slot = _fill(cluster)
         (replica,) = cluster.replicas_of(cluster.node_of(slot))
         old = cluster.fail_over(slot, how)  # type: ignore[arg-type]  # one of its three

@@ -22,6 +22,7 @@ VISIBILITY = 6.0
 RESTORED = 4.0
 #: Seconds after the end of a body within which its message is acknowledged.
 ACKNOWLEDGED = 1.5
+GIVEN_BACK = "given back by a worker that was told to end, and taken by its last request"
 #: Seconds from the moment at which the broker takes a message for lost until the holder's keeper has left word.
 WORD = 0.6
 
@@ -80,7 +81,16 @@ def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Wi
         back = at + VISIBILITY
         again = [window for window in after if back - STEP <= window.start and window.target == "worker"]
         return _why_popped(back, RESTORED, again)
-    return ""
+    return GIVEN_BACK if last == "received" and _given_back(at, log, runs, after) else ""
+
+
+def _given_back(at: float, log: str, runs: Sequence[Run], after: Sequence[Window]) -> bool:
+    """Did it wait for its ETA in a worker that was told to end?
+
+    That gives it back while its own BRPOP still stands. Seen in the broker's append-only file: the next command took it
+    out again, and nobody noted it.
+    """
+    return any(w.kind == "SIGTERM" and w.log == log for w in after) and not any(run.start >= at for run in runs)
 
 
 def _why_popped(at: float, within: float, after: Sequence[Window]) -> str:
