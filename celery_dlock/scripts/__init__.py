@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from typing import Final
 
 __all__ = [
     "ACQUIRE",
@@ -34,6 +34,16 @@ __all__ = [
 ]
 
 
+class _Lengths(dict[int, str]):
+    """The line before a text, by the text's length; those of most texts are at hand."""
+
+    def __missing__(self, length: int) -> str:
+        return f"${length}"
+
+
+_LENGTHS: Final = _Lengths({length: f"${length}" for length in range(256)})
+
+
 def _bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
@@ -48,7 +58,7 @@ class Script:
         parts: Files of functions that it uses: Redis' scripts cannot call one another.
     """
 
-    __slots__ = ("_eval", "_evalsha", "_templates", "name", "sha", "source")
+    __slots__ = ("_eval", "_evalsha", "_heads", "name", "sha", "source")
 
     def __init__(self, name: str, *parts: str) -> None:
         self.name = name
@@ -62,8 +72,8 @@ class Script:
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self._evalsha = _bulk(b"EVALSHA") + _bulk(self.sha.encode())
         self._eval = _bulk(b"EVAL") + _bulk(self.source)
-        #: Whole commands but for their texts, by the numbers of keys and arguments.
-        self._templates: dict[tuple[int, int], str] = {}
+        #: What stands before the texts, without its last line's end, by the numbers of keys and arguments.
+        self._heads: dict[tuple[int, int], str] = {}
 
     def packed(self, keys: Sequence[str], args: Sequence[str], *, whole: bool = False) -> bytes:
         """The command for the wire: by digest, or (``whole``) with the text, which also loads it."""
@@ -71,10 +81,11 @@ class Script:
         if not whole:
             # As much as can be in one step of the interpreter: these steps are most of what a task pays for its lock.
             shape = len(keys), len(args)
-            template = self._templates.get(shape) or self._template(*shape)
-            parts: list[Any] = [None] * (2 * len(texts))
-            parts[::2], parts[1::2] = map(len, texts), texts
-            command = template % tuple(parts)
+            lines = [""] * (2 * len(texts) + 2)
+            lines[0] = self._heads.get(shape) or self._known_head(*shape)
+            lines[1:-1:2] = map(_LENGTHS.__getitem__, map(len, texts))
+            lines[2:-1:2] = texts
+            command = "\r\n".join(lines)
             if command.isascii():
                 return command.encode()
         said = b"".join([_bulk(text.encode("utf-8", "surrogatepass")) for text in texts])
@@ -83,11 +94,10 @@ class Script:
     def _head(self, verb: bytes, keys: int, args: int) -> bytes:
         return b"*%d\r\n%b%b" % (3 + keys + args, verb, _bulk(b"%d" % keys))
 
-    def _template(self, keys: int, args: int) -> str:
+    def _known_head(self, keys: int, args: int) -> str:
         # What is asked for has few shapes, so this stays small.
-        head = self._head(self._evalsha, keys, args).decode()
-        template = self._templates[keys, args] = head + "$%d\r\n%s\r\n" * (keys + args)
-        return template
+        head = self._heads[keys, args] = self._head(self._evalsha, keys, args).decode().removesuffix("\r\n")
+        return head
 
 
 ACQUIRE = Script("acquire", "grant", "mark", "probation")
