@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker.request import Request
 
-from .deliveries import Deliveries, channel_is_gone
+from .deliveries import Deliveries
+from .unheard import channel_is_gone
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,8 +43,8 @@ class ListeningRequest(Request):
     dlock_unheard = False
     #: When Celery was asked to acknowledge it, on the monotonic clock.
     dlock_asked_at = 0.0
-    #: Its end is stored, and whether the broker hears of it is not known yet.
-    _dlock_ended = False
+    #: When it was known that its end is stored, on the monotonic clock; 0: not yet.
+    dlock_ended_at = 0.0
 
     def acknowledge(self) -> None:
         self._dlock_listen("ack")
@@ -73,17 +74,21 @@ class ListeningRequest(Request):
         finally:
             if not heard:
                 self.dlock_unheard = True
-                if self._dlock_ended:
+                if self.dlock_ended_at:
                     # Now: the event loop may end with this, and the worker before it runs again.
-                    Deliveries.of(self._app).unheard(self)
+                    Deliveries.of(self._app).unheard.mark(self)
 
     def dlock_be_heard(self) -> None:
         """Its end is stored: see to it that it does not run again, should the broker not hear of it."""
-        if self.dlock_requeued or (self.message.acknowledged and not self.dlock_unheard):
+        if not self.acknowledged or self.dlock_requeued:
+            return  # it is to come back
+        if self.message.acknowledged and not self.dlock_unheard:
             return
+        # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
+        # the other.
+        self.dlock_ended_at = self.dlock_ended_at or time.monotonic()
         deliveries = Deliveries.of(self._app)
         if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
-            deliveries.unheard(self)
+            deliveries.unheard.mark(self)
         else:
-            self._dlock_ended = True
-            deliveries.to_be_heard(self)
+            deliveries.unheard.expect(self)

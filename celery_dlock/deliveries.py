@@ -4,56 +4,34 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.worker.state import revoked
 
 from . import execution
-from .errors import StoreUnavailable
-from .keys import LockKeys, LockName
+from .keys import LockName
 from .records import Identity
-from .runtime import KEEPER_TIMEOUT, Runtime
+from .runtime import Runtime
 from .slots import Slot
 from .store import Ending
-from .voice import logger
+from .unheard import Ended, Unheard, channel_is_gone
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from .records import Released
 
-__all__ = ["Deliveries", "channel_is_gone"]
+__all__ = ["Deliveries"]
 
 
 #: Ends of dead children that the main process remembers until it knows both halves of them; names of elders.
 REMEMBERED = 1000
 #: Messages under the queue policy of which it remembers where they may wait.
 WAITERS = 20_000
-#: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
-#: Celery 5.5 waits for the broker's next word, for up to 2 s.
-TRIED_WITHIN = 3.0
-#: Seconds after which one that is still on its way is a reason to doubt; needlessly, that costs a script.
+#: Seconds after which an acknowledgement on its way is a reason to doubt; needlessly, that costs a script.
 OVERDUE = 0.1
-
-
-class Ended(Protocol):
-    """One delivery whose end is stored: what is asked of its request."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task(self) -> Any: ...
-    @property
-    def message(self) -> Any: ...
-    @property
-    def dlock_identity(self) -> Identity: ...
-    @property
-    def dlock_lock(self) -> LockName | None: ...
-
-    dlock_owner: str
-    dlock_unheard: bool
 
 
 class Delivered(Ended, Protocol):
@@ -64,16 +42,11 @@ class Delivered(Ended, Protocol):
     @property
     def acknowledged(self) -> bool: ...
 
+    dlock_owner: str
     dlock_delivered: float
     dlock_asked_at: float
 
     def dlock_monitored(self) -> bool: ...
-
-
-def channel_is_gone(message: Any) -> bool:
-    """Was the channel closed from which this message came?"""
-    channel = getattr(message, "channel", None)
-    return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
 
 
 class Deliveries:
@@ -94,9 +67,7 @@ class Deliveries:
         self.tags: Callable[[], Mapping[str, str]] = dict
         #: Set by the worker: does it consume? Once it does not, no acknowledgement is sure to be heard.
         self.consumes: Callable[[], bool] = lambda: True
-        #: Since when whose acknowledgement is to be tried. A deque: append and popleft are atomic, so no lock that a
-        #: greenlet could sit on.
-        self._to_be_heard: deque[tuple[float, Ended]] = deque()
+        self.unheard = Unheard(runtime)
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
         runtime.monitored_as = self.monitored_as
@@ -190,7 +161,7 @@ class Deliveries:
     # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
     # and acknowledged. The done mark needs both, and the keeper writes it: a script must not hold up this process.
 
-    def settle(self, request: Ended) -> None:
+    def settle(self, request: Delivered) -> None:
         self._settled[request.dlock_owner] = request.dlock_identity
         self._mark(request.dlock_owner)
 
@@ -201,41 +172,6 @@ class Deliveries:
             owner = slot.acquisition.rpartition(".")[0]
             self._freed[owner] = slot
             self._mark(owner)
-
-    def to_be_heard(self, request: Ended) -> None:
-        """Its end is stored, and its acknowledgement is to be tried in a moment."""
-        self._to_be_heard.append((time.monotonic(), request))
-
-    def mark_untried(self) -> None:
-        """Mark those whose acknowledgement was not tried; called by one thread, again and again.
-
-        Kombu's event loop forgets what else was to be done in the round in which it breaks.
-        """
-        for _ in range(len(self._to_be_heard)):
-            ended_at, request = self._to_be_heard.popleft()
-            if request.message.acknowledged or request.dlock_unheard:
-                continue
-            if channel_is_gone(request.message) or time.monotonic() - ended_at >= TRIED_WITHIN:
-                self.unheard(request)
-            else:
-                self._to_be_heard.append((ended_at, request))
-
-    def unheard(self, request: Ended) -> None:
-        """The end of this message is stored and its acknowledgement was not heard, so it will be delivered again.
-
-        The mark is written here and now: a worker whose broker is gone may end next, and the keeper with it.
-        """
-        if (name := request.dlock_lock) is None:
-            return
-        ending = Ending(final=True, identity=request.dlock_identity.digest)
-        store = self.runtime.store(KEEPER_TIMEOUT)
-        try:
-            keys = LockKeys.of(self.runtime.settings.prefix, name)
-            store.release(keys, f"{request.dlock_owner}.end", ending)
-        except StoreUnavailable as error:
-            logger.warning("cannot mark %s[%s] as done: %s", request.task.name, request.id, error)
-        finally:
-            store.close()
 
     def _mark(self, owner: str) -> None:
         # Both halves may be told at once, here and in the keeper's thread: one of the two pops finds the slot.

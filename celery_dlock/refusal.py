@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .events import Kind
     from .execution import Execution
 
-__all__ = ["Skipped", "carry_out", "misfire", "parcel_text", "run_again", "store_away"]
+__all__ = ["Elsewhere", "Skipped", "carry_out", "misfire", "parcel_text", "run_again", "store_away"]
 
 
 _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUsed, "unknown": UnknownOutcome}
@@ -45,14 +45,18 @@ REQUEUE_DELAY = 1.0
 
 
 class Skipped(Ignore):
-    """Ends a trace with whose message we have dealt; ``str()`` of it is the reason."""
+    """Ends a trace whose end we have stored; ``str()`` of it is the reason."""
+
+
+class Elsewhere(Ignore):
+    """Ends a trace whose message lives on, or has ended, in another delivery; ``str()`` of it is the reason."""
 
 
 def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decision) -> None:
     """Do what was decided. Returns only if the run goes on with the ``skip_result`` instead of its body.
 
     Raises:
-        Skipped: The message is dealt with and is to be acknowledged.
+        Skipped, Elsewhere: The message is dealt with and is to be acknowledged.
         LockHeld, NameUsed, UnknownOutcome: The task is to fail.
     """
     reason = f"{name}: {decision.reason}"
@@ -67,13 +71,13 @@ def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decisio
             _recall(run, name, first, reason)
         case Drop():
             logger.info("Task %s[%s] is a duplicate: %s", task.name, task_id, reason)
-            raise Skipped(reason)
+            raise Elsewhere(reason)
         case Again(delay) | PutBack(delay):
             rank_us = answer.rank_us if isinstance(answer, Held | Queued) else None
             twin = isinstance(decision, PutBack)
             _publish_again(run, rank_us, delay, held, conflict=not twin, copy=twin)
             logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, task_id, delay, reason)
-            raise Skipped(reason)
+            raise Elsewhere(reason)
         case Await():
             _await_turn(run, name, answer, reason)
         case Fail():
@@ -121,7 +125,7 @@ def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) ->
         if not answer.ousted or answer.ousted.identity != run.identity.digest:
             logger.info("Task %s[%s] is parked: %s", run.task.name, run.request.id, place)
             _tell(run, "queued", name, place)
-    raise Skipped(reason)
+    raise Elsewhere(reason)
 
 
 def store_away(run: Execution, name: LockName, error: StoreUnavailable) -> Unlocked:
@@ -130,7 +134,7 @@ def store_away(run: Execution, name: LockName, error: StoreUnavailable) -> Unloc
     Where the task wants nothing else, the message comes back later; if the broker is away too, the task fails loudly.
 
     Raises:
-        Skipped: The message is dealt with and is to be acknowledged.
+        Elsewhere: The message is dealt with and is to be acknowledged.
         StoreUnavailable: The task is to fail.
     """
     policy = run.options.on_store_error
@@ -166,7 +170,7 @@ def _come_back(run: Execution, error: DLockError, rank_us: int | None = None) ->
         delay = error.seconds + chance.random()  # when it is over, and not all at once
     _publish_again(run, rank_us, delay, error, conflict=False)
     logger.warning("Task %s[%s] comes back in %.3g s: %s", run.task.name, run.request.id, delay, error)
-    raise Skipped(str(error))
+    raise Elsewhere(str(error))
 
 
 def _recall(run: Execution, name: LockName, first: str, reason: str) -> None:
@@ -229,7 +233,7 @@ def _publish_again(
             time.sleep(min(delay, REQUEUE_DELAY))
             raise Reject(error, requeue=True) from error
         if copy:
-            raise Skipped("a copy is lost; the result belongs to the run that it copied") from error
+            raise Elsewhere("a copy is lost; the result belongs to the run that it copied") from error
         raise otherwise from error
     run.keeps_claim = True
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject
+from celery.worker import state
 from celery.worker.state import task_ready
 
 from .acknowledgement import ListeningRequest
@@ -22,6 +22,7 @@ from .keys import LockName
 from .message import HEADER, PROPERTY, Carried
 from .queues import queue_of
 from .records import Identity
+from .refusal import Elsewhere
 from .task import SingletonTask
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class SingletonRequest(ListeningRequest):
             self.dlock_known = False
             if isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit):
                 self._dlock_settle()
-            elif not isinstance(error, Ignore | Reject):
+            elif not isinstance(error, Elsewhere):
                 self.dlock_be_heard()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
@@ -196,6 +197,8 @@ class SingletonRequest(ListeningRequest):
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             Deliveries.of(self._app).settle(self)
+            if not state.should_terminate:  # else Celery may have stored no end, and what comes back is to run
+                self.dlock_be_heard()
             self._dlock_give_claim_up()
 
     def _dlock_give_claim_up(self) -> None:
@@ -220,7 +223,8 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
                 self.dlock_acknowledge()
             # Whatever keeps this object in memory.
             self.dlock_known = False
-            if not failed:
+            # Without a runtime its greenlet was killed, and it has no end.
+            if not failed and runtime is not None:
                 self.dlock_be_heard()
 
     return acknowledging

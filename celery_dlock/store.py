@@ -242,6 +242,10 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """
         ...
 
+    def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
+        """The message of this identity ended so many microseconds ago: copies of it do not run."""
+        ...
+
     def waiting(self, keys: LockKeys, most: int) -> Waiting:
         """Who waits."""
         ...

@@ -54,7 +54,7 @@ class Sweeper:
         revoked: What was revoked since the last call and may wait.
         soon: Has the worker's consumer call something: only its own thread may write to its connection.
         goes_on: Asked before each tick; false ends the thread.
-        mark_untried: Marks as done what has ended and whose acknowledgement the event loop forgot.
+        look_for_unheard: Marks what has ended without the broker having heard of it.
         parks: Are there tasks that wait in the store? If not, it sweeps once a call has chosen to, or one of its rare
             looks has found one that waits.
     """
@@ -65,7 +65,7 @@ class Sweeper:
         revoked: Callable[[], list[tuple[LockName, str]]],
         soon: Callable[[Callable[[], None]], object],
         goes_on: Callable[[], bool],
-        mark_untried: Callable[[], None] = lambda: None,
+        look_for_unheard: Callable[[], None] = lambda: None,
         *,
         parks: bool = True,
     ) -> None:
@@ -74,7 +74,7 @@ class Sweeper:
         self._soon = soon
         self._revoked = revoked
         self._goes_on = goes_on
-        self._mark_untried = mark_untried
+        self._look_for_unheard = look_for_unheard
         self._connection: Any = None
         settings = runtime.settings
         self._store = runtime.store(settings.timeout)
@@ -113,7 +113,7 @@ class Sweeper:
             sweeps = self._sweeps
             try:
                 self._acknowledge_arrived()  # first: it needs no store
-                self._mark_untried()
+                self._look_for_unheard()
                 if not sweeps:
                     self._look()
                 self._tick(list(itertools.islice(buckets, per_tick)) if sweeps else [])

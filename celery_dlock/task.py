@@ -22,7 +22,7 @@ from .lease import Lease, NullLease, Unlocked
 from .lock import Lock
 from .options import LockOptions
 from .records import Use, Waiting
-from .refusal import Skipped
+from .refusal import Elsewhere, Skipped
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class SingletonTask(_Task):
             raise
         finally:
             _last_door(before, final=state is not None, success=state == states.SUCCESS, died=died)
-        if isinstance(result.result, Skipped):
+        if isinstance(result.result, Skipped | Elsewhere):
             # Celery's eager tracer calls this IGNORED; the worker calls it REVOKED.
             error = TaskRevokedError(str(result.result))
             return EagerResult(result.id, error, states.REVOKED, name=self.name)

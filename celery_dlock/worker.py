@@ -82,7 +82,7 @@ class KeeperStep(bootsteps.StartStopStep):
             deliveries.newly_revoked,
             living.soon,
             living.goes_on,
-            deliveries.mark_untried,
+            deliveries.unheard.look,
             parks=parks,
         )
         deliveries.runtime.sweeper = sweeper

@@ -15,6 +15,7 @@ __all__ = [
     "ACQUIRE",
     "AGREE",
     "CLAIM",
+    "DONE",
     "DUE",
     "ENTER_OFFICE",
     "FORGET",
@@ -110,6 +111,7 @@ SWEEP = Script("sweep", "grant")
 PUBLISHED = Script("published", "grant")
 TAKE_OUT = Script("take_out", "grant")
 WAITING = Script("waiting")
+DONE = Script("done")
 DUE = Script("due")
 NOTE = Script("note")
 USE = Script("use", "mark")

@@ -34,6 +34,7 @@ from ..scripts import (
     ACQUIRE,
     AGREE,
     CLAIM,
+    DONE,
     DUE,
     ENTER_OFFICE,
     FORGET,
@@ -216,6 +217,9 @@ class RedisStore:
         args = (keys.name, identity, "0" if bury else str(DONE_MS), granter, "1" if ended else "0")
         entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity), keys.channel), args)
         return Taken(entry.decode("utf-8", "replace"), replies.grant(*granted))
+
+    def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
+        self._again(DONE, [keys.done(identity)], (str(DONE_MS), str(age_us)))
 
     def waiting(self, keys: LockKeys, most: int) -> Waiting:
         count, *facts = self._again(WAITING, (keys.lock, *keys.queue()[:3]), (str(most),))

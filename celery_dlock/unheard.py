@@ -1,0 +1,139 @@
+"""Ends of which the broker did not hear: marked, so that the message that it delivers again does not run again."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from .keys import LockKeys, LockName
+from .records import Identity
+from .runtime import KEEPER_TIMEOUT
+from .voice import logger
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+__all__ = ["Ended", "Unheard", "channel_is_gone"]
+
+#: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
+#: Celery 5.5 waits for the broker's next word, for up to 2 s.
+TRIED_WITHIN = 3.0
+#: Seconds for which a store that did not take a mark is left in peace.
+REST = 1.0
+#: Ends that wait for a store that is away; beyond that the oldest is given up.
+MOST = 10_000
+
+
+class Ended(Protocol):
+    """One delivery whose end is stored: what is asked of its request."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> Any: ...
+    @property
+    def message(self) -> Any: ...
+    @property
+    def dlock_identity(self) -> Identity: ...
+    @property
+    def dlock_lock(self) -> LockName | None: ...
+
+    dlock_unheard: bool
+    dlock_ended_at: float
+
+
+def channel_is_gone(message: Any) -> bool:
+    """Was the channel closed from which this message came?"""
+    channel = getattr(message, "channel", None)
+    return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
+
+
+class _End(NamedTuple):
+    """What is to be marked; not the request, which would keep its message in memory while the store is away."""
+
+    ended_at: float
+    name: LockName
+    identity: str
+    whose: str
+
+
+class Unheard:
+    """Sees to it that what has ended does not run again.
+
+    Celery's own thread tells of ends, and another one calls :meth:`look` again and again.
+
+    Args:
+        runtime: Whose store keeps the marks.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        # Deques: append and popleft are atomic, so no lock that a greenlet could sit on.
+        self._awaited: deque[Ended] = deque()
+        self._unmarked: deque[_End] = deque()
+        self._failing = False
+        self._rests_until = 0.0
+
+    def expect(self, request: Ended) -> None:
+        """Its end is stored, and its acknowledgement is to be tried in a moment."""
+        if self._runtime.sweeper is not None:  # else nobody looks
+            self._awaited.append(request)
+
+    def mark(self, request: Ended) -> None:
+        """Its end is stored and its acknowledgement was not heard: mark it, now or as soon as the store takes it.
+
+        Never raises, because Celery's event loop would end with it. That may end with this very step, so the first try
+        is made here; but only one for each rest of the store, for whose timeout the loop would stand still.
+        """
+        if (name := request.dlock_lock) is None:
+            return
+        whose = f"{request.task.name}[{request.id}]"
+        end = _End(request.dlock_ended_at, name, request.dlock_identity.digest, whose)
+        self._unmarked += [end] if self._resting else self._written([end])
+        while len(self._unmarked) > MOST:
+            given_up = self._unmarked.popleft().whose
+            logger.error("%s has ended, and may run again: the store has not taken its mark", given_up)
+
+    def look(self) -> None:
+        """Mark what was left, and those whose acknowledgement was not tried.
+
+        Kombu's event loop forgets what else was to be done in the round in which it breaks.
+        """
+        for _ in range(len(self._awaited)):
+            request = self._awaited.popleft()
+            if request.message.acknowledged or request.dlock_unheard:
+                continue  # it was tried; whoever finds it unheard marks it
+            if channel_is_gone(request.message) or time.monotonic() - request.dlock_ended_at >= TRIED_WITHIN:
+                self.mark(request)
+            else:
+                self._awaited.append(request)
+        if self._unmarked and not self._resting:
+            self._unmarked += self._written([self._unmarked.popleft() for _ in range(len(self._unmarked))])
+
+    @property
+    def _resting(self) -> bool:
+        return time.monotonic() < self._rests_until
+
+    def _written(self, ends: list[_End]) -> list[_End]:
+        """Those that are left, because the store did not take one."""
+        done = 0
+        try:
+            # One of its own: the event loop and the thread that looks may be here at once.
+            store, prefix = self._runtime.store(KEEPER_TIMEOUT), self._runtime.settings.prefix
+            try:
+                for end in ends:
+                    age_us = max(0, round((time.monotonic() - end.ended_at) * 1e6))
+                    store.mark_done(LockKeys.of(prefix, end.name), end.identity, age_us)
+                    done += 1
+            finally:
+                store.close()
+        except Exception as error:  # noqa: BLE001  # no file left to open, say: whatever it is, the mark is tried again
+            if not self._failing:
+                logger.warning("cannot mark %s as done yet: %s", ends[done].whose, error)
+            self._failing = True
+            self._rests_until = time.monotonic() + REST
+            # The refused one goes behind the others: it must not stand in their way for ever.
+            return [*ends[done + 1 :], *ends[done : done + 1]]
+        self._failing = False
+        return []
