@@ -78,17 +78,28 @@ class ListeningRequest(Request):
                     # Now: the event loop may end with this, and the worker before it runs again.
                     Deliveries.of(self._app).unheard.mark(self)
 
-    def dlock_be_heard(self) -> None:
-        """Its end is stored: see to it that it does not run again, should the broker not hear of it."""
+    def dlock_be_heard(self, runtime: float | None = None) -> None:
+        """Its end is stored: see to it that it does not run again, should the broker not hear of it.
+
+        Args:
+            runtime: Seconds from its start to its end, where Celery tells.
+        """
         if not self.acknowledged or self.dlock_requeued:
             return  # it is to come back
         if self.message.acknowledged and not self.dlock_unheard:
             return
         # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
         # the other.
-        self.dlock_ended_at = self.dlock_ended_at or time.monotonic()
+        self.dlock_ended_at = self.dlock_ended_at or self._ended_at(runtime)
         deliveries = Deliveries.of(self._app)
         if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
             deliveries.unheard.mark(self)
         else:
             deliveries.unheard.expect(self)
+
+    def _ended_at(self, runtime: float | None) -> float:
+        """On the monotonic clock: not when this process hears of it, since its sender may have sent it anew by then."""
+        now = time.monotonic()
+        if runtime is None or self.time_start is None:
+            return now
+        return min(now, now - (time.time() - self.time_start) + runtime)

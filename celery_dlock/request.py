@@ -225,7 +225,7 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
             self.dlock_known = False
             # Without a runtime its greenlet was killed, and it has no end.
             if not failed and runtime is not None:
-                self.dlock_be_heard()
+                self.dlock_be_heard(runtime)
 
     return acknowledging
 

@@ -122,6 +122,9 @@ class Unheard:
             # One of its own: the event loop and the thread that looks may be here at once.
             store, prefix = self._runtime.store(KEEPER_TIMEOUT), self._runtime.settings.prefix
             try:
+                # Opens the connection: what that takes must not look like a part of the mark's way, by which it comes
+                # later than the end that it tells of.
+                store.inspect(LockKeys.of(prefix, ends[0].name))
                 for end in ends:
                     age_us = max(0, round((time.monotonic() - end.ended_at) * 1e6))
                     store.mark_done(LockKeys.of(prefix, end.name), end.identity, age_us)

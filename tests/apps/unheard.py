@@ -1,16 +1,19 @@
 """Tasks in workers whose acknowledgements do not reach their broker, a Redis, as the keys of database 1 say.
 
 - `deaf`: none does, while it is there.
+- `stay`: bodies with the end `stay` do not end, while it is there.
 - `cut`: so many times one fails in the way that ends Celery's event loop; that worker stays away while there is `away`.
 - `forget`: so many are forgotten before they are tried.
 """
 
 import os
+import signal
 import time
 from typing import Any
 
 import redis
 from celery import Celery
+from celery.exceptions import Ignore, Reject
 from celery.worker.consumer.consumer import Consumer
 from kombu.transport.redis import QoS
 
@@ -22,7 +25,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)
-_ack = QoS.ack
+_ack, _reject = QoS.ack, QoS.reject
 #: Celery 5.5 has no way of its own for acknowledgements.
 _SOON = "call_soon_ack" if hasattr(Consumer, "call_soon_ack") else "call_soon"
 _soon = getattr(Consumer, _SOON)
@@ -43,6 +46,12 @@ def _ack_unless_deaf(self: QoS, delivery_tag: str) -> None:
     _ack(self, delivery_tag)
 
 
+def _reject_unless_deaf(self: QoS, delivery_tag: str, requeue: bool = False) -> None:  # kombu's
+    if notes.exists("deaf"):
+        raise redis.ConnectionError("the broker does not hear it")
+    _reject(self, delivery_tag, requeue)
+
+
 def _soon_unless_forgotten(self: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
     return call if _asked("forget") else _soon(self, call, *args, **kwargs)
 
@@ -53,23 +62,33 @@ def _connect_unless_away(self: Any) -> Any:
     return _connect(self)
 
 
-QoS.ack = _ack_unless_deaf
+QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
 setattr(Consumer, _SOON, _soon_unless_forgotten)
 Consumer.connect = _connect_unless_away
 
 
-def _run(n: str, end: str) -> str:
+def _run(task: Any, n: str, end: str) -> str:
     notes.rpush("ran", n)
     if end == "fail":
         raise ValueError(n)
+    if end == "ignore":
+        raise Ignore
+    if end == "reject":
+        raise Reject(n, requeue=False)
+    if end == "replace":
+        raise task.replace(late.si(f"instead of {n}"))
+    if end == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while end == "stay" and notes.exists("stay"):
+        time.sleep(0.05)
     return n
 
 
-@singleton_task(app=app, key="{n}")
-def early(n: str, end: str = "") -> str:
-    return _run(n, end)
+@singleton_task(app=app, bind=True, key="{n}")
+def early(self: Any, n: str, end: str = "") -> str:
+    return _run(self, n, end)
 
 
-@singleton_task(app=app, key="{n}", acks_late=True)
-def late(n: str, end: str = "") -> str:
-    return _run(n, end)
+@singleton_task(app=app, bind=True, key="{n}", acks_late=True)
+def late(self: Any, n: str, end: str = "") -> str:
+    return _run(self, n, end)

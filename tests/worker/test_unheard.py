@@ -52,6 +52,12 @@ def all_heard(broker):
     return not broker.llen("celery") and not broker.hlen("unacked")
 
 
+def is_marked(tasks, urls, result, n):
+    done = LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).done(Identity(result.id, 0, 0).digest)
+    with redis.Redis.from_url(urls.lock) as locks:
+        return locks.exists(done) == 1
+
+
 def ran_once(tasks, result, n, end=""):
     assert tasks.notes.lrange("ran", 0, -1).count(n) == 1
     assert result.state == ("FAILURE" if end else "SUCCESS")
@@ -103,13 +109,98 @@ def test_an_acknowledgement_that_the_event_loop_forgets_is_made_up_for(tasks, wo
     tasks.notes.set("forget", 1)
     result = tasks.late.delay(n, end)
     result.get(timeout=10, propagate=False)
-    done = LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).done(Identity(result.id, 0, 0).digest)
-    with redis.Redis.from_url(urls.lock) as locks:
-        eventually(lambda: locks.exists(done), 10)
+    eventually(lambda: is_marked(tasks, urls, result, n), 10)
     deliver_again(tasks, broker)
     worker.wait_for_log(rf"{result.id}\] is a duplicate")
     eventually(lambda: all_heard(broker), 10)
     ran_once(tasks, result, n, end)
+
+
+@pytest.mark.parametrize("end", ["ignore", "reject", "replace", "die", "stay", "revoked"])
+def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
+    tasks, worker, broker, urls, tmp_path, request, end
+):
+    """Celery's Ignore, replace() and Reject, a dead child, a hard limit, a body that was terminated."""
+    n = f"{end} late"
+    tasks.notes.set("deaf", 1)
+    tasks.notes.set("stay", 1)
+    limit = {"time_limit": 1} if end == "stay" else {}
+    result = tasks.late.apply_async((n, "stay" if end == "revoked" else end), **limit)
+    if end == "revoked":
+        eventually(lambda: n in tasks.notes.lrange("ran", 0, -1), 10)
+        result.revoke(terminate=True, signal="SIGKILL")
+    worker.wait_for_log("Couldn't (ack|reject)")
+    eventually(lambda: is_marked(tasks, urls, result, n), 10)
+    # Another worker knows of no revocation.
+    worker.kill()
+    tasks.notes.delete("deaf")
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1) as other:
+        request.node.stash[WORKERS].append(other)
+        deliver_again(tasks, broker)
+        other.wait_for_log(rf"{result.id}\] is a duplicate")
+        eventually(lambda: all_heard(broker), 10)
+    ran = tasks.notes.lrange("ran", 0, -1)
+    assert ran.count(n) == 1
+    assert ran.count(f"instead of {n}") == (end == "replace")
+
+
+def test_a_skipped_message_of_which_nobody_heard_does_not_run_when_its_lock_is_free(tasks, worker, broker):
+    """Its end is stored: its chord has failed, its sender has gone on."""
+    n = "skipped"
+    tasks.notes.set("deaf", 1)
+    with tasks.late.lock_for(n):
+        result = tasks.late.delay(n)
+        worker.wait_for_log("Couldn't ack")
+        eventually(lambda: result.state == "REVOKED", 10)
+    tasks.notes.delete("deaf")
+    deliver_again(tasks, broker)
+    worker.wait_for_log(rf"{result.id}\] is a duplicate")
+    eventually(lambda: all_heard(broker), 10)
+    assert n not in tasks.notes.lrange("ran", 0, -1)
+    assert result.state == "REVOKED"
+
+
+def test_a_mark_that_comes_late_does_not_end_a_message_that_its_sender_sent_again(tasks, worker, broker, urls):
+    """Under the same id, after the first one's end and before its mark."""
+    n = "again"
+    tasks.notes.set("stay", 1)
+    tasks.notes.set("forget", 1)
+    first = tasks.late.delay(n)
+    first.get(timeout=10)
+    tasks.early.delay("in its way", "stay")
+    second = tasks.late.apply_async((n,), task_id=first.id)
+    eventually(lambda: is_marked(tasks, urls, first, n), 10)
+    tasks.notes.delete("stay")
+    eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) == 2, 10)
+    assert second.get(timeout=10) == n
+    deliver_again(tasks, broker)
+    worker.wait_for_log(rf"{first.id}\] (is a duplicate|succeeded)")
+    eventually(lambda: all_heard(broker), 10)
+
+
+def test_a_mark_that_the_store_did_not_take_is_made_up_for(tmp_path, request):
+    """Lock store and broker are away at once where both are one server, or behind one network."""
+    with Server(tmp_path / "locks", persistent=True) as locks, Server(tmp_path / "others") as others:
+        urls = Urls(others.url(0), others.url(1), locks.url(2))
+        with (
+            loaded_app(APP, urls) as tasks,
+            running_worker(APP, folder=tmp_path, urls=urls, concurrency=1) as worker,
+            redis.Redis.from_url(urls.broker) as broker,
+        ):
+            request.node.stash[WORKERS] = [worker]
+            tasks.notes.set("deaf", 1)
+            tasks.notes.set("stay", 1)
+            result = tasks.late.delay("away", "stay")
+            eventually(lambda: "away" in tasks.notes.lrange("ran", 0, -1), 10)
+            locks.kill()
+            tasks.notes.delete("stay")
+            worker.wait_for_log(rf"cannot mark {tasks.late.name}\[{result.id}\] as done yet", 20)
+            locks.start()
+            eventually(lambda: is_marked(tasks, urls, result, "away"), 10)
+            tasks.notes.delete("deaf")
+            deliver_again(tasks, broker)
+            worker.wait_for_log(rf"{result.id}\] is a duplicate", 20)
+            ran_once(tasks, result, "away")
 
 
 @pytest.mark.usefixtures("worker")
