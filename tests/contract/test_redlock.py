@@ -22,7 +22,7 @@ from celery_dlock.keys import LockKeys, shared_name
 from celery_dlock.lease import Lease
 from celery_dlock.place_setting import of_setting
 from celery_dlock.probation import Probation
-from celery_dlock.records import Acquired, Claim, Held, Place, Renewal, Split, Unknown, Used
+from celery_dlock.records import Acquired, Claim, Duplicate, Held, Identity, Place, Renewal, Split, Unknown, Used
 from celery_dlock.runtime import Runtime
 from celery_dlock.store import Ending
 from celery_dlock.stores import from_url, open_store
@@ -95,6 +95,16 @@ def hold(node: Server, acquisition: str) -> None:
 
 
 # Who may fail
+
+
+def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> None:
+    for node in five.nodes[:2]:
+        node.kill()
+    store.mark_done(KEYS, Identity("id1").digest, 60_000_000)
+    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    five.nodes[2].kill()
+    with pytest.raises(StoreUnavailable):
+        store.mark_done(KEYS, Identity("id2").digest, 0)
 
 
 @pytest.mark.parametrize("way", ["kill", "pause"])

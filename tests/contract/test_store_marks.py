@@ -86,6 +86,23 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
         assert client.hget(KEYS.lock, "acq") == "p.1"
 
 
+def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_that_came_after_its_end(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """An end of which the broker did not hear is told late where the store was away; its sender may have gone on."""
+    take(store, "o.1", claim_of("id1"))
+    end(store)
+    digest = Identity("id1").digest
+    store.mark_done(KEYS, digest, 60_000_000)
+    first = client.get(DONE)
+    store.mark_done(KEYS, digest, 0)
+    assert client.get(DONE) == first
+    assert 23 * HOUR_MS < client.pttl(DONE) <= 24 * HOUR_MS
+    assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    assert store.acquire(KEYS, "p.2", TTL, claim_of("id1", age_us=90_000_000)) == Duplicate()
+    assert take(store, "p.3", claim_of("id1", age_us=30_000_000))
+
+
 @pytest.mark.core
 def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
     store: RedisStore, client: redis.Redis

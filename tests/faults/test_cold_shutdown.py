@@ -7,7 +7,9 @@ import pytest
 
 from tests.apps.losing_stage import losing_stage
 from tests.conftest import WORKERS
+from tests.servers import Server
 from tests.waiting import eventually
+from tests.workers import Urls, loaded_app, running_worker
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
@@ -23,3 +25,29 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
         request.node.stash[WORKERS] = [first, stage.worker(pool)]
         assert body.result.get(timeout=15) == "done"
         assert [word for word, _ in stage.words(body.row)] == ["start", "GreenletExit", "start", "return"]
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_an_early_acknowledged_message_of_which_nobody_heard_runs_again_when_a_green_pool_killed_its_body(
+    tmp_path: Path, pool: str, request: pytest.FixtureRequest
+) -> None:
+    """Celery takes the killed body for a success; it has no end, and nobody will ever know one if it is marked."""
+    with Server(tmp_path / "server") as server:
+        urls = Urls(server.url(0), server.url(1), server.url(2))
+        with loaded_app("tests.apps.unheard", urls) as tasks:
+            tasks.notes.set("deaf", 1)
+            tasks.notes.set("stay", 1)
+            with running_worker("tests.apps.unheard", folder=tmp_path, urls=urls, pool=pool) as first:
+                result = tasks.early.delay("killed", "stay")
+                first.wait_for_log("Couldn't ack")
+                eventually(lambda: tasks.notes.lrange("ran", 0, -1) == ["killed"], 10)
+                first.signal(signal.SIGQUIT)
+                eventually(lambda: not first.running, 15)
+            tasks.notes.delete("deaf", "stay")
+            with running_worker("tests.apps.unheard", folder=tmp_path, urls=urls, pool=pool) as second:
+                request.node.stash[WORKERS] = [first, second]
+                with tasks.app.connection_for_read() as connection:
+                    for tag in server.client(0).hkeys("unacked"):
+                        connection.default_channel.qos.restore_by_tag(tag)
+                assert result.get(timeout=40) == "killed"
+                assert tasks.notes.lrange("ran", 0, -1) == ["killed", "killed"]

@@ -28,6 +28,13 @@ def tasks(urls):
         yield tasks
 
 
+@pytest.fixture(autouse=True)
+def empty(urls):
+    """What a test that failed has left would fail others."""
+    with redis.Redis.from_url(urls.broker) as server:
+        server.flushall()
+
+
 @pytest.fixture
 def worker(urls, tmp_path, request):
     with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1) as worker:
@@ -52,8 +59,8 @@ def all_heard(broker):
     return not broker.llen("celery") and not broker.hlen("unacked")
 
 
-def is_marked(tasks, urls, result, n):
-    done = LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).done(Identity(result.id, 0, 0).digest)
+def is_marked(tasks, urls, result, n, nesting=0):
+    done = LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).done(Identity(result.id, 0, nesting).digest)
     with redis.Redis.from_url(urls.lock) as locks:
         return locks.exists(done) == 1
 
@@ -131,6 +138,8 @@ def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
         result.revoke(terminate=True, signal="SIGKILL")
     worker.wait_for_log("Couldn't (ack|reject)")
     eventually(lambda: is_marked(tasks, urls, result, n), 10)
+    if end == "replace":
+        eventually(lambda: is_marked(tasks, urls, result, f"instead of {n}", nesting=1), 10)
     # Another worker knows of no revocation.
     worker.kill()
     tasks.notes.delete("deaf")
@@ -158,6 +167,20 @@ def test_a_skipped_message_of_which_nobody_heard_does_not_run_when_its_lock_is_f
     eventually(lambda: all_heard(broker), 10)
     assert n not in tasks.notes.lrange("ran", 0, -1)
     assert result.state == "REVOKED"
+
+
+def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_dealt_with(tasks, worker, broker):
+    """It has no end yet: a mark would end the copy that was published for it."""
+    n = "comes back"
+    tasks.notes.set("deaf", 1)
+    with tasks.late.lock_for(n):
+        result = tasks.late.apply_async((n,), dlock={"on_conflict": "retry", "retry_delay": 0.5})
+        worker.wait_for_log(rf"{result.id}\] comes back")
+        worker.wait_for_log("Couldn't ack")
+    tasks.notes.delete("deaf")
+    assert result.get(timeout=10) == n
+    deliver_again(tasks, broker)
+    eventually(lambda: all_heard(broker), 10)
 
 
 def test_a_mark_that_comes_late_does_not_end_a_message_that_its_sender_sent_again(tasks, worker, broker, urls):

@@ -1,0 +1,161 @@
+"""Ends of which the broker did not hear, and a store that does not take their marks at once."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock import unheard
+from celery_dlock.acknowledgement import ListeningRequest
+from celery_dlock.deliveries import Deliveries
+from celery_dlock.errors import StoreUnavailable
+from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.records import Identity
+from celery_dlock.runtime import Runtime
+
+
+class MarkingStore:
+    """Notes what is marked, and how old it was; ``error`` is raised for each mark of which ``refuses`` is true."""
+
+    def __init__(self) -> None:
+        self.marked: list[tuple[str, int]] = []
+        self.asked = 0
+        self.error: Exception | None = None
+        self.refuses: Any = lambda identity: True
+
+    def inspect(self, keys: LockKeys) -> None: ...
+
+    def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
+        self.asked += 1
+        if self.error is not None and self.refuses(identity):
+            raise self.error
+        self.marked.append((identity, age_us))
+
+    def close(self) -> None: ...
+
+
+class Stage:
+    def __init__(self) -> None:
+        app = Celery("unheard", set_as_current=False)
+        app.conf.dlock_url = "redis://nowhere.invalid/0"
+        self.runtime = Runtime.of(app)
+        self.store = MarkingStore()
+        self.runtime.store = lambda timeout: self.store  # type: ignore[assignment, method-assign, return-value]
+        self.runtime.sweeper = object()
+        self.deliveries = Deliveries.of(app)
+        self.app = app
+
+    def request(self, name: str = "id", *, told: bool = False) -> Any:
+        """A late-acknowledged one whose end is stored, and that Celery was asked to acknowledge."""
+        request: Any = object.__new__(Request)
+        request._app = self.app
+        channel = SimpleNamespace(closed=False, connection=object())
+        request._message = SimpleNamespace(acknowledged=told, channel=channel, ack=lambda: None)
+        request.id = name
+        request.acknowledged = True
+        return request
+
+
+class Request(ListeningRequest):
+    time_start = None
+    task = SimpleNamespace(name="task")
+    dlock_lock = shared_name("name")  # type: ignore[assignment]
+
+    @property
+    def dlock_identity(self) -> Identity:
+        return Identity(self.id)
+
+
+def digests(*names: str) -> list[str]:
+    return [Identity(name).digest for name in names]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(unheard, "REST", 0.05)
+    return Stage()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), OSError(24, "Too many open files")])
+def test_a_mark_that_the_store_did_not_take_is_tried_again_after_a_rest(stage: Stage, error: Exception) -> None:
+    """Whatever it raised: Celery's event loop would end with it."""
+    stage.store.error = error
+    request = stage.request()
+    request.dlock_unheard = True
+    request.dlock_be_heard()
+    stage.deliveries.unheard.look()
+    assert (stage.store.asked, stage.store.marked) == (1, [])
+    stage.store.error = None
+    time.sleep(unheard.REST)
+    stage.deliveries.unheard.look()
+    assert [identity for identity, _ in stage.store.marked] == digests("id")
+    assert stage.store.marked[0][1] >= unheard.REST * 1e6
+
+
+def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(stage: Stage) -> None:
+    """Not a timeout for each end."""
+    stage.store.error = StoreUnavailable("away")
+    for number in range(20):
+        request = stage.request(str(number))
+        request.dlock_unheard = True
+        request.dlock_be_heard()
+    assert stage.store.asked == 1
+    stage.store.error = None
+    time.sleep(unheard.REST)
+    stage.deliveries.unheard.look()
+    assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests(*map(str, range(20))))
+
+
+def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(stage: Stage) -> None:
+    stage.store.error, refused = StoreUnavailable("not this one"), Identity("0").digest
+    stage.store.refuses = lambda identity: identity == refused
+    for number in range(3):
+        request = stage.request(str(number))
+        request.dlock_unheard = True
+        request.dlock_be_heard()
+    time.sleep(unheard.REST)
+    for _ in range(2):
+        stage.deliveries.unheard.look()
+        time.sleep(unheard.REST)
+    assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests("1", "2"))
+
+
+def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a pool of threads the end is told beside Celery's event loop."""
+    request = stage.request()
+
+    def fails_here(*_: Any) -> bool:
+        request.dlock_unheard = True
+        if request.dlock_ended_at:
+            stage.deliveries.unheard.mark(request)
+        return False
+
+    monkeypatch.setattr("celery_dlock.acknowledgement.channel_is_gone", fails_here)
+    request.dlock_be_heard()
+    stage.deliveries.unheard.look()
+    assert [identity for identity, _ in stage.store.marked] == digests("id")
+
+
+@pytest.mark.parametrize("why", ["not acknowledged", "put back", "heard"])
+def test_what_comes_back_to_run_or_was_heard_is_not_marked(stage: Stage, why: str) -> None:
+    request = stage.request(told=why == "heard")
+    request.acknowledged = why != "not acknowledged"
+    request.dlock_requeued = why == "put back"
+    request.dlock_be_heard()
+    request._message.channel.closed = True
+    stage.deliveries.unheard.look()
+    assert stage.store.asked == 0
+
+
+def test_an_end_is_dated_by_when_the_body_ended_not_by_when_this_process_heard_of_it(stage: Stage) -> None:
+    """A message that its sender sent anew meanwhile is another."""
+    request = stage.request()
+    request.dlock_unheard = True
+    request.time_start = time.time() - 10.0
+    request.dlock_be_heard(4.0)
+    [(_, age_us)] = stage.store.marked
+    assert age_us == pytest.approx(6_000_000, abs=500_000)
