@@ -120,7 +120,7 @@ class Execution:
             InvalidLockOptions: The message brings options of its own that are not allowed.
             StoreUnavailable: Neither the store nor the broker could be reached.
         """
-        name = self.call.name_of(args, kwargs)
+        name = self.call.spec.name_of(args, kwargs)
         # In this order: an interruption finds either nothing changed, or a run that the last door can end.
         self._before, self._outer = _running.get(), owner.entered()
         _running.set(self)

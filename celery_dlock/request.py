@@ -94,7 +94,8 @@ class SingletonRequest(ListeningRequest):
         if "headers" not in request:
             # What Celery's Context would make of it in the child, by some sixty steps in each task: a twentieth of what
             # a task costs there.
-            request["headers"] = {name: request[name] for name in request.keys() - _OF_CELERY}
+            own = () if _OF_CELERY.issuperset(request) else request.keys() - _OF_CELERY
+            request["headers"] = {name: request[name] for name in own}
         deliveries.by_owner[self.dlock_owner] = self
         options = self.task.lock_options
         if CALL in request or options.on_conflict == "queue" or options.claims:

@@ -38,6 +38,8 @@ _HEAD: Final = struct.Struct("@QddQQdQQ")
 #: naming the generation it speaks of.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
 _TEXT: Final = 16 * 8
+#: Bytes of text.
+_ROOM: Final = _SIZE - _TEXT
 #: As plain numbers: to make an enum's member of a word takes longer than all else that is done to it.
 _FREE, _HELD, _LEAVING, _LEFT = map(int, (SlotState.FREE, SlotState.HELD, SlotState.LEAVING, SlotState.LEFT))
 
@@ -224,21 +226,21 @@ class SharedSlot:
             self._slots.words[self._base + _STATE] = _FREE
 
     def _fits(self, ending: str) -> bool:
-        return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _SIZE - _TEXT
+        return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _ROOM
 
     def write(self, state: SlotState = SlotState.ACQUIRING) -> None:
         """Write the whole slot under the sequence number."""
-        words, floats, memory, base = self._slots.words, self._slots.floats, self._slots.memory, self._base
-        text, owner, ending = self.name.text.encode(), self.acquisition.encode(), self.ending.encode()
-        data = text + owner + ending
-        if len(data) > _SIZE - _TEXT:
-            raise DLockError(f"{len(data)} bytes do not fit a slot of {_SIZE - _TEXT}")
-        lengths = len(text) << 32 | len(owner) << 16 | len(ending)
-        if state is SlotState.ACQUIRING:
-            deadline = until = 0.0
-        else:
-            deadline, until = floats[base + _DEADLINE], floats[base + _UNTIL]
-        durability = number_of(self.durability)
+        words, memory, base = self._slots.words, self._slots.memory, self._base
+        text, owner = self.name.text, self.acquisition
+        data = f"{text}{owner}{self.ending}".encode()
+        if len(data) > _ROOM:
+            raise DLockError(f"{len(data)} bytes do not fit a slot of {_ROOM}")
+        # Names and acquisitions are ASCII.
+        lengths = len(text) << 32 | len(owner) << 16 | len(data) - len(text) - len(owner)
+        deadline = until = 0.0
+        if state is not SlotState.ACQUIRING:
+            deadline, until = self._slots.floats[base + _DEADLINE], self._slots.floats[base + _UNTIL]
+        durability = 0 if self.durability is PRIMARY else number_of(self.durability)
         sequence = words[base + _SEQUENCE] | 1
         words[base + _SEQUENCE] = sequence
         start = base * 8

@@ -122,8 +122,8 @@ class RedisStore:
             raise short
         if isinstance(reply, bytes):
             token, since, rank, *once = reply.split()
-            seed, crash = once or (b"", b"")
-            return Acquired(int(token), int(since) / 1e6, int(rank), seed.decode(), crash == b"1")
+            acquired = Acquired(int(token), int(since) / 1e6, int(rank))
+            return acquired._replace(seed=once[0].decode(), after_crash=once[1] == b"1") if once else acquired
         return replies.refusal(reply, identity)
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
