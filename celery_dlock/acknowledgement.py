@@ -32,6 +32,7 @@ class ListeningRequest(Request):
 
     if TYPE_CHECKING:  # what the request adds that is made of this
         dlock_owner: str
+        dlock_delivered: float
 
         @property
         def dlock_identity(self) -> Identity: ...
@@ -43,8 +44,14 @@ class ListeningRequest(Request):
     dlock_unheard = False
     #: When Celery was asked to acknowledge it, on the monotonic clock.
     dlock_asked_at = 0.0
-    #: When it was known that its end is stored, on the monotonic clock; 0: not yet.
+    #: When it ended, on the monotonic clock; 0: that end is not stored yet.
     dlock_ended_at = 0.0
+    #: 0 until its pool has begun with it.
+    _dlock_accepted_at = 0.0
+
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
+        self._dlock_accepted_at = time_accepted
+        super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
         self._dlock_listen("ack")
@@ -84,22 +91,33 @@ class ListeningRequest(Request):
         Args:
             runtime: Seconds from its start to its end, where Celery tells.
         """
-        if not self.acknowledged or self.dlock_requeued:
-            return  # it is to come back
-        if self.message.acknowledged and not self.dlock_unheard:
+        if self._is_heard:
             return
         # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
-        # the other.
-        self.dlock_ended_at = self.dlock_ended_at or self._ended_at(runtime)
+        # the other. Not when this process hears of it, since its sender may have sent it anew by then: where nobody
+        # knows when it ended, its start will do, for a copy of it was there or is flagged.
+        self.dlock_ended_at = self.dlock_begun_at + (runtime or 0.0)
         deliveries = Deliveries.of(self._app)
         if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
             deliveries.unheard.mark(self)
         else:
             deliveries.unheard.expect(self)
 
-    def _ended_at(self, runtime: float | None) -> float:
-        """On the monotonic clock: not when this process hears of it, since its sender may have sent it anew by then."""
-        now = time.monotonic()
-        if runtime is None or self.time_start is None:
-            return now
-        return min(now, now - (time.time() - self.time_start) + runtime)
+    def dlock_died(self) -> None:
+        """As :meth:`dlock_be_heard`, but nobody knows how far it came: it may be parked, or published again.
+
+        That it held its lock the keeper tells, which frees that.
+        """
+        if not self._is_heard:
+            Deliveries.of(self._app).unheard.expect_of_dead(self)
+
+    @property
+    def dlock_begun_at(self) -> float:
+        """When its pool began with it, on the monotonic clock."""
+        return self._dlock_accepted_at or self.dlock_delivered
+
+    @property
+    def _is_heard(self) -> bool:
+        if not self.acknowledged or self.dlock_requeued:
+            return True  # it is to come back
+        return self.message.acknowledged and not self.dlock_unheard

@@ -67,7 +67,9 @@ class Deliveries:
         self.tags: Callable[[], Mapping[str, str]] = dict
         #: Set by the worker: does it consume? Once it does not, no acknowledgement is sure to be heard.
         self.consumes: Callable[[], bool] = lambda: True
-        self.unheard = Unheard(runtime)
+        #: Owners whose locks the keeper freed for them.
+        self._holding: OrderedDict[str, None] = OrderedDict()
+        self.unheard = Unheard(runtime, self._holding.__contains__)
         runtime.doubtful = self.doubtful
         runtime.describe = self.describe
         runtime.monitored_as = self.monitored_as
@@ -168,8 +170,12 @@ class Deliveries:
     def freed(self, slot: Slot, released: Released) -> None:
         if released.granted is not None and self.runtime.sweeper is not None:
             self.runtime.sweeper.hand_over(slot.name, released.granted)
+        owner = slot.acquisition.rpartition(".")[0]
+        if released.ours:
+            self._holding[owner] = None
+            if len(self._holding) > REMEMBERED:
+                self._holding.popitem(last=False)
         if released.word or not released.ours:
-            owner = slot.acquisition.rpartition(".")[0]
             self._freed[owner] = slot
             self._mark(owner)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .events import Kind
     from .execution import Execution
 
-__all__ = ["Elsewhere", "Skipped", "carry_out", "misfire", "parcel_text", "run_again", "store_away"]
+__all__ = ["Elsewhere", "Replaced", "Skipped", "carry_out", "misfire", "parcel_text", "run_again", "store_away"]
 
 
 _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUsed, "unknown": UnknownOutcome}
@@ -50,6 +50,10 @@ class Skipped(Ignore):
 
 class Elsewhere(Ignore):
     """Ends a trace whose message lives on, or has ended, in another delivery; ``str()`` of it is the reason."""
+
+
+class Replaced(Ignore):
+    """Ends a trace whose task has replaced itself: as Celery's own, and known for what it is."""
 
 
 def carry_out(run: Execution, name: LockName, answer: Refusal, decision: Decision) -> None:
@@ -122,9 +126,10 @@ def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) ->
         place = f"{name}: {run.refused_because or 'it waits already'}; at place {answer.position}"
         if answer.ousted:
             run.task.dlock.handover.oust(name, answer.ousted, "a newer call took its place (queue_overflow)")
-        if not answer.ousted or answer.ousted.identity != run.identity.digest:
-            logger.info("Task %s[%s] is parked: %s", run.task.name, run.request.id, place)
-            _tell(run, "queued", name, place)
+            if answer.ousted.identity == run.identity.digest:
+                raise Skipped(reason)  # it came late, and is itself the oldest
+        logger.info("Task %s[%s] is parked: %s", run.task.name, run.request.id, place)
+        _tell(run, "queued", name, place)
     raise Elsewhere(reason)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.app.task import Context
+from celery.exceptions import Ignore, Reject
 from celery.worker import state
 from celery.worker.state import task_ready
 
@@ -22,7 +23,7 @@ from .keys import LockName
 from .message import HEADER, PROPERTY, Carried
 from .queues import queue_of
 from .records import Identity
-from .refusal import Elsewhere
+from .refusal import Replaced, Skipped
 from .task import SingletonTask
 
 if TYPE_CHECKING:
@@ -151,10 +152,10 @@ class SingletonRequest(ListeningRequest):
             return None
         return name
 
-    def on_accepted(self, *args: Any, **kwargs: Any) -> None:
+    def on_accepted(self, pid: Any, time_accepted: float) -> None:
         # A message that is acknowledged at its start is lost if the child dies before it is parked or holds its lock.
         self._dlock_held_back = self._dlock_queues and not self.task.acks_late
-        super().on_accepted(*args, **kwargs)
+        super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
         if self._dlock_held_back and (sweeper := Deliveries.of(self._app).runtime.sweeper) is not None:
@@ -169,26 +170,33 @@ class SingletonRequest(ListeningRequest):
             super().acknowledge()
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        died = isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit | KeyboardInterrupt)
         try:
             super().on_failure(exc_info, *args, **kwargs)
         finally:
-            error = getattr(exc_info.exception, "exc", exc_info.exception)
             self.dlock_acknowledge()
             self.dlock_known = False
-            if isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit):
+            if died:
                 self._dlock_settle()
-            elif not isinstance(error, Elsewhere):
-                self.dlock_be_heard()
+        # Not if it raised: then no end is stored, and what comes back is to run.
+        if died:
+            self._dlock_died()
+        elif isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject):
+            # Who ignores a message may have published it anew, and one that is rejected may be for another exchange.
+            self.dlock_be_heard()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         super().on_timeout(soft, timeout)
         if not soft:
             self.dlock_acknowledge()
             self._dlock_settle()
+            self._dlock_died()
 
     def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
         super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
         self._dlock_settle()
+        self._dlock_died()
         self._dlock_give_claim_up()
         sweeper = Deliveries.of(self._app).runtime.sweeper
         if sweeper is not None and self._dlock_queues and (name := self.dlock_lock) is not None:
@@ -198,9 +206,11 @@ class SingletonRequest(ListeningRequest):
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             Deliveries.of(self._app).settle(self)
-            if not state.should_terminate:  # else Celery may have stored no end, and what comes back is to run
-                self.dlock_be_heard()
             self._dlock_give_claim_up()
+
+    def _dlock_died(self) -> None:
+        if not self._already_cancelled and not _cold_shutdown():  # that may have stored no end
+            self.dlock_died()
 
     def _dlock_give_claim_up(self) -> None:
         """By a thread: a store that is away must not hold the consumer up."""
@@ -209,24 +219,31 @@ class SingletonRequest(ListeningRequest):
             keeper.give_up(self)
 
 
+def _cold_shutdown() -> bool:
+    status: object = state.should_terminate  # its stubs know only None
+    return bool(status)
+
+
 def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(on_success)
     def acknowledging(self: SingletonRequest, outcome: Any, *args: Any, **kwargs: Any) -> Any:
         failed, _, runtime = outcome
-        if not failed and runtime is None and self.task.acks_late and not self.acknowledged:
+        killed = not failed and runtime is None and _cold_shutdown()
+        if killed and self.task.acks_late and not self.acknowledged:
             # So a green pool calls the end of a body that was killed by a cold shutdown; the message must not end too.
             task_ready(self, successful=False)
             return self.reject(requeue=True)
         try:
-            return on_success(self, outcome, *args, **kwargs)
+            answer = on_success(self, outcome, *args, **kwargs)
         finally:
             if self._dlock_held_back:
                 self.dlock_acknowledge()
             # Whatever keeps this object in memory.
             self.dlock_known = False
-            # Without a runtime its greenlet was killed, and it has no end.
-            if not failed and runtime is not None:
-                self.dlock_be_heard(runtime)
+        # Without a runtime its greenlet was killed, and it has no end.
+        if not failed and runtime is not None:
+            self.dlock_be_heard(runtime)
+        return answer
 
     return acknowledging
 

@@ -243,7 +243,10 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
-        """The message of this identity ended so many microseconds ago: copies of it do not run."""
+        """The message of this identity ended so many microseconds ago: copies of it do not run.
+
+        Marks nothing where a message that was sent later, with the same id, holds the lock by now.
+        """
         ...
 
     def waiting(self, keys: LockKeys, most: int) -> Waiting:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, Task, states
-from celery.exceptions import Retry, TaskRevokedError
+from celery.exceptions import Ignore, Retry, TaskRevokedError
 from celery.result import AsyncResult, EagerResult
 
 from . import claims, execution, ticks, uses
@@ -22,7 +22,7 @@ from .lease import Lease, NullLease, Unlocked
 from .lock import Lock
 from .options import LockOptions
 from .records import Use, Waiting
-from .refusal import Elsewhere, Skipped
+from .refusal import Elsewhere, Replaced, Skipped
 from .runtime import Runtime
 
 if TYPE_CHECKING:
@@ -239,7 +239,10 @@ class SingletonTask(_Task):
 
     def on_replace(self, sig: Any) -> Any:
         _leave(self)
-        return super().on_replace(sig)
+        try:
+            return super().on_replace(sig)
+        except Ignore as error:
+            raise Replaced(*error.args) from None
 
 
 def _refuse_stray_options(cls: type[SingletonTask]) -> None:

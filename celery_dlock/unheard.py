@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .keys import LockKeys, LockName
@@ -19,6 +20,8 @@ __all__ = ["Ended", "Unheard", "channel_is_gone"]
 #: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
 #: Celery 5.5 waits for the broker's next word, for up to 2 s.
 TRIED_WITHIN = 3.0
+#: Seconds in which the keeper has freed what a dead child held, by far.
+FREED_WITHIN = 30.0
 #: Seconds for which a store that did not take a mark is left in peace.
 REST = 1.0
 #: Ends that wait for a store that is away; beyond that the oldest is given up.
@@ -39,6 +42,10 @@ class Ended(Protocol):
     @property
     def dlock_lock(self) -> LockName | None: ...
 
+    @property
+    def dlock_begun_at(self) -> float: ...
+
+    dlock_owner: str
     dlock_unheard: bool
     dlock_ended_at: float
 
@@ -47,6 +54,12 @@ def channel_is_gone(message: Any) -> bool:
     """Was the channel closed from which this message came?"""
     channel = getattr(message, "channel", None)
     return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
+
+
+def _is_given_up(request: Ended, since: float) -> bool:
+    """Is its acknowledgement no longer on its way?"""
+    late = time.monotonic() - since >= TRIED_WITHIN
+    return late or request.dlock_unheard or channel_is_gone(request.message)
 
 
 class _End(NamedTuple):
@@ -65,12 +78,15 @@ class Unheard:
 
     Args:
         runtime: Whose store keeps the marks.
+        died_holding: Did this owner's child die while it held a lock?
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, died_holding: Callable[[str], bool]) -> None:
         self._runtime = runtime
+        self._died_holding = died_holding
         # Deques: append and popleft are atomic, so no lock that a greenlet could sit on.
-        self._awaited: deque[Ended] = deque()
+        self._awaited: deque[tuple[float, Ended]] = deque()
+        self._dead: deque[tuple[float, Ended]] = deque()
         self._unmarked: deque[_End] = deque()
         self._failing = False
         self._rests_until = 0.0
@@ -78,7 +94,12 @@ class Unheard:
     def expect(self, request: Ended) -> None:
         """Its end is stored, and its acknowledgement is to be tried in a moment."""
         if self._runtime.sweeper is not None:  # else nobody looks
-            self._awaited.append(request)
+            self._awaited.append((time.monotonic(), request))
+
+    def expect_of_dead(self, request: Ended) -> None:
+        """Likewise, and its child died or is dying."""
+        if self._runtime.sweeper is not None:
+            self._dead.append((time.monotonic(), request))
 
     def mark(self, request: Ended) -> None:
         """Its end is stored and its acknowledgement was not heard: mark it, now or as soon as the store takes it.
@@ -100,16 +121,31 @@ class Unheard:
 
         Kombu's event loop forgets what else was to be done in the round in which it breaks.
         """
-        for _ in range(len(self._awaited)):
-            request = self._awaited.popleft()
-            if request.message.acknowledged or request.dlock_unheard:
-                continue  # it was tried; whoever finds it unheard marks it
-            if channel_is_gone(request.message) or time.monotonic() - request.dlock_ended_at >= TRIED_WITHIN:
-                self.mark(request)
-            else:
-                self._awaited.append(request)
+        self._look_at_awaited()
+        self._look_at_dead()
         if self._unmarked and not self._resting:
             self._unmarked += self._written([self._unmarked.popleft() for _ in range(len(self._unmarked))])
+
+    def _look_at_awaited(self) -> None:
+        for _ in range(len(self._awaited)):
+            since, request = self._awaited.popleft()
+            if request.message.acknowledged or request.dlock_unheard:
+                continue  # it was tried; whoever finds it unheard marks it
+            if _is_given_up(request, since):
+                self.mark(request)
+            else:
+                self._awaited.append((since, request))
+
+    def _look_at_dead(self) -> None:
+        for _ in range(len(self._dead)):
+            since, request = self._dead.popleft()
+            if request.message.acknowledged and not request.dlock_unheard:
+                continue
+            if _is_given_up(request, since) and self._died_holding(request.dlock_owner):
+                request.dlock_ended_at = request.dlock_begun_at
+                self.mark(request)
+            elif time.monotonic() - since < FREED_WITHIN:
+                self._dead.append((since, request))
 
     @property
     def _resting(self) -> bool:
@@ -132,11 +168,12 @@ class Unheard:
             finally:
                 store.close()
         except Exception as error:  # noqa: BLE001  # no file left to open, say: whatever it is, the mark is tried again
-            if not self._failing:
-                logger.warning("cannot mark %s as done yet: %s", ends[done].whose, error)
+            left = ends[done:]
+            if left and not self._failing:
+                logger.warning("cannot mark %s as done yet: %s", left[0].whose, error)
             self._failing = True
             self._rests_until = time.monotonic() + REST
             # The refused one goes behind the others: it must not stand in their way for ever.
-            return [*ends[done + 1 :], *ends[done : done + 1]]
+            return [*left[1:], *left[:1]]
         self._failing = False
         return []

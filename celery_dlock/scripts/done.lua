@@ -1,10 +1,17 @@
 -- Mark the message of an identity as ended, where nobody did so when it ended.
 --
--- KEYS  1 done    string  done mark of the identity
--- ARGV  1 life            milliseconds
---       2 age             microseconds since that end: a message of the same id that came after it is another
--- Result 1, or 0 if it was marked. Safe to be sent twice: the first mark stands.
+-- KEYS  1 lock    hash    as in acquire
+--       2 done    string  done mark of the identity
+-- ARGV  1 identity
+--       2 life            milliseconds
+--       3 age             microseconds since that end: a message of the same id that came after it is another
+-- Result 1, or 0 if it was marked, or another message of the same id runs already. Safe to be sent twice: the first mark
+-- stands.
 
 local time = redis.call('TIME')
-local ended = string.format('%.0f', time[1] * 1000000 + time[2] - ARGV[2])
-return redis.call('SET', KEYS[1], ended, 'PX', ARGV[1], 'NX') and 1 or 0
+local ended = time[1] * 1000000 + time[2] - ARGV[3]
+local lock = redis.call('HMGET', KEYS[1], 'identity', 'since', 'token')
+if lock[1] == ARGV[1] and tonumber(lock[2] or lock[3]) > ended then
+  return 0
+end
+return redis.call('SET', KEYS[2], string.format('%.0f', ended), 'PX', ARGV[2], 'NX') and 1 or 0

@@ -219,7 +219,7 @@ class RedisStore:
         return Taken(entry.decode("utf-8", "replace"), replies.grant(*granted))
 
     def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
-        self._again(DONE, [keys.done(identity)], (str(DONE_MS), str(age_us)))
+        self._again(DONE, [keys.lock, keys.done(identity)], (identity, str(DONE_MS), str(age_us)))
 
     def waiting(self, keys: LockKeys, most: int) -> Waiting:
         count, *facts = self._again(WAITING, (keys.lock, *keys.queue()[:3]), (str(most),))

@@ -14,6 +14,7 @@ from typing import Any
 import redis
 from celery import Celery
 from celery.exceptions import Ignore, Reject
+from celery.signals import task_prerun
 from celery.worker.consumer.consumer import Consumer
 from kombu.transport.redis import QoS
 
@@ -23,6 +24,7 @@ app = Celery("unheard", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.e
 app.conf.update(
     dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
     broker_connection_retry_on_startup=True,
+    worker_deduplicate_successful_tasks="DLOCK_TEST_DEDUPLICATE" in os.environ,
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)
 _ack, _reject = QoS.ack, QoS.reject
@@ -71,9 +73,10 @@ def _run(task: Any, n: str, end: str) -> str:
     notes.rpush("ran", n)
     if end == "fail":
         raise ValueError(n)
-    if end == "ignore":
+    if end == "anew" and notes.lrange("ran", 0, -1).count(n) == 1:
+        task.apply_async((n,), task_id=task.request.id)
         raise Ignore
-    if end == "reject":
+    if end == "reject" and notes.lrange("ran", 0, -1).count(n) == 1:
         raise Reject(n, requeue=False)
     if end == "replace":
         raise task.replace(late.si(f"instead of {n}"))
@@ -82,6 +85,13 @@ def _run(task: Any, n: str, end: str) -> str:
     while end == "stay" and notes.exists("stay"):
         time.sleep(0.05)
     return n
+
+
+@task_prerun.connect(weak=False)
+def _die_unheld(args: Any, **_: Any) -> None:
+    """Once, before its lock is asked for."""
+    if "die unheld" in args and notes.set("died", 1, nx=True):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @singleton_task(app=app, bind=True, key="{n}")

@@ -103,6 +103,17 @@ def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_th
     assert take(store, "p.3", claim_of("id1", age_us=30_000_000))
 
 
+def test_a_mark_that_comes_late_leaves_a_later_message_of_the_same_id_alone_that_runs_already(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """A mark would end the copy that comes when its worker dies."""
+    take(store, "o.1", claim_of("id1"))
+    store.mark_done(KEYS, Identity("id1").digest, 60_000_000)
+    assert not client.exists(DONE)
+    store.mark_done(KEYS, Identity("id2").digest, 60_000_000)
+    assert client.exists(KEYS.done(Identity("id2").digest))
+
+
 @pytest.mark.core
 def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
     store: RedisStore, client: redis.Redis

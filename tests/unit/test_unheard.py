@@ -12,7 +12,7 @@ from celery_dlock.acknowledgement import ListeningRequest
 from celery_dlock.deliveries import Deliveries
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.records import Identity
+from celery_dlock.records import Identity, Released
 from celery_dlock.runtime import Runtime
 
 
@@ -55,11 +55,12 @@ class Stage:
         request._message = SimpleNamespace(acknowledged=told, channel=channel, ack=lambda: None)
         request.id = name
         request.acknowledged = True
+        request._dlock_accepted_at = time.monotonic()
+        request.dlock_owner = f"owner of {name}"
         return request
 
 
 class Request(ListeningRequest):
-    time_start = None
     task = SimpleNamespace(name="task")
     dlock_lock = shared_name("name")  # type: ignore[assignment]
 
@@ -140,6 +141,20 @@ def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
     assert [identity for identity, _ in stage.store.marked] == digests("id")
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_an_end_by_the_death_of_its_child_is_marked_if_the_keeper_freed_its_lock(stage: Stage, *, held: bool) -> None:
+    """Else it may be parked, or published again, and is to run."""
+    request = stage.request()
+    request.dlock_unheard = True
+    request.dlock_died()
+    stage.deliveries.unheard.look()
+    assert stage.store.asked == 0
+    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
+    stage.deliveries.freed(slot, Released(ours=held, word=False))  # type: ignore[arg-type]  # what is asked of it here
+    stage.deliveries.unheard.look()
+    assert [identity for identity, _ in stage.store.marked] == (digests("id") if held else [])
+
+
 @pytest.mark.parametrize("why", ["not acknowledged", "put back", "heard"])
 def test_what_comes_back_to_run_or_was_heard_is_not_marked(stage: Stage, why: str) -> None:
     request = stage.request(told=why == "heard")
@@ -155,7 +170,7 @@ def test_an_end_is_dated_by_when_the_body_ended_not_by_when_this_process_heard_o
     """A message that its sender sent anew meanwhile is another."""
     request = stage.request()
     request.dlock_unheard = True
-    request.time_start = time.time() - 10.0
+    request._dlock_accepted_at -= 10.0
     request.dlock_be_heard(4.0)
     [(_, age_us)] = stage.store.marked
     assert age_us == pytest.approx(6_000_000, abs=500_000)

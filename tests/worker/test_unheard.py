@@ -123,20 +123,19 @@ def test_an_acknowledgement_that_the_event_loop_forgets_is_made_up_for(tasks, wo
     ran_once(tasks, result, n, end)
 
 
-@pytest.mark.parametrize("end", ["ignore", "reject", "replace", "die", "stay", "revoked"])
+@pytest.mark.parametrize("end", ["replace", "die", "revoked"])
 def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
     tasks, worker, broker, urls, tmp_path, request, end
 ):
-    """Celery's Ignore, replace() and Reject, a dead child, a hard limit, a body that was terminated."""
+    """A replacement, a dead child, a body that was terminated."""
     n = f"{end} late"
     tasks.notes.set("deaf", 1)
     tasks.notes.set("stay", 1)
-    limit = {"time_limit": 1} if end == "stay" else {}
-    result = tasks.late.apply_async((n, "stay" if end == "revoked" else end), **limit)
+    result = tasks.late.delay(n, "stay" if end == "revoked" else end)
     if end == "revoked":
         eventually(lambda: n in tasks.notes.lrange("ran", 0, -1), 10)
         result.revoke(terminate=True, signal="SIGKILL")
-    worker.wait_for_log("Couldn't (ack|reject)")
+    worker.wait_for_log("Couldn't ack")
     eventually(lambda: is_marked(tasks, urls, result, n), 10)
     if end == "replace":
         eventually(lambda: is_marked(tasks, urls, result, f"instead of {n}", nesting=1), 10)
@@ -183,22 +182,69 @@ def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_de
     eventually(lambda: all_heard(broker), 10)
 
 
-def test_a_mark_that_comes_late_does_not_end_a_message_that_its_sender_sent_again(tasks, worker, broker, urls):
+@pytest.mark.parametrize("end", ["anew", "reject"])
+def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker, broker, urls, end):
+    """It may have published it anew, and what is rejected may be for another exchange: a second run, and no loss."""
+    n = f"{end} itself"
+    tasks.notes.set("deaf", 1)
+    result = tasks.late.delay(n, end)
+    worker.wait_for_log("Couldn't (ack|reject)")
+    tasks.notes.delete("deaf")
+    # More than it takes to mark what nobody heard of.
+    tasks.early.delay("another").get(timeout=10)
+    assert not is_marked(tasks, urls, result, n)
+    deliver_again(tasks, broker)
+    eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) >= 2, 10)
+    eventually(lambda: all_heard(broker), 10)
+
+
+def test_a_child_that_died_before_it_held_its_lock_ends_no_message(tasks, worker, broker, urls):
+    """It may have been parked, or published again: by whoever was killed a moment later."""
+    n = "not held"
+    tasks.notes.set("deaf", 1)
+    result = tasks.late.delay(n, "die unheld")
+    worker.wait_for_log("Couldn't ack")
+    tasks.notes.delete("deaf")
+    tasks.early.delay("another").get(timeout=10)
+    assert not is_marked(tasks, urls, result, n)
+    deliver_again(tasks, broker)
+    eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) == 1, 10)
+
+
+@pytest.mark.parametrize("end", ["", "fail"])
+def test_a_mark_that_comes_late_does_not_end_a_message_that_its_sender_sent_again(tasks, worker, broker, urls, end):
     """Under the same id, after the first one's end and before its mark."""
-    n = "again"
+    n = f"again {end}"
     tasks.notes.set("stay", 1)
     tasks.notes.set("forget", 1)
-    first = tasks.late.delay(n)
-    first.get(timeout=10)
+    first = tasks.late.delay(n, end)
+    first.get(timeout=10, propagate=False)
     tasks.early.delay("in its way", "stay")
-    second = tasks.late.apply_async((n,), task_id=first.id)
+    tasks.late.apply_async((n,), task_id=first.id)
     eventually(lambda: is_marked(tasks, urls, first, n), 10)
     tasks.notes.delete("stay")
     eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) == 2, 10)
-    assert second.get(timeout=10) == n
     deliver_again(tasks, broker)
-    worker.wait_for_log(rf"{first.id}\] (is a duplicate|succeeded)")
+    worker.wait_for_log(rf"{first.id}\] is a duplicate")
     eventually(lambda: all_heard(broker), 10)
+    assert tasks.notes.lrange("ran", 0, -1).count(n) == 2
+
+
+def test_a_copy_that_celery_itself_knows_for_one_is_acknowledged(tasks, broker, urls, tmp_path, request):
+    """With ``worker_deduplicate_successful_tasks`` it ends without a runtime, as a body that a green pool killed."""
+    environ = {"DLOCK_TEST_DEDUPLICATE": "1"}
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1, environ=environ) as worker:
+        request.node.stash[WORKERS] = [worker]
+        tasks.notes.set("deaf", 1)
+        result = tasks.late.delay("celery knows")
+        result.get(timeout=10)
+        worker.wait_for_log("Couldn't ack")
+        tasks.notes.delete("deaf")
+        deliver_again(tasks, broker)
+        worker.wait_for_log("already completed successfully")
+        eventually(lambda: all_heard(broker), 10)
+        ran_once(tasks, result, "celery knows")
+        assert len(re.findall(rf"{result.id}\] received", worker.log())) == 2
 
 
 def test_a_mark_that_the_store_did_not_take_is_made_up_for(tmp_path, request):
