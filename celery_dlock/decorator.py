@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, overload
 
 from celery import Celery, Task, shared_task
 
+from .bodies import signature_of
 from .errors import InvalidLockOptions
 from .keys import KeySpec
 from .options import LockOptions
@@ -65,9 +65,7 @@ def _define(function: Callable[..., Any], app: Celery | None, options: dict[str,
         lock_options = LockOptions(**ours) if ours else base.lock_options
     except InvalidLockOptions as error:
         raise InvalidLockOptions(f"task {name!r}: {error}") from None
-    signature = inspect.signature(function)
-    if options.get("bind"):
-        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    signature = signature_of(name, function, bind=bool(options.get("bind")))
     # A shared task is made only when an app is finalized; its key is checked here, where the author can see it.
     KeySpec(name, signature, lock_options.key, lock_options.scope)
     make: Any = app.task if app is not None else shared_task
