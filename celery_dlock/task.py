@@ -12,7 +12,7 @@ from celery.result import AsyncResult, EagerResult
 
 from . import claims, execution, ticks, uses
 from .bodies import signature_of
-from .calls import ARGUMENT, CALL, headers_for, options_of
+from .calls import ARGUMENT, CALL, headers_for, options_of, refuse_stray
 from .errors import InvalidLockOptions
 from .execution import Execution
 from .fits import refuse_unfit
@@ -189,7 +189,8 @@ class SingletonTask(_Task):
         """As Celery's, and ``dlock={...}``: this call's own options, and ``enabled``: False takes no lock.
 
         Raises:
-            InvalidLockOptions: An option is unknown, has a value that is not allowed, or cannot be carried.
+            InvalidLockOptions: An option is unknown, has a value that is not allowed, cannot be carried, or is given
+                beside ``dlock=``.
             LockHeld: With ``unique`` and ``on_duplicate="raise"``: the name is another call's.
             StoreUnavailable: With ``unique``: the store could not be asked; nothing is published.
         """
@@ -217,10 +218,12 @@ class SingletonTask(_Task):
         return result
 
     def _carry(self, options: dict[str, Any]) -> None:
+        refuse_stray(self, options)
         if (chosen := options.pop(ARGUMENT, None)) is not None:
             options["headers"] = headers_for(self, chosen, options.get("headers"))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_stray(self, kwargs)  # before Celery, which would reject the message because of it
         _leave(self, retries=True)
         # A tracing tool may have put headers of its own in the place of those that Celery collects.
         known = self.request.headers if isinstance(self.request.headers, Mapping) else {}
