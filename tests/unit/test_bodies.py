@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, current_app
 
 from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
 
@@ -149,4 +149,37 @@ def test_a_class_is_refused_with_what_to_write(define: Any) -> None:
     assert str(refused.value) == (
         "task 'shop.bill': the class Bill is not allowed as a body; allowed: a function, or app.register_task(Bill()) "
         "of a class that derives from SingletonTask and has a run method"
+    )
+
+
+@pytest.mark.parametrize("define", [as_decorated, as_shared])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_task_is_refused_as_a_body(define: Any, lazy: bool) -> None:
+    """Celery would find its name taken, and give the plain task back."""
+    with pytest.raises(InvalidLockOptions) as refused:
+        define(Celery("another", set_as_current=False).task(lazy=lazy)(lonely))
+    assert str(refused.value) == (
+        "task 'shop.bill': a task is not allowed as a body; allowed: @singleton_task alone, above the function"
+    )
+
+
+@pytest.mark.parametrize("given", ["shop", 7, SingletonTask])
+def test_an_app_that_is_none_is_refused_with_what_is_allowed(given: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        singleton_task(app=given, name="shop.bill")(lonely)
+    told = f"task 'shop.bill': app={given!r} is not allowed; allowed: a Celery app, or none for a shared task"
+    assert str(refused.value) == told
+
+
+def test_the_current_app_is_an_app() -> None:
+    assert singleton_task(app=current_app, name="shop.current")(lonely).name == "shop.current"
+
+
+@pytest.mark.parametrize("given", [(app,), ("shop",), (lonely, app)])
+def test_what_is_given_by_position_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        singleton_task(*given)
+    assert str(refused.value) == (
+        f"@singleton_task({', '.join(map(repr, given))}) is not allowed; allowed: @singleton_task, or options by "
+        "keyword only, such as @singleton_task(app=app, ttl=30)"
     )
