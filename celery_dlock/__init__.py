@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from . import signals
+from . import (
+    forgotten,  # noqa: F401  # listens for a worker's start
+    signals,
+)
 from .decorator import singleton_task
 from .errors import (
     DLockError,

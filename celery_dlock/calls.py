@@ -13,7 +13,7 @@ from .keys import KeySpec
 from .names import LockName
 from .options import LockOptions
 
-__all__ = ["ARGUMENT", "CALL", "Call", "call_of", "headers_for", "options_of"]
+__all__ = ["ARGUMENT", "CALL", "Call", "call_of", "headers_for", "options_of", "refuse_stray"]
 
 #: The argument of ``apply_async`` and ``apply``, and the option of a signature.
 ARGUMENT: Final = "dlock"
@@ -21,6 +21,7 @@ ARGUMENT: Final = "dlock"
 CALL: Final = "dlock_call"
 #: Not an option of the task: a call that is not enabled takes no lock.
 ENABLED: Final = "enabled"
+_OPTIONS: Final = frozenset(LockOptions.names())
 #: Options that mean nothing where a call switches off the one they belong to: by that, and by the value it needs.
 _FOLLOWERS: Final[Sequence[tuple[str, Callable[[Any], bool], tuple[str, ...]]]] = (
     ("on_conflict", lambda policy: policy == "queue", ("queue_limit", "queue_overflow")),
@@ -95,6 +96,22 @@ def _read(header: Any) -> tuple[Any, Mapping[Any, Any] | None]:
     except (TypeError, ValueError, LookupError, RecursionError):
         return None, None
     return whose, chosen if isinstance(chosen, Mapping) else None
+
+
+def refuse_stray(task: Called, given: Mapping[str, Any]) -> None:
+    """Celery takes any keyword beside a call's arguments; an option of ours given so would silently do nothing.
+
+    Args:
+        task: The task that is called.
+        given: What stands beside its arguments. A stamp of the user's may have any name.
+
+    Raises:
+        InvalidLockOptions: One of them is an option's name. None of these is Celery's or kombu's.
+    """
+    for option in given.keys() & _OPTIONS:
+        if option not in (given.get("stamped_headers") or ()):
+            value = given[option]
+            raise _wrong(task, f"{option}={value!r} is not allowed here; allowed: {ARGUMENT}={{{option!r}: {value!r}}}")
 
 
 def headers_for(task: Called, chosen: Any, headers: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .errors import LockHeld, LockKeyError, StoreRefused, StoreUnavailable
 from .keys import LockKeys, LockName
 from .options import LockOptions
 from .records import CUT, By, First, Identity, Publication
-from .results import end_revoked
+from .results import end_revoked, has_backend
 from .runtime import Runtime
 from .voice import logger
 
@@ -241,6 +241,8 @@ def _lives(wanted: _Wanted, given: Mapping[str, Any]) -> bool:
     if any(given.get(of) for of in ("group_id", "chord", "chain", "parent_id")):
         return False
     task, task_id = wanted.task, wanted.publication.task_id
+    if not has_backend(task):
+        return True  # nobody can wait for it
     if task.backend.get_state(task_id) != states.PENDING:
         return True
     holder = task.dlock.locker.holder(wanted.name)

@@ -11,7 +11,7 @@ from kombu.transport import get_transport_cls
 from .borrowed import of_backend, of_broker
 from .durability import durability_of, has_room
 from .durability import shown as shown_durability
-from .durations import seconds_within, ttl_seconds
+from .durations import meant, seconds_within, ttl_seconds
 from .errors import InvalidLockOptions
 from .options import DEFAULT_TTL
 from .place_setting import of_setting
@@ -99,7 +99,8 @@ class Settings:
         conf = app.conf
         unknown = sorted(key for key in _keys(conf) if key.lower().startswith("dlock_") and key not in _KNOWN)
         if unknown:
-            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}; known: {', '.join(_KNOWN)}")
+            alike = meant(unknown[0].lower(), _KNOWN, "dlock_")
+            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known: {', '.join(_KNOWN)}")
         prefix = conf.get("dlock_prefix", "dlock")
         if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
             raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")

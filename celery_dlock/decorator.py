@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, overload
 
 from celery import Celery, Task, shared_task
+from celery.local import Proxy
 
+from .bodies import signature_of
 from .errors import InvalidLockOptions
 from .keys import KeySpec
 from .options import LockOptions
@@ -49,7 +50,11 @@ def singleton_task(*args: Any, app: Celery | None = None, **options: Any) -> Any
         InvalidLockOptions: A keyword is neither Celery's nor ours, or has a value that is not allowed.
     """
     if args and (len(args) > 1 or not callable(args[0])):
-        raise InvalidLockOptions(f"@singleton_task takes options by keyword only, got {args!r}")
+        given = ", ".join(map(repr, args))
+        raise InvalidLockOptions(
+            f"@singleton_task({given}) is not allowed; allowed: @singleton_task, or options by keyword only, such as "
+            "@singleton_task(app=app, ttl=30)"
+        )
     if args:
         return _define(args[0], app, options)
     return lambda function: _define(function, app, options)
@@ -61,17 +66,24 @@ def _define(function: Callable[..., Any], app: Celery | None, options: dict[str,
     celerys = {key: value for key, value in options.items() if key not in ours}
     base = celerys.pop("base", SingletonTask)
     try:
+        _check_places(function, app)
         _check_celerys(celerys, base)
         lock_options = LockOptions(**ours) if ours else base.lock_options
     except InvalidLockOptions as error:
         raise InvalidLockOptions(f"task {name!r}: {error}") from None
-    signature = inspect.signature(function)
-    if options.get("bind"):
-        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    signature = signature_of(name, function, bind=bool(options.get("bind")))
     # A shared task is made only when an app is finalized; its key is checked here, where the author can see it.
     KeySpec(name, signature, lock_options.key, lock_options.scope)
     make: Any = app.task if app is not None else shared_task
     return make(base=base, lock_options=lock_options, **celerys)(function)
+
+
+def _check_places(function: object, app: object) -> None:
+    # By its type: to ask the task of another decorator what it is would make it.
+    if issubclass(type(function), Task | Proxy):
+        raise InvalidLockOptions("a task is not allowed as a body; allowed: @singleton_task alone, above the function")
+    if app is not None and not isinstance(app, Celery):
+        raise InvalidLockOptions(f"app={app!r} is not allowed; allowed: a Celery app, or none for a shared task")
 
 
 def _meant(key: str) -> str:

@@ -1,14 +1,16 @@
-"""Durations as a user may give them, and the error that says what is allowed."""
+"""Durations as a user may give them, and what an error says of any value or name that is not allowed."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
 from .errors import InvalidLockOptions
 
-__all__ = ["FOREVER", "MAX_SECONDS", "Seconds", "as_seconds", "not_allowed", "seconds_within", "ttl_seconds"]
+__all__ = ["FOREVER", "MAX_SECONDS", "Seconds", "as_seconds", "meant", "not_allowed", "seconds_within", "ttl_seconds"]
 
 Seconds = float | timedelta
 
@@ -44,3 +46,16 @@ def seconds_within(option: str, value: object, least: float, most: float = MAX_S
 def not_allowed(option: str, value: object, allowed: str) -> InvalidLockOptions:
     """The error for an option's value."""
     return InvalidLockOptions(f"{option}={value!r} is not allowed; allowed: {allowed}")
+
+
+def meant(name: object, known: Iterable[str], prefix: str = "") -> str:
+    """Behind an unknown name, in an error: the known one that it is most like; "" if it is like none.
+
+    Args:
+        name: The unknown one.
+        known: The others.
+        prefix: What all begin with, so that it makes none alike.
+    """
+    found = {each.removeprefix(prefix): each for each in known}
+    alike = difflib.get_close_matches(str(name).removeprefix(prefix), found, 1)
+    return f" (did you mean {found[alike[0]]!r}?)" if alike else ""

@@ -22,7 +22,7 @@ from .records import By, Claim, Held, Identity, Place, Queued, Refusal
 from .results import store_started
 from .retries import Heir, heir_of
 from .store import Ending
-from .ticks import Tick, tick_of
+from .ticks import Tick, tick_of, unstamped
 from .voice import logger
 
 if TYPE_CHECKING:
@@ -103,6 +103,12 @@ class Execution:
         self._runtime = runtime = task.dlock
         ticking = self.options.once_per == "tick"
         self.tick: Tick | None = tick_of(task.name, headers, runtime.clock.wall()) if ticking else None
+        if ticking and self.tick is None and unstamped(headers) and runtime.first_of(f"unstamped {task.name}"):
+            logger.warning(
+                "Task %s runs as if without once_per='tick': its message is from a beat that says no due time; start "
+                "that with -S celery_dlock.beat:DLockScheduler (in worker -B by beat_scheduler), or a TickScheduler",
+                task.name,
+            )
         self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
         by = By.of(task.name, request.id, request.hostname or runtime.settings.node, os.getpid())
         # An eager run is nested in whatever runs it: it re-enters what this execution or this thread holds.

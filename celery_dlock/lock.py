@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from celery.app import app_or_default
 
 from .durability import durability_of
-from .durations import Seconds, seconds_within, ttl_seconds
+from .durations import Seconds, not_allowed, seconds_within, ttl_seconds
 from .errors import InvalidLockOptions, LockHeld, LockLost, NotHeld
 from .keys import LockName, shared_name
 from .lease import Lease
@@ -75,9 +75,14 @@ class Lock:
             timeout: Seconds (or a ``timedelta``) to wait at most; None: for ever.
 
         Raises:
+            InvalidLockOptions: One of them is not allowed.
             LockLost: This owner held the lock and its lease is over; an inner entry never acquires anew.
             StoreUnavailable: The store did not answer.
         """
+        given: object = blocking  # a time perhaps, which some other locks have first
+        if not isinstance(given, bool):
+            allowed = "True or False; a time to wait at most is timeout="
+            raise not_allowed(f"Lock({self.name}).acquire: blocking", blocking, allowed)
         if timeout is not None:
             timeout = seconds_within(f"Lock({self.name}).acquire: timeout", timeout, 0.0)
             if not blocking:

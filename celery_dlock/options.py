@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from .durability import durability_of
-from .durations import FOREVER, Seconds, as_seconds, not_allowed, seconds_within, ttl_seconds
+from .durations import FOREVER, Seconds, as_seconds, meant, not_allowed, seconds_within, ttl_seconds
 from .errors import InvalidLockOptions
 from .records import Durability
 from .ticks import memory
@@ -294,8 +293,7 @@ class LockOptions:
     @classmethod
     def meant(cls, name: object) -> str:
         """Behind an unknown name, in an error: the option that it is most like; "" if it is like none."""
-        alike = difflib.get_close_matches(str(name), cls.names(), 1)
-        return f" (did you mean {alike[0]!r}?)" if alike else ""
+        return meant(name, cls.names())
 
     @property
     def skips_with_result(self) -> bool:

@@ -26,7 +26,7 @@ from .lease import Unlocked
 from .message import publish_again
 from .parcel import Parcel
 from .records import Held, Parked, Queued, Refusal, Unknown, Used
-from .results import end_revoked, store_queued
+from .results import end_revoked, has_backend, store_queued
 from .voice import logger
 
 if TYPE_CHECKING:
@@ -180,6 +180,10 @@ def _come_back(run: Execution, error: DLockError, rank_us: int | None = None) ->
 
 def _recall(run: Execution, name: LockName, first: str, reason: str) -> None:
     """Go on with the first run's result, as long as the result backend has it."""
+    if not has_backend(run.task):
+        logger.warning("no result of %s can be returned (on_used='return'): no result backend is configured", first)
+        _skip(run, name, reason)
+        return
     try:
         stored = run.task.backend.get_task_meta(first, cache=False)
     except Exception as error:  # noqa: BLE001  # whatever the backend raises, there is no result to return

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from celery import Task, states
 from celery.app.task import Context
-from celery.backends.base import Backend
+from celery.backends.base import Backend, DisabledBackend
 from celery.exceptions import TaskRevokedError
 
-__all__ = ["QUEUED", "end_revoked", "store_queued", "store_started"]
+__all__ = ["QUEUED", "end_revoked", "has_backend", "store_queued", "store_started"]
 
 #: The state of a parked task.
 QUEUED = "QUEUED"
@@ -62,6 +62,11 @@ def end_revoked(task: Task[..., Any], request: Context, reason: str) -> TaskRevo
     return error
 
 
+def has_backend(task: Task[..., Any]) -> bool:
+    """Is there a result backend? Without one, Celery's raises ``NotImplementedError`` or ``AttributeError``."""
+    return not isinstance(task.backend, DisabledBackend)
+
+
 def store_started(task: Task[..., Any], request: Any) -> None:
     """Store STARTED as Celery does for ``track_started``, unless the result is ignored."""
     if not _ignored(task, vars(request)):
@@ -79,7 +84,7 @@ def store_queued(task: Task[..., Any], request: Any, position: int, reason: str,
         reason: Why it waits.
         copied: Another copy of the message may have run, so an end that is stored already stays.
     """
-    if _ignored(task, vars(request)):
+    if _ignored(task, vars(request)) or not has_backend(task):
         return
     if not copied or task.backend.get_state(request.id) not in states.READY_STATES:
         meta = {"position": position, "reason": reason}

@@ -73,6 +73,7 @@ class Runtime:
         #: Set by the worker, where its pool has a way to stop a body.
         self.stopper: Stopper | None = None
         self._settings: Settings | None = None
+        self._said: set[str] = set()
         self._processes: dict[int, _Process] = {}
         signals.feed(self.listeners, app, self)
 
@@ -131,6 +132,12 @@ class Runtime:
         # Without a sweeper here, that of a worker finds the grant.
         if released.granted is not None and self.sweeper is not None:
             self.sweeper.hand_over(slot.name, released.granted)
+
+    def first_of(self, remark: str) -> bool:
+        """Is it the first time in this process? What each message could say is said by the first one."""
+        first = remark not in self._said
+        self._said.add(remark)
+        return first
 
     def wake(self) -> None:
         """Make sure that a keeper reads this process's slots."""

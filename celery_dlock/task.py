@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,8 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError
 from celery.result import AsyncResult, EagerResult
 
 from . import claims, execution, ticks, uses
-from .calls import ARGUMENT, CALL, headers_for, options_of
+from .bodies import signature_of
+from .calls import ARGUMENT, CALL, headers_for, options_of, refuse_stray
 from .errors import InvalidLockOptions
 from .execution import Execution
 from .fits import refuse_unfit
@@ -68,8 +68,9 @@ class SingletonTask(_Task):
         if not isinstance(cls.lock_options, LockOptions):
             raise InvalidLockOptions(f"task {cls.name!r}: lock_options={cls.lock_options!r}: allowed: a LockOptions")
         _refuse_stray_options(cls)
+        signature = signature_of(str(cls.name or cls.__name__), body)
         if cls.name:
-            task._lock_spec = _spec(cls.name, body, cls.lock_options)
+            task._lock_spec = KeySpec(cls.name, signature, cls.lock_options.key, cls.lock_options.scope)
         return task
 
     @classmethod
@@ -159,7 +160,8 @@ class SingletonTask(_Task):
     def lock_spec(self) -> KeySpec:
         if self._lock_spec is None:
             # A class-based task gets its name only when it is registered.
-            self._lock_spec = _spec(self.name, self.run, self.lock_options)
+            options = self.lock_options
+            self._lock_spec = KeySpec(self.name, signature_of(self.name, self.run), options.key, options.scope)
         return self._lock_spec
 
     @property
@@ -187,7 +189,8 @@ class SingletonTask(_Task):
         """As Celery's, and ``dlock={...}``: this call's own options, and ``enabled``: False takes no lock.
 
         Raises:
-            InvalidLockOptions: An option is unknown, has a value that is not allowed, or cannot be carried.
+            InvalidLockOptions: An option is unknown, has a value that is not allowed, cannot be carried, or is given
+                beside ``dlock=``.
             LockHeld: With ``unique`` and ``on_duplicate="raise"``: the name is another call's.
             StoreUnavailable: With ``unique``: the store could not be asked; nothing is published.
         """
@@ -215,10 +218,12 @@ class SingletonTask(_Task):
         return result
 
     def _carry(self, options: dict[str, Any]) -> None:
+        refuse_stray(self, options)
         if (chosen := options.pop(ARGUMENT, None)) is not None:
             options["headers"] = headers_for(self, chosen, options.get("headers"))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_stray(self, kwargs)  # before Celery, which would reject the message because of it
         _leave(self, retries=True)
         # A tracing tool may have put headers of its own in the place of those that Celery collects.
         known = self.request.headers if isinstance(self.request.headers, Mapping) else {}
@@ -261,10 +266,6 @@ def _refuse_stray_options(cls: type[SingletonTask]) -> None:
                     f"task {cls.name or cls.__name__!r}: {option}={vars(ancestor)[option]!r} is another library's; "
                     f"allowed: lock_options=LockOptions({twin}=...)"
                 )
-
-
-def _spec(name: str, body: Callable[..., Any], options: LockOptions) -> KeySpec:
-    return KeySpec(name, inspect.signature(body), options.key, options.scope)
 
 
 def _acquiring(task: SingletonTask, users: Callable[..., None]) -> Callable[..., None]:

@@ -8,10 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from .errors import InvalidTick
 
-__all__ = ["HEADER", "SKEW", "Tick", "header_for", "memory", "tick_of"]
+__all__ = ["HEADER", "SKEW", "Tick", "header_for", "memory", "tick_of", "unstamped"]
 
 #: The message's header. Celery copies it into the task's own retries, which are for the same tick.
 HEADER: Final = "dlock_tick"
+#: The header by which Celery's beat, from 5.7 on, marks whatever it sends.
+_BEATS: Final = "celery_beat_task"
 #: Seconds by which any two clocks of beats, workers and store may differ.
 SKEW: Final = 60.0
 #: Seconds beyond what the skew asks for: a mark is written a little after its body has begun.
@@ -70,6 +72,12 @@ def tick_of(task: str, headers: Mapping[str, Any] | None, now: float) -> Tick | 
             task, f"'due' is more than {SKEW:g} s ahead of this worker's clock; allowed: clocks that differ by less"
         )
     return Tick(entry, float(due))
+
+
+def unstamped(headers: Mapping[str, Any] | None) -> bool:
+    """Was the message sent by a beat that stamps none? It is for a tick then, and nobody can tell for which."""
+    headers = headers or {}
+    return headers.get(_BEATS) is True and HEADER not in headers
 
 
 def memory(misfire_grace: float) -> float:

@@ -17,6 +17,8 @@ __all__ = ["ErrorReply", "Subscription", "Wire", "refused_or_unanswered", "unans
 
 _INTEGER, _BULK, _ARRAY, _ERROR = b":$*-"
 
+#: A server that speaks no TLS takes our half of the handshake for a command that has not come to its end, and waits.
+_SILENT = "over TLS, which rediss:// or an option asks for: perhaps the server speaks none"
 #: What redis-py raises while it connects.
 _CODES = ((BusyLoadingError, "LOADING"), (NoPermissionError, "NOPERM"), (MasterDownError, "MASTERDOWN"))
 
@@ -169,12 +171,14 @@ def unanswered(error: Exception, kind: type[StoreUnavailable]) -> StoreUnavailab
     return kind(f"the lock store did not answer: {str(error) or type(error).__name__}")
 
 
-def refused_or_unanswered(error: Exception) -> StoreUnavailable:
-    """What an error in opening a connection means."""
+def refused_or_unanswered(error: Exception, *, encrypted: bool = False) -> StoreUnavailable:
+    """What an error in opening a connection means; ``encrypted``: over TLS."""
     # redis-py's LOADING and authentication errors are ConnectionErrors too, but there the server did answer.
     if "max number of clients" in str(error):
         return refused(str(error))
     if type(error) in (RedisConnectionError, RedisTimeoutError) or isinstance(error, OSError):
+        if encrypted and isinstance(error, RedisTimeoutError | TimeoutError):
+            return StoreUnavailable(f"the lock store did not answer: {error} ({_SILENT})")
         return unanswered(error, StoreUnavailable)
     # Redis-py takes the code off and makes a class of it. Of authentication it has one class for all codes.
     return refused(str(error), next((code for kind, code in _CODES if isinstance(error, kind)), ""))

@@ -138,8 +138,9 @@ class Wires:
         """
         # To connect, to authenticate and to select come one after the other.
         connection = self._door.connection(self._timeout if within is None else min(within / 3, self._timeout))
+        encrypted = isinstance(connection, SSLConnection)
         try:
-            with apart_from_forks() if isinstance(connection, SSLConnection) else nullcontext():
+            with apart_from_forks() if encrypted else nullcontext():
                 connection.connect()
             self._door.check(connection)
             return use(connection)
@@ -147,7 +148,7 @@ class Wires:
             connection.disconnect()
             self._door.doubt()
             if isinstance(error, RedisError | OSError):
-                raise refused_or_unanswered(error) from error
+                raise refused_or_unanswered(error, encrypted=encrypted) from error
             raise
 
     def _checkout(self, within: float | None = None) -> Wire:

@@ -24,6 +24,7 @@ from .inspection import Inspection, refuse_without_disk
 from .notes import Note
 from .predecessors import Predecessors
 from .request import SingletonRequest
+from .results import has_backend
 from .stoppers import for_pool
 from .sweeper import Sweeper
 from .task import SingletonTask
@@ -69,6 +70,12 @@ class KeeperStep(bootsteps.StartStopStep):
                 "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
                 ", ".join(aborts), worker.pool_cls.__module__,
             )  # fmt: skip
+        returning = [task.name for task in tasks if task.lock_options.on_used == "return" and not has_backend(task)]
+        if returning:
+            logger.warning(
+                "on_used='return' of %s: no result backend is configured, so a call of a used name is skipped",
+                ", ".join(returning),
+            )
         if issubclass(worker.pool_cls, prefork.TaskPool):
             Children(deliveries.runtime, deliveries.freed).map_before_forks()
         if (mine := Note.of_this_process()) is not None:

@@ -17,6 +17,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_log_color=False,
     beat_schedule={"often": {"task": "ticking.tick", "schedule": EVERY}},
+    beat_scheduler=os.environ.get("TICKING_SCHEDULER", "celery.beat:PersistentScheduler"),
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)
 

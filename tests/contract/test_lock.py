@@ -188,6 +188,18 @@ def test_a_timeout_that_means_nothing_is_refused(app: Celery, blocking: bool, ti
         Lock("x", app=app).acquire(blocking, timeout)
 
 
+@pytest.mark.parametrize("blocking", [5, 0, None, "no"])
+def test_a_blocking_that_is_no_bool_is_refused_and_the_time_that_was_meant_is_named(app: Celery, blocking: Any) -> None:
+    lock = Lock("x", app=app)
+    with pytest.raises(InvalidLockOptions) as refused:
+        lock.acquire(blocking)
+    assert str(refused.value) == (
+        f"Lock({lock.name}).acquire: blocking={blocking!r} is not allowed; allowed: True or False; "
+        "a time to wait at most is timeout="
+    )
+    assert not lock.locked()
+
+
 @pytest.mark.core
 def test_a_waiter_does_not_spin(app: Celery, client: redis.Redis) -> None:
     mine = Lock("x", app=app)

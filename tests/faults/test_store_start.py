@@ -217,6 +217,16 @@ def test_tls_asked_of_a_server_without(clean_server: Server, start: Start) -> No
     assert line.endswith(f"; {HOST}:{port} speaks no TLS: its URL has to begin with redis, without a second s")
 
 
+@pytest.mark.parametrize(("url", "hinted"), [("rediss://{}:{}/0", True), ("redis://:s3cret@{}:{}/0", False)])
+def test_who_hears_nothing_over_tls_hears_that_the_server_may_speak_none(url: str, hinted: bool) -> None:
+    """Outside a worker too, where nobody looks what the server speaks."""
+    with socket.create_server((HOST, 0)) as silent:
+        lock = Lock("x", app=app_at(url.format(*silent.getsockname()), dlock_timeout=0.2))
+        with pytest.raises(StoreUnavailable) as refused:
+            lock.locked()
+    assert ("perhaps the server speaks none" in str(refused.value)) == hinted
+
+
 def test_tls_asked_of_a_cluster_without(clean_server: Server, start: Start) -> None:
     line = start(app_at(f"rediss+cluster://:s3cret@{HOST}:{clean_server.port}"))
     assert line.endswith(f"; {HOST}:{clean_server.port} speaks no TLS: its URL has to begin with redis+cluster")

@@ -1,11 +1,14 @@
 """A call's own options: checked where it is published, carried as text, read where it runs."""
 
+import inspect
 import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task, group
+from celery.app.amqp import AMQP
+from kombu import Producer
 
 from celery_dlock import InvalidLockOptions, LockOptions, singleton_task
 from celery_dlock.calls import CALL, Call, call_of, headers_for
@@ -169,3 +172,42 @@ def test_a_call_that_does_not_wait_has_no_use_for_how_long_its_task_would() -> N
 def test_an_option_of_what_the_call_switches_off_is_refused() -> None:
     with pytest.raises(InvalidLockOptions, match="queue_limit=7"):
         headers_for(a_task(on_conflict="queue", queue_limit=5), {"on_conflict": "skip", "queue_limit": 7}, None)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda task: task.apply_async((1,), on_conflict="raise"),
+        lambda task: task.apply((1,), on_conflict="raise"),
+        lambda task: task.s(1).set(on_conflict="raise").apply_async(),
+        lambda task: group(task.s(1), task.s(2)).apply_async(on_conflict="raise"),
+        lambda task: task.retry(on_conflict="raise"),
+    ],
+    ids=["apply_async", "apply", "set", "group", "retry"],
+)
+def test_an_option_beside_dlock_is_refused_with_the_way_to_give_it(task: Any, call: Any) -> None:
+    """Celery would take it for one of the broker's, and drop it."""
+    with pytest.raises(InvalidLockOptions) as refused:
+        call(task)
+    told = "task 'calls.post': on_conflict='raise' is not allowed here; allowed: dlock={'on_conflict': 'raise'}"
+    assert str(refused.value) == told
+
+
+@pytest.mark.parametrize("option", LockOptions.names())
+def test_every_option_beside_dlock_is_refused(task: Any, option: str) -> None:
+    with pytest.raises(InvalidLockOptions, match=f"'calls.post': {option}=None is not allowed here"):
+        task.apply_async((1,), **{option: None})
+
+
+def test_no_option_has_the_name_of_one_that_celery_or_kombu_knows() -> None:
+    """Else a call could not give that one."""
+    knows = (Task.apply_async, Task.apply, Task.retry, Celery.send_task, AMQP.as_task_v2, Producer.publish)
+    known = {name for call in knows for name in inspect.signature(call).parameters}
+    properties = {"content_type", "correlation_id", "delivery_mode", "message_id", "reply_to", "user_id", "app_id"}
+    assert not (known | properties | {name for name, _ in Task.from_config}) & set(LockOptions.names())
+
+
+def test_a_stamp_may_have_the_name_of_an_option(task: Any) -> None:
+    stamped = task.s(1)
+    stamped.stamp(key="customer")
+    assert stamped.apply_async().id

@@ -186,9 +186,20 @@ def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: s
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", ["dlock_tll", "dlock_URL2", "dlock_", "DLOCK_TTL", "dlock_on_conflict"])
-def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
-    assert refusal(**{name: 1}) == f"unknown setting {name!r}; known: {KNOWN}"
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("dlock_tll", "dlock_ttl"),
+        ("dlock_URL2", "dlock_url"),
+        ("dlock_", ""),
+        ("DLOCK_TTL", "dlock_ttl"),
+        # What all settings begin with makes none of them alike.
+        ("dlock_on_conflict", ""),
+    ],
+)
+def test_an_unknown_setting_is_refused_by_name_with_the_one_that_was_meant(name: str, meant: str) -> None:
+    alike = f" (did you mean {meant!r}?)" if meant else ""
+    assert refusal(**{name: 1}) == f"unknown setting {name!r}{alike}; known: {KNOWN}"
 
 
 @pytest.mark.core

@@ -8,7 +8,7 @@ from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError
 
-from celery_dlock.results import end_revoked
+from celery_dlock.results import end_revoked, store_queued
 
 pytestmark = pytest.mark.core
 
@@ -63,3 +63,13 @@ def test_an_error_of_the_result_backend_is_raised() -> None:
 
 def test_an_eager_task_leaves_the_result_backend_alone() -> None:
     assert str(skip(Unreachable(Celery(set_as_current=False)), is_eager=True)) == "why"
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_without_a_result_backend_a_message_waits_without_a_state(copied: bool) -> None:
+    app = Celery("stateless", broker="memory://", set_as_current=False)
+
+    @app.task(name="waits", lazy=False)
+    def task() -> None: ...
+
+    store_queued(task, Context(id="a"), 1, "held", copied=copied)

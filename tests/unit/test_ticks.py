@@ -13,7 +13,7 @@ from celery.schedules import crontab, schedule
 
 from celery_dlock import InvalidLockOptions, InvalidTick, LockOptions
 from celery_dlock.beat import DLockScheduler, TickScheduler
-from celery_dlock.ticks import Tick, header_for, memory, tick_of
+from celery_dlock.ticks import Tick, header_for, memory, tick_of, unstamped
 
 NOW = 1_800_000_000.0
 
@@ -28,6 +28,14 @@ def test_no_stamp_and_one_of_another_task_are_no_tick():
     assert tick_of("task", None, NOW) is None
     assert tick_of("task", {}, NOW) is None
     assert tick_of("task", header_for("another", "entry", NOW), NOW) is None
+
+
+def test_only_what_a_beat_sent_without_a_stamp_lacks_one():
+    assert unstamped({"celery_beat_task": True})
+    assert not unstamped({"celery_beat_task": True, **header_for("another", "entry", NOW)})
+    assert not unstamped({"celery_beat_task": "by somebody"})
+    assert not unstamped({})
+    assert not unstamped(None)
 
 
 def test_a_stamp_may_lie_a_minute_ahead_and_no_more():

@@ -55,3 +55,22 @@ def test_every_tick_runs_exactly_once_with_two_beats_of(package, tmp_path):
     runs = Counter(tick["due"] for tick in ticks)
     first, last = min(runs), max(runs)
     assert runs == Counter(first + EVERY * k for k in range(round((last - first) / EVERY) + 1))
+
+
+@pytest.mark.parametrize("scheduler", ["celery.beat:PersistentScheduler", "celery_dlock.beat:DLockScheduler"])
+def test_the_beat_of_a_worker_takes_its_scheduler_from_the_setting_and_one_that_stamps_none_is_told(
+    scheduler, tmp_path
+):
+    environ = {"TICKING_SCHEDULER": scheduler, "TICKING_EVERY": "1"}
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(tmp_path / "server"))
+        client = stack.enter_context(server.client())
+        urls = Urls(server.url(), server.url(), server.lock_url())
+        schedule = ("-B", "--schedule", str(tmp_path / "schedule"))
+        worker = stack.enter_context(
+            running_worker("tests.apps.ticking", *schedule, folder=tmp_path, urls=urls, environ=environ)
+        )
+        eventually(lambda: client.llen("runs") >= 2, 30, message="ticks do not run")
+        stamped = all(json.loads(text)["tick"] for text in client.lrange("runs", 0, -1))
+        told = "ticking.tick runs as if without once_per='tick'" in worker.log()
+    assert (stamped, told) == ((True, False) if "dlock" in scheduler else (False, True))

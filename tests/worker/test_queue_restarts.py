@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import signal
+import time
 
 import pytest
 import redis
@@ -102,6 +104,29 @@ def test_all_workers_stop_and_start(scene):
         scene.three_wait()
         scene.go()
         worker.stop()
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.all_ran_in_order_once()
+
+
+def test_what_a_worker_that_stops_has_read_ahead_keeps_its_order_where_it_reads_nothing_ahead(scene):
+    """Else kombu gives it back to a Redis broker in reverse."""
+    busy = [f"{scene.account}-{slot}" for slot in range(2)]
+    with running_worker(APP, "--prefetch-multiplier=1", folder=scene.folder, urls=scene.urls, concurrency=2) as worker:
+        scene.workers.append(worker)
+        for other in busy:
+            scene.notes.set(f"gate:{other}:0", 1)
+            scene.post.delay(other, 0)
+        eventually(lambda: all(scene.notes.llen(f"runs:{other}") for other in busy), message="not both slots are busy")
+        for number in (1, 2, 3, 4):
+            scene.post.delay(scene.account, number)
+        time.sleep(1)  # it would read them now
+        worker.signal(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+        for other in busy:
+            scene.notes.delete(f"gate:{other}:0")
+        worker.process.wait(30)
+    assert scene.numbers("in") == []
     with scene.worker() as worker:
         scene.workers.append(worker)
         scene.all_ran_in_order_once()

@@ -1,0 +1,185 @@
+"""A function that Celery cannot run as a task's body is refused where the task is defined."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial, wraps
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, current_app
+
+from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
+
+app = Celery("bodies", set_as_current=False)
+
+
+async def coroutine(number: int) -> int:
+    return number
+
+
+async def generator(number: int) -> AsyncIterator[int]:
+    yield number
+
+
+class Callee:
+    __name__ = "callee"
+
+    async def __call__(self, number: int) -> int:
+        return number
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run(function(*args, **kwargs))
+
+    return run
+
+
+def as_decorated(body: Any) -> Any:
+    return singleton_task(app=app, name="shop.bill")(body)
+
+
+def as_base(body: Any) -> Any:
+    return app.task(base=SingletonTask, name="shop.bill", lock_options=LockOptions(), lazy=False)(body)
+
+
+def as_shared(body: Any) -> Any:
+    return singleton_task(name="shop.bill")(body)
+
+
+@pytest.mark.parametrize(
+    ("define", "body"),
+    [
+        *((define, body) for define in (as_decorated, as_shared, as_base) for body in (coroutine, generator)),
+        # Celery itself takes neither of these without a name of its own.
+        *((define, body) for define in (as_decorated, as_shared) for body in (Callee(), partial(coroutine, 1))),
+    ],
+)
+def test_a_body_that_celery_would_never_await_is_refused_with_what_to_write(define: Any, body: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        define(body)
+    assert str(refused.value) == (
+        "task 'shop.bill': an async def body is not allowed: Celery never awaits it; allowed: a plain function that "
+        "runs it, by asyncio.run(...) or asgiref's async_to_sync"
+    )
+
+
+def test_an_async_run_of_a_class_is_refused_when_the_task_is_made() -> None:
+    class Bill(SingletonTask):
+        name = "shop.bill_class"
+
+        async def run(self, number: int) -> int:
+            return number
+
+    with pytest.raises(InvalidLockOptions, match=r"task 'shop\.bill_class': an async def body"):
+        Bill()
+
+
+def test_so_is_one_that_gets_its_name_when_it_is_registered() -> None:
+    class Nameless(SingletonTask):
+        async def run(self, number: int) -> int:
+            return number
+
+    with pytest.raises(InvalidLockOptions, match="Nameless': an async def body"):
+        Nameless()
+
+
+def test_celerys_wrapper_for_pydantic_hides_no_async_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", SimpleNamespace(BaseModel=dict))
+    with pytest.raises(InvalidLockOptions, match="an async def body"):
+        app.task(base=SingletonTask, name="shop.modelled", pydantic=True, lazy=False)(coroutine)
+
+
+def test_a_plain_function_around_an_async_one_is_a_body_and_runs() -> None:
+    made = singleton_task(app=Celery("plain", set_as_current=False), name="shop.bill")(plain(coroutine))
+    assert made(7) == 7
+
+
+def lonely() -> None: ...
+
+
+def by_name_only(*, number: int) -> None: ...
+
+
+@pytest.mark.parametrize("define", [singleton_task, partial(app.task, base=SingletonTask, lazy=False)])
+@pytest.mark.parametrize("body", [lonely, by_name_only])
+def test_a_bound_function_without_an_argument_for_its_task_is_refused_with_the_tasks_name(
+    define: Any, body: Any
+) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        define(name=f"shop.{body.__name__}", bind=True)(body)
+    assert str(refused.value) == (
+        f"task 'shop.{body.__name__}': {body.__name__}() has no argument for the task itself; "
+        "allowed: self as its first argument, or a function without bind=True"
+    )
+
+
+def test_a_run_without_self_is_refused_with_the_tasks_name() -> None:
+    class Selfless(SingletonTask):
+        name = "shop.selfless"
+
+        def run() -> None: ...  # type: ignore[misc]  # the mistake
+
+    with pytest.raises(InvalidLockOptions, match=r"task 'shop\.selfless': run\(\) has no argument for the task itself"):
+        Selfless()
+
+
+def test_the_task_may_be_the_first_of_any_number_of_arguments() -> None:
+    def collects(*numbers: int) -> int:
+        return len(numbers)
+
+    made = singleton_task(app=Celery("all", set_as_current=False), name="shop.all", bind=True, key=["numbers"])(
+        collects
+    )
+    assert made.lock_name(1, 2) == made.lock_name(1, 2) != made.lock_name(1)
+
+
+@pytest.mark.parametrize("define", [as_decorated, as_shared])
+def test_a_class_is_refused_with_what_to_write(define: Any) -> None:
+    class Bill(SingletonTask):
+        def run(self) -> None: ...
+
+    with pytest.raises(InvalidLockOptions) as refused:
+        define(Bill)
+    assert str(refused.value) == (
+        "task 'shop.bill': the class Bill is not allowed as a body; allowed: a function, or app.register_task(Bill()) "
+        "of a class that derives from SingletonTask and has a run method"
+    )
+
+
+@pytest.mark.parametrize("define", [as_decorated, as_shared])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_task_is_refused_as_a_body(define: Any, lazy: bool) -> None:
+    """Celery would find its name taken, and give the plain task back."""
+    with pytest.raises(InvalidLockOptions) as refused:
+        define(Celery("another", set_as_current=False).task(lazy=lazy)(lonely))
+    assert str(refused.value) == (
+        "task 'shop.bill': a task is not allowed as a body; allowed: @singleton_task alone, above the function"
+    )
+
+
+@pytest.mark.parametrize("given", ["shop", 7, SingletonTask])
+def test_an_app_that_is_none_is_refused_with_what_is_allowed(given: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        singleton_task(app=given, name="shop.bill")(lonely)
+    told = f"task 'shop.bill': app={given!r} is not allowed; allowed: a Celery app, or none for a shared task"
+    assert str(refused.value) == told
+
+
+def test_the_current_app_is_an_app() -> None:
+    assert singleton_task(app=current_app, name="shop.current")(lonely).name == "shop.current"
+
+
+@pytest.mark.parametrize("given", [(app,), ("shop",), (lonely, app)])
+def test_what_is_given_by_position_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        singleton_task(*given)
+    assert str(refused.value) == (
+        f"@singleton_task({', '.join(map(repr, given))}) is not allowed; allowed: @singleton_task, or options by "
+        "keyword only, such as @singleton_task(app=app, ttl=30)"
+    )
