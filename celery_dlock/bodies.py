@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import Signature, isasyncgenfunction, isclass, iscoroutinefunction, signature
+from inspect import Signature, isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction, signature
 from types import MethodType
 from typing import Any, Final
 
@@ -36,6 +36,10 @@ def signature_of(task: str, body: Callable[..., Any], *, bind: bool = False) -> 
         raise InvalidLockOptions(
             f"task {task!r}: an async def body is not allowed: Celery never awaits it; allowed: a plain function that "
             "runs it, by asyncio.run(...) or asgiref's async_to_sync"
+        )
+    if isgeneratorfunction(body):
+        raise InvalidLockOptions(
+            f"task {task!r}: a body with yield is not allowed: Celery never runs it; allowed: a function that returns"
         )
     try:
         return signature(MethodType(body, task) if bind else body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +67,17 @@ def test_a_body_that_celery_would_never_await_is_refused_with_what_to_write(defi
         "task 'shop.bill': an async def body is not allowed: Celery never awaits it; allowed: a plain function that "
         "runs it, by asyncio.run(...) or asgiref's async_to_sync"
     )
+
+
+@pytest.mark.parametrize("define", [as_decorated, as_shared, as_base])
+def test_a_body_with_yield_is_refused(define: Any) -> None:
+    """Celery would take the generator for its result, and never run it."""
+
+    def rows(number: int) -> Iterator[int]:
+        yield number
+
+    with pytest.raises(InvalidLockOptions, match=r"task 'shop\.bill': a body with yield is not allowed: .*; allowed: "):
+        define(rows)
 
 
 def test_an_async_run_of_a_class_is_refused_when_the_task_is_made() -> None:
