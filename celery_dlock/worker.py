@@ -70,7 +70,8 @@ class KeeperStep(bootsteps.StartStopStep):
                 "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
                 ", ".join(aborts), worker.pool_cls.__module__,
             )  # fmt: skip
-        returning = [task.name for task in tasks if task.lock_options.on_used == "return" and not has_backend(task)]
+        unreturned = (task for task in tasks if task.lock_options.on_used == "return" and not has_backend(task))
+        returning = sorted(task.name for task in unreturned)
         if returning:
             logger.warning(
                 "on_used='return' of %s: no result backend is configured, so a call of a used name is skipped",
