@@ -415,9 +415,7 @@ def test_nodes_that_keep_nothing_any_more_are_forgotten(store: RedisStore) -> No
 @pytest.mark.servers
 def test_over_tls_each_node_is_asked_at_its_tls_port(own_cluster: Callable[..., ClusterSet], tmp_path: Path) -> None:
     make_certificates(tmp_path)
-    # Longer than it takes to switch all of them: who opens a link anew by then shakes hands with a node that speaks no
-    # TLS yet, and waits for ever.
-    cluster = own_cluster(binary=BINARY, replicas=0, node_timeout_ms=30_000)
+    cluster = own_cluster(binary=BINARY, replicas=0)
     ports = {node: free_port() for node in cluster.nodes}
     for node, port in ports.items():
         with node.client() as client:
