@@ -1,7 +1,8 @@
 """A Cluster of real servers, formed without any other program."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from redis.cluster import ClusterNode
 from typing_extensions import Self
 
 from tests.cluster_nodes import (
+    BUS,
     ask,
     cluster_port,
     done,
@@ -24,6 +26,7 @@ from tests.cluster_nodes import (
 from tests.processes import HOST
 from tests.sentinels import REPLICATION, How
 from tests.servers import LOCK_PASSWORD, LOCK_USER, Server, cluster_rights
+from tests.tls import BINARY, TlsNode
 from tests.waiting import eventually
 
 SLOTS = 16384
@@ -40,6 +43,7 @@ class ClusterSet:
         persistent: with an append-only file.
         options: further arguments of each node.
         binary: another server than the lane's.
+        certificates: a folder of :func:`tests.tls.make_certificates`, to speak TLS beside; then `binary` is that one's.
     """
 
     def __init__(
@@ -53,20 +57,23 @@ class ClusterSet:
         persistent: bool = False,
         options: Sequence[str] = (),
         binary: Path | None = None,
+        certificates: Path | None = None,
     ) -> None:
         arguments = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *REPLICATION, *options]
         arguments += ["--cluster-node-timeout", str(node_timeout_ms)]
         if password:
             arguments += ["--requirepass", password, "--masterauth", password]
         self.password = password
+        kind: Callable[..., Server] = partial(Server, binary=binary)
+        if certificates:
+            kind, binary = partial(TlsNode, certificates=certificates), BINARY
         rights = cluster_rights(binary)
-        self.nodes = [
-            Server(
+        self.nodes: list[Server] = [
+            kind(
                 folder / f"node{n}",
                 options=arguments,
                 password=password,
                 persistent=persistent,
-                binary=binary,
                 pick_port=cluster_port,
                 rights=rights,
             )
@@ -97,7 +104,9 @@ class ClusterSet:
         for n, node in enumerate(self.nodes):
             ask(node, "CLUSTER SET-CONFIG-EPOCH", n + 1)
         for node in self.nodes[1:]:
-            ask(self.nodes[0], "CLUSTER MEET", HOST, node.port)
+            assert node.port is not None
+            port = node.tls_port if isinstance(node, TlsNode) else node.port
+            ask(self.nodes[0], "CLUSTER MEET", HOST, port, node.port + BUS)
         self._until(lambda: all(len(view_of(node)) == len(self.nodes) for node in self.nodes), "nodes meet")
         for n, node in enumerate(replicas):
             following = self.id_of(primaries[n % len(primaries)])

@@ -8,7 +8,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.processes import HOST
+from tests.cluster_nodes import BUS
+from tests.processes import HOST, free_port
 from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
 
 BINARY = Path("/usr/bin/redis-server")
@@ -62,6 +63,34 @@ class TlsServer(Server):
         tls: list[str | Path] = ["--port", "0", "--tls-cert-file", own[0], "--tls-key-file", own[1]]
         tls += ["--tls-ca-cert-file", self.authority, "--tls-auth-clients", "yes" if self.mutual else "optional"]
         return [*command, *tls]
+
+
+class TlsNode(Server):
+    """A node of a Cluster with a plain port and one of TLS, by which the nodes talk to one another.
+
+    From its start on: nodes that are switched to TLS one by one may wait for ever for an answer to a handshake that
+    another one took for plain words.
+
+    Args:
+        folder: nobody else's.
+        certificates: the folder of :func:`make_certificates`.
+        options: as a `Server`'s.
+    """
+
+    def __init__(self, folder: Path, *, certificates: Path, **options: Any) -> None:
+        super().__init__(folder, binary=BINARY, **options)
+        self.certificates = certificates
+        #: Another one at each start.
+        self.tls_port = 0
+
+    def _command(self) -> list[str | Path]:
+        assert self.port is not None
+        self.tls_port = free_port()
+        ports = ["--tls-port", str(self.tls_port), "--cluster-port", str(self.port + BUS), "--tls-cluster", "yes"]
+        own = self.certificates / "server.crt", self.certificates / "server.key"
+        tls: list[str | Path] = ["--tls-cert-file", own[0], "--tls-key-file", own[1]]
+        tls += ["--tls-ca-cert-file", self.certificates / "ca.crt", "--tls-auth-clients", "no"]
+        return [*super()._command(), *ports, *tls]
 
 
 def make_certificates(folder: Path) -> None:
