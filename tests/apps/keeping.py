@@ -1,8 +1,8 @@
 """Tasks that hold a lock for long, in ways that make it hard to keep."""
 
+import ctypes
 import itertools
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -35,16 +35,14 @@ def _spin(_row: str, seconds: float) -> None:
         pass
 
 
-def _regex(row: str, seconds: float) -> None:
-    """One call into C that keeps the interpreter's lock for all those seconds, as a catastrophic pattern does."""
-    pattern, piece = re.compile("(a+)+c"), "a" * 17 + "b"
-    began = time.thread_time()  # on a loaded machine it takes longer by the clock, never shorter
-    for _ in range(5):
-        pattern.search(piece)
-    text = piece * round(5 * seconds * 1.1 / (time.thread_time() - began))
+def _hold(row: str, seconds: float) -> None:
+    """One call into C that keeps the interpreter's lock for all those seconds.
+
+    As a catastrophic pattern does; but that takes a processor for so long, and on a busy machine several times as long.
+    """
     ticks = [time.monotonic()]
     threading.Thread(target=_tick, args=(ticks,), daemon=True).start()
-    pattern.search(text)
+    ctypes.PyDLL(None).usleep(round(seconds * 1e6))
     ticks.append(time.monotonic())
     mark(row, f"gap {max(b - a for a, b in itertools.pairwise(ticks)):.3f}")
 
@@ -65,7 +63,7 @@ def _until_told_to_go(_row: str, seconds: float) -> None:
 WAYS: dict[str, Callable[[str, float], None]] = {
     "sleep": lambda row, seconds: time.sleep(seconds),
     "spin": _spin,
-    "regex": _regex,
+    "hold": _hold,
     "until told to go": _until_told_to_go,
 }
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from tests.broker_history import KEEPING, taken_and_never_noted
 from tests.servers import Server
 from tests.workers import Urls, Worker, loaded_app, running_worker
 
@@ -28,9 +29,9 @@ APP = "tests.apps.queue_e2e"
 class Figures(NamedTuple):
     messages: int
     ran: int
-    #: Gone with a killed worker that had not yet received them: kombu's Redis transport takes a message from its list
-    #: before it notes it as unacknowledged.
-    never_received: int
+    #: Gone with a killed worker that had taken them from their list and not noted them yet, as the broker's history
+    #: tells.
+    never_noted: int
     twice: int
     #: ... of whom a process that had run them was not killed.
     twice_alive: int
@@ -50,14 +51,11 @@ class Run:
         self.random = random.Random(seed)
         self.killed: set[int] = set()
         self.counts: Counter[str] = Counter()
-        self.logs: list[Path] = []
         self.stack = ExitStack()
         self.workers = [self.start() for _ in range(workers)]
 
     def start(self) -> Worker:
-        worker = self.stack.enter_context(running_worker(APP, folder=self.folder, urls=self.urls, concurrency=2))
-        self.logs.append(worker.log_file)
-        return worker
+        return self.stack.enter_context(running_worker(APP, folder=self.folder, urls=self.urls, concurrency=2))
 
     def kill_somebody(self) -> None:
         place = self.random.randrange(len(self.workers))
@@ -75,11 +73,8 @@ class Run:
                 self.killed.add(child)
                 self.counts["children"] += 1
 
-    def received(self, task_id: str) -> bool:
-        return any(f"[{task_id}] received" in log.read_text(errors="replace") for log in self.logs)
 
-
-def figures(run: Run, ids: dict[int, str], noted: list[list[Any]], seconds: float) -> Figures:
+def figures(run: Run, ids: dict[int, str], noted: list[list[Any]], never_noted: set[str], seconds: float) -> Figures:
     outs = Counter(number for word, _, number, _ in noted if word == "out")
     pids: dict[int, list[int]] = {}
     inside: dict[int, int] = {}
@@ -100,7 +95,7 @@ def figures(run: Run, ids: dict[int, str], noted: list[list[Any]], seconds: floa
     twice = [number for number in outs if outs[number] > 1]
     alive = [number for number in twice if not set(pids[number]) & run.killed]
     lost = [number for number in ids if number not in outs]
-    unseen = [number for number in lost if not run.received(ids[number])]
+    unseen = [number for number in lost if ids[number] in never_noted]
     return Figures(
         len(ids), len(outs), len(unseen), len(twice), len(alive), overlaps, late,
         run.counts["children"], run.counts["workers"], seconds,
@@ -108,7 +103,10 @@ def figures(run: Run, ids: dict[int, str], noted: list[list[Any]], seconds: floa
 
 
 def measure(messages: int, names: int, kills: int, workers: int, seed: int, quiet: float = 30.0) -> Figures:
-    with tempfile.TemporaryDirectory(prefix="dlock-run-") as name, Server(Path(name) / "server") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="dlock-run-") as name,
+        Server(Path(name) / "server", options=KEEPING) as server,
+    ):
         urls = Urls(server.url(0), server.url(1), server.url(2))
         with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
             ids = {number: module.post.delay(number % names, number).id for number in range(messages)}
@@ -125,7 +123,8 @@ def measure(messages: int, names: int, kills: int, workers: int, seed: int, quie
                         left -= 1
                         run.kill_somebody()
                 noted = [json.loads(text) for text in notes.lrange("e2e", 0, -1)]
-                return figures(run, ids, noted, last - began)
+            # Its workers have ended, and the broker's history with them.
+            return figures(run, ids, noted, taken_and_never_noted(server.folder), last - began)
 
 
 def main() -> int:
@@ -138,7 +137,7 @@ def main() -> int:
     found = measure(**vars(parser.parse_args()))
     for field, value in found._asdict().items():
         sys.stdout.write(f"{field:16} {value:.1f}\n" if isinstance(value, float) else f"{field:16} {value}\n")
-    kept = found.ran + found.never_received == found.messages and not found.twice_alive and not found.overlaps
+    kept = found.ran + found.never_noted == found.messages and not found.twice_alive and not found.overlaps
     return 0 if kept else 1
 
 
