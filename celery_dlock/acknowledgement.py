@@ -72,7 +72,7 @@ class ListeningRequest(Request):
         """In the place of the message's own method."""
         delattr(self.message, verb)
         # Over a closed channel kombu's virtual transports acknowledge without a word what they gave back at its end.
-        heard = not channel_is_gone(self.message)
+        heard = not channel_is_gone(self.message) and not self._dlock_is_late()
         try:
             getattr(self.message, verb)(*args, **kwargs)
         except BaseException:
@@ -84,6 +84,16 @@ class ListeningRequest(Request):
                 if self.dlock_ended_at:
                     # Now: the event loop may end with this, and the worker before it runs again.
                     Deliveries.of(self._app).unheard.mark(self)
+
+    def _dlock_is_late(self) -> bool:
+        """Did it end while the broker waited, and is told so only now that it may have delivered the message again?
+
+        An end after that time is marked by the release itself, because the keeper has left word that it is doubtful.
+        """
+        if not self.dlock_ended_at:
+            return False
+        patience = Deliveries.of(self._app).runtime.settings.doubtful_after
+        return patience is not None and self.dlock_ended_at < self.dlock_delivered + patience <= time.monotonic()
 
     def dlock_be_heard(self, runtime: float | None = None) -> None:
         """Its end is stored: see to it that it does not run again, should the broker not hear of it.

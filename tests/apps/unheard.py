@@ -1,7 +1,7 @@
 """Tasks in workers whose acknowledgements do not reach their broker, a Redis, as the keys of database 1 say.
 
 - `deaf`: none does, while it is there.
-- `stay`: bodies with the end `stay` do not end, while it is there.
+- `stay`: bodies whose end begins with `stay` do not end, while it is there.
 - `cut`: so many times one fails in the way that ends Celery's event loop; that worker stays away while there is `away`.
 - `forget`: so many are forgotten before they are tried.
 """
@@ -25,6 +25,8 @@ app.conf.update(
     dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
     broker_connection_retry_on_startup=True,
     worker_deduplicate_successful_tasks="DLOCK_TEST_DEDUPLICATE" in os.environ,
+    # From 2 s before that on, one is late.
+    broker_transport_options={"visibility_timeout": float(os.environ.get("DLOCK_TEST_VISIBILITY", "3600"))},
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)
 _ack, _reject = QoS.ack, QoS.reject
@@ -71,7 +73,9 @@ Consumer.connect = _connect_unless_away
 
 def _run(task: Any, n: str, end: str) -> str:
     notes.rpush("ran", n)
-    if end == "fail":
+    while end.startswith("stay") and notes.exists("stay"):
+        time.sleep(0.05)
+    if end.endswith("fail"):
         raise ValueError(n)
     if end == "anew" and notes.lrange("ran", 0, -1).count(n) == 1:
         task.apply_async((n,), task_id=task.request.id)
@@ -82,8 +86,6 @@ def _run(task: Any, n: str, end: str) -> str:
         raise task.replace(late.si(f"instead of {n}"))
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    while end == "stay" and notes.exists("stay"):
-        time.sleep(0.05)
     return n
 
 

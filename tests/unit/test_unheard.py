@@ -52,12 +52,16 @@ class Stage:
         request: Any = object.__new__(Request)
         request._app = self.app
         channel = SimpleNamespace(closed=False, connection=object())
-        request._message = SimpleNamespace(acknowledged=told, channel=channel, ack=lambda: None)
+        request._message = Message(acknowledged=told, channel=channel)
         request.id = name
         request.acknowledged = True
-        request._dlock_accepted_at = time.monotonic()
+        request._dlock_accepted_at = request.dlock_delivered = time.monotonic()
         request.dlock_owner = f"owner of {name}"
         return request
+
+
+class Message(SimpleNamespace):
+    def ack(self) -> None: ...
 
 
 class Request(ListeningRequest):
@@ -174,3 +178,20 @@ def test_an_end_is_dated_by_when_the_body_ended_not_by_when_this_process_heard_o
     request.dlock_be_heard(4.0)
     [(_, age_us)] = stage.store.marked
     assert age_us == pytest.approx(6_000_000, abs=500_000)
+
+
+@pytest.mark.parametrize(("ended", "told", "expected"), [(1, 59, []), (1, 61, ["id"]), (61, 62, [])])
+def test_an_end_of_which_the_broker_hears_after_its_visibility_timeout_is_marked(
+    stage: Stage, ended: float, told: float, expected: list[str]
+) -> None:
+    """It has delivered the message again. A body that outlived the timeout itself is marked by its release."""
+    object.__setattr__(stage.runtime.settings, "doubtful_after", 60.0)
+    request = stage.request()
+    request.acknowledged = False
+    request._dlock_listen("ack")
+    request.acknowledged = True
+    request.dlock_delivered -= told
+    request._dlock_accepted_at = request.dlock_delivered
+    request.dlock_be_heard(ended)
+    request.message.ack()
+    assert [identity for identity, _ in stage.store.marked] == digests(*expected)

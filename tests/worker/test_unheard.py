@@ -1,7 +1,9 @@
 """A message whose acknowledgement the broker did not hear is delivered again, and does not run again."""
 
 import re
+import time
 
+import psutil
 import pytest
 import redis
 
@@ -121,6 +123,30 @@ def test_an_acknowledgement_that_the_event_loop_forgets_is_made_up_for(tasks, wo
     worker.wait_for_log(rf"{result.id}\] is a duplicate")
     eventually(lambda: all_heard(broker), 10)
     ran_once(tasks, result, n, end)
+
+
+@pytest.mark.parametrize("end", ["", "fail"])
+def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls, tmp_path, request, end):
+    """It has delivered the message again by then: the worker's main process stood still while the body ended."""
+    n = f"late-{end}"
+    environ = {"DLOCK_TEST_VISIBILITY": "5"}
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1, environ=environ) as worker:
+        request.node.stash[WORKERS] = [worker]
+        tasks.notes.set("stay", 1)
+        received = time.monotonic()
+        result = tasks.late.delay(n, f"stay {end}")
+        eventually(lambda: n in tasks.notes.lrange("ran", 0, -1), 10)
+        main = psutil.Process(worker.process.pid)
+        main.suspend()
+        tasks.notes.delete("stay")
+        result.get(timeout=10, propagate=False)
+        deliver_again(tasks, broker)
+        eventually(lambda: time.monotonic() - received > 4, 10)
+        assert not is_marked(tasks, urls, result, n)
+        main.resume()
+        worker.wait_for_log(rf"{result.id}\] is a duplicate")
+        eventually(lambda: all_heard(broker), 10)
+        ran_once(tasks, result, n, end)
 
 
 @pytest.mark.parametrize("end", ["replace", "die", "revoked"])
