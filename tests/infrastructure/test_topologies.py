@@ -18,6 +18,10 @@ def _fill(cluster: ClusterSet) -> int:
     return cluster.slot_of(KEYS[0])
 
 
+#: What else is tested on these fails, too, where they are no good; here it shows why.
+pytestmark = pytest.mark.slow
+
+
 class TestSentinels:
     def test_a_killed_primary_is_replaced_by_one_with_the_data(self, own_sentinels: Callable[..., SentinelSet]) -> None:
         whole = own_sentinels()

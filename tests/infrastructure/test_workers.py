@@ -60,6 +60,7 @@ def test_a_worker_that_cannot_start_shows_its_log(start_worker: StartWorker) -> 
         start_worker("tests.no_such_module")
 
 
+@pytest.mark.slow
 def test_a_failed_test_shows_the_log_of_its_workers(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("from tests.conftest import *")
     pytester.makepyfile(

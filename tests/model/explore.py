@@ -93,9 +93,14 @@ class Search:
         self.edges = array("l")  # pairs: from, to
         self.ends: list[int] = []
         self.shared: dict[object, object] = {}
+        #: What was found for the same state on this level, where most ways to one meet.
+        self.named: dict[State, State] = {}
 
     def name(self, s: State) -> State:
-        return canonical(s, self.setup) if self.reduced else trimmed(s)
+        known = self.named.get(s)
+        if known is None:
+            known = self.named[s] = canonical(s, self.setup) if self.reduced else trimmed(s)
+        return known
 
     def explore(self, limit: int | None = None) -> Verdict:
         """Until a fault is found, or all is seen, or there are too many states."""
@@ -112,6 +117,7 @@ class Search:
         self.parents.append(-1)
         while level:
             following: list[State] = []
+            self.named.clear()
             for s in level:
                 fault = wrong(s, self.setup) or self.expand(s, following)
                 if fault or len(self.states) >= limit:

@@ -66,7 +66,7 @@ def test_without_locks_it_fails_and_names_what_broke() -> None:
     assert "PROMISE BROKEN: Every balance builds on the one before it." in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_it_ends_every_process(number: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "demo.log"
     demo = spawn(DEMO, log)
@@ -86,6 +86,7 @@ def test_interrupted_it_ends_every_process(number: signal.Signals, tmp_path: Pat
     assert alive == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_fails_the_demo(tmp_path: Path) -> None:
     log = tmp_path / "demo.log"
     demo = spawn(DEMO, log)
