@@ -3,7 +3,6 @@
 import itertools
 import json
 import signal
-import time
 
 import pytest
 import redis
@@ -120,7 +119,8 @@ def test_what_a_worker_that_stops_has_read_ahead_keeps_its_order_where_it_reads_
         eventually(lambda: all(scene.notes.llen(f"runs:{other}") for other in busy), message="not both slots are busy")
         for number in (1, 2, 3, 4):
             scene.post.delay(scene.account, number)
-        time.sleep(1)  # it would read them now
+        for _ in range(3):  # rounds of its event loop, in which it would read them
+            eventually(lambda: scene.post.app.control.ping([worker.node], timeout=0.5), 10)
         worker.signal(signal.SIGTERM)
         worker.wait_for_log("Warm shutdown")
         for other in busy:
