@@ -40,12 +40,14 @@ class ListeningRequest(Request):
         def dlock_lock(self) -> LockName | None: ...
 
     dlock_requeued = False
+    #: Given up without an acknowledgement: it may be for another exchange.
+    dlock_rejected = False
     #: The broker did not hear of its acknowledgement, so it delivers the message again.
     dlock_unheard = False
     #: When Celery was asked to acknowledge it, on the monotonic clock.
     dlock_asked_at = 0.0
-    #: When it ended, on the monotonic clock; 0: that end is not stored yet.
-    dlock_ended_at = 0.0
+    #: Its end is stored.
+    dlock_has_ended = False
     #: 0 until its pool has begun with it.
     _dlock_accepted_at = 0.0
 
@@ -58,7 +60,7 @@ class ListeningRequest(Request):
         super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
-        self.dlock_requeued = requeue
+        self.dlock_requeued, self.dlock_rejected = requeue, not requeue
         if not requeue:
             self._dlock_listen("reject")
         super().reject(requeue=requeue)
@@ -81,32 +83,28 @@ class ListeningRequest(Request):
         finally:
             if not heard:
                 self.dlock_unheard = True
-                if self.dlock_ended_at:
+                if self.dlock_has_ended:
                     # Now: the event loop may end with this, and the worker before it runs again.
                     Deliveries.of(self._app).unheard.mark(self)
 
     def _dlock_is_late(self) -> bool:
-        """Did it end while the broker waited, and is told so only now that it may have delivered the message again?
+        """Has it ended, and is the broker told so only now that it may have delivered the message again?
 
-        An end after that time is marked by the release itself, because the keeper has left word that it is doubtful.
+        Mostly the release has marked such an end, because the keeper had left word. But it cannot where this whole
+        process stood still.
         """
-        if not self.dlock_ended_at:
+        if not self.dlock_has_ended:
             return False
         patience = Deliveries.of(self._app).runtime.settings.doubtful_after
-        return patience is not None and self.dlock_ended_at < self.dlock_delivered + patience <= time.monotonic()
+        return patience is not None and time.monotonic() - self.dlock_delivered >= patience
 
-    def dlock_be_heard(self, runtime: float | None = None) -> None:
-        """Its end is stored: see to it that it does not run again, should the broker not hear of it.
-
-        Args:
-            runtime: Seconds from its start to its end, where Celery tells.
-        """
+    def dlock_be_heard(self) -> None:
+        """Its end is stored: see to it that it does not run again, should the broker not hear of it."""
         if self._is_heard:
             return
         # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
-        # the other. Not when this process hears of it, since its sender may have sent it anew by then: where nobody
-        # knows when it ended, its start will do, for a copy of it was there or is flagged.
-        self.dlock_ended_at = self.dlock_begun_at + (runtime or 0.0)
+        # the other.
+        self.dlock_has_ended = True
         deliveries = Deliveries.of(self._app)
         if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
             deliveries.unheard.mark(self)
@@ -128,6 +126,6 @@ class ListeningRequest(Request):
 
     @property
     def _is_heard(self) -> bool:
-        if not self.acknowledged or self.dlock_requeued:
-            return True  # it is to come back
+        if not self.acknowledged or self.dlock_requeued or self.dlock_rejected:
+            return True  # it is to come back, or the task's to say what becomes of it
         return self.message.acknowledged and not self.dlock_unheard

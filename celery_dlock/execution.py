@@ -185,20 +185,24 @@ class Execution:
         if self._claimed is not None and claims.give_up(self._runtime, self._claimed, self.identity):
             self._claimed = None
 
-    def finish(self, *, final: bool = False, success: bool = False, died: bool = False) -> None:
+    def finish(
+        self, *, final: bool = False, success: bool = False, died: bool = False, copies_end: bool = True
+    ) -> None:
         """Give back what this run took. Of the doors through which a run can end, the first one counts.
 
         Args:
             final: The message will be acknowledged with a stored end.
             success: ... and the end is a success.
             died: It was unwound from outside (SystemExit, a killed greenlet), so nobody knows how far its body came.
+            copies_end: False: it is final, and what becomes of its message is the task's to say, which may have
+                published it anew, or rejected it for another exchange. So copies of it are to run.
         """
         if self._over:
             return
         if self._claimed is not None and final and not self.keeps_claim:
             self._give_claim_up()
         locker, scope = self._runtime.locker, self.scope
-        ending = Ending(final and not self._comes_back, self.identity.digest, queue=self._queues)
+        ending = Ending(final and copies_end and not self._comes_back, self.identity.digest, queue=self._queues)
         window_ms, tick = self._window()
         if window_ms and (self.returned or not died):
             ending = ending._replace(

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.state import task_ready
 
@@ -52,6 +53,7 @@ class SingletonRequest(ListeningRequest):
     _eventer: Any
     _request_dict: dict[str, Any]
     _already_cancelled: bool
+    _context: Context
     _payload: tuple[Any, Any, Any]
     task: SingletonTask
 
@@ -179,12 +181,22 @@ class SingletonRequest(ListeningRequest):
             self.dlock_known = False
             if died:
                 self._dlock_settle()
-        # Not if it raised: then no end is stored, and what comes back is to run.
+        # Not if it raised, nor what a cold shutdown passes over: then no end is stored, and what comes back is to run.
         if died:
             self._dlock_died()
         elif isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject):
             # Who ignores a message may have published it anew, and one that is rejected may be for another exchange.
-            self.dlock_be_heard()
+            if self._already_cancelled and not isinstance(error, Ignore | Retry):
+                self._dlock_store_again(error, exc_info)
+            if kwargs.get("return_ok") or not _cold_shutdown():
+                self.dlock_be_heard()
+
+    def _dlock_store_again(self, error: Any, exc_info: Any) -> None:
+        """It had failed when Celery cancelled it because of its broken connection, and stored RETRY over that end."""
+        if self.store_errors:
+            self.task.backend.store_result(
+                self.id, error, states.FAILURE, traceback=exc_info.traceback, request=self._context
+            )
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         super().on_timeout(soft, timeout)
@@ -205,7 +217,8 @@ class SingletonRequest(ListeningRequest):
     def _dlock_settle(self) -> None:
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
-            Deliveries.of(self._app).settle(self)
+            if not self.dlock_rejected:
+                Deliveries.of(self._app).settle(self)
             self._dlock_give_claim_up()
 
     def _dlock_died(self) -> None:
@@ -242,7 +255,7 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
             self.dlock_known = False
         # Without a runtime its greenlet was killed, and it has no end.
         if not failed and runtime is not None:
-            self.dlock_be_heard(runtime)
+            self.dlock_be_heard()
         return answer
 
     return acknowledging

@@ -242,10 +242,16 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """
         ...
 
-    def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
-        """The message of this identity ended so many microseconds ago: copies of it do not run.
+    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+        """The message of this identity has ended: copies of it do not run.
 
         Marks nothing where a message that was sent later, with the same id, holds the lock by now.
+
+        Args:
+            keys: Of its lock.
+            identity: The message's.
+            owner: Who ran it.
+            age_us: Microseconds since that run began.
         """
         ...
 

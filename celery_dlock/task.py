@@ -289,9 +289,18 @@ def _releasing(task: SingletonTask, users: Callable[..., None]) -> Callable[...,
             users(status, *args, **kwargs)
         finally:
             if run is not None:
-                run.finish(final=True, success=status == states.SUCCESS and not run.skipped)
+                run.finish(
+                    final=True,
+                    success=status == states.SUCCESS and not run.skipped,
+                    copies_end=status != states.FAILURE or not _rejects_failures(task),
+                )
 
     return after_return
+
+
+def _rejects_failures(task: SingletonTask) -> bool:
+    """Does Celery reject the message of a failure, which may be for a dead letter exchange?"""
+    return bool(task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout))
 
 
 def _body(task: SingletonTask, run_body: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,33 +332,35 @@ def _guarded(tracer: Callable[..., Any]) -> Callable[..., Any]:
     def trace(*args: Any, **kwargs: Any) -> Any:
         before = execution.running()
         final = success = False
-        died = True
+        copies_end = died = True
         try:
             result = tracer(*args, **kwargs)
             died = False
             state = states.SUCCESS if result.info is None else result.info.state
             # Reject(requeue=True) comes back; every other way of returning stores or keeps its end.
             final = not (state == states.REJECTED and getattr(result.info.retval, "requeue", False))
+            if state in (states.IGNORED, states.REJECTED):
+                copies_end = isinstance(result.info.retval, Skipped | Elsewhere | Replaced)
             success = state == states.SUCCESS
         except Exception:
             died = False
             raise
         finally:
             try:
-                _last_door(before, final=final, success=success, died=died)
+                _last_door(before, final=final, success=success, died=died, copies_end=copies_end)
             except BaseException:
                 # No door comes after this one, so whatever struck in it must not leave its work undone.
-                _last_door(before, final=final, success=success, died=died)
+                _last_door(before, final=final, success=success, died=died, copies_end=copies_end)
                 raise
         return result
 
     return trace
 
 
-def _last_door(before: Execution | None, *, final: bool, success: bool, died: bool) -> None:
+def _last_door(before: Execution | None, *, final: bool, success: bool, died: bool, copies_end: bool = True) -> None:
     run = execution.running()
     if run is not None and run is not before:
-        run.finish(final=final, success=success and not run.skipped, died=died)
+        run.finish(final=final, success=success and not run.skipped, died=died, copies_end=copies_end)
 
 
 def _leave(task: SingletonTask, *, retries: bool = False) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from .keys import LockKeys, LockName
 from .records import Identity
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 __all__ = ["Ended", "Unheard", "channel_is_gone"]
+
+T = TypeVar("T")
 
 #: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
 #: Celery 5.5 waits for the broker's next word, for up to 2 s.
@@ -47,7 +49,7 @@ class Ended(Protocol):
 
     dlock_owner: str
     dlock_unheard: bool
-    dlock_ended_at: float
+    dlock_has_ended: bool
 
 
 def channel_is_gone(message: Any) -> bool:
@@ -62,12 +64,24 @@ def _is_given_up(request: Ended, since: float) -> bool:
     return late or request.dlock_unheard or channel_is_gone(request.message)
 
 
+def _taken(waiting: deque[T]) -> Iterator[T]:
+    """Take out what is there now; another thread may do so at once."""
+    for _ in range(len(waiting)):
+        try:
+            yield waiting.popleft()
+        except IndexError:
+            return
+
+
 class _End(NamedTuple):
     """What is to be marked; not the request, which would keep its message in memory while the store is away."""
 
-    ended_at: float
+    #: A mark is dated by the start: who sent the message anew did so later, and a copy of it is flagged, or was there.
+    #: By the end it would be a race, which the sender who waits for the result may win.
+    begun_at: float
     name: LockName
     identity: str
+    owner: str
     whose: str
 
 
@@ -110,7 +124,7 @@ class Unheard:
         if (name := request.dlock_lock) is None:
             return
         whose = f"{request.task.name}[{request.id}]"
-        end = _End(request.dlock_ended_at, name, request.dlock_identity.digest, whose)
+        end = _End(request.dlock_begun_at, name, request.dlock_identity.digest, request.dlock_owner, whose)
         self._unmarked += [end] if self._resting else self._written([end])
         while len(self._unmarked) > MOST:
             given_up = self._unmarked.popleft().whose
@@ -124,11 +138,20 @@ class Unheard:
         self._look_at_awaited()
         self._look_at_dead()
         if self._unmarked and not self._resting:
-            self._unmarked += self._written([self._unmarked.popleft() for _ in range(len(self._unmarked))])
+            self._unmarked += self._written(list(_taken(self._unmarked)))
+
+    def connection_broke(self) -> None:
+        """Mark all whose acknowledgement is on its way: it will not be heard.
+
+        To be called before the channel is closed. With that the broker has the messages back, and whoever waits for one
+        runs it before anybody looks here.
+        """
+        for _, request in _taken(self._awaited):
+            if not request.message.acknowledged and not request.dlock_unheard:
+                self.mark(request)
 
     def _look_at_awaited(self) -> None:
-        for _ in range(len(self._awaited)):
-            since, request = self._awaited.popleft()
+        for since, request in _taken(self._awaited):
             if request.message.acknowledged or request.dlock_unheard:
                 continue  # it was tried; whoever finds it unheard marks it
             if _is_given_up(request, since):
@@ -137,12 +160,11 @@ class Unheard:
                 self._awaited.append((since, request))
 
     def _look_at_dead(self) -> None:
-        for _ in range(len(self._dead)):
-            since, request = self._dead.popleft()
+        for since, request in _taken(self._dead):
             if request.message.acknowledged and not request.dlock_unheard:
                 continue
             if _is_given_up(request, since) and self._died_holding(request.dlock_owner):
-                request.dlock_ended_at = request.dlock_begun_at
+                request.dlock_has_ended = True
                 self.mark(request)
             elif time.monotonic() - since < FREED_WITHIN:
                 self._dead.append((since, request))
@@ -159,11 +181,11 @@ class Unheard:
             store, prefix = self._runtime.store(KEEPER_TIMEOUT), self._runtime.settings.prefix
             try:
                 # Opens the connection: what that takes must not look like a part of the mark's way, by which it comes
-                # later than the end that it tells of.
+                # later than the message that it tells of.
                 store.inspect(LockKeys.of(prefix, ends[0].name))
                 for end in ends:
-                    age_us = max(0, round((time.monotonic() - end.ended_at) * 1e6))
-                    store.mark_done(LockKeys.of(prefix, end.name), end.identity, age_us)
+                    age_us = max(0, round((time.monotonic() - end.begun_at) * 1e6))
+                    store.mark_done(LockKeys.of(prefix, end.name), end.identity, end.owner, age_us)
                     done += 1
             finally:
                 store.close()

@@ -44,6 +44,7 @@ class KeeperStep(bootsteps.StartStopStep):
 
     def __init__(self, _worker: Any, **_kwargs: Any) -> None:
         self._threads: list[Predecessors | Inspection | Sweeper | ClaimKeeper] = []
+        self._living: _Living
 
     def include_if(self, worker: Any) -> bool:
         with _refusing_to_start(worker):
@@ -61,7 +62,7 @@ class KeeperStep(bootsteps.StartStopStep):
         deliveries = Deliveries.of(worker.app)
         # Kombu keeps this table up to date, also for queues that are added later.
         deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
-        living = _Living(worker)
+        self._living = living = _Living(worker)
         deliveries.consumes = living.consumes
         deliveries.runtime.stopper = for_pool(worker.pool_cls)
         aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
@@ -100,7 +101,8 @@ class KeeperStep(bootsteps.StartStopStep):
         deliveries.runtime.claim_keeper = claim_keeper
         self._threads.append(claim_keeper)
 
-    def start(self, _worker: Any) -> None:
+    def start(self, worker: Any) -> None:
+        self._living.watch(worker.consumer, Deliveries.of(worker.app).unheard.connection_broke)
         # Not in `create`: under gevent, a thread that imports while the main one makes its pool ends the worker
         # (LoopExit: the import's lock is a greenlet's).
         native.prepare()
@@ -146,15 +148,34 @@ class _Living:
 
     def __init__(self, worker: Any) -> None:
         self._worker = weakref.ref(worker)
+        self._broken: Any = None
 
     def goes_on(self) -> bool:
         worker = self._worker()
         return worker is not None and worker.blueprint.state != TERMINATE
 
+    def watch(self, consumer: Any, broke: Callable[[], None]) -> None:
+        """Call `broke` as soon as the consumer's connection is found broken.
+
+        Celery then closes it first, for which it takes up to a second, and only then turns to its state.
+        """
+        celerys = consumer.on_connection_error_after_connected
+
+        def on_connection_error(error: BaseException) -> Any:
+            self._broken = consumer.connection
+            broke()
+            return celerys(error)
+
+        consumer.on_connection_error_after_connected = on_connection_error
+
     def consumes(self) -> bool:
         worker = self._worker()
         consumer = None if worker is None else worker.consumer
-        return consumer is None or consumer.blueprint.state == RUN
+        if consumer is None:
+            return True
+        connection, broken = consumer.connection, self._broken
+        lost = broken is not None and (connection is None or connection is broken)
+        return consumer.blueprint.state == RUN and not lost
 
     def soon(self, call: Callable[[], None]) -> None:
         worker = self._worker()

@@ -218,8 +218,8 @@ class RedisStore:
         entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity), keys.channel), args)
         return Taken(entry.decode("utf-8", "replace"), replies.grant(*granted))
 
-    def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
-        self._again(DONE, [keys.lock, keys.done(identity)], (identity, str(DONE_MS), str(age_us)))
+    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+        self._again(DONE, [keys.lock, keys.done(identity)], (identity, str(DONE_MS), str(age_us), owner))
 
     def waiting(self, keys: LockKeys, most: int) -> Waiting:
         count, *facts = self._again(WAITING, (keys.lock, *keys.queue()[:3]), (str(most),))

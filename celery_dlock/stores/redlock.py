@@ -171,8 +171,8 @@ class RedlockStore(NoQueues):
 
     # -- workers, servers, and messages
 
-    def mark_done(self, keys: LockKeys, identity: str, age_us: int) -> None:
-        self._nodes.most_of(lambda node: node.store.mark_done(keys, identity, age_us))
+    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+        self._nodes.most_of(lambda node: node.store.mark_done(keys, identity, owner, age_us))
 
     def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
         self._nodes.most_of(lambda node: node.store.note(key, worker, text, life_ms))

@@ -3,6 +3,7 @@
 - `deaf`: none does, while it is there.
 - `stay`: bodies whose end begins with `stay` do not end, while it is there.
 - `cut`: so many times one fails in the way that ends Celery's event loop; that worker stays away while there is `away`.
+- `cancel`: what Celery cancels because its connection broke waits until it is gone.
 - `forget`: so many are forgotten before they are tried.
 """
 
@@ -16,6 +17,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_prerun
 from celery.worker.consumer.consumer import Consumer
+from celery.worker.request import Request
 from kombu.transport.redis import QoS
 
 from celery_dlock import singleton_task
@@ -24,16 +26,19 @@ app = Celery("unheard", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.e
 app.conf.update(
     dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
     broker_connection_retry_on_startup=True,
+    worker_cancel_long_running_tasks_on_connection_loss="DLOCK_TEST_CANCEL" in os.environ,
     worker_deduplicate_successful_tasks="DLOCK_TEST_DEDUPLICATE" in os.environ,
     # From 2 s before that on, one is late.
     broker_transport_options={"visibility_timeout": float(os.environ.get("DLOCK_TEST_VISIBILITY", "3600"))},
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)
-_ack, _reject = QoS.ack, QoS.reject
+_ack, _reject, _cancel = QoS.ack, QoS.reject, Request.cancel
 #: Celery 5.5 has no way of its own for acknowledgements.
 _SOON = "call_soon_ack" if hasattr(Consumer, "call_soon_ack") else "call_soon"
 _soon = getattr(Consumer, _SOON)
 _connect = Consumer.connect
+#: Seconds in which the keeper has left word in what it doubts.
+SLOWLY = 1.5
 _cuts: list[str] = []
 
 
@@ -54,6 +59,14 @@ def _reject_unless_deaf(self: QoS, delivery_tag: str, requeue: bool = False) -> 
     if notes.exists("deaf"):
         raise redis.ConnectionError("the broker does not hear it")
     _reject(self, delivery_tag, requeue)
+    notes.rpush("rejected", delivery_tag)
+
+
+def _cancel_when_told(self: Any, *args: Any, **kwargs: Any) -> None:
+    notes.set("cancelling", 1)
+    while notes.exists("cancel"):
+        time.sleep(0.05)
+    _cancel(self, *args, **kwargs)
 
 
 def _soon_unless_forgotten(self: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,6 +80,7 @@ def _connect_unless_away(self: Any) -> Any:
 
 
 QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
+Request.cancel = _cancel_when_told
 setattr(Consumer, _SOON, _soon_unless_forgotten)
 Consumer.connect = _connect_unless_away
 
@@ -75,18 +89,27 @@ def _run(task: Any, n: str, end: str) -> str:
     notes.rpush("ran", n)
     while end.startswith("stay") and notes.exists("stay"):
         time.sleep(0.05)
+    if notes.lrange("ran", 0, -1).count(n) == 1:
+        _end_at_first(task, n, end)
     if end.endswith("fail"):
         raise ValueError(n)
-    if end == "anew" and notes.lrange("ran", 0, -1).count(n) == 1:
-        task.apply_async((n,), task_id=task.request.id)
-        raise Ignore
-    if end == "reject" and notes.lrange("ran", 0, -1).count(n) == 1:
-        raise Reject(n, requeue=False)
     if end == "replace":
         raise task.replace(late.si(f"instead of {n}"))
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     return n
+
+
+def _end_at_first(task: Any, n: str, end: str) -> None:
+    """What it does in its first run only."""
+    if end.startswith("anew"):
+        task.apply_async((n,), task_id=task.request.id)
+    if "slowly" in end:
+        time.sleep(SLOWLY)
+    if end.startswith("anew"):
+        raise Ignore
+    if end.startswith("reject"):
+        raise Reject(n, requeue=False)
 
 
 @task_prerun.connect(weak=False)
@@ -103,4 +126,9 @@ def early(self: Any, n: str, end: str = "") -> str:
 
 @singleton_task(app=app, bind=True, key="{n}", acks_late=True)
 def late(self: Any, n: str, end: str = "") -> str:
+    return _run(self, n, end)
+
+
+@singleton_task(app=app, bind=True, key="{n}", acks_late=True, acks_on_failure_or_timeout=False)
+def rejecting(self: Any, n: str, end: str = "") -> str:
     return _run(self, n, end)

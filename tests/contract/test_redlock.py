@@ -101,11 +101,11 @@ def hold(node: Server, acquisition: str) -> None:
 def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[:2]:
         node.kill()
-    store.mark_done(KEYS, Identity("id1").digest, 60_000_000)
+    store.mark_done(KEYS, Identity("id1").digest, "o", 60_000_000)
     assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
     five.nodes[2].kill()
     with pytest.raises(StoreUnavailable):
-        store.mark_done(KEYS, Identity("id2").digest, 0)
+        store.mark_done(KEYS, Identity("id2").digest, "o", 0)
 
 
 @pytest.mark.parametrize("way", ["kill", "pause"])

@@ -93,9 +93,9 @@ def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_th
     take(store, "o.1", claim_of("id1"))
     end(store)
     digest = Identity("id1").digest
-    store.mark_done(KEYS, digest, 60_000_000)
+    store.mark_done(KEYS, digest, "o", 60_000_000)
     first = client.get(DONE)
-    store.mark_done(KEYS, digest, 0)
+    store.mark_done(KEYS, digest, "o", 0)
     assert client.get(DONE) == first
     assert 23 * HOUR_MS < client.pttl(DONE) <= 24 * HOUR_MS
     assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
@@ -107,11 +107,18 @@ def test_a_mark_that_comes_late_leaves_a_later_message_of_the_same_id_alone_that
     store: RedisStore, client: redis.Redis
 ) -> None:
     """A mark would end the copy that comes when its worker dies."""
-    take(store, "o.1", claim_of("id1"))
-    store.mark_done(KEYS, Identity("id1").digest, 60_000_000)
+    take(store, "p.1", claim_of("id1"))
+    store.mark_done(KEYS, Identity("id1").digest, "o", 60_000_000)
     assert not client.exists(DONE)
-    store.mark_done(KEYS, Identity("id2").digest, 60_000_000)
+    store.mark_done(KEYS, Identity("id2").digest, "o", 60_000_000)
     assert client.exists(KEYS.done(Identity("id2").digest))
+
+
+def test_a_mark_that_comes_before_the_release_of_its_own_run_is_set(store: RedisStore, client: redis.Redis) -> None:
+    """Both may wait for a store that is away."""
+    take(store, "o.1", claim_of("id1"))
+    store.mark_done(KEYS, Identity("id1").digest, "o", 60_000_000)
+    assert client.exists(DONE)
 
 
 @pytest.mark.core

@@ -21,7 +21,7 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
         body = stage.begin(pool, "late", 30.0)
         first = stage.workers.pop(pool)
         first.signal(signal.SIGQUIT)
-        eventually(lambda: not first.running, 15)
+        eventually(lambda: not first.running, 40)
         request.node.stash[WORKERS] = [first, stage.worker(pool)]
         assert body.result.get(timeout=15) == "done"
         assert [word for word, _ in stage.words(body.row)] == ["start", "GreenletExit", "start", "return"]
@@ -42,7 +42,7 @@ def test_an_early_acknowledged_message_of_which_nobody_heard_runs_again_when_a_g
                 first.wait_for_log("Couldn't ack")
                 eventually(lambda: tasks.notes.lrange("ran", 0, -1) == ["killed"], 10)
                 first.signal(signal.SIGQUIT)
-                eventually(lambda: not first.running, 15)
+                eventually(lambda: not first.running, 40)
             tasks.notes.delete("deaf", "stay")
             with running_worker("tests.apps.unheard", folder=tmp_path, urls=urls, pool=pool) as second:
                 request.node.stash[WORKERS] = [first, second]

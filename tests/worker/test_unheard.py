@@ -125,9 +125,80 @@ def test_an_acknowledgement_that_the_event_loop_forgets_is_made_up_for(tasks, wo
     ran_once(tasks, result, n, end)
 
 
+def test_two_ends_in_the_round_in_which_the_event_loop_breaks_run_once_each(tasks, broker, urls, tmp_path, request):
+    """The loop forgets the second, and with the channel both are back at the broker: another worker waits for them."""
+    with (
+        running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker,
+        running_worker(APP, "-Q", "other", folder=tmp_path, urls=urls, concurrency=2) as other,
+    ):
+        request.node.stash[WORKERS] = [worker, other]
+        tasks.notes.mset({"stay": 1, "cut": 1, "away": 1})
+        results = [tasks.late.delay(n, "stay") for n in "AB"]
+        eventually(lambda: tasks.notes.llen("ran") == 2, 10)
+        main = psutil.Process(worker.process.pid)
+        main.suspend()
+        tasks.notes.delete("stay")
+        for result in results:
+            result.get(timeout=10)
+        tasks.app.control.add_consumer("celery", destination=[other.node])
+        main.resume()
+        for result in results:
+            other.wait_for_log(rf"{result.id}\] is a duplicate")
+        tasks.notes.delete("away")
+        eventually(lambda: all_heard(broker), 10)
+        assert sorted(tasks.notes.lrange("ran", 0, -1)) == ["A", "B"]
+
+
+def test_a_body_that_ends_while_celery_closes_its_broken_connection_runs_once(tasks, broker, urls, tmp_path, request):
+    """For which it takes up to a second: then the message is back, and its end not read yet."""
+    with (
+        running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker,
+        running_worker(APP, "-Q", "other", folder=tmp_path, urls=urls, concurrency=2) as other,
+    ):
+        request.node.stash[WORKERS] = [worker, other]
+        tasks.notes.mset({"stay": 1, "cut": 1, "away": 1})
+        held = tasks.late.delay("B", "stay")
+        eventually(lambda: tasks.notes.llen("ran") == 1, 10)
+        tasks.late.delay("A")
+        worker.wait_for_log("Couldn't ack")
+        with redis.Redis.from_url(urls.lock, decode_responses=True) as locks:
+            lock = LockKeys.of("dlock", tasks.late.lock_spec.name_of(("B",), {})).lock
+            eventually(lambda: locks.hget(lock, "word") == "1", 10)
+        tasks.notes.delete("stay")
+        held.get(timeout=10)
+        tasks.app.control.add_consumer("celery", destination=[other.node])
+        other.wait_for_log(rf"{held.id}\] is a duplicate")
+        tasks.notes.delete("away")
+        eventually(lambda: all_heard(broker), 10)
+        assert tasks.notes.lrange("ran", 0, -1).count("B") == 1
+
+
+def test_a_failure_stays_one_though_celery_cancelled_it_meanwhile(tasks, broker, urls, tmp_path, request):
+    """It failed while Celery closed the connection, which then stores RETRY over it; its copy does not run."""
+    environ = {"DLOCK_TEST_CANCEL": "1"}
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=2, environ=environ) as worker:
+        request.node.stash[WORKERS] = [worker]
+        tasks.notes.mset({"stay": 1, "cut": 1, "cancel": 1})
+        failed = tasks.late.delay("B", "stay fail")
+        eventually(lambda: tasks.notes.llen("ran") == 1, 10)
+        tasks.late.delay("A")
+        eventually(lambda: tasks.notes.exists("cancelling"), 10)
+        tasks.notes.delete("stay")
+        eventually(lambda: failed.backend.get_task_meta(failed.id, cache=False)["status"] == "FAILURE", 10)
+        tasks.notes.delete("cancel")
+        worker.wait_for_log(rf"{failed.id}\] is a duplicate", 30)
+        eventually(lambda: all_heard(broker), 10)
+        assert tasks.notes.lrange("ran", 0, -1).count("B") == 1
+        assert failed.backend.get_task_meta(failed.id, cache=False)["status"] == "FAILURE"
+
+
+@pytest.mark.parametrize("ended_after", [0.0, 3.5])
 @pytest.mark.parametrize("end", ["", "fail"])
-def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls, tmp_path, request, end):
-    """It has delivered the message again by then: the worker's main process stood still while the body ended."""
+def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls, tmp_path, request, end, ended_after):
+    """It has delivered the message again by then: the worker's main process stood still while the body ended.
+
+    Also an end so near the visibility timeout of 5 s that the keeper would have left word, which stood still with it.
+    """
     n = f"late-{end}"
     environ = {"DLOCK_TEST_VISIBILITY": "5"}
     with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1, environ=environ) as worker:
@@ -138,6 +209,7 @@ def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls
         eventually(lambda: n in tasks.notes.lrange("ran", 0, -1), 10)
         main = psutil.Process(worker.process.pid)
         main.suspend()
+        eventually(lambda: time.monotonic() - received > ended_after, 10)
         tasks.notes.delete("stay")
         result.get(timeout=10, propagate=False)
         deliver_again(tasks, broker)
@@ -208,20 +280,51 @@ def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_de
     eventually(lambda: all_heard(broker), 10)
 
 
-@pytest.mark.parametrize("end", ["anew", "reject"])
-def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker, broker, urls, end):
-    """It may have published it anew, and what is rejected may be for another exchange: a second run, and no loss."""
-    n = f"{end} itself"
+@pytest.mark.parametrize("end", ["anew", "anew slowly", "reject", "reject slowly"])
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker, broker, urls, name, end):
+    """It may have published it anew, and what is rejected may be for another exchange: a second run, and no loss.
+
+    Slowly: with word of the keeper, so that its release could mark it.
+    """
+    n = f"{name} {end} itself"
     tasks.notes.set("deaf", 1)
-    result = tasks.late.delay(n, end)
+    result = getattr(tasks, name).delay(n, end)
     worker.wait_for_log("Couldn't (ack|reject)")
+    eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) >= 1, 10)
+    eventually(lambda: not tasks.early.lock_for(n).locked(), 10)
     tasks.notes.delete("deaf")
     # More than it takes to mark what nobody heard of.
     tasks.early.delay("another").get(timeout=10)
     # The message that it published anew has its id, and an end of its own.
-    assert end == "anew" or not is_marked(tasks, urls, result, n)
+    assert end.startswith("anew") or not is_marked(tasks, urls, result, n)
     deliver_again(tasks, broker)
     eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) >= 2, 10)
+    eventually(lambda: all_heard(broker), 10)
+
+
+def test_what_its_body_published_anew_runs_though_a_copy_of_it_was_about(tasks, broker, urls, tmp_path, request):
+    """Nothing fails here: with a second slot the new message meets the old one's body, and leaves word in its lock."""
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker:
+        request.node.stash[WORKERS] = [worker]
+        tasks.late.delay("twin", "anew slowly")
+        worker.wait_for_log("another copy of this message")
+        eventually(lambda: tasks.notes.lrange("ran", 0, -1).count("twin") == 2, 10)
+        eventually(lambda: all_heard(broker), 10)
+
+
+@pytest.mark.parametrize("end", ["fail", "slowly fail"])
+def test_a_failure_that_celery_rejects_is_not_marked(tasks, worker, broker, urls, end):
+    """Without ``acks_on_failure_or_timeout``: its copy is to be rejected, too, for the dead letter exchange."""
+    n = f"rejected {end}"
+    tasks.notes.set("deaf", 1)
+    result = tasks.rejecting.delay(n, end)
+    worker.wait_for_log("Couldn't reject")
+    tasks.notes.delete("deaf")
+    tasks.early.delay("another").get(timeout=10)
+    assert not is_marked(tasks, urls, result, n)
+    deliver_again(tasks, broker)
+    eventually(lambda: tasks.notes.llen("rejected") == 1, 10)
     eventually(lambda: all_heard(broker), 10)
 
 
