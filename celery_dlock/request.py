@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject
 from celery.worker import state
 from celery.worker.state import task_ready
 
@@ -25,6 +25,7 @@ from .message import HEADER, PROPERTY, Carried
 from .queues import queue_of
 from .records import Identity
 from .refusal import Replaced, Skipped
+from .results import stored_failure
 from .task import SingletonTask
 
 if TYPE_CHECKING:
@@ -182,21 +183,12 @@ class SingletonRequest(ListeningRequest):
             if died:
                 self._dlock_settle()
         # Not if it raised, nor what a cold shutdown passes over: then no end is stored, and what comes back is to run.
+        # Nor what was ignored, which may be published anew, or rejected, which may be for another exchange.
+        has_end = isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject)
         if died:
             self._dlock_died()
-        elif isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject):
-            # Who ignores a message may have published it anew, and one that is rejected may be for another exchange.
-            if self._already_cancelled and not isinstance(error, Ignore | Retry):
-                self._dlock_store_again(error, exc_info)
-            if kwargs.get("return_ok") or not _cold_shutdown():
-                self.dlock_be_heard()
-
-    def _dlock_store_again(self, error: Any, exc_info: Any) -> None:
-        """It had failed when Celery cancelled it because of its broken connection, and stored RETRY over that end."""
-        if self.store_errors:
-            self.task.backend.store_result(
-                self.id, error, states.FAILURE, traceback=exc_info.traceback, request=self._context
-            )
+        elif has_end and (kwargs.get("return_ok") or not _cold_shutdown()):
+            self.dlock_be_heard()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         super().on_timeout(soft, timeout)
@@ -204,6 +196,14 @@ class SingletonRequest(ListeningRequest):
             self.dlock_acknowledge()
             self._dlock_settle()
             self._dlock_died()
+
+    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
+        """Celery stores RETRY. But its body may have ended while the broken connection was closed; then it stays so."""
+        failure = stored_failure(self.task, self.id) if self.store_errors else None
+        super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
+        if failure is not None:
+            result, traceback = failure
+            self.task.backend.store_result(self.id, result, states.FAILURE, traceback=traceback, request=self._context)
 
     def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
         super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs

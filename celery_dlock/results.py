@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
 from celery.exceptions import TaskRevokedError
 
-__all__ = ["QUEUED", "end_revoked", "has_backend", "store_queued", "store_started"]
+__all__ = ["QUEUED", "end_revoked", "has_backend", "store_queued", "store_started", "stored_failure"]
 
 #: The state of a parked task.
 QUEUED = "QUEUED"
@@ -65,6 +65,17 @@ def end_revoked(task: Task[..., Any], request: Context, reason: str) -> TaskRevo
 def has_backend(task: Task[..., Any]) -> bool:
     """Is there a result backend? Without one, Celery's raises ``NotImplementedError`` or ``AttributeError``."""
     return not isinstance(task.backend, DisabledBackend)
+
+
+def stored_failure(task: Task[..., Any], task_id: str) -> tuple[Any, str | None] | None:
+    """The exception and traceback of a task that has failed; None for any other state, or if that cannot be told."""
+    if not has_backend(task):
+        return None
+    try:
+        stored = task.backend.get_task_meta(task_id, cache=False)
+    except Exception:  # noqa: BLE001  # whatever the backend raises
+        return None
+    return (stored.get("result"), stored.get("traceback")) if stored.get("status") == states.FAILURE else None
 
 
 def store_started(task: Task[..., Any], request: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker import state
 
 from celery_dlock import unheard
 from celery_dlock.acknowledgement import ListeningRequest
@@ -13,6 +14,7 @@ from celery_dlock.deliveries import Deliveries
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys import LockKeys, shared_name
 from celery_dlock.records import Identity, Released
+from celery_dlock.request import SingletonRequest
 from celery_dlock.runtime import Runtime
 
 
@@ -48,9 +50,9 @@ class Stage:
         self.deliveries = Deliveries.of(app)
         self.app = app
 
-    def request(self, name: str = "id", *, told: bool = False) -> Any:
+    def request(self, name: str = "id", *, told: bool = False, kind: Any = None) -> Any:
         """A late-acknowledged one whose end is stored, and that Celery was asked to acknowledge."""
-        request: Any = object.__new__(Request)
+        request: Any = object.__new__(kind or Request)
         request._app = self.app
         channel = SimpleNamespace(closed=False, connection=object())
         request._message = Message(acknowledged=told, channel=channel)
@@ -72,6 +74,12 @@ class Request(ListeningRequest):
     @property
     def dlock_identity(self) -> Identity:
         return Identity(self.id)
+
+
+class WholeRequest(SingletonRequest):
+    dlock_lock = shared_name("name")  # type: ignore[assignment]
+    dlock_identity = Request.dlock_identity  # type: ignore[assignment]
+    task = SimpleNamespace(name="task")  # type: ignore[assignment]
 
 
 def digests(*names: str) -> list[str]:
@@ -202,3 +210,36 @@ def test_an_end_of_which_the_broker_hears_after_its_visibility_timeout_is_marked
     request.dlock_be_heard()
     request.message.ack()
     assert [identity for identity, _ in stage.store.marked] == digests(*expected)
+
+
+@pytest.mark.parametrize("why", ["", "a cold shutdown", "cancelled"])
+def test_a_death_that_may_have_stored_no_end_is_not_marked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Celery ends nothing in a cold shutdown, and what it cancels comes back."""
+    request = stage.request(kind=WholeRequest)
+    request.dlock_unheard = True
+    request._already_cancelled = why == "cancelled"
+    monkeypatch.setattr(state, "should_terminate", 1 if why == "a cold shutdown" else None)
+    request._dlock_died()
+    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
+    stage.deliveries.freed(slot, Released(ours=True, word=False))  # type: ignore[arg-type]  # what is asked of it here
+    stage.deliveries.unheard.look()
+    assert [identity for identity, _ in stage.store.marked] == ([] if why else digests("id"))
+
+
+def test_while_the_worker_does_not_consume_an_end_is_marked_at_once(stage: Stage) -> None:
+    """No acknowledgement is heard between the break of a connection and the next one."""
+    stage.deliveries.consumes = lambda: False
+    stage.request().dlock_be_heard()
+    assert [identity for identity, _ in stage.store.marked] == digests("id")
+
+
+def test_when_the_connection_breaks_what_waits_to_be_acknowledged_is_marked(stage: Stage) -> None:
+    """Not those that were heard, nor those whose failure was seen, which are marked already."""
+    heard, failed, waiting = (stage.request(name) for name in ("heard", "failed", "waiting"))
+    for request in (heard, failed, waiting):
+        request.dlock_be_heard()
+    heard.message.acknowledged = failed.dlock_unheard = True
+    stage.deliveries.unheard.connection_broke()
+    assert [identity for identity, _ in stage.store.marked] == digests("waiting")
