@@ -199,7 +199,9 @@ class SingletonRequest(ListeningRequest):
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Celery stores RETRY. But its body may have ended while the broken connection was closed; then it stays so."""
-        failure = stored_failure(self.task, self.id) if self.store_errors else None
+        # Not at a cold shutdown: under gevent that calls from where nothing may block.
+        broken = self.store_errors and not Deliveries.of(self._app).consumes()
+        failure = stored_failure(self.task, self.id) if broken else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
         if failure is not None:
             result, traceback = failure

@@ -80,7 +80,8 @@ def _connect_unless_away(self: Any) -> Any:
 
 
 QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
-Request.cancel = _cancel_when_told
+if app.conf.worker_cancel_long_running_tasks_on_connection_loss:
+    Request.cancel = _cancel_when_told
 setattr(Consumer, _SOON, _soon_unless_forgotten)
 Consumer.connect = _connect_unless_away
 
