@@ -20,7 +20,7 @@ from tests.waiting import eventually
 from tests.workers import Urls, Worker, loaded_app, running_worker
 
 # One module, one worker: its tests stay in one process of xdist.
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.celerys]
 
 STATES: dict[str, set[str]] = {
     "REVOKED": {REVOKED},

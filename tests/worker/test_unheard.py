@@ -14,7 +14,7 @@ from tests.servers import Server
 from tests.waiting import eventually
 from tests.workers import Urls, loaded_app, running_worker
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.celerys]
 APP = "tests.apps.unheard"
 
 
