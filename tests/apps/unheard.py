@@ -4,6 +4,7 @@
 - `stay`: bodies whose end begins with `stay` do not end, while it is there.
 - `cut`: so many times one fails in the way that ends Celery's event loop; that worker stays away while there is `away`.
 - `cancel`: what Celery cancels because its connection broke waits until it is gone.
+- `close`: a connection that was cut is closed only once it is gone.
 - `forget`: so many are forgotten before they are tried.
 """
 
@@ -18,6 +19,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_prerun
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
+from kombu import Connection
 from kombu.transport.redis import QoS
 
 from celery_dlock import singleton_task
@@ -36,7 +38,7 @@ _ack, _reject, _cancel = QoS.ack, QoS.reject, Request.cancel
 #: Celery 5.5 has no way of its own for acknowledgements.
 _SOON = "call_soon_ack" if hasattr(Consumer, "call_soon_ack") else "call_soon"
 _soon = getattr(Consumer, _SOON)
-_connect = Consumer.connect
+_connect, _collect = Consumer.connect, Connection.collect
 #: Seconds in which the keeper has left word in what it doubts.
 SLOWLY = 1.5
 _cuts: list[str] = []
@@ -73,6 +75,12 @@ def _soon_unless_forgotten(self: Any, call: Any, *args: Any, **kwargs: Any) -> A
     return call if _asked("forget") else _soon(self, call, *args, **kwargs)
 
 
+def _collect_when_told(self: Any, *args: Any, **kwargs: Any) -> None:
+    while _cuts and notes.exists("close"):
+        time.sleep(0.05)
+    _collect(self, *args, **kwargs)
+
+
 def _connect_unless_away(self: Any) -> Any:
     while _cuts and notes.exists("away"):
         time.sleep(0.1)
@@ -83,7 +91,7 @@ QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
 if app.conf.worker_cancel_long_running_tasks_on_connection_loss:
     Request.cancel = _cancel_when_told
 setattr(Consumer, _SOON, _soon_unless_forgotten)
-Consumer.connect = _connect_unless_away
+Consumer.connect, Connection.collect = _connect_unless_away, _collect_when_told
 
 
 def _run(task: Any, n: str, end: str) -> str:

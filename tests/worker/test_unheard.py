@@ -67,6 +67,12 @@ def is_marked(tasks, urls, result, n, nesting=0):
         return locks.exists(done) == 1
 
 
+def has_word(tasks, urls, n):
+    """Has the keeper left word in the lock that a copy may be about?"""
+    with redis.Redis.from_url(urls.lock) as locks:
+        return locks.hget(LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).lock, "word") == b"1"
+
+
 def ran_once(tasks, result, n, end=""):
     assert tasks.notes.lrange("ran", 0, -1).count(n) == 1
     assert result.state == ("FAILURE" if end else "SUCCESS")
@@ -156,17 +162,16 @@ def test_a_body_that_ends_while_celery_closes_its_broken_connection_runs_once(ta
         running_worker(APP, "-Q", "other", folder=tmp_path, urls=urls, concurrency=2) as other,
     ):
         request.node.stash[WORKERS] = [worker, other]
-        tasks.notes.mset({"stay": 1, "cut": 1, "away": 1})
+        tasks.notes.mset({"stay": 1, "cut": 1, "away": 1, "close": 1})
         held = tasks.late.delay("B", "stay")
         eventually(lambda: tasks.notes.llen("ran") == 1, 10)
         tasks.late.delay("A")
         worker.wait_for_log("Couldn't ack")
-        with redis.Redis.from_url(urls.lock, decode_responses=True) as locks:
-            lock = LockKeys.of("dlock", tasks.late.lock_spec.name_of(("B",), {})).lock
-            eventually(lambda: locks.hget(lock, "word") == "1", 10)
+        eventually(lambda: has_word(tasks, urls, "B"), 10)
         tasks.notes.delete("stay")
         held.get(timeout=10)
         tasks.app.control.add_consumer("celery", destination=[other.node])
+        tasks.notes.delete("close")
         other.wait_for_log(rf"{held.id}\] is a duplicate")
         tasks.notes.delete("away")
         eventually(lambda: all_heard(broker), 10)
@@ -183,6 +188,7 @@ def test_a_failure_stays_one_though_celery_cancelled_it_meanwhile(tasks, broker,
         eventually(lambda: tasks.notes.llen("ran") == 1, 10)
         tasks.late.delay("A")
         eventually(lambda: tasks.notes.exists("cancelling"), 10)
+        eventually(lambda: has_word(tasks, urls, "B"), 10)
         tasks.notes.delete("stay")
         eventually(lambda: failed.backend.get_task_meta(failed.id, cache=False)["status"] == "FAILURE", 10)
         tasks.notes.delete("cancel")
@@ -314,18 +320,24 @@ def test_what_its_body_published_anew_runs_though_a_copy_of_it_was_about(tasks, 
 
 
 @pytest.mark.parametrize("end", ["fail", "slowly fail"])
-def test_a_failure_that_celery_rejects_is_not_marked(tasks, worker, broker, urls, end):
-    """Without ``acks_on_failure_or_timeout``: its copy is to be rejected, too, for the dead letter exchange."""
+def test_a_failure_that_celery_rejects_is_not_marked(tasks, broker, urls, tmp_path, request, end):
+    """Without ``acks_on_failure_or_timeout``: its copy is to be rejected, too, for the dead letter exchange.
+
+    Slowly: with word of the keeper, which doubts it from a second on, so that its release could mark it.
+    """
     n = f"rejected {end}"
-    tasks.notes.set("deaf", 1)
-    result = tasks.rejecting.delay(n, end)
-    worker.wait_for_log("Couldn't reject")
-    tasks.notes.delete("deaf")
-    tasks.early.delay("another").get(timeout=10)
-    assert not is_marked(tasks, urls, result, n)
-    deliver_again(tasks, broker)
-    eventually(lambda: tasks.notes.llen("rejected") == 1, 10)
-    eventually(lambda: all_heard(broker), 10)
+    environ = {"DLOCK_TEST_VISIBILITY": "3"}
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1, environ=environ) as worker:
+        request.node.stash[WORKERS] = [worker]
+        tasks.notes.set("deaf", 1)
+        result = tasks.rejecting.delay(n, end)
+        worker.wait_for_log("Couldn't reject")
+        tasks.notes.delete("deaf")
+        tasks.early.delay("another").get(timeout=10)
+        assert not is_marked(tasks, urls, result, n)
+        deliver_again(tasks, broker)
+        eventually(lambda: tasks.notes.llen("rejected") == 1, 10)
+        eventually(lambda: all_heard(broker), 10)
 
 
 def test_a_child_that_died_before_it_held_its_lock_ends_no_message(tasks, worker, broker, urls):
