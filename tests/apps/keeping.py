@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,10 +30,15 @@ def _on_lost(event: Event, **_: Any) -> None:
     mark(f"lost {event.name}", event.reason)
 
 
+#: Calls with which the caller's thread waits and gives the interpreter to no other; to wait takes no processor.
+_C = ctypes.PyDLL(None)
+
+
 def _spin(_row: str, seconds: float) -> None:
+    """Gives the interpreter to others only where one who computes for ever has to, and less often."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        pass
+        _C.usleep(4 * round(sys.getswitchinterval() * 1e6))
 
 
 def _hold(row: str, seconds: float) -> None:
@@ -42,7 +48,7 @@ def _hold(row: str, seconds: float) -> None:
     """
     ticks = [time.monotonic()]
     threading.Thread(target=_tick, args=(ticks,), daemon=True).start()
-    ctypes.PyDLL(None).usleep(round(seconds * 1e6))
+    _C.usleep(round(seconds * 1e6))
     ticks.append(time.monotonic())
     mark(row, f"gap {max(b - a for a, b in itertools.pairwise(ticks)):.3f}")
 

@@ -219,8 +219,11 @@ class Scripts(Laws):
 
 @pytest.mark.core
 @pytest.mark.timeout(300)  # to make a failing example small takes time
-def test_the_scripts_of_the_queue_do_what_the_laws_say_in_every_order(clean_server: Server) -> None:
+@pytest.mark.parametrize("times", [0.5, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_scripts_of_the_queue_do_what_the_laws_say_in_every_order(clean_server: Server, times: float) -> None:
+    examples = round(times * settings.default.max_examples)
+
     class Bound(Scripts):
         server = clean_server
 
-    run_state_machine_as_test(Bound, settings=settings(stateful_step_count=50))
+    run_state_machine_as_test(Bound, settings=settings(stateful_step_count=50, max_examples=examples))
