@@ -88,13 +88,11 @@ class ListeningRequest(Request):
                     Deliveries.of(self._app).unheard.mark(self)
 
     def _dlock_is_late(self) -> bool:
-        """Has it ended, and is the broker told so only now that it may have delivered the message again?
+        """Is the broker told only now that it may have delivered the message again?
 
-        Mostly the release has marked such an end, because the keeper had left word. But it cannot where this whole
+        Mostly the release marks the end of such a run, because the keeper left word. But it cannot where this whole
         process stood still.
         """
-        if not self.dlock_has_ended:
-            return False
         patience = Deliveries.of(self._app).runtime.settings.doubtful_after
         return patience is not None and time.monotonic() - self.dlock_delivered >= patience
 

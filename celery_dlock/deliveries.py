@@ -12,11 +12,9 @@ from celery.worker.state import revoked
 
 from . import execution
 from .keys import LockName
-from .records import Identity
 from .runtime import Runtime
 from .slots import Slot
-from .store import Ending
-from .unheard import Ended, Unheard, channel_is_gone
+from .unheard import End, Ended, Unheard, channel_is_gone
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,7 +55,7 @@ class Deliveries:
         self.by_owner: weakref.WeakValueDictionary[str, Delivered] = weakref.WeakValueDictionary()
         #: Those whose messages were published with a claim.
         self.claiming: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._settled: OrderedDict[str, Identity] = OrderedDict()
+        self._settled: OrderedDict[str, tuple[float, str, str]] = OrderedDict()
         self._freed: OrderedDict[str, Slot] = OrderedDict()
         self._elders: OrderedDict[LockName, int] = OrderedDict()
         #: By task id: where a message that was handed over may wait now.
@@ -161,10 +159,17 @@ class Deliveries:
         return request.hostname if request is not None and request.dlock_monitored() else None
 
     # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
-    # and acknowledged. The done mark needs both, and the keeper writes it: a script must not hold up this process.
+    # and acknowledged. The done mark needs both.
 
-    def settle(self, request: Delivered) -> None:
-        self._settled[request.dlock_owner] = request.dlock_identity
+    def settle(self, request: Delivered, ended_at: float) -> None:
+        """A child is dead or dying, and the end of its run is stored and final.
+
+        Args:
+            request: Whose end it is.
+            ended_at: Before it was stored, on the monotonic clock.
+        """
+        whose = f"{request.task.name}[{request.id}]"
+        self._settled[request.dlock_owner] = (ended_at, request.dlock_identity.digest, whose)
         self._mark(request.dlock_owner)
 
     def freed(self, slot: Slot, released: Released) -> None:
@@ -182,10 +187,9 @@ class Deliveries:
     def _mark(self, owner: str) -> None:
         # Both halves may be told at once, here and in the keeper's thread: one of the two pops finds the slot.
         if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
-            identity = self._settled.pop(owner)
-            ended = self.runtime.slots.open(slot.name, f"{slot.acquisition}.end", slot.ttl, slot.durability)
-            ended.leave_to_keeper(Ending(final=True, identity=identity.digest).text)
-            self.runtime.wake()
+            ended_at, identity, whose = self._settled.pop(owner)
+            # By its own thread: a script must not hold this one up, nor the keeper.
+            self.unheard.mark_soon(End(ended_at, slot.name, identity, owner, whose))
         for remembered in (self._settled, self._freed):
             while len(remembered) > REMEMBERED:
                 remembered.popitem(last=False)

@@ -78,6 +78,8 @@ class Execution:
     depth = 0
     #: More than one copy of the message may live.
     doubted = False
+    #: It is one of them that the broker flagged, or a copy of such a one.
+    redelivered = False
     #: Its body came to its end, whatever becomes of its result and of what follows it.
     returned = False
     #: The message goes on without this run, and keeps the claim with which it was published.
@@ -324,12 +326,15 @@ class Execution:
         # waiting for its ETA.
         limit = runtime.settings.doubtful_after
         overdue = delivery is not None and limit is not None and now - delivery.delivered >= limit
-        redelivered = bool((request.delivery_info or {}).get("redelivered"))
-        self.doubted = overdue or redelivered or bool(delivery and delivery.doubted)
+        flagged = bool((request.delivery_info or {}).get("redelivered"))
+        self.doubted = overdue or flagged or bool(delivery and delivery.doubted)
+        # A copy that carries its rank is judged by that, however often it is delivered itself: what it copies may have
+        # been the first of its id to be sent after an end.
+        self.redelivered = bool(delivery and (delivery.redelivered or (flagged and delivery.rank_us is None)))
         return Claim(
             self.scope.by,
             self.identity,
-            redelivered=redelivered,
+            redelivered=self.redelivered,
             # The message that a copy copies was acknowledged before, unless that comes late.
             copied=self.doubted or bool(delivery and delivery.is_copy and (self.task.acks_late or self._queues)),
             age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,

@@ -130,7 +130,7 @@ class Handover:
         # Who does not know its task publishes it all the same: the worker that gets it ends it.
         if parcel.expired and parcel.task in self._app.tasks:
             return self._taken_out(name, grant.identity, "expired while it waited")
-        carried = Carried(parcel.rank_us, parcel.tries + 1, grant.turn)
+        carried = Carried(parcel.rank_us, parcel.tries + 1, grant.turn, redelivered=parcel.redelivered)
         try:
             with self._producer() as producer:
                 publish_parked(self._app, producer, parcel.raw, grant.identity, carried)

@@ -56,6 +56,7 @@ class Delivery(NamedTuple):
         turn: Under the queue policy, for which this copy was published.
         comebacks: How often since then, for another reason: the store did not answer, its twin was running.
         doubted: One of the messages that it copies was delivered more than once, so another copy may live.
+        redelivered: The message that it copies was flagged by the broker: what had an end by then was that one.
         number: Under the queue policy, by which :class:`~celery_dlock.arrivals.Arrivals` knows it.
         elder: The number of the message of the same lock name that this worker handed over before; 0: none.
     """
@@ -70,6 +71,7 @@ class Delivery(NamedTuple):
     turn: str = ""
     comebacks: int = 0
     doubted: bool = False
+    redelivered: bool = False
     number: int = 0
     elder: int = 0
 
@@ -87,6 +89,7 @@ class Carried(NamedTuple):
     turn: str = ""
     comebacks: int = 0
     doubted: bool = False
+    redelivered: bool = False
 
     @classmethod
     def of(cls, header: Any, identity: Identity) -> Carried:
@@ -95,11 +98,12 @@ class Carried(NamedTuple):
             return cls()
         rank, tries, turn = header.get("rank"), header.get("tries"), header.get("turn", "")
         comebacks, doubted = header.get("comebacks", 0), header.get("doubted", False)
+        redelivered = header.get("redelivered", False)
         if not isinstance(rank, int | None) or not isinstance(tries, int) or not isinstance(turn, str):
             return cls()
-        if not isinstance(comebacks, int) or not isinstance(doubted, bool):
+        if not isinstance(comebacks, int) or not isinstance(doubted, bool) or not isinstance(redelivered, bool):
             return cls()
-        return cls(rank, max(0, tries), turn, max(0, comebacks), doubted)
+        return cls(rank, max(0, tries), turn, max(0, comebacks), doubted, redelivered)
 
 
 def publish_again(
@@ -111,6 +115,7 @@ def publish_again(
     delay: float,
     conflict: bool,
     doubted: bool,
+    redelivered: bool,
     expires: bool,
 ) -> None:
     """Publish the raw message, to be run in ``delay`` s at the earliest.
@@ -126,6 +131,7 @@ def publish_again(
         rank_us: The place that the copy takes among messages; None: that of its own arrival.
         conflict: It comes back because its lock was held, and counts as a try.
         doubted: Another copy of it may live.
+        redelivered: It is itself a copy: if the message has an end by then, it is not to run.
         expires: Keep the message's expiry. A copy of a running message has none: it may not end that one REVOKED.
 
     Raises:
@@ -142,6 +148,7 @@ def publish_again(
         "tries": delivery.tries + conflict,
         "comebacks": 0 if conflict else delivery.comebacks + 1,
         "doubted": doubted,
+        "redelivered": redelivered,
     }
     if delivery.turn:
         # The store did not let it take its turn, and that may stand still: another copy would have to wait for its end.
@@ -162,7 +169,13 @@ def publish_parked(app: Celery, producer: Any, raw: Raw, identity: str, carried:
         identity: Which message it is: the digest of its identity.
         carried: What the copy says of it.
     """
-    header = {"of": identity, "rank": carried.rank_us, "tries": carried.tries, "turn": carried.turn}
+    header = {
+        "of": identity,
+        "rank": carried.rank_us,
+        "tries": carried.tries,
+        "turn": carried.turn,
+        "redelivered": carried.redelivered,
+    }
     _publish(app, producer, raw, {**raw.headers, HEADER: header})
 
 

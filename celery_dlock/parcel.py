@@ -32,6 +32,7 @@ class Parcel(NamedTuple):
         rank_us: Its place among messages.
         tries: How often it was published again before.
         raw: The message as it was received.
+        redelivered: The broker flagged it, as a :class:`~celery_dlock.message.Delivery` has it.
     """
 
     task: str
@@ -40,16 +41,24 @@ class Parcel(NamedTuple):
     rank_us: int
     tries: int
     raw: Raw
+    redelivered: bool = False
 
     @classmethod
-    def of(cls, given: tuple[Any, ...], broker: str, rank_us: int, tries: int) -> Parcel:
+    def of(
+        cls,
+        given: tuple[Any, ...],
+        broker: str,
+        rank_us: int,
+        tries: int,
+        redelivered: bool = False,  # noqa: FBT001, FBT002  # as the fields are
+    ) -> Parcel:
         """A delivery to be parked.
 
         Raises:
             DLockError: It could not be published again.
         """
         raw = checked(given)
-        return cls(raw.headers["task"], raw.headers["id"], broker, rank_us, tries, raw)
+        return cls(raw.headers["task"], raw.headers["id"], broker, rank_us, tries, raw, redelivered)
 
     def text(self) -> str:
         """For the store. The first line says whose message it is, and no more.
@@ -75,6 +84,7 @@ class Parcel(NamedTuple):
             "broker": self.broker,
             "rank": self.rank_us,
             "tries": self.tries,
+            "redelivered": self.redelivered,
         }
         try:
             # One escaped line: neither a name nor a header can end it.
@@ -94,7 +104,8 @@ class Parcel(NamedTuple):
             (task, task_id), facts = json.loads(who), json.loads(rest)
             body = base64.b64decode(facts["body"], validate=True) if facts["binary"] else facts["body"]
             message = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
-            parcel = cls(task, task_id, facts["broker"], facts["rank"], facts["tries"], checked((body, *message)))
+            raw, redelivered = checked((body, *message)), facts.get("redelivered", False) is True
+            parcel = cls(task, task_id, facts["broker"], facts["rank"], facts["tries"], raw, redelivered)
             parcel._check(facts["body"])
         except (AttributeError, LookupError, TypeError, ValueError, DLockError) as error:
             raise ValueError(f"not a parked message: {error}") from error

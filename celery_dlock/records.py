@@ -129,7 +129,7 @@ class Claim(NamedTuple):
     Args:
         by: Who asks.
         identity: The message that asks; None for a ``Lock`` outside any message.
-        redelivered: The broker flagged this delivery, so other copies may live.
+        redelivered: The broker flagged this delivery, or the one that it copies: it is not to run if there is an end.
         copied: We published this copy, so the original may live.
         age_us: Microseconds since the later of receipt and ETA, read on the worker's monotonic clock.
         rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.

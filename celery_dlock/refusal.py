@@ -111,7 +111,7 @@ def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | N
     """
     if run.delivery is None or rank_us is None:
         raise AssertionError(decision)  # an eager run is never parked, and who is refused has a place
-    parcel = Parcel.of(run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.tries)
+    parcel = Parcel.of(run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.tries, run.redelivered)
     text = parcel.text()
     copied = bool(run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
     store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
@@ -157,6 +157,7 @@ def store_away(run: Execution, name: LockName, error: StoreUnavailable) -> Unloc
 
 def run_again(run: Execution, error: LockLost) -> NoReturn:
     """The body has ended because its lease was lost: the message comes back."""
+    run.redelivered = False  # no end of another copy is in the way of one whose body has begun
     _come_back(run, error)
 
 
@@ -233,6 +234,7 @@ def _publish_again(
             delay=delay,
             conflict=conflict,
             doubted=run.doubted,
+            redelivered=run.redelivered,
             expires=not copy,
         )
     except Exception as error:

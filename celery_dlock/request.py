@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, TaskPredicate
 from celery.worker import state
 from celery.worker.state import task_ready
 
@@ -27,6 +27,7 @@ from .records import Identity
 from .refusal import Replaced, Skipped
 from .results import stored_failure
 from .task import SingletonTask
+from .voice import logger
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -66,6 +67,8 @@ class SingletonRequest(ListeningRequest):
     #: With ``unique=``: when its claim is to be prolonged, on the monotonic clock; does this process have its message?
     dlock_keep_at = 0.0
     dlock_known = True
+    #: Celery has cancelled it, and stored RETRY.
+    _dlock_told_retry = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,7 +94,7 @@ class SingletonRequest(ListeningRequest):
         raw = (message.body, message.content_type, message.content_encoding, message.headers or {}, properties, queue)
         delivery = (
             self.dlock_owner, self.dlock_delivered, self._since(), self.dlock_monitored(),
-            carried.rank_us, carried.tries, raw, carried.turn, carried.comebacks, carried.doubted,
+            carried.rank_us, carried.tries, raw, carried.turn, carried.comebacks, carried.doubted, carried.redelivered,
         )  # fmt: skip
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
         request["properties"] = {**properties, PROPERTY: delivery}
@@ -175,52 +178,65 @@ class SingletonRequest(ListeningRequest):
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         died = isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit | KeyboardInterrupt)
+        ended_at = time.monotonic()
         try:
             super().on_failure(exc_info, *args, **kwargs)
         finally:
             self.dlock_acknowledge()
             self.dlock_known = False
             if died:
-                self._dlock_settle()
+                self._dlock_settle(ended_at)
         # Not if it raised, nor what a cold shutdown passes over: then no end is stored, and what comes back is to run.
         # Nor what was ignored, which may be published anew, or rejected, which may be for another exchange.
         has_end = isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject)
         if died:
             self._dlock_died()
         elif has_end and (kwargs.get("return_ok") or not _cold_shutdown()):
+            if self._dlock_told_retry and not isinstance(error, TaskPredicate):
+                # It was stored between the look for it and the RETRY.
+                self._dlock_restore(error, exc_info.traceback)
             self.dlock_be_heard()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
+        ended_at = time.monotonic()
         super().on_timeout(soft, timeout)
         if not soft:
             self.dlock_acknowledge()
-            self._dlock_settle()
+            self._dlock_settle(ended_at)
             self._dlock_died()
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Celery stores RETRY. But its body may have ended while the broken connection was closed; then it stays so."""
-        # Not at a cold shutdown: under gevent that calls from where nothing may block.
-        broken = self.store_errors and not Deliveries.of(self._app).consumes()
-        failure = stored_failure(self.task, self.id) if broken else None
+        # Not at a cold shutdown, which mostly stores nothing: under gevent that calls from where nothing may block.
+        retries = kwargs.get("emit_retry", True) and self.store_errors and not Deliveries.of(self._app).consumes()
+        failure = stored_failure(self.task, self.id) if retries else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
+        self._dlock_told_retry = retries
         if failure is not None:
-            result, traceback = failure
-            self.task.backend.store_result(self.id, result, states.FAILURE, traceback=traceback, request=self._context)
+            self._dlock_restore(*failure)
+
+    def _dlock_restore(self, error: Any, traceback: str | None) -> None:
+        """Never raises: Celery's event loop would end with it, or the worker."""
+        try:
+            self.task.backend.store_result(self.id, error, states.FAILURE, traceback=traceback, request=self._context)
+        except Exception as failed:  # noqa: BLE001  # whatever the backend raises
+            logger.warning("%s[%s] has failed, and its state stays RETRY: %s", self.task.name, self.id, failed)
 
     def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+        ended_at = time.monotonic()
         super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
-        self._dlock_settle()
+        self._dlock_settle(ended_at)
         self._dlock_died()
         self._dlock_give_claim_up()
         sweeper = Deliveries.of(self._app).runtime.sweeper
         if sweeper is not None and self._dlock_queues and (name := self.dlock_lock) is not None:
             sweeper.gone(name, self.dlock_identity.digest)
 
-    def _dlock_settle(self) -> None:
+    def _dlock_settle(self, ended_at: float) -> None:
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             if not self.dlock_rejected:
-                Deliveries.of(self._app).settle(self)
+                Deliveries.of(self._app).settle(self, ended_at)
             self._dlock_give_claim_up()
 
     def _dlock_died(self) -> None:

@@ -15,7 +15,7 @@ from .voice import logger
 if TYPE_CHECKING:
     from .runtime import Runtime
 
-__all__ = ["Ended", "Unheard", "channel_is_gone"]
+__all__ = ["End", "Ended", "Unheard", "channel_is_gone"]
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 TRIED_WITHIN = 3.0
 #: Seconds in which the keeper has freed what a dead child held, by far.
 FREED_WITHIN = 30.0
-#: Seconds for which a store that did not take a mark is left in peace.
-REST = 1.0
+#: Seconds between two tries of a store that did not take a mark; the copy of a message comes back after 0.5 at least.
+REST = 0.25
 #: Ends that wait for a store that is away; beyond that the oldest is given up.
 MOST = 10_000
 
@@ -73,12 +73,13 @@ def _taken(waiting: deque[T]) -> Iterator[T]:
             return
 
 
-class _End(NamedTuple):
+class End(NamedTuple):
     """What is to be marked; not the request, which would keep its message in memory while the store is away."""
 
-    #: A mark is dated by the start: who sent the message anew did so later, and a copy of it is flagged, or was there.
-    #: By the end it would be a race, which the sender who waits for the result may win.
-    begun_at: float
+    #: On the monotonic clock: what came later is another message with the same id. Of an end that a child told, it is
+    #: the start of the run, because a sender who waited for the result may come before that is known here; a copy is
+    #: flagged, or was there by then.
+    dated: float
     name: LockName
     identity: str
     owner: str
@@ -101,7 +102,7 @@ class Unheard:
         # Deques: append and popleft are atomic, so no lock that a greenlet could sit on.
         self._awaited: deque[tuple[float, Ended]] = deque()
         self._dead: deque[tuple[float, Ended]] = deque()
-        self._unmarked: deque[_End] = deque()
+        self._unmarked: deque[End] = deque()
         self._failing = False
         self._rests_until = 0.0
 
@@ -119,13 +120,20 @@ class Unheard:
         """Its end is stored and its acknowledgement was not heard: mark it, now or as soon as the store takes it.
 
         Never raises, because Celery's event loop would end with it. That may end with this very step, so the first try
-        is made here; but only one for each rest of the store, for whose timeout the loop would stand still.
+        is made here; but none while the store is away, for whose timeout the loop would stand still each time.
         """
         if (name := request.dlock_lock) is None:
             return
         whose = f"{request.task.name}[{request.id}]"
-        end = _End(request.dlock_begun_at, name, request.dlock_identity.digest, request.dlock_owner, whose)
-        self._unmarked += [end] if self._resting else self._written([end])
+        end = End(request.dlock_begun_at, name, request.dlock_identity.digest, request.dlock_owner, whose)
+        self._wait(*([end] if self._failing else self._written([end])))
+
+    def mark_soon(self, end: End) -> None:
+        """Mark this at the next look."""
+        self._wait(end)
+
+    def _wait(self, *ends: End) -> None:
+        self._unmarked += ends
         while len(self._unmarked) > MOST:
             given_up = self._unmarked.popleft().whose
             logger.error("%s has ended, and may run again: the store has not taken its mark", given_up)
@@ -173,7 +181,7 @@ class Unheard:
     def _resting(self) -> bool:
         return time.monotonic() < self._rests_until
 
-    def _written(self, ends: list[_End]) -> list[_End]:
+    def _written(self, ends: list[End]) -> list[End]:
         """Those that are left, because the store did not take one."""
         done = 0
         try:
@@ -184,7 +192,7 @@ class Unheard:
                 # later than the message that it tells of.
                 store.inspect(LockKeys.of(prefix, ends[0].name))
                 for end in ends:
-                    age_us = max(0, round((time.monotonic() - end.begun_at) * 1e6))
+                    age_us = max(0, round((time.monotonic() - end.dated) * 1e6))
                     store.mark_done(LockKeys.of(prefix, end.name), end.identity, end.owner, age_us)
                     done += 1
             finally:

@@ -17,7 +17,7 @@
 -- ARGV  1 acquisition     owner and number
 --       2 ttl             milliseconds
 --       3 identity        of the message, or ""
---       4 redelivered     "1" if the broker flagged this delivery
+--       4 redelivered     "1" if the broker flagged this delivery, or the one that it copies
 --       5 copied          "1" if other copies of this message may live
 --       6 age             microseconds since the message arrived
 --       7 rank            carried by a copy of ours, microseconds, or ""
@@ -131,8 +131,7 @@ if held or queue or once or office or marks[2] or marks[3] then
     return grant(KEYS[1], queue, name, now, ARGV[1])
   end
 
-  -- A copy that carries its rank is judged by that alone: flagged, it may copy a message that reused a finished id.
-  if marks[3] and ((ARGV[4] == '1' and ARGV[7] == '') or tonumber(rank) <= tonumber(marks[3])) then
+  if marks[3] and (ARGV[4] == '1' or tonumber(rank) <= tonumber(marks[3])) then
     return {'done', pass_on()}
   end
   if once then

@@ -6,6 +6,8 @@
 - `cancel`: what Celery cancels because its connection broke waits until it is gone.
 - `close`: a connection that was cut is closed only once it is gone.
 - `forget`: so many are forgotten before they are tried.
+- `freeze`: so many times a main process stops itself when it is to hear that a body has begun.
+- `retry`: what Celery cancels is not stored as RETRY until it is gone.
 """
 
 import os
@@ -15,6 +17,7 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.backends.base import Backend
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_prerun
 from celery.worker.consumer.consumer import Consumer
@@ -39,6 +42,7 @@ _ack, _reject, _cancel = QoS.ack, QoS.reject, Request.cancel
 _SOON = "call_soon_ack" if hasattr(Consumer, "call_soon_ack") else "call_soon"
 _soon = getattr(Consumer, _SOON)
 _connect, _collect = Consumer.connect, Connection.collect
+_accepted, _mark_as_retry = Request.on_accepted, Backend.mark_as_retry
 #: Seconds in which the keeper has left word in what it doubts.
 SLOWLY = 1.5
 _cuts: list[str] = []
@@ -87,17 +91,37 @@ def _connect_unless_away(self: Any) -> Any:
     return _connect(self)
 
 
+def _accepted_unless_frozen(self: Any, *args: Any, **kwargs: Any) -> None:
+    if _asked("freeze"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    _accepted(self, *args, **kwargs)
+
+
+def _mark_as_retry_when_told(self: Any, *args: Any, **kwargs: Any) -> Any:
+    notes.set("retrying", 1)
+    while notes.exists("retry"):
+        time.sleep(0.05)
+    return _mark_as_retry(self, *args, **kwargs)
+
+
 QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
 if app.conf.worker_cancel_long_running_tasks_on_connection_loss:
     Request.cancel = _cancel_when_told
+    Backend.mark_as_retry = _mark_as_retry_when_told
+Request.on_accepted = _accepted_unless_frozen
 setattr(Consumer, _SOON, _soon_unless_forgotten)
 Consumer.connect, Connection.collect = _connect_unless_away, _collect_when_told
 
 
 def _run(task: Any, n: str, end: str) -> str:
     notes.rpush("ran", n)
-    while end.startswith("stay") and notes.exists("stay"):
-        time.sleep(0.05)
+    try:
+        while end.startswith("stay") and notes.exists("stay"):
+            time.sleep(0.05)
+    except SystemExit as told:
+        if end == "stay stubborn":
+            raise ValueError(n) from told
+        raise
     if notes.lrange("ran", 0, -1).count(n) == 1:
         _end_at_first(task, n, end)
     if end.endswith("fail"):

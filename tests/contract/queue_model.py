@@ -141,7 +141,7 @@ class Queue:
 
     def _is_duplicate(self, ask: Ask, rank: Stamp) -> bool:
         done = self.bucket.done.get(ask.identity)
-        return done is not None and ((ask.redelivered and ask.rank is None) or rank <= done)
+        return done is not None and (ask.redelivered or rank <= done)
 
     def _pass_on(self, ask: Ask, now: Stamp) -> Turn:
         """It is not to run: it waits no more, and its turn is the next one's."""

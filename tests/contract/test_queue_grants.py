@@ -174,14 +174,15 @@ def test_a_waiting_message_that_is_not_to_run_waits_no_more(store: RedisStore, c
 
 @pytest.mark.core
 @pytest.mark.parametrize("carries", [True, False])
-def test_a_copy_that_carries_its_rank_is_judged_by_that_alone(
-    store: RedisStore, client: redis.Redis, carries: bool
+@pytest.mark.parametrize("flagged", [True, False])
+def test_what_the_broker_flagged_is_a_duplicate_however_late_and_of_the_rest_its_rank_decides(
+    store: RedisStore, client: redis.Redis, carries: bool, flagged: bool
 ) -> None:
-    """Its id was used again: the old mark says nothing of it, whatever the broker flags."""
+    """The rest is of an id that was used again: the old mark says nothing of it."""
     done_at = now_us(client)
     client.set(KEYS.done(digest("a")), str(done_at))
-    answer = ask(store, "a.1", "a", redelivered=True, rank_us=done_at + 1 if carries else None)
-    assert isinstance(answer, Acquired if carries else Duplicate)
+    answer = ask(store, "a.1", "a", redelivered=flagged, rank_us=done_at + 1 if carries else None)
+    assert isinstance(answer, Duplicate if flagged else Acquired)
 
 
 @pytest.mark.core

@@ -95,9 +95,7 @@ class Model:
             return "again"
         if ask.acquisition in self.gone:
             return "gone"
-        # The broker's flag counts only where no rank tells which publication this is a copy of.
-        flagged = claim.redelivered and ask.rank is None
-        if claim.identity in self.done and (flagged or rank <= self.done[claim.identity]):
+        if claim.identity in self.done and (claim.redelivered or rank <= self.done[claim.identity]):
             return "done"
         once = claim.once and claim.identity is not None
         if once and self.mark.state == "used":

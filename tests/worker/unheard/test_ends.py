@@ -7,75 +7,13 @@ import psutil
 import pytest
 import redis
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.records import Identity
+from tests.apps.unheard_stage import APP, all_heard, deliver_again, has_word, is_marked, ran_once
 from tests.conftest import WORKERS
 from tests.servers import Server
 from tests.waiting import eventually
 from tests.workers import Urls, loaded_app, running_worker
 
 pytestmark = [pytest.mark.core, pytest.mark.celerys]
-APP = "tests.apps.unheard"
-
-
-@pytest.fixture(scope="module")
-def urls(tmp_path_factory):
-    with Server(tmp_path_factory.mktemp("server")) as server:
-        yield Urls(server.url(0), server.url(1), server.url(2))
-
-
-@pytest.fixture(scope="module")
-def tasks(urls):
-    with loaded_app(APP, urls) as tasks:
-        yield tasks
-
-
-@pytest.fixture(autouse=True)
-def empty(urls):
-    """What a test that failed has left would fail others."""
-    with redis.Redis.from_url(urls.broker) as server:
-        server.flushall()
-
-
-@pytest.fixture
-def worker(urls, tmp_path, request):
-    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1) as worker:
-        request.node.stash[WORKERS] = [worker]
-        yield worker
-
-
-@pytest.fixture
-def broker(urls):
-    with redis.Redis.from_url(urls.broker) as broker:
-        yield broker
-
-
-def deliver_again(tasks, broker):
-    """What kombu does after the visibility timeout."""
-    with tasks.app.connection_for_read() as connection:
-        for tag in broker.hkeys("unacked"):
-            connection.default_channel.qos.restore_by_tag(tag.decode())
-
-
-def all_heard(broker):
-    return not broker.llen("celery") and not broker.hlen("unacked")
-
-
-def is_marked(tasks, urls, result, n, nesting=0):
-    done = LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).done(Identity(result.id, 0, nesting).digest)
-    with redis.Redis.from_url(urls.lock) as locks:
-        return locks.exists(done) == 1
-
-
-def has_word(tasks, urls, n):
-    """Has the keeper left word in the lock that a copy may be about?"""
-    with redis.Redis.from_url(urls.lock) as locks:
-        return locks.hget(LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).lock, "word") == b"1"
-
-
-def ran_once(tasks, result, n, end=""):
-    assert tasks.notes.lrange("ran", 0, -1).count(n) == 1
-    assert result.state == ("FAILURE" if end else "SUCCESS")
 
 
 @pytest.mark.parametrize("end", ["", "fail"])
