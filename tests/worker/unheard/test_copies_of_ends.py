@@ -179,6 +179,9 @@ def test_a_cold_shutdown_behind_a_warm_one_does_not_wait_for_a_silent_result_bac
             proxy.set_mode("blackhole")
             worker.signal(signal.SIGTERM)
             worker.wait_for_log("[Ww]arm shutdown")
+            # By then it consumes no more, as where a connection broke.
+            told = time.monotonic()
+            eventually(lambda: time.monotonic() - told > 1, 10)
             worker.signal(signal.SIGQUIT)
             # Celery's own waiting for what it stops takes 7 s.
             assert worker.process.wait(15) is not None
