@@ -6,12 +6,13 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol
 
 from .errors import InvalidLockOptions
 from .keys import KeySpec
 from .names import LockName
-from .options import LockOptions
+from .options import LockOptions, idle
 
 __all__ = ["ARGUMENT", "CALL", "Call", "call_of", "headers_for", "options_of", "refuse_stray"]
 
@@ -147,7 +148,7 @@ def _checked(task: Called, chosen: Mapping[Any, Any]) -> Call:
         raise _wrong(task, f"dlock: {ENABLED}={enabled!r} is not allowed; allowed: True or False")
     changed = {name: value for name, value in chosen.items() if name != ENABLED}
     try:
-        options = dataclasses.replace(task.lock_options, **{**_left_over(changed), **changed})
+        options = dataclasses.replace(task.lock_options, **{**_left_over(task.lock_options, changed), **changed})
     except InvalidLockOptions as error:
         raise _wrong(task, f"dlock: {error}") from None
     if "key" not in changed and "scope" not in changed:
@@ -161,14 +162,16 @@ def _checked(task: Called, chosen: Mapping[Any, Any]) -> Call:
     return Call(options, spec, enabled)
 
 
-def _left_over(changed: Mapping[Any, Any]) -> dict[str, Any]:
+def _left_over(own: LockOptions, changed: Mapping[Any, Any]) -> dict[str, Any]:
     """The task's own options that this call leaves without a meaning, as if nobody had chosen them."""
-    return {
+    left = {
         follower: LockOptions.default(follower)
         for option, needed, followers in _FOLLOWERS
         if option in changed and not needed(changed[option])
         for follower in followers
     }
+    merged = {**vars(own), **left, **changed}
+    return left | {option: LockOptions.default(option) for option in idle(SimpleNamespace(**merged))}
 
 
 def _survives(value: Any) -> bool:

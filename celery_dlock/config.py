@@ -103,7 +103,9 @@ class Settings:
             raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known: {', '.join(_KNOWN)}")
         prefix = conf.get("dlock_prefix", "dlock")
         if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
-            raise InvalidLockOptions(f"dlock_prefix={prefix!r} is not allowed; allowed: text without braces or spaces")
+            raise InvalidLockOptions(
+                f"dlock_prefix={prefix!r} is not allowed; allowed: a non-empty text without braces or spaces"
+            )
         ttl = conf.get("dlock_ttl")
         seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
         timeout = seconds_within("dlock_timeout", conf.get("dlock_timeout", 3.0), 0.05, 60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, overload
 
@@ -9,6 +10,7 @@ from celery import Celery, Task, shared_task
 from celery.local import Proxy
 
 from .bodies import signature_of
+from .durations import meant
 from .errors import InvalidLockOptions
 from .keys import KeySpec
 from .options import LockOptions
@@ -89,7 +91,10 @@ def _check_places(function: object, app: object) -> None:
 def _meant(key: str) -> str:
     if key == "lock_options":
         return ": give its fields as keywords, or use app.task(base=SingletonTask, lock_options=...)"
-    return LockOptions.meant(key)
+    celerys = (
+        name for name in dir(Task) if not name.startswith("_") and not callable(inspect.getattr_static(Task, name))
+    )
+    return meant(key, (*LockOptions.names(), *_CELERYS, *celerys))
 
 
 def _check_celerys(options: dict[str, Any], base: object) -> None:

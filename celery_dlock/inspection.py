@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from .durability import shown
 from .encryption import tls_mismatch
 from .errors import InvalidLockOptions, StoreRefused, StoreUnavailable
+from .keys import LockKeys, LockName
 from .voice import logger
 
 if TYPE_CHECKING:
@@ -89,9 +90,22 @@ class Inspection:
                 if len(self._places) > 1:
                     self._watch(self._away(facts.silent))
         except StoreRefused as error:
-            logger.warning("cannot tell how the lock store at %s is set up: %s", self._place, error)
+            if self._refuses_locks():
+                logger.error("no lock can be had of the lock store at %s: %s", self._place, error)  # noqa: TRY400  # it says all
+            else:
+                logger.warning("cannot tell how the lock store at %s is set up: %s", self._place, error)
         finally:
             self._store.close()
+
+    def _refuses_locks(self) -> bool:
+        """Or only the commands that tell how it is set up?"""
+        try:
+            self._store.inspect(LockKeys.of(self._prefix, LockName("", 0)))
+        except StoreRefused:
+            return True
+        except StoreUnavailable:
+            return False
+        return False
 
     def _facts(self) -> Facts | None:
         told = False

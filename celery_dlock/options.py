@@ -13,7 +13,7 @@ from .errors import InvalidLockOptions
 from .records import Durability
 from .ticks import memory
 
-__all__ = ["DEFAULT_TTL", "POLICIES", "UNSET", "LockOptions"]
+__all__ = ["DEFAULT_TTL", "POLICIES", "UNSET", "LockOptions", "idle"]
 
 POLICIES: Final = ("skip", "retry", "queue", "wait", "raise")
 #: Policies that the design names and this version does not carry out yet.
@@ -158,6 +158,7 @@ class LockOptions:
         self._check_queue()
         self._check_once()
         self._check_unique()
+        self._check_idle()
         _true_or_false("keep_on_retry", self.keep_on_retry)
         self._check_faults()
 
@@ -204,6 +205,11 @@ class LockOptions:
         if isinstance(self.once_per, str):
             return FOREVER
         return None if self.once_per is None else as_seconds(self.once_per)
+
+    def _check_idle(self) -> None:
+        for option, choices in idle(self).items():
+            if (given := getattr(self, option)) is not self.default(option):
+                raise not_allowed(option, given, f"none with {choices}")
 
     def _only_under(self, policy: str, **unset: object) -> None:
         """What does nothing under another policy was meant for this one."""
@@ -325,6 +331,32 @@ class LockOptions:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the way of a frozen dataclass to normalise its own fields
+
+
+def idle(options: Any) -> dict[str, str]:
+    """Options that do nothing, and beside which choices; of anything that has the fields of the options."""
+    choices = {"skip_result": _never_skips(options), "retry_limit": _never_tries_again(options)}
+    return {option: why for option, why in choices.items() if why}
+
+
+def _never_skips(options: Any) -> str:
+    """The choices by which no call is ever skipped; "" if one may be."""
+    policy = options.on_conflict
+    if options.once_per is not None or policy == "skip":
+        return ""
+    if policy == "wait":
+        return "" if options.after_wait == "skip" else f"on_conflict='wait', after_wait={options.after_wait!r}"
+    if policy == "queue":
+        return "" if options.queue_overflow != "raise" else "on_conflict='queue', queue_overflow='raise'"
+    return f"on_conflict={policy!r}"
+
+
+def _never_tries_again(options: Any) -> str:
+    """The choices by which no call that met a held lock comes back."""
+    policy = options.on_conflict
+    if policy == "wait" and options.after_wait == "raise":
+        return "on_conflict='wait', after_wait='raise'"
+    return f"on_conflict={policy!r}" if policy in ("raise", "queue") else ""
 
 
 _KEYS = "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"

@@ -71,12 +71,13 @@ class KeeperStep(bootsteps.StartStopStep):
                 "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
                 ", ".join(aborts), worker.pool_cls.__module__,
             )  # fmt: skip
-        unreturned = (task for task in tasks if task.lock_options.on_used == "return" and not has_backend(task))
-        returning = sorted(task.name for task in unreturned)
-        if returning:
+        returning = [task for task in tasks if task.lock_options.on_used == "return"]
+        unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
+        if unreturned:
             logger.warning(
-                "on_used='return' of %s: no result backend is configured, so a call of a used name is skipped",
-                ", ".join(returning),
+                "on_used='return' of %s: no result is stored (no result backend, or ignore_result), so a call of a used "
+                "name is skipped",
+                ", ".join(unreturned),
             )
         if issubclass(worker.pool_cls, prefork.TaskPool):
             Children(deliveries.runtime, deliveries.freed).map_before_forks()
@@ -129,6 +130,8 @@ def _check(app: Celery, tasks: list[SingletonTask]) -> None:
         task.lock_spec  # noqa: B018  # made at its first use
         settings = task.dlock.settings  # likewise
         refuse_unfit(app.conf.get("dlock_url"), task.lock_options, task.name)
+        if task.lock_options.skips_with_result and has_backend(task):
+            _refuse_unstorable(task)
         option = f"task {task.name!r}: durability"
         durabilities[task.name] = settings.confirmed_by(task.lock_options.confirmation, option)
         request = symbol_by_name(task.Request)
@@ -137,6 +140,17 @@ def _check(app: Celery, tasks: list[SingletonTask]) -> None:
                 f"task {task.name!r}: Request={request!r} is not allowed; allowed: a subclass of {SingletonRequest!r}"
             )
     refuse_without_disk(tasks[0].dlock, durabilities)
+
+
+def _refuse_unstorable(task: SingletonTask) -> None:
+    value = task.lock_options.skip_result
+    try:
+        task.backend.encode(value)
+    except Exception as error:
+        allowed = f"what result_serializer={task.app.conf.result_serializer!r} can store: {error}"
+        raise InvalidLockOptions(
+            f"task {task.name!r}: skip_result={value!r} is not allowed; allowed: {allowed}"
+        ) from error
 
 
 def _singletons(app: Celery) -> list[SingletonTask]:

@@ -78,7 +78,7 @@ def test_a_server_given_as_a_cluster(clean_server: Server, start: Start) -> None
 def test_a_server_given_as_a_sentinel(clean_server: Server, start: Start) -> None:
     place = f"{HOST}:{clean_server.port}"
     assert start(app_at(f"sentinel://:s3cret@{place}?master_name=m")) == (
-        f"cannot tell how the lock store at sentinel://{place} is set up: the sentinel at {place}: it is a server and "
+        f"no lock can be had of the lock store at sentinel://{place}: the sentinel at {place}: it is a server and "
         "no sentinel: let dlock_url begin with redis:// or rediss://, or name a sentinel's port (26379)"
     )
 

@@ -21,7 +21,6 @@ OPTIONS: dict[str, Any] = {
     "skip_result": {"a": [1, None, "я"]},
     "retry_delay": 2.0,
     "retry_delay_max": 30.0,
-    "retry_limit": 3,
     "queue_limit": 2,
     "queue_overflow": "skip",
     "on_lost": "abort",
@@ -56,6 +55,7 @@ def test_every_option_arrives_as_it_was_chosen(task: Any) -> None:
     assert {**seen, "key": list(seen["key"]), "enabled": call.enabled} == OPTIONS
     waiting = carried(task, on_conflict="wait", wait_timeout=4.0, after_wait="skip").options
     assert (waiting.on_conflict, waiting.wait_timeout, waiting.after_wait) == ("wait", 4.0, "skip")
+    assert carried(task, on_conflict="retry", retry_limit=3).options.retry_limit == 3
 
 
 def test_what_was_not_chosen_is_the_tasks(task: Any) -> None:
@@ -63,6 +63,16 @@ def test_what_was_not_chosen_is_the_tasks(task: Any) -> None:
     assert call.options == LockOptions(key=["account", "n"], once_per=60, ttl=5)
     assert call.enabled
     assert call.name_of((1,), {}).text == task.lock_name(1)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("raise", None), ("wait", None), ("skip", 3)])
+def test_what_its_choice_leaves_idle_is_as_if_the_task_had_not_chosen_it(policy: str, left: int | None) -> None:
+    app = Celery("calls", broker="memory://", set_as_current=False)
+
+    @singleton_task(app=app, name="calls.idle", on_conflict="retry", retry_limit=3)
+    def idle() -> None: ...
+
+    assert carried(idle, on_conflict=policy).options == LockOptions(on_conflict=policy, retry_limit=left)
 
 
 def test_the_default_ttl_stays_one_that_the_app_may_change(task: Any) -> None:

@@ -157,6 +157,42 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "chosen", "allowed"),
+    [
+        ("skip_result", 1, {"on_conflict": "raise"}, "none with on_conflict='raise'"),
+        ("skip_result", None, {"on_conflict": "retry"}, "none with on_conflict='retry'"),
+        ("skip_result", 1, {"on_conflict": "wait"}, "none with on_conflict='wait', after_wait='raise'"),
+        ("skip_result", 1, {"on_conflict": "queue"}, "none with on_conflict='queue', queue_overflow='raise'"),
+        ("retry_limit", 3, {"on_conflict": "raise"}, "none with on_conflict='raise'"),
+        ("retry_limit", 3, {"on_conflict": "queue"}, "none with on_conflict='queue'"),
+        ("retry_limit", 3, {"on_conflict": "wait"}, "none with on_conflict='wait', after_wait='raise'"),
+    ],
+)
+def test_what_would_do_nothing_beside_the_others_is_refused(
+    option: str, value: object, chosen: dict[str, Any], allowed: str
+) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(**{option: value}, **chosen)
+    assert str(raised.value) == f"{option}={value!r} is not allowed; allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"skip_result": 1},
+        {"skip_result": 1, "on_conflict": "wait", "after_wait": "skip"},
+        {"skip_result": 1, "on_conflict": "raise", "once_per": 60},
+        {"skip_result": 1, "on_conflict": "queue", "queue_overflow": "skip", "queue_limit": 3},
+        {"retry_limit": 3},  # what has run before comes back instead of being skipped
+        {"retry_limit": 3, "on_conflict": "retry"},
+        {"retry_limit": 3, "on_conflict": "wait", "after_wait": "retry"},
+    ],
+)
+def test_what_does_something_beside_the_others_is_allowed(chosen: dict[str, Any]) -> None:
+    assert LockOptions(**chosen)
+
+
 def test_the_defaults_are_those_of_the_documentation() -> None:
     options = LockOptions()
     assert {name: getattr(options, name) for name in DEFAULTS} == DEFAULTS

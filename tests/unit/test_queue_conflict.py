@@ -99,9 +99,9 @@ def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_del
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_no_retry_limit_ends_one_that_comes_back_to_a_full_queue(retries: int) -> None:
-    """That limit is the retry policy's; under the queue nothing that ran before is given up."""
-    found = decide(queued(3), options("skip", retry_limit=0), Situation(retries=retries, tries=9, parking=True))
+def test_no_number_of_tries_ends_what_ran_before_and_meets_a_full_queue(retries: int) -> None:
+    """`retry_limit` is the retry policy's, and refused here."""
+    found = decide(queued(3), options("skip"), Situation(retries=retries, tries=9, parking=True))
     assert isinstance(found, Again if retries else Skip)
 
 

@@ -130,6 +130,14 @@ class TestOptions:
         with pytest.raises(InvalidLockOptions, match=r"shop\.bill.*'on_conflct'.*on_conflict"):
             singleton_task(app=app, name="shop.bill", on_conflct="skip")(bill)
 
+    @pytest.mark.parametrize(
+        ("given", "meant"), [("tll", "ttl"), ("ignore_results", "ignore_result"), ("max_retris", "max_retries")]
+    )
+    def test_an_unknown_keyword_is_answered_with_what_was_meant_be_it_ours_or_celerys(self, given, meant):
+        app = Celery("here", set_as_current=False)
+        with pytest.raises(InvalidLockOptions, match=rf"shop\.bill.*'{given}' \(did you mean '{meant}'\?\)"):
+            singleton_task(app=app, name="shop.bill", **{given: 1})(bill)
+
     def test_a_shared_task_is_checked_at_its_definition_too(self):
         with pytest.raises(InvalidLockOptions, match=r"shop\.bill.*nobody"):
             singleton_task(name="shop.bill", key=["nobody"])(bill)

@@ -47,6 +47,20 @@ def test_a_setting_that_cannot_be_used_ends_the_worker_with_one_line(url: str, s
     assert "s3cret" not in line + done.stderr + done.stdout
 
 
+def test_a_skip_result_that_cannot_be_stored_is_refused_at_the_start() -> None:
+    """Not first by the skip itself, which would fail and name neither the task nor the option."""
+    app = Celery("within", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.dlock_url = "redis://localhost"  # not asked yet
+
+    @singleton_task(app=app, name="shop.bill", skip_result=object)
+    def bill() -> None: ...
+
+    worker = type("Embedded", (), {"app": app})()
+    allowed = "allowed: what result_serializer='json' can store: "
+    with pytest.raises(InvalidLockOptions, match=rf"task 'shop\.bill': skip_result=.* is not allowed; {allowed}"):
+        KeeperStep(worker).include_if(worker)
+
+
 def test_who_runs_a_worker_within_a_program_gets_the_exception() -> None:
     app = Celery("within", broker="memory://", set_as_current=False)
     app.conf.dlock_tll = 1
