@@ -78,9 +78,7 @@ def test_a_worker_names_at_its_start_the_tasks_that_have_no_results_to_return(ba
     environ = os.environ | {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
     told = [line.partition("] ")[2] for line in done.stderr.splitlines() if "on_used" in line]
-    line = (
-        "on_used='return' of shop.one, shop.two: no result is stored (no result backend, or ignore_result), so a call "
-        "of a used name is skipped"
-    )
+    why = "no result is stored (no result backend, or ignore_result), so a call of a used name is skipped"
+    line = f"on_used='return' of shop.one, shop.two: {why}"
     assert told == ([] if backend else [line])
     assert "Traceback" not in done.stderr
