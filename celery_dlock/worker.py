@@ -75,8 +75,8 @@ class KeeperStep(bootsteps.StartStopStep):
         unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
         if unreturned:
             logger.warning(
-                "on_used='return' of %s: no result is stored (no result backend, or ignore_result), so a call of a used "
-                "name is skipped",
+                "on_used='return' of %s: no result is stored (no result backend, or ignore_result), so a call of a "
+                "used name is skipped",
                 ", ".join(unreturned),
             )
         if issubclass(worker.pool_cls, prefork.TaskPool):
