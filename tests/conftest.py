@@ -48,7 +48,7 @@ def pytest_report_header() -> list[str]:
 
 
 #: Folders and files that take long, the longest first; all others come after them.
-LONG = ["model", "test_interruptions.py", "test_queue_stateful.py", "worker", "faults"]
+LONG = ["unheard", "model", "test_interruptions.py", "test_queue_stateful.py", "worker", "faults"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
