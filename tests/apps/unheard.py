@@ -19,7 +19,7 @@ import redis
 from celery import Celery
 from celery.backends.base import Backend
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_prerun
+from celery.signals import celeryd_init, task_prerun
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection
@@ -104,13 +104,16 @@ def _mark_as_retry_when_told(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _mark_as_retry(self, *args, **kwargs)
 
 
-QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
-if app.conf.worker_cancel_long_running_tasks_on_connection_loss:
-    Request.cancel = _cancel_when_told
-    Backend.mark_as_retry = _mark_as_retry_when_told
-Request.on_accepted = _accepted_unless_frozen
-setattr(Consumer, _SOON, _soon_unless_forgotten)
-Consumer.connect, Connection.collect = _connect_unless_away, _collect_when_told
+@celeryd_init.connect(weak=False)
+def _make_deaf(**_: Any) -> None:
+    """In workers only: the tests' own process imports this module, too, and others than these run there."""
+    QoS.ack, QoS.reject = _ack_unless_deaf, _reject_unless_deaf
+    if app.conf.worker_cancel_long_running_tasks_on_connection_loss:
+        Request.cancel = _cancel_when_told
+        Backend.mark_as_retry = _mark_as_retry_when_told
+    Request.on_accepted = _accepted_unless_frozen
+    setattr(Consumer, _SOON, _soon_unless_forgotten)
+    Consumer.connect, Connection.collect = _connect_unless_away, _collect_when_told
 
 
 def _run(task: Any, n: str, end: str) -> str:

@@ -85,7 +85,8 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_run_and_doubles_none(st
     assert busy.early.end() == busy.early.n
     assert busy.late.end() == busy.late.n
     assert [result.get(timeout=30) for result in busy.ahead]
-    stage.wait_for_line(busy.late.id, "is a duplicate", 30)
+    # The copy of the late one is dropped; or there is none, because the broker was back too late to be given it back by
+    # kombu, and in time to hear of its end.
     stage.nothing_left()
     stage.ran_once(*busy.all())
 
