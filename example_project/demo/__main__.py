@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import example_project
 from example_project.demo import promises, recorder, unlocked
@@ -56,16 +56,17 @@ NOT_PLAYED = 2
 
 def main() -> int:
     arguments = _arguments()
-    # A SystemExit unwinds the stack below, where the default would leave every process to itself.
-    for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # A SystemExit unwinds the stack below, where the default would leave every process to itself. For SIGINT, too: where
+    # a KeyboardInterrupt strikes within an `exec`, as a dataclass makes, `python -m` ends by SIGINT whatever we return.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _end)
     sys.unraisablehook = _strike_again
     with Screen() as screen:
         try:
             failure, evidence = _unveiled(_play, screen, arguments)
-        except KeyboardInterrupt:
+        except SystemExit as end:
             screen.say("interrupted; every process was ended")
-            return 128 + signal.SIGINT
+            return int(end.code or 0)
     screen.result(rows(evidence), ledger_rows(evidence))
     if failure:
         screen.say(f"NOT PLAYED TO ITS END: {failure}", style="bold red")
@@ -82,19 +83,23 @@ def main() -> int:
     return 0
 
 
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + (signal.SIGTERM if number == signal.SIGALRM else number))
+
+
 def _unveiled(call: Callable[..., T], *args: Any) -> T:
     """Until 3.12 Python hides what strikes while a class is made, as in an import, in a RuntimeError."""
     try:
         return call(*args)
     except RuntimeError as error:
-        if isinstance(error.__cause__, SystemExit | KeyboardInterrupt):
+        if isinstance(error.__cause__, SystemExit):
             raise error.__cause__ from None
         raise
 
 
 def _strike_again(swallowed: Any) -> None:
     """Python ignores what strikes in a finaliser, such as that of a result which takes leave of its server."""
-    if isinstance(swallowed.exc_value, SystemExit | KeyboardInterrupt):
+    if isinstance(swallowed.exc_value, SystemExit):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
     else:
         sys.__unraisablehook__(swallowed)
