@@ -56,8 +56,8 @@ NOT_PLAYED = 2
 
 def main() -> int:
     arguments = _arguments()
-    # A SystemExit unwinds the stack below, where the default would leave every process to itself. For SIGINT, too: where
-    # a KeyboardInterrupt strikes within an `exec`, as a dataclass makes, `python -m` ends by SIGINT whatever we return.
+    # A SystemExit unwinds the stack below, where the default would leave every process to itself. For SIGINT, too:
+    # where a KeyboardInterrupt strikes within an `exec`, as a dataclass makes, `python -m` ends by SIGINT in any case.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end)
     sys.unraisablehook = _strike_again
