@@ -71,8 +71,12 @@ class Worker:
         """Send a signal to the main process only."""
         self.process.send_signal(number)
 
-    def stop(self, within: float = 30.0) -> int:
-        """Warm shutdown: running tasks end first. Returns the exit status."""
+    def stop(self, within: float = 45.0) -> int:
+        """Warm shutdown: running tasks end first. Returns the exit status.
+
+        A pool child whose results were not read, as where a connection was lost, goes on for 30 s (billiard's
+        ``_ensure_messages_consumed``), and its worker waits for it.
+        """
         # A stopped process would not see its SIGTERM.
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
