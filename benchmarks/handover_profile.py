@@ -16,10 +16,10 @@ from kombu import Producer
 from kombu.transport.redis import Channel
 
 from benchmarks.tables import table
-from celery_dlock import handover
-from celery_dlock.execution import Execution
-from celery_dlock.parcel import Parcel
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.messaging import handoff as handover
+from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.task.execution import Execution
 
 if TYPE_CHECKING:
     from benchmarks.handover_rounds import Rounds
@@ -46,7 +46,7 @@ def stamp_steps(note: Callable[[str, str, int], None]) -> None:
 
     stamp(Backend, "mark_as_done", "result")
     stamp(RedisStore, "release", "release")
-    stamp(Parcel, "read", "parcel")
+    stamp(ParkedMessage, "read", "parcel")
     stamp(handover, "publish_parked", "carry")
     stamp(Producer, "publish", "publish")
     stamp(RedisStore, "published", "confirm")

@@ -14,7 +14,7 @@ from celery import chain
 from benchmarks.handover_stage import CHILDREN, Event, Stage, gaps
 from benchmarks.tables import percentile, spread, table
 from benchmarks.targets import Target
-from celery_dlock.store import Ending
+from celery_dlock.store.base import ReleaseRequest
 from tests.waiting import eventually
 
 #: Samples of one kind before the next kind's turn: few, because what else the machine does changes quickly.
@@ -109,7 +109,7 @@ class Rounds:
         holder = stage.hold("crowd")
         stage.park("crowd", range(crowd))
         stage.close_gate("crowd")
-        granted = stage.store.release(keys, holder, Ending(queue=True)).granted
+        granted = stage.store.release(keys, holder, ReleaseRequest(queue=True)).granted
         task = self._tasks.queued
         task.dlock.handover.carry(task.lock_spec.name_of(("crowd", 0), {}), granted)
         stage.gather(lambda events: events)

@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.parcel import Parcel
-from celery_dlock.records import By, Claim, Identity, Place
-from celery_dlock.stores import from_url
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
 from tests.processes import kill_session, spawn, tail
 from tests.servers import Server
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from celery_dlock.task import SingletonTask
+    from celery_dlock.task.base import SingletonTask
 
 NODE = "handover@localhost"
 #: One body blocked at its gate, one that ends, and one free to start.
 CHILDREN = 3
 #: Milliseconds: nobody renews what a benchmark holds.
 TTL_MS = 3600_000
-BY = By.of("bench", "bench", "bench", os.getpid())
+BY = Requester.of("bench", "bench", "bench", os.getpid())
 
 
 class Event(NamedTuple):
@@ -94,11 +94,13 @@ class Stage:
         """Park calls as a worker would, but without their running there; the lock has to be held."""
         keys = self.keys(name)
         for identity, entry in self.parcels(name, numbers):
-            self.store.acquire(keys, f"{identity.task_id}.1", TTL_MS, Claim(BY, identity, place=Place(entry)))
+            self.store.acquire(
+                keys, f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+            )
 
     def hold(self, name: str) -> str:
         """Take the lock, and return the acquisition that holds it."""
-        self.store.acquire(self.keys(name), "bench.1", TTL_MS, Claim(BY))
+        self.store.acquire(self.keys(name), "bench.1", TTL_MS, AcquireRequest(BY))
         return "bench.1"
 
     def parcels(self, name: str, numbers: range) -> Iterator[tuple[Identity, str]]:
@@ -116,7 +118,7 @@ class Stage:
             body = f'[["{name}", {number}]'.encode() + beside
             its = {**headers, "id": task_id, "root_id": task_id}, {**properties, "correlation_id": task_id}
             raw = (body, message.content_type, message.content_encoding, *its, "celery")
-            yield Identity(task_id), Parcel.of(raw, broker, now_us + number, 0).text()
+            yield Identity(task_id), ParkedMessage.of(raw, broker, now_us + number, 0).text()
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from typing import Any
 from celery.app.trace import build_tracer
 
 from benchmarks.tables import table
-from celery_dlock.message import PROPERTY, Delivery, Raw
+from celery_dlock.locking.shared_lease_table import SharedLeaseTable
+from celery_dlock.messaging.message import PROPERTY, Delivery, RawMessage
 from celery_dlock.runtime import Runtime
-from celery_dlock.shared_slots import SharedSlots
 from tests.servers import Server
 
 KINDS = ("plain", "singleton", "locked")
@@ -36,7 +36,7 @@ class Child:
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
         from benchmarks.app import app  # noqa: PLC0415 (it reads the server's address when it is imported)
 
-        slots = SharedSlots()
+        slots = SharedLeaseTable()
         slots.adopt()
         Runtime.of(app).adopt(slots)
         self._tracers: dict[str, Callable[..., Any]] = {}
@@ -70,8 +70,8 @@ class Child:
         request: dict[str, Any] = {"id": task_id, "delivery_info": {}, "hostname": "bench@localhost", "properties": {}}
         if kind == "singleton":
             # What the main process adds for a task of ours.
-            raw = Raw(b"", "application/json", "utf-8", {}, {}, "celery")
-            delivery = Delivery(uuid.uuid4().hex, now, now, monitored=False, rank_us=None, tries=0, raw=raw)
+            raw = RawMessage(b"", "application/json", "utf-8", {}, {}, "celery")
+            delivery = Delivery(uuid.uuid4().hex, now, now, monitored=False, rank_us=None, conflict_retries=0, raw=raw)
             request["properties"] = {PROPERTY: tuple(delivery)}
             request["headers"] = {}
         state = self._tracers[kind](task_id, (uuid.uuid4().int,), {}, request)

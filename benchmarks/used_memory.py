@@ -10,12 +10,12 @@ from pathlib import Path
 
 import redis
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.names import LockName
-from celery_dlock.records import Acquired, By, Claim, Identity
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.redis.store import RedisStore
 from tests.servers import Server
 
 BATCH = 10_000
@@ -32,12 +32,12 @@ def name_of(number: int) -> LockName:
 def real_mark(store: RedisStore, client: redis.Redis) -> str:
     """The mark of a success, as the scripts write it."""
     task_id = str(uuid.uuid4())
-    by, identity = By.of("shop.sms", task_id, "worker1@host", 12345), Identity(task_id)
+    by, identity = Requester.of("shop.sms", task_id, "worker1@host", 12345), Identity(task_id)
     keys = LockKeys.of("dlock", name_of(0))
-    taken = store.acquire(keys, f"{uuid.uuid4().hex}.1", 30_000, Claim(by, identity, once=True))
+    taken = store.acquire(keys, f"{uuid.uuid4().hex}.1", 30_000, AcquireRequest(by, identity, once=True))
     assert isinstance(taken, Acquired), taken
     acquisition = str(client.hget(keys.lock, "acq"))
-    ending = Ending(
+    ending = ReleaseRequest(
         identity=identity.digest, used_ms=YEAR_MS, by=by.text, once=True, seed=taken.seed, window_ms=YEAR_MS
     )
     store.release(keys, acquisition, ending)

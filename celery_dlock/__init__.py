@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from . import (
-    forgotten,  # noqa: F401  # listens for a worker's start
-    signals,
-)
-from .decorator import singleton_task
+from . import signals
 from .errors import (
     DLockError,
     InvalidLockOptions,
@@ -17,12 +13,16 @@ from .errors import (
     StoreUnavailable,
     UnknownOutcome,
 )
-from .lease import Lease
 from .lock import Lock
-from .options import LockOptions
-from .task import SingletonTask
+from .locking.lease import Lease
+from .messaging.results import CallSkipped
+from .options.lock_options import LockOptions
+from .task import startup_warnings as forgotten  # noqa: F401  # listens for a worker's start
+from .task.base import SingletonTask
+from .task.decorator import singleton_task
 
 __all__ = [
+    "CallSkipped",
     "DLockError",
     "InvalidLockOptions",
     "InvalidTick",

@@ -7,6 +7,7 @@ because Celery moves exceptions between processes by pickle and through result b
 from __future__ import annotations
 
 __all__ = [
+    "CallNotRun",
     "DLockError",
     "InvalidLockOptions",
     "InvalidTick",
@@ -14,15 +15,17 @@ __all__ = [
     "LockKeyError",
     "LockLost",
     "NameUsed",
-    "NoAnswer",
+    "NoLockStore",
     "NotConfirmed",
     "NotHeld",
-    "OnProbation",
     "ReplyLost",
+    "ReplyTimeout",
     "StoreNotReady",
+    "StoreQuarantined",
     "StoreRefused",
     "StoreUnavailable",
     "UnknownOutcome",
+    "Unpublishable",
 ]
 
 
@@ -34,6 +37,10 @@ class InvalidLockOptions(DLockError, ValueError):
     """An option or setting has a value that is not allowed; correct it where the task or the app is defined."""
 
 
+class NoLockStore(InvalidLockOptions):
+    """There is no Redis to keep locks in: ``dlock_url`` is not set, and neither broker nor result backend is one."""
+
+
 class InvalidTick(DLockError, ValueError):
     """A message's stamp (``once_per="tick"``) is not our scheduler's, or its clock is far ahead; nothing was run."""
 
@@ -42,12 +49,12 @@ class LockKeyError(DLockError, ValueError):
     """No lock name can be made for a call: its arguments do not bind, or a value has no stable form."""
 
 
-class _InTheWay(DLockError):
-    """Another run is why this one did nothing.
+class CallNotRun(DLockError):
+    """Another run, or a call that came first, is why this one did nothing.
 
     Args:
         message: Who that is, where and since when, for people.
-        name: The lock name.
+        name: The lock name; None, like the others below, where it does not apply.
         task_id: Its task's id, if it is a task.
         node: The node name of its worker or host.
         since: Since when, in seconds since the epoch by the store's clock.
@@ -75,15 +82,15 @@ class _InTheWay(DLockError):
         return self.message
 
 
-class LockHeld(_InTheWay):
+class LockHeld(CallNotRun):
     """The lock is held by another, since it took it; nothing was run."""
 
 
-class NameUsed(_InTheWay):
+class NameUsed(CallNotRun):
     """An earlier run has succeeded, ``once_per`` is not over and ``on_used`` is ``"raise"``; nothing was run."""
 
 
-class UnknownOutcome(_InTheWay):
+class UnknownOutcome(CallNotRun):
     """An earlier run died after it began, nobody knows how far it came, and ``after_crash`` is ``"hold"``.
 
     Nothing was run, and nothing will be until somebody says which it was: ``task.resolve(..., sent=True)`` or
@@ -102,6 +109,10 @@ class NotHeld(DLockError):
     """A lock was released by an owner that does not hold it."""
 
 
+class Unpublishable(DLockError):
+    """A message cannot be published again, and no later attempt can change that."""
+
+
 class StoreUnavailable(DLockError):
     """The store did not carry out a command; whether the lock is held is unchanged."""
 
@@ -114,7 +125,7 @@ class StoreNotReady(StoreUnavailable):
     """The store answered that it cannot yet: it loads its data, is busy, is a replica; later it will."""
 
 
-class OnProbation(StoreNotReady):
+class StoreQuarantined(StoreNotReady):
     """The store grants nothing new until the leases that it may have lost are over.
 
     Args:
@@ -139,5 +150,5 @@ class ReplyLost(StoreUnavailable):
     """A command was sent and its answer never came: it may have been carried out."""
 
 
-class NoAnswer(ReplyLost):
+class ReplyTimeout(ReplyLost):
     """... and did not come in time, on a connection that still stands: to ask again at once may cost as long again."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from celery.app import app_or_default
 
-from .durability import durability_of
-from .durations import Seconds, not_allowed, seconds_within, ttl_seconds
 from .errors import InvalidLockOptions, LockHeld, LockLost, NotHeld
-from .keys import LockName, shared_name
-from .lease import Lease
-from .records import Claim, Held, Holder
+from .keys.key_spec import LockName, shared_name
+from .locking.lease import Lease, NullLease
+from .options.durability import durability_of
+from .options.validation import Seconds, invalid_value, seconds_within, ttl_seconds
 from .runtime import Runtime
+from .store.model import AcquireRequest, Held, Holder, held_by
 
 if TYPE_CHECKING:
     from celery import Celery
     from typing_extensions import Self
 
 __all__ = ["Lock"]
+
+_NULL_LEASE: Final = NullLease()
 
 
 class Lock:
@@ -30,6 +32,8 @@ class Lock:
     lock re-enters. While it is held, the keeper of this process renews it.
 
     The tasks of one asyncio loop are one thread and so one owner: they do not exclude each other.
+
+    With the setting ``dlock_enabled=False`` it takes no lock and needs no store: each entry succeeds at once.
 
     As a context manager it waits for the lock, and raises :class:`LockLost` on leaving if the lease ended before.
 
@@ -63,8 +67,10 @@ class Lock:
         return self._name.text
 
     @property
-    def lease(self) -> Lease | None:
-        """This owner's lease, while it holds the lock."""
+    def lease(self) -> Lease | NullLease | None:
+        """This owner's lease, while it holds the lock; a null lease with ``dlock_enabled=False``."""
+        if not self._runtime.enabled:
+            return _NULL_LEASE
         return self._runtime.locker.held(self._name, self._runtime.scope())
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
@@ -82,14 +88,14 @@ class Lock:
         given: object = blocking  # a time perhaps, which some other locks have first
         if not isinstance(given, bool):
             allowed = "True or False; a time to wait at most is timeout="
-            raise not_allowed(f"Lock({self.name}).acquire: blocking", blocking, allowed)
+            raise invalid_value(f"Lock({self.name}).acquire: blocking", blocking, allowed)
         if timeout is not None:
             timeout = seconds_within(f"Lock({self.name}).acquire: timeout", timeout, 0.0)
             if not blocking:
                 raise InvalidLockOptions(
                     f"Lock({self.name}).acquire: timeout={timeout!r} is not allowed with blocking=False; allowed: None"
                 )
-        return isinstance(self._acquire(timeout if blocking else 0.0), Lease)
+        return isinstance(self._acquire(timeout if blocking else 0.0), Lease | NullLease)
 
     def release(self) -> None:
         """Leave the lock once.
@@ -99,6 +105,8 @@ class Lock:
             LockLost: The lease had ended before; another may have run beside this owner.
         """
         lease, scope = self.lease, self._runtime.scope()
+        if isinstance(lease, NullLease):
+            return
         if lease is None:
             raise NotHeld(f"{self.name} is not held by this owner")
         if lease is scope.own and scope.entered.count(lease) == 1:
@@ -114,10 +122,10 @@ class Lock:
 
     def holder(self) -> Holder | None:
         """Who holds the lock now."""
-        return self._runtime.locker.holder(self._name)
+        return self._runtime.locker.holder(self._name) if self._runtime.enabled else None
 
     def __enter__(self) -> Self:
-        if not isinstance(answer := self._acquire(None), Lease):
+        if not isinstance(answer := self._acquire(None), Lease | NullLease):
             raise LockHeld(f"{self.name}: {answer}", self.name)
         return self
 
@@ -132,9 +140,11 @@ class Lock:
 
     def _acquire(self, timeout: float | None) -> object:
         runtime = self._runtime
+        if not runtime.enabled:
+            return _NULL_LEASE
         scope, ttl = runtime.scope(), self._ttl or runtime.settings.ttl
-        claim = Claim(scope.by, durability=runtime.settings.confirmed_by(self._durability))
+        claim = AcquireRequest(scope.by, durability=runtime.settings.confirmed_by(self._durability))
         answer = runtime.locker.acquire_within(self._name, scope, ttl, claim, timeout)
         if isinstance(answer, Held):
-            runtime.listeners.tell("refused", name=self.name, owner=scope.owner, reason=f"held by {answer.holder}")
+            runtime.listeners.tell("refused", name=self.name, owner=scope.owner, reason=held_by(answer.holder))
         return answer

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import native, signals
-from .arrivals import Arrivals
-from .breaker import Breaker, shared_words
-from .clock import Clock, SystemClock
-from .config import Settings
-from .events import Listeners
-from .fence import apart_from_forks
-from .handover import Handover
-from .keeper import LINGER, Keeper, Source
-from .locker import Locker
-from .options import LockOptions
-from .owner import Scope, current_scope
-from .probation import Probation
-from .slots import LocalSlots, Slot, Slots
-from .stoppers import Stopper
-from .stores import open_store
-from .unsure_claims import UnsureClaims
-from .voice import logger
+from . import signals
+from .config.settings import Settings
+from .config.switch import Switch
+from .locking.claim_rollback import ClaimRollback
+from .locking.client import LockClient
+from .locking.events import Listeners
+from .locking.lease_table import BodyAborter, LeaseRecord, LeaseTable, LocalLeaseTable
+from .locking.owner import OwnerContext, current_scope
+from .locking.watchdog import LINGER, LeaseSource, Watchdog
+from .messaging.handoff import GrantPublisher
+from .messaging.receive_order import ReceiveOrder
+from .options.lock_options import LockOptions
+from .store.circuit_breaker import CircuitBreaker, shared_words
+from .store.factory import open_store
+from .store.redis.quarantine import Quarantine
+from .utils import threads as native
+from .utils.clock import Clock, SystemClock
+from .utils.fork_guard import no_fork
+from .utils.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery import Celery
 
-    from .records import Released
-    from .store import ClaimStore, QueueStore, UseStore
+    from .store.base import ClaimStore, QueueStore, UseStore
+    from .store.model import Released
 
 __all__ = ["Runtime"]
 
@@ -61,17 +64,23 @@ class Runtime:
         self.describe: Callable[[str], dict[str, Any]] = lambda owner: {}
         #: Set by the worker: may another live copy of this acquisition's message exist?
         self.doubtful: Callable[[str], bool] = lambda acquisition: False
+        #: Set by the worker: when the process of an acquisition should have ended after its hard time limit; 0 if no
+        #: limit was enforced.
+        self.killed_by: Callable[[str], float] = lambda acquisition: 0.0
         #: Made by the worker before it forks; of no use elsewhere.
-        self.arrivals = Arrivals()
+        self.arrivals = ReceiveOrder()
         #: Likewise shared with the children: what one of them finds out about the store spares the others.
         self._store_state = shared_words()
+        #: Shared with the children: when the worker last lost its broker's connection, on the monotonic clock.
+        self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         #: The worker's rooms keep their state of this app here.
         self.deliveries: Any = None
         self.sweeper: Any = None
         self.claim_keeper: Any = None
         self.children: Any = None
         #: Set by the worker, where its pool has a way to stop a body.
-        self.stopper: Stopper | None = None
+        self.stopper: BodyAborter | None = None
+        self._switch = Switch(app)
         self._settings: Settings | None = None
         self._said: set[str] = set()
         self._processes: dict[int, _Process] = {}
@@ -93,19 +102,29 @@ class Runtime:
         return self._settings
 
     @property
-    def locker(self) -> Locker:
+    def enabled(self) -> bool:
+        """Whether this app takes locks at all (``dlock_enabled``)."""
+        return self._switch.on
+
+    @functools.cached_property
+    def node(self) -> str:
+        """This host's name. Needs no settings: calls without a lock have owners too."""
+        return socket.gethostname()
+
+    @property
+    def locker(self) -> LockClient:
         return self._here().locker
 
     @property
-    def keeper(self) -> Keeper:
+    def keeper(self) -> Watchdog:
         return self._here().keeper
 
     @property
-    def handover(self) -> Handover:
+    def handover(self) -> GrantPublisher:
         return self._here().handover
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> LeaseTable:
         return self._here().slots
 
     @property
@@ -119,16 +138,35 @@ class Runtime:
         return self._here().claims
 
     @property
-    def unsure_claims(self) -> UnsureClaims:
+    def unsure_claims(self) -> ClaimRollback:
         """Of this process: takes back the claims of which nobody knows whether they were made."""
         return self._here().unsure_claims
 
     # Asked through a method, because the worker sets it after this runtime was made.
 
+    @property
+    def disconnected_at(self) -> float:
+        """When the worker last lost its broker's connection; 0 if it never did.
+
+        The broker delivers again what it had delivered before. Celery drops the callbacks of a message whose pool
+        child has not said that it begins, so that child alone can see to it that the other copy does not run.
+        """
+        return self._disconnected_at[0]
+
+    @disconnected_at.setter
+    def disconnected_at(self, now: float) -> None:
+        self._disconnected_at[0] = now
+
     def _doubtful(self, acquisition: str) -> bool:
         return self.doubtful(acquisition)
 
-    def _freed(self, slot: Slot, released: Released) -> None:
+    def _monitored_as(self) -> str | None:
+        return self.monitored_as()
+
+    def _killed_by(self, acquisition: str) -> float:
+        return self.killed_by(acquisition)
+
+    def _freed(self, slot: LeaseRecord, released: Released) -> None:
         # Without a sweeper here, that of a worker finds the grant.
         if released.granted is not None and self.sweeper is not None:
             self.sweeper.hand_over(slot.name, released.granted)
@@ -143,11 +181,11 @@ class Runtime:
         """Make sure that a keeper reads this process's slots."""
         self._here().wake()
 
-    def scope(self) -> Scope:
+    def scope(self) -> OwnerContext:
         """Who asks: the running execution, or this thread."""
-        return current_scope(self.settings.node)
+        return current_scope(self.node)
 
-    def adopt(self, slots: Slots) -> None:
+    def adopt(self, slots: LeaseTable) -> None:
         """In a pool child: hold everything in ``slots``, which the main process keeps."""
         self._processes[os.getpid()] = self._begin(slots)
 
@@ -155,13 +193,13 @@ class Runtime:
         return open_store(self.settings.places, timeout=timeout, probation=self._probation)
 
     @functools.cached_property
-    def _probation(self) -> Probation | None:
+    def _probation(self) -> Quarantine | None:
         settings = self.settings
         if len(settings.places) == 1:
             delay = settings.failover_quarantine
-            return Probation(delay) if delay else None
+            return Quarantine(delay) if delay else None
         delay = self._longest_ttl() if settings.restart_delay is None else settings.restart_delay
-        return Probation(delay, "dlock_restart_delay", trusts_disk=True) if delay else None
+        return Quarantine(delay, "dlock_restart_delay") if delay else None
 
     def _longest_ttl(self) -> float:
         ours = (getattr(task, "lock_options", None) for task in self.app.tasks.values())
@@ -176,10 +214,10 @@ class Runtime:
             process = self._processes.setdefault(pid, self._begin(None))
         return process
 
-    def _begin(self, kept: Slots | None) -> _Process:
+    def _begin(self, kept: LeaseTable | None) -> _Process:
         settings = self.settings
-        teller = _Teller(self)
-        keeper = Keeper(
+        teller = _LossNotifier(self)
+        keeper = Watchdog(
             self.store(KEEPER_TIMEOUT),
             self.clock,
             settings.prefix,
@@ -188,30 +226,39 @@ class Runtime:
             self._doubtful,
             {timeout: self.store(timeout) for timeout in PATIENT_TIMEOUTS},
             max(LINGER, RELEASE_STEPS * settings.timeout),
+            self._killed_by,
         )
-        slots: Slots
+        slots: LeaseTable
         if kept is None:
-            own = LocalSlots()
+            own = LocalLeaseTable()
             source = _OwnSource(own, self._freed)
             slots, wake = own, lambda: keeper.watch(source)
         else:
-            slots, wake = kept, _nothing
+            slots, wake = kept, _kept_elsewhere
         store, prefix = self.store(settings.timeout), settings.prefix
-        breaker = Breaker(self._store_state, self.clock, settings.rest, settings.timeout)
-        handover = Handover(self.app, store, prefix, settings.turn, self.app.producer_or_acquire)
-        locker = Locker(
+        breaker = CircuitBreaker(self._store_state, self.clock, settings.rest, settings.timeout)
+        handover = GrantPublisher(
+            self.app,
+            store,
+            prefix,
+            settings.turn,
+            self.app.producer_or_acquire,
+            settings.broker,
+            self._monitored_as,
+        )
+        locker = LockClient(
             store,
             slots,
             wake,
             self.clock,
             prefix,
             self.listeners,
-            handover.carry,
+            handover.publish_next,
             breaker,
             store,
-            store.part,
+            store.shard,
         )
-        unsure = UnsureClaims(lambda: self.store(settings.timeout), self.clock)
+        unsure = ClaimRollback(lambda: self.store(settings.timeout), self.clock)
         return _Process(slots, keeper, locker, handover, store, store, unsure, wake)
 
 
@@ -219,24 +266,24 @@ class Runtime:
 class _Process:
     """What belongs to one process and must not be used in its forks."""
 
-    slots: Slots
-    keeper: Keeper
-    locker: Locker
-    handover: Handover
+    slots: LeaseTable
+    keeper: Watchdog
+    locker: LockClient
+    handover: GrantPublisher
     claims: ClaimStore
     uses: UseStore
-    unsure_claims: UnsureClaims
-    wake: Callable[[], None]
+    unsure_claims: ClaimRollback
+    wake: Callable[[], bool]
 
 
-class _OwnSource(Source):
+class _OwnSource(LeaseSource):
     """The keeper's own process, seen by it."""
 
-    def __init__(self, slots: LocalSlots, freed: Callable[[Slot, Released], None]) -> None:
+    def __init__(self, slots: LocalLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
         self._slots = slots
         self._on_freed = freed
 
-    def taken(self) -> Sequence[Slot]:
+    def taken(self) -> Sequence[LeaseRecord]:
         return self._slots.taken()
 
     def gone(self) -> bool:
@@ -248,27 +295,30 @@ class _OwnSource(Source):
     def closed(self) -> bool:
         return True
 
-    def freed(self, slot: Slot, released: Released) -> None:
+    def looked_at(self, now: float) -> None:
+        self._slots.looked_at = now
+
+    def freed(self, slot: LeaseRecord, released: Released) -> None:
         self._on_freed(slot, released)
 
 
-class _Teller:
+class _LossNotifier:
     """Tells of lost leases apart from the keeper: a slow listener must not stall renewals."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._errands = native.Errands()
+        self._errands = native.SerialExecutor()
 
-    def lost(self, slot: Slot, reason: str) -> None:
+    def lost(self, slot: LeaseRecord, reason: str) -> None:
         name, owner = slot.name.text, slot.acquisition.rpartition(".")[0]
+        logger.warning("the lease of %s is lost: %s", name, reason)  # not behind a listener that blocks
         self._errands.add(lambda: self._tell(name, owner, reason))
 
     def _tell(self, name: str, owner: str, reason: str) -> None:
-        logger.warning("the lease of %s is lost: %s", name, reason)
-        with apart_from_forks():
+        with no_fork():
             facts = self._runtime.describe(owner)
             self._runtime.listeners.tell("lost", name=name, owner=owner, reason=reason, **facts)
 
 
-def _nothing() -> None:
-    return None
+def _kept_elsewhere() -> bool:
+    return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery.utils.dispatch import Signal
 
-from .events import Event, Kind, Listeners
+from .locking.events import Event, Kind, Listeners
 
 if TYPE_CHECKING:
     from celery import Celery

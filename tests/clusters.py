@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 from redis.cluster import ClusterNode
+from redis.crc import key_slot
 from typing_extensions import Self
 
 from tests.cluster_nodes import (
@@ -30,6 +31,13 @@ from tests.tls import BINARY, TlsNode
 from tests.waiting import eventually
 
 SLOTS = 16384
+
+
+def _each_slot(node: Server, slots: Sequence[int], command: str, rest: Callable[[int], list[Any]]) -> None:
+    with node.client() as client, client.pipeline(transaction=False) as pipe:
+        for slot in slots:
+            pipe.execute_command(command, *rest(slot))
+        pipe.execute(raise_on_error=False)  # it may have lost its last slot meanwhile, and be another's replica
 
 
 class ClusterSet:
@@ -238,6 +246,24 @@ class ClusterSet:
         for node in (to, source, *(n for n in self.primaries() if n not in (to, source))):
             ask(node, "CLUSTER SETSLOT", slot, "NODE", self.id_of(to))
         eventually(lambda: self._agreed(slot) is to, within=20, message=f"slot {slot} did not move")
+
+    def leave(self, node: Server) -> None:
+        """Move a primary's slots to another one, and let it start a Cluster of its own with its old id."""
+        to = next(other for other in self.primaries() if other is not node)
+        slots = [slot for some in slots_of(myself(node)) for slot in some]
+        with node.client() as client:
+            for slot in {key_slot(key.encode()) for key in client.keys("*")}:
+                self.move_slot(slot, to)
+        left, mover, number = self.id_of(node), self.id_of(to), self.nodes.index(node)
+        for other in (to, node, *(n for n in self.primaries() if n not in (to, node))):
+            _each_slot(other, slots, "CLUSTER SETSLOT", lambda slot: [slot, "NODE", mover])
+        del self.nodes[number]
+        for other in self.nodes:
+            ask(other, "CLUSTER FORGET", left)
+        ask(node, "CLUSTER RESET", "SOFT")
+        ask(node, "CLUSTER ADDSLOTS", *range(SLOTS))
+        self._until(lambda: serving(node), "the one that left serves")
+        assert self.id_of(node) == left
 
     def _agreed(self, slot: int) -> Server | None:
         living = [node for node in self.nodes if node.answering]

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 import redis
 from celery import _state
+from redis.utils import HIREDIS_AVAILABLE
 
 from tests.proxy import Proxy
 from tests.rabbitmq import running_rabbitmq
@@ -43,7 +44,8 @@ WORKERS = pytest.StashKey[list[Worker]]()
 
 
 def pytest_report_header() -> list[str]:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
+    found = {name: version(name) for name in ("celery", "kombu", "redis") + ("hiredis",) * HIREDIS_AVAILABLE}
+    versions = ", ".join(f"{name} {number}" for name, number in found.items())
     return [versions, f"server: {server_binary()}"]
 
 

@@ -80,6 +80,10 @@ class Proxy:
         """Hand each answer on so many seconds late, a random number of them from `least` to `most`."""
         self._call(self._slow(least, most))
 
+    def lead_to(self, target_port: int) -> None:
+        """Cut the connections of now; new ones lead to another server, as after a change of a name or a balancer."""
+        self._call(self._lead_to(target_port))
+
     def half_open(self) -> None:
         """Forget the connections of now, as a restarted router does: clients see them open, and hear nothing any more.
 
@@ -92,6 +96,11 @@ class Proxy:
 
     async def _slow(self, least: float, most: float) -> None:
         self._delay = least, most
+
+    async def _lead_to(self, target_port: int) -> None:
+        self._target = target_port
+        await self._refuse()
+        await self._listen()
 
     async def _forget(self) -> None:
         for link in self._links:

@@ -1,5 +1,6 @@
 """A RabbitMQ broker of the distribution's package, in a folder and on ports of its own."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from tests.waiting import eventually
 
 # Not the one in PATH: that changes folder and user.
 BINARY = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+CONTROL = Path("/usr/lib/rabbitmq/bin/rabbitmqctl")
 USER = "rabbitmq"
 GREETING = b"AMQP\x00\x00\x09\x01"
 
@@ -67,6 +69,22 @@ class RabbitMQ:
         self._broker = spawn([BINARY], log, environ=self._environ, user=USER, death_signal="TERM")
         eventually(_answer(self._broker, self.port), within=60, every=0.1, message=f"RabbitMQ, see {log}")
         assert self._broker.poll() is None, f"RabbitMQ does not start:\n{tail(log)}"
+
+    def url_of(self, user: str, *, writes: str) -> str:
+        """The URL of a new user who may configure and read everything, and write to what the pattern matches."""
+        self._control("add_user", user, user)
+        self.grant(user, writes=writes)
+        return f"amqp://{user}:{user}@{HOST}:{self.port}//"
+
+    def grant(self, user: str, *, writes: str) -> None:
+        """Change what a user may write to; a running connection may learn of it some seconds later."""
+        self._control("set_permissions", user, ".*", writes, ".*")
+
+    def _control(self, *words: str) -> None:
+        command = [str(CONTROL), "--node", self._environ["RABBITMQ_NODENAME"], *words]
+        subprocess.run(
+            command, env={**os.environ, **self._environ}, user=USER, check=True, capture_output=True, timeout=60
+        )
 
     def kill(self) -> None:
         """SIGKILL; what it has on its disk stays."""

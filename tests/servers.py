@@ -30,13 +30,13 @@ LOCK_COMMANDS = (
 LOCK_RIGHTS = ("on", f">{LOCK_PASSWORD}", "resetchannels", "~dlock:*", "&dlock:*", *(f"+{c}" for c in LOCK_COMMANDS))
 
 #: And what a node of a Cluster is asked beside; the last two since Redis 7.
-CLUSTER_COMMANDS = ("cluster|slots", "cluster|myid", "asking", "ssubscribe", "spublish")
+CLUSTER_COMMANDS = ("cluster|slots", "cluster|nodes", "cluster|myid", "asking", "ssubscribe", "spublish")
 
 
 def cluster_rights(binary: Path | None = None) -> tuple[str, ...]:
     """Those that a server knows."""
     told = subprocess.run([binary or server_binary(), "--version"], capture_output=True, text=True, check=True).stdout
-    known = CLUSTER_COMMANDS[:3] if " v=6." in told else CLUSTER_COMMANDS
+    known = CLUSTER_COMMANDS[:4] if " v=6." in told else CLUSTER_COMMANDS
     return tuple(f"+{command}" for command in known)
 
 

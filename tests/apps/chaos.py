@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_dlock import LockLost, StoreUnavailable, singleton_task
-from celery_dlock.keeper import Keeper
+from celery_dlock.locking.watchdog import Watchdog
 from tests.faults.chaos.gaps import watch_for_gaps
 from tests.faults.chaos.history import History
 from tests.faults.chaos.resource import TRIES, write
@@ -132,4 +132,4 @@ watch_for_gaps(history)
 
 if os.environ.get("DLOCK_CHAOS_RENEWAL") == "off" and "DLOCK_CHAOS_POOL" in os.environ:  # in workers only
     # The checker is checked with this: locks that nobody renews have to show.
-    Keeper._renew = lambda self, due, held: True  # type: ignore[method-assign]  # this is the point
+    Watchdog._renew = lambda self, due, held: True  # type: ignore[method-assign]  # this is the point

@@ -6,7 +6,7 @@ import os
 import redis
 from celery import Celery
 
-from celery_dlock import singleton_task
+from celery_dlock import LockOptions, SingletonTask, singleton_task
 
 app = Celery("claiming", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
 app.conf.update(
@@ -68,6 +68,23 @@ def step(*given):
 @singleton_task(app=app, name="loud_step", key=words, unique="queued", on_duplicate="raise")
 def loud_step(*given):
     return given[-1]
+
+
+class Nightly(SingletonTask):
+    name = "nightly"
+    lock_options = LockOptions(key=["n"], unique="queued")
+
+    def run(self, n):
+        return n
+
+
+class UnclaimedNightly(Nightly):
+    name = "unclaimed_nightly"
+    lock_options = LockOptions(key=["n"])
+
+
+nightly = app.register_task(Nightly())
+unclaimed_nightly = app.register_task(UnclaimedNightly())
 
 
 @app.task(name="busy")

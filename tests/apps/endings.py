@@ -69,6 +69,13 @@ def _deaf(_task: Any, row: str) -> None:
     beat(row)
 
 
+def _stubborn(_task: Any, row: str) -> None:
+    try:
+        beat(row)
+    except BaseException:  # noqa: BLE001  # such as gevent's Timeout
+        beat(row)
+
+
 def _exit_at_once(_task: Any, row: str) -> None:
     if starts(row) == 1:
         mark(row, "died")
@@ -105,6 +112,7 @@ WAYS: dict[str, Callable[[Any, str], None]] = {
     "replace": _replace,
     "caught": _caught,
     "deaf": _deaf,
+    "stubborn": _stubborn,
     "os._exit": _exit_at_once,
     "kill": _kill,
     "segfault": _segfault,

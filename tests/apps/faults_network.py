@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 
 from celery_dlock import LockLost, SingletonTask, signals, singleton_task
-from celery_dlock.events import Event
+from celery_dlock.locking.events import Event
 
 #: Long enough that one timeout of the keeper (0.4 s) fits into it, also on a loaded machine.
 TTL = 3.0

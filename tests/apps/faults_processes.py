@@ -11,8 +11,9 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_process_init
 
-from celery_dlock import LockLost, execution, signals, singleton_task
-from celery_dlock.events import Event
+from celery_dlock import LockLost, signals, singleton_task
+from celery_dlock.locking.events import Event
+from celery_dlock.task import execution
 from tests.apps.marks import FOR_EVER, mark, marks_client, noted
 
 BRIEF = 2.0

@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 
 from celery_dlock import LockLost, signals, singleton_task
-from celery_dlock.events import Event
+from celery_dlock.locking.events import Event
 from tests.apps.marks import mark, marks_client, noted
 
 #: Short, so that the tests are; the rest is much longer than what they do in it.

@@ -11,8 +11,9 @@ from typing import Any
 
 from celery import Celery
 
-from celery_dlock import Lock, SingletonTask, execution, signals, singleton_task
-from celery_dlock.events import Event
+from celery_dlock import Lock, SingletonTask, signals, singleton_task
+from celery_dlock.locking.events import Event
+from celery_dlock.task import execution
 from tests.apps.marks import mark, marks_client, noted
 
 TTL = 3.0

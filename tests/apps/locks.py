@@ -12,8 +12,9 @@ from typing import NoReturn
 import psutil
 from celery import Celery
 
-from celery_dlock import Lock, keeper
+from celery_dlock import Lock
 from celery_dlock.errors import NotHeld
+from celery_dlock.locking import watchdog as keeper
 
 
 def app_at(url: str) -> Celery:

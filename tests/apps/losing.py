@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 
 from celery_dlock import LockLost, SingletonTask, signals, singleton_task
-from celery_dlock.events import Event
+from celery_dlock.locking.events import Event
 from tests.apps.marks import mark, noted, starts
 
 TTL = 2.0
@@ -118,7 +118,7 @@ def kept_and_waits(self: SingletonTask, row: str) -> int | None:
 def says_until_when(self: SingletonTask, row: str) -> float:
     """Seconds after which its lease is renewed no more."""
     mark(row, "start")
-    until: float = self.lease.slot.until  # type: ignore[union-attr]  # it runs in a worker
+    until: float = self.lease.slot.max_hold_until  # type: ignore[union-attr]  # it runs in a worker
     return until - time.monotonic() if until else 0.0
 
 

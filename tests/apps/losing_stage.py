@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from celery_dlock.keys import LockKeys
+from celery_dlock.keys.key_spec import LockKeys
 from tests.servers import Server
 from tests.waiting import eventually
 from tests.workers import Urls, Worker, loaded_app, running_worker

@@ -109,6 +109,15 @@ def _linger(sender, state, **_):
         time.sleep(LINGER)
 
 
+class Slow(Noting):
+    """Holds its lock for long behind its body's end, when its chain's next step is published already."""
+
+    abstract = True
+
+    def on_success(self, *args):
+        time.sleep(1.6)
+
+
 @task_failure.connect
 def _noting(task_id, exception, **_):
     note("task_failure", id=task_id, error=type(exception).__name__)
@@ -129,6 +138,7 @@ retries_slowly = define("retries_slowly", on_conflict="retry", retry_delay=2.0)
 retries_twice = define("retries_twice", on_conflict="retry", retry_delay=0.05, retry_limit=2)
 retries_without_own = define("retries_without_own", on_conflict="retry", retry_delay=0.1, max_retries=0)
 retries_late = define("retries_late", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.4, acks_late=True)
+queues = define("queues", on_conflict="queue")
 waits = define("waits", on_conflict="wait")
 waits_briefly = define("waits_briefly", on_conflict="wait", wait_timeout=0.4)
 waits_then_skips = define("waits_then_skips", on_conflict="wait", wait_timeout=0.3, after_wait="skip")
@@ -143,6 +153,9 @@ comes_back_late = define("comes_back_late", acks_late=True, reject_on_worker_los
 short_lived = define("short_lived", acks_late=True, ttl=4)
 lingers_and_skips = define("lingers_and_skips", Lingering)
 lingers_and_raises = define("lingers_and_raises", Lingering, on_conflict="raise")
+slow_skips = define("slow_skips", Slow)
+slow_raises = define("slow_raises", Slow, on_conflict="raise")
+slow_waits = define("slow_waits", Slow, on_conflict="wait", wait_timeout=0.1)
 once = define("once", once_per=60)
 once_briefly = define("once_briefly", once_per=timedelta(seconds=1.5))
 once_as_value = define("once_as_value", once_per=60, skip_result="done before")

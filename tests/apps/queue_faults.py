@@ -8,11 +8,11 @@ from typing import Any
 from celery import Celery
 
 from celery_dlock import singleton_task
-from celery_dlock.deliveries import Deliveries
-from celery_dlock.handover import Handover
-from celery_dlock.message import PROPERTY, Delivery
-from celery_dlock.request import SingletonRequest
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.messaging.handoff import GrantPublisher
+from celery_dlock.messaging.message import PROPERTY, Delivery
+from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
+from celery_dlock.worker.request import SingletonRequest
 from tests.apps.marks import marks_client
 from tests.apps.steps import step, stepped
 
@@ -56,8 +56,8 @@ if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
     stepped(RedisStore, "published", "published")
     stepped(RedisStore, "sweep", "sweep", answered=lambda taken: taken.granted is not None)
-    stepped(Handover, "_carry", "carry")
-    stepped(Deliveries, "number", "received", is_turn)
+    stepped(GrantPublisher, "_carry", "carry")
+    stepped(DeliveryRegistry, "number", "received", is_turn)
     stepped(SingletonRequest, "dlock_acknowledge", "acknowledge", lambda request: request._dlock_held_back)
 
 

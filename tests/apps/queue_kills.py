@@ -16,8 +16,8 @@ import redis
 from celery import Celery
 
 from celery_dlock import singleton_task
-from celery_dlock.handover import Handover
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.messaging.handoff import GrantPublisher
+from celery_dlock.store.redis.store import RedisStore
 from tests.apps.marks import marks_client
 
 app = Celery("queue_kills", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
@@ -86,7 +86,7 @@ if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
     stepped(RedisStore, "published", "published")
     stepped(RedisStore, "sweep", "sweep")
-    stepped(Handover, "_carry", "carry")
+    stepped(GrantPublisher, "_carry", "carry")
 
 
 @singleton_task(app=app, name="kills.post", on_conflict="queue", key=["account"], ttl=2)

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import redis
 
-from celery_dlock.keys import LockKeys
+from celery_dlock.keys.key_spec import LockKeys
 from tests.apps.policies_stage import Stage, _stop_listening
 from tests.servers import Server
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ import time
 from celery import Celery
 
 from celery_dlock import SingletonTask, signals, singleton_task
-from celery_dlock.events import Event
+from celery_dlock.locking.events import Event
 from tests.apps.marks import mark, noted
 
 PLACES = os.environ["DLOCK_TEST_LOCK_URL"].split(",")

@@ -20,6 +20,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     result_expires=600,
     worker_log_color=False,
+    dlock_call_options="all",
 )
 app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
 

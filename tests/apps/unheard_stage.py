@@ -2,8 +2,8 @@
 
 import redis
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.records import Identity
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.model import Identity
 
 APP = "tests.apps.unheard"
 

@@ -5,7 +5,8 @@ import os
 import redis
 from celery import Celery
 
-from celery_dlock import singleton_task, sweeper
+from celery_dlock import singleton_task
+from celery_dlock.worker import queue_sweeper as sweeper
 
 sweeper.LOOK = 0.5  # half a minute outside tests
 

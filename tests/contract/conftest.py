@@ -13,9 +13,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_dlock.place_setting import of_setting
-from celery_dlock.stores import open_store
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.config.locations import locations_from_settings
+from celery_dlock.store.factory import open_store
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.majority import ManyClients, Settled
 from tests.servers import Server
 from tests.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
@@ -130,7 +130,7 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 
 @pytest.fixture
 def store(lock_url: LockUrl) -> Iterator[RedisStore]:
-    made = open_store(of_setting(lock_url, {}), timeout=5)
+    made = open_store(locations_from_settings(lock_url, {}), timeout=5)
     # Redlock's has the same verbs.
     yield Settled(made) if isinstance(lock_url, list) else made  # type: ignore[misc]
     made.close()

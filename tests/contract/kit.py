@@ -7,20 +7,20 @@ from typing import Any
 
 import redis
 
-from celery_dlock.clock import SystemClock
-from celery_dlock.events import Event, Listeners
-from celery_dlock.keeper import Keeper
-from celery_dlock.keys import LockKeys, LockName, shared_name
-from celery_dlock.lease import Lease
-from celery_dlock.locker import Locker
-from celery_dlock.owner import Scope
-from celery_dlock.place_setting import of_setting
-from celery_dlock.records import Acquired, By, Claim, Identity
+from celery_dlock.config.locations import locations_from_settings
+from celery_dlock.keys.key_spec import LockKeys, LockName, shared_name
+from celery_dlock.locking.client import LockClient
+from celery_dlock.locking.events import Event, Listeners
+from celery_dlock.locking.lease import Lease
+from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
+from celery_dlock.locking.owner import OwnerContext
+from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.runtime import _OwnSource
-from celery_dlock.slots import LocalSlots, Slot
-from celery_dlock.store import Ending
-from celery_dlock.stores import open_store
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import open_store
+from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.utils.clock import SystemClock
 
 TTL = 30_000
 
@@ -29,17 +29,19 @@ def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
     return LockKeys.of(prefix, shared_name(text))
 
 
-def claim_of(task_id: str | None = None, **facts: Any) -> Claim:
+def claim_of(task_id: str | None = None, **facts: Any) -> AcquireRequest:
     identity = Identity(task_id) if task_id else None
-    return Claim(By.of("app.post" if task_id else None, task_id, "node1", 77), identity, **facts)
+    return AcquireRequest(Requester.of("app.post" if task_id else None, task_id, "node1", 77), identity, **facts)
 
 
-def ending_of(task_id: str, **facts: Any) -> Ending:
-    by = By.of("app.post", task_id, "node1", 77)
-    return Ending(identity=Identity(task_id).digest, by=by.text, **{"final": True, **facts})
+def ending_of(task_id: str, **facts: Any) -> ReleaseRequest:
+    by = Requester.of("app.post", task_id, "node1", 77)
+    return ReleaseRequest(identity=Identity(task_id).digest, by=by.text, **{"final": True, **facts})
 
 
-def take(store: RedisStore, acquisition: str, claim: Claim | None = None, *, keys: LockKeys | None = None) -> Acquired:
+def take(
+    store: RedisStore, acquisition: str, claim: AcquireRequest | None = None, *, keys: LockKeys | None = None
+) -> Acquired:
     answer = store.acquire(keys or keys_of(), acquisition, TTL, claim or claim_of())
     assert isinstance(answer, Acquired), answer
     return answer
@@ -76,34 +78,34 @@ class Party:
 
     def __init__(self, url: str | list[str], *, timeout: float = 0.5) -> None:
         self.told: list[Event] = []
-        places = of_setting(url, {})
+        places = locations_from_settings(url, {})
         self.store = open_store(places, timeout=timeout)
-        self.slots = LocalSlots()
+        self.slots = LocalLeaseTable()
         listeners = Listeners()
         listeners.add(self.told.append)
         self.lost: list[str] = []
         kept = open_store(places, timeout=timeout)
-        self.keeper = Keeper(kept, SystemClock(), "dlock", timeout, self._lost)
+        self.keeper = Watchdog(kept, SystemClock(), "dlock", timeout, self._lost)
         source = _OwnSource(self.slots, lambda slot, released: None)
-        self.locker = Locker(
+        self.locker = LockClient(
             self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), "dlock", listeners
         )
         self.scope = self.new_scope()
 
-    def new_scope(self) -> Scope:
-        return Scope(uuid.uuid4().hex, By.of(None, None, "node1", 77))
+    def new_scope(self) -> OwnerContext:
+        return OwnerContext(uuid.uuid4().hex, Requester.of(None, None, "node1", 77))
 
-    def acquire(self, name: LockName, *, scope: Scope | None = None, ttl: float = 30.0) -> Lease:
+    def acquire(self, name: LockName, *, scope: OwnerContext | None = None, ttl: float = 30.0) -> Lease:
         scope = scope or self.scope
-        lease = self.locker.acquire(name, scope, ttl, Claim(scope.by))
+        lease = self.locker.acquire(name, scope, ttl, AcquireRequest(scope.by))
         assert isinstance(lease, Lease), lease
         return lease
 
-    def release(self, lease: Lease, ending: Ending | None = None) -> bool:
-        return self.locker.release(lease, self.scope, ending or Ending())
+    def release(self, lease: Lease, ending: ReleaseRequest | None = None) -> bool:
+        return self.locker.release(lease, self.scope, ending or ReleaseRequest())
 
     def kinds_told(self) -> list[str]:
         return [event.kind for event in self.told]
 
-    def _lost(self, slot: Slot, reason: str) -> None:
+    def _lost(self, slot: LeaseRecord, reason: str) -> None:
         self.lost.append(reason)

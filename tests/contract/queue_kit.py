@@ -5,11 +5,11 @@ from typing import Any
 
 import redis
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.names import LockName
-from celery_dlock.records import Acquired, By, Claim, Grant, Identity, Parked, Place, Refusal
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, Parked, QueueRequest, Refusal, Requester
+from celery_dlock.store.redis.store import RedisStore
 
 TTL = 60_000
 TURN = 60_000
@@ -29,11 +29,13 @@ def entry_of(task_id: str, *, task: str = "app.post", body: str = "{}") -> str:
     return f"{json.dumps([task, task_id])}\n{body}"
 
 
-def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> Claim:
-    place = {name: facts.pop(name) for name in Place._fields if name in facts}
+def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> AcquireRequest:
+    place = {name: facts.pop(name) for name in QueueRequest._fields if name in facts}
     if parks:
         place.setdefault("entry", entry_of(task_id))
-    return Claim(By("app.post", task_id, "node1", "77"), Identity(task_id), place=Place(**place), **facts)
+    return AcquireRequest(
+        Requester("app.post", task_id, "node1", "77"), Identity(task_id), place=QueueRequest(**place), **facts
+    )
 
 
 def ask(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Acquired | Refusal:
@@ -52,8 +54,8 @@ def park(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEY
     return answer
 
 
-def ending(task_id: str, *, final: bool = True, queue: bool = True, **facts: Any) -> Ending:
-    return Ending(final=final, identity=digest(task_id), queue=queue, **facts)
+def ending(task_id: str, *, final: bool = True, queue: bool = True, **facts: Any) -> ReleaseRequest:
+    return ReleaseRequest(final=final, identity=digest(task_id), queue=queue, **facts)
 
 
 def grant_to(store: RedisStore, task_id: str, keys: LockKeys = KEYS) -> Grant:

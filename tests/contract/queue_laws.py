@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis.stateful import invariant
 
-from celery_dlock.keys import LockKeys
+from celery_dlock.keys.key_spec import LockKeys
 from tests.contract.queue_kit import SECOND, TTL
 from tests.contract.queue_machine import BUCKET, Machine
 from tests.contract.queue_model import Queue

@@ -9,12 +9,12 @@ from typing import Any
 import redis
 from hypothesis.stateful import RuleBasedStateMachine
 
-from celery_dlock import records
-from celery_dlock.keys import LockKeys
-from celery_dlock.names import LockName
-from celery_dlock.records import By, Claim, Identity, Place
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store import model as records
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
 from tests.contract.queue_kit import TTL, TURN, now_us
 from tests.contract.queue_model import Queue
 from tests.contract.queue_values import ANY, PAST, Ask, Bucket, Granted, Held, Stamp
@@ -60,8 +60,8 @@ class Machine(RuleBasedStateMachine):
 
     def send(self, name: int, ask: Ask) -> None:
         keys = self.keys[name]
-        claim = Claim(
-            By("t", ask.task_id, "n", "1"),
+        claim = AcquireRequest(
+            Requester("t", ask.task_id, "n", "1"),
             Identity(ask.task_id) if ask.identity else None,
             ask.redelivered,
             ask.copied,
@@ -80,12 +80,12 @@ class Machine(RuleBasedStateMachine):
         self.twice(once)
 
     def end(self, name: int, ask: Ask, *, final: bool, queue: bool) -> None:
-        ending = Ending(final, ask.identity, unsure=ask.unsure, queue=queue)
+        ending = ReleaseRequest(final, ask.identity, outcome_unknown=ask.unsure, queue=queue)
 
         def once() -> object:
             expected = self.queues[name].release(ask, self.now(), self.now(), final=final, queue=queue)
             answer = self.store.release(self.keys[name], ask.acquisition, ending)
-            self.same((answer.ours, answer.word, told(answer.granted)), expected)
+            self.same((answer.ours, answer.duplicate_seen, told(answer.granted)), expected)
             if final and ask.identity in self.bucket.done:
                 self.owed[name].discard(ask.identity)
             return answer.granted
@@ -115,10 +115,10 @@ class Machine(RuleBasedStateMachine):
         if self.random.random() < DOUBLED:
             again()
 
-    def place(self, ask: Ask) -> Place:
+    def place(self, ask: Ask) -> QueueRequest:
         after = 0 if ask.after is None else self.number(ask.after)
         turn = "" if ask.turn is None else str(self.number(ask.turn))
-        return Place(ask.entry, ask.limit, ask.ousts, after, turn)
+        return QueueRequest(ask.entry, ask.limit, ask.ousts, after, turn)
 
     def learn(self, name: int, ask: Ask, answer: object, expected: tuple[Any, ...]) -> None:
         owed = self.owed[name]

@@ -2,14 +2,14 @@
 
 import pytest
 
-from celery_dlock.records import By, First, Publication
-from celery_dlock.scripts import CLAIM, UNCLAIM
-from celery_dlock.stores import from_url
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import ClaimRequest, ExistingCall, Requester
+from celery_dlock.store.redis.scripts import CLAIM, UNCLAIM
 from tests.contract.kit import claim_of, keys_of, take
 
 
 def call_of(task_id, *, turn=0, life_ms=30_000, running=False, attempt="x"):
-    return Publication(task_id, turn, life_ms, running, By.of("app.post", task_id, "node1", 77), attempt)
+    return ClaimRequest(task_id, turn, life_ms, running, Requester.of("app.post", task_id, "node1", 77), attempt)
 
 
 def claim(store, task_id, **facts):
@@ -19,7 +19,7 @@ def claim(store, task_id, **facts):
 def test_a_free_name_is_claimed_and_the_second_call_is_told_who_was_first(store):
     assert claim(store, "a") is None
     told = claim(store, "b")
-    assert isinstance(told, First)
+    assert isinstance(told, ExistingCall)
     assert (told.state, told.task, told.task_id, told.node) == ("queued", "app.post", "a", "node1")
     assert told.since > 1.7e9
 

@@ -13,12 +13,13 @@ import redis
 from celery import Celery
 
 from celery_dlock import StoreUnavailable, singleton_task
+from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import NotConfirmed
-from celery_dlock.lease import Lease
-from celery_dlock.place_setting import of_setting
-from celery_dlock.records import Acquired, By, Claim, Durability, Parked, Place, Publication, Renewal
-from celery_dlock.stores import from_url, open_store
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.locking.lease import Lease
+from celery_dlock.options.durability import Durability
+from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.model import Acquired, AcquireRequest, ClaimRequest, Parked, QueueRequest, Renewal, Requester
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
 from tests.replicas import ReplicaSet
 from tests.servers import LOCK_USER, Server
@@ -79,7 +80,7 @@ def short_of(store: RedisStore, durability: Durability) -> str:
     acquisition = f"{uuid.uuid4().hex}.1"
     with pytest.raises(NotConfirmed) as raised:
         store.acquire(keys_of(), acquisition, TTL, claim_of(durability=durability))
-    store.release(keys_of(), acquisition, ending_of("t", unsure=True))
+    store.release(keys_of(), acquisition, ending_of("t", outcome_unknown=True))
     return str(raised.value)
 
 
@@ -162,7 +163,7 @@ class TestAcquire:
 
 
 def durable(party: Party, durability: Durability, *, name: str = "x", ttl: float = 30.0, **facts: Any) -> Lease:
-    claim = Claim(party.scope.by, durability=durability, **facts)
+    claim = AcquireRequest(party.scope.by, durability=durability, **facts)
     lease = party.locker.acquire(shared_name(name), party.scope, ttl, claim)
     assert isinstance(lease, Lease)
     return lease
@@ -172,7 +173,7 @@ def durable(party: Party, durability: Durability, *, name: str = "x", ttl: float
 def party(servers: ReplicaSet) -> Party:
     """A locker whose keeper's thread is not started: the test is its scheduler."""
     made = Party(servers.primary.url(), timeout=20)
-    made.keeper.wake = lambda: None  # type: ignore[method-assign]
+    made.keeper.wake = lambda: True  # type: ignore[method-assign]
     return made
 
 
@@ -197,7 +198,7 @@ def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_th
     store: RedisStore, servers: ReplicaSet, admin: redis.Redis
 ) -> None:
     take(store, "h.1", claim_of("holder"))
-    waits = claim_of("waiter", place=Place("entry"), durability=ONE)
+    waits = claim_of("waiter", place=QueueRequest("entry"), durability=ONE)
     _, parked, *_ = keys_of().queue()
     with paused(*servers.replicas):
         with pytest.raises(NotConfirmed):
@@ -310,8 +311,10 @@ class TestEndsAndClaims:
     def test_of_a_group_only_a_claim_that_was_made_needs_to_be_confirmed(
         self, store: RedisStore, servers: ReplicaSet
     ) -> None:
-        def publication(task_id: str, durability: Durability) -> Publication:
-            return Publication(task_id, 0, TTL, False, By("t", task_id, "n", "1"), f"attempt-{task_id}", durability)
+        def publication(task_id: str, durability: Durability) -> ClaimRequest:
+            return ClaimRequest(
+                task_id, 0, TTL, False, Requester("t", task_id, "n", "1"), f"attempt-{task_id}", durability
+            )
 
         store.claim([(keys_of("a"), publication("first", SURE))])
         with paused(*servers.replicas):
@@ -360,7 +363,7 @@ class TestFailover:
             now = time.monotonic()
             assert all(life / 1000 >= 60 - (now - held[text][1]) - 0.001 for text, (_, life) in found.items())
             assert len(found) == 100
-            after = open_store(of_setting(promoted.url(), {}), timeout=20)
+            after = open_store(locations_from_settings(promoted.url(), {}), timeout=20)
             refused = [after.acquire(keys_of(t), "p.1", TTL, claim_of()) for t in held]
             assert not any(isinstance(answer, Acquired) for answer in refused)
 

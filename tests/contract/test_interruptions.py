@@ -14,11 +14,13 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 import celery_dlock
-from celery_dlock import execution, owner, singleton_task
-from celery_dlock.message import PROPERTY, Delivery
-from celery_dlock.records import Use
+from celery_dlock import singleton_task
+from celery_dlock.locking import owner
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.messaging.message import PROPERTY, Delivery
 from celery_dlock.runtime import Runtime
-from celery_dlock.slots import SlotState
+from celery_dlock.store.model import LastRun
+from celery_dlock.task import execution
 
 OURS = str(Path(celery_dlock.__file__).parent)
 
@@ -48,7 +50,7 @@ def app(redis_url: str, caplog: pytest.LogCaptureFixture) -> Celery:
     caplog.set_level(logging.CRITICAL, "celery.app.trace")
     app = Celery("interruptions", broker=redis_url, backend="cache+memory://", set_as_current=False)
     # The test is the keeper's scheduler: its thread never starts.
-    assert Runtime.of(app).keeper._running.take()
+    assert Runtime.of(app).keeper._loop.running.take()
     return app
 
 
@@ -66,7 +68,7 @@ def run(task: Any, number: int, strike: Strike) -> None:
         sys.settrace(None)
 
 
-def assert_no_doubt(use: Use | None, where: str, *, ended: bool) -> None:
+def assert_no_doubt(use: LastRun | None, where: str, *, ended: bool) -> None:
     state = use and use.state
     assert (where, state) != (where, "unknown")
     # The steps that come first behind a body belong to it.
@@ -105,7 +107,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redi
     while True:
         strike = Strike(at=struck)
         run(work, struck, strike)
-        kept = [slot for slot in runtime.slots.taken() if slot.state is not SlotState.LEFT]  # type: ignore[attr-defined]
+        kept = [slot for slot in runtime.slots.taken() if slot.state is not LeaseState.RELEASE_DELEGATED]  # type: ignore[attr-defined]
         assert (strike.where, kept) == (strike.where, [])
         runtime.keeper.tick()
         assert (strike.where, client.keys("*:lock:*")) == (strike.where, [])

@@ -3,9 +3,18 @@
 import pytest
 import redis
 
-from celery_dlock.records import Acquired, By, Claim, Duplicate, Held, Identity, Place, Queued
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import (
+    Acquired,
+    AcquireRequest,
+    Duplicate,
+    Held,
+    Identity,
+    Queued,
+    QueueRequest,
+    Requester,
+)
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_kit
 from tests.contract.kit import TTL, claim_of, keys_of, of_one_acquisition, take
 
@@ -13,14 +22,14 @@ KEYS = keys_of()
 LIFE = 60_000
 
 
-def claim(task_id: str, retries: int = 0, **facts: object) -> Claim:
-    return Claim(By("app.post", task_id, "node1", "77"), Identity(task_id, retries), **facts)  # type: ignore[arg-type]
+def claim(task_id: str, retries: int = 0, **facts: object) -> AcquireRequest:
+    return AcquireRequest(Requester("app.post", task_id, "node1", "77"), Identity(task_id, retries), **facts)  # type: ignore[arg-type]
 
 
-def kept_for(task_id: str, *, retries: int = 1, life_ms: int = LIFE, **facts: object) -> Ending:
+def kept_for(task_id: str, *, retries: int = 1, life_ms: int = LIFE, **facts: object) -> ReleaseRequest:
     heir = Identity(task_id, retries).digest
     first = Identity(task_id, retries - 1).digest
-    return Ending(final=True, identity=first, heir=heir, heir_ms=life_ms, **facts)  # type: ignore[arg-type]
+    return ReleaseRequest(final=True, identity=first, reserved_for=heir, heir_ms=life_ms, **facts)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -48,10 +57,10 @@ def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     [claim_of(), claim("b"), claim("b", 1), claim("a", 0), claim("a", 2), claim("b", once=True)],
     ids=["a Lock", "another task", "another retry", "the message that was retried", "a later retry", "once_per"],
 )
-def test_everybody_else_meets_a_held_lock(kept: RedisStore, rival: Claim) -> None:
+def test_everybody_else_meets_a_held_lock(kept: RedisStore, rival: AcquireRequest) -> None:
     answer = kept.acquire(KEYS, "b.1", TTL, rival)
     assert isinstance(answer, Held)
-    assert not answer.twin
+    assert not answer.same_message
     assert answer.holder.retries
     assert (answer.holder.task, answer.holder.task_id) == ("app.post", "a")
     assert 50 < answer.holder.expires_in <= 60
@@ -79,7 +88,7 @@ def test_a_copy_of_the_retry_meets_its_twin(kept: RedisStore) -> None:
     take(kept, "a.2", claim("a", 1))
     answer = kept.acquire(KEYS, "a.3", TTL, claim("a", 1, redelivered=True))
     assert isinstance(answer, Held)
-    assert answer.twin
+    assert answer.same_message
 
 
 def test_a_lost_lease_keeps_nothing(store: RedisStore, client: redis.Redis) -> None:
@@ -111,7 +120,7 @@ def test_who_waits_for_a_release_is_woken_by_that_of_the_retry(kept: RedisStore,
     assert isinstance(kept.acquire(KEYS, "b.1", TTL, claim("b", waits=True)), Held)
     take(kept, "a.2", claim("a", 1))
     with kept.waker(KEYS) as waker:
-        kept.release(KEYS, "a.2", Ending(identity=Identity("a", 1).digest))
+        kept.release(KEYS, "a.2", ReleaseRequest(identity=Identity("a", 1).digest))
         assert waker.wait(5)
     assert not client.exists(KEYS.lock)
 
@@ -130,7 +139,7 @@ def test_who_waits_is_woken_where_the_lock_is_kept_and_learns_for_how_long(store
     take(store, "a.1", claim("a", keep_ms=5000))
     assert isinstance(store.acquire(KEYS, "b.1", TTL, claim("b", waits=True)), Held)
     with store.waker(KEYS) as waker:
-        store.release(KEYS, "a.1", Ending(identity=Identity("a").digest))
+        store.release(KEYS, "a.1", ReleaseRequest(identity=Identity("a").digest))
         assert waker.wait(5)
     answer = kept_by(store)
     assert isinstance(answer, Held)
@@ -144,7 +153,7 @@ class TestWaiters:
 
     @staticmethod
     def retry(store: RedisStore, acquisition: str, entry: str = "") -> object:
-        return store.acquire(TestWaiters.KEYS, acquisition, TTL, claim("a", 1, place=Place(entry)))
+        return store.acquire(TestWaiters.KEYS, acquisition, TTL, claim("a", 1, place=QueueRequest(entry)))
 
     def test_they_wait_for_the_retry_and_its_release_grants(self, store: RedisStore, client: redis.Redis) -> None:
         queue_kit.take(store, "a.1", "a")
@@ -154,7 +163,7 @@ class TestWaiters:
         assert queue_kit.waiting(client) == [queue_kit.digest("b")]
         assert isinstance(queue_kit.ask(store, "c.1", "c"), Queued)
         assert isinstance(self.retry(store, "a.2"), Acquired)
-        released = store.release(self.KEYS, "a.2", Ending(True, Identity("a", 1).digest, queue=True))
+        released = store.release(self.KEYS, "a.2", ReleaseRequest(True, Identity("a", 1).digest, queue=True))
         assert queue_kit.whose(released.granted) == queue_kit.digest("b")
 
     def test_a_sweep_grants_after_a_retry_that_never_came(self, store: RedisStore, client: redis.Redis) -> None:
@@ -187,7 +196,7 @@ class TestWaiters:
         store.release(self.KEYS, "a.1", kept_for("a"))
         queue_kit.park(store, "b.1", "b")
         take(store, "a.2", claim("a", 1), keys=self.KEYS)
-        released = store.release(self.KEYS, "a.2", Ending(True, Identity("a", 1).digest))
+        released = store.release(self.KEYS, "a.2", ReleaseRequest(True, Identity("a", 1).digest))
         assert queue_kit.whose(released.granted) == queue_kit.digest("b")
 
 
@@ -198,5 +207,5 @@ def test_the_message_itself_that_comes_once_more_is_no_rival_of_its_retry(kept: 
 
 def test_no_key_is_left_but_the_mark_of_the_message_that_retried_itself(kept: RedisStore, client: redis.Redis) -> None:
     take(kept, "a.2", claim("a", 1))
-    kept.release(KEYS, "a.2", Ending(True, Identity("a", 1).digest))
+    kept.release(KEYS, "a.2", ReleaseRequest(True, Identity("a", 1).digest))
     assert sorted(client.keys("*")) == sorted([KEYS.last, KEYS.done(Identity("a").digest)])

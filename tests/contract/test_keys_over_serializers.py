@@ -19,7 +19,7 @@ from kombu.exceptions import EncodeError
 from kombu.serialization import dumps, loads
 
 from celery_dlock.errors import LockKeyError
-from celery_dlock.keys import KeySpec
+from celery_dlock.keys.key_spec import KeySpec
 
 Values = st.SearchStrategy[Any]
 

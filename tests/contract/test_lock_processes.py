@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from celery_dlock import Lock
-from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.keys.key_spec import LockKeys, shared_name
 from tests.contract.conftest import MakeApp
 from tests.processes import ROOT
 

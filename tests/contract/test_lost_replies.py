@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from celery_dlock.errors import ReplyLost, StoreUnavailable
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.lease import Lease
-from celery_dlock.records import Claim, Identity, Tombstoned
-from celery_dlock.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
-from celery_dlock.slots import SlotState
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.locking.lease import Lease
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.store.model import AcquireRequest, Identity, Tombstoned
+from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
 from tests.contract.kit import TTL, Party, claim_of, commands_seen, ending_of
 from tests.proxy import Mode, Proxy
 from tests.servers import Server
@@ -194,7 +194,7 @@ def test_a_release_while_the_store_is_away_is_carried_out_with_its_ending_when_i
     started = time.monotonic()
     assert party.release(lease, ending_of("id1", used_ms=60_000))  # never raises, reports no loss
     assert time.monotonic() - started < 3 * TIMEOUT + 1
-    assert [slot.state for slot in party.slots.taken()] == [SlotState.LEFT]
+    assert [slot.state for slot in party.slots.taken()] == [LeaseState.RELEASE_DELEGATED]
     assert client.exists(KEYS.lock)
     proxy.set_mode("pass")
     eventually(lambda: not party.slots.taken(), within=10)
@@ -227,7 +227,7 @@ class Crowd:
         done = 0
         while done < 25:
             with contextlib.suppress(StoreUnavailable):
-                lease = party.locker.acquire_within(NAME, party.scope, 30.0, Claim(party.scope.by), 20)
+                lease = party.locker.acquire_within(NAME, party.scope, 30.0, AcquireRequest(party.scope.by), 20)
                 assert isinstance(lease, Lease)
                 self.add(party, lease)
                 done += 1

@@ -9,14 +9,14 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_dlock import predecessors
-from celery_dlock.keys import LockKeys, node_key, shared_name
-from celery_dlock.notes import Kept, Note
-from celery_dlock.predecessors import Predecessors
-from celery_dlock.processes import Process, process
+from celery_dlock.keys.key_spec import LockKeys, node_key, shared_name
 from celery_dlock.runtime import Runtime
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.worker import crash_recovery as predecessors
+from celery_dlock.worker.crash_record import HeldLease, WorkerRecord
+from celery_dlock.worker.crash_recovery import CrashRecovery
+from celery_dlock.worker.process_identity import Process, process
 from tests.contract.kit import claim_of, commands_seen
 from tests.waiting import eventually
 
@@ -26,7 +26,7 @@ LOCK = shared_name("x")
 TTL = 60.0
 DEAD = Process(2**22 - 1, 1)  # above every pid_max
 
-_me = Note.of_this_process()
+_me = WorkerRecord.of_this_process()
 assert _me is not None
 ME = _me
 HOME = ME.home
@@ -50,20 +50,20 @@ def started() -> Iterator[Started]:
 
 
 @pytest.fixture
-def looker(app: Celery) -> Predecessors:
+def looker(app: Celery) -> CrashRecovery:
     """The worker that starts now, without its thread."""
-    return Predecessors(Runtime.of(app), NODE, lambda: True, ME)
+    return CrashRecovery(Runtime.of(app), NODE, lambda: True, ME)
 
 
-def hold(store: RedisStore, *holders: Process, home=HOME, main=DEAD, text: str | None = None) -> Note:
+def hold(store: RedisStore, *holders: Process, home=HOME, main=DEAD, text: str | None = None) -> WorkerRecord:
     """Take the lock, and one more for each further holder, as a worker does that notes it."""
     kept = []
     for number, holder in enumerate(holders or (main,)):
         name = shared_name("x" if number == 0 else f"x{number}")
         acquired = store.acquire(LockKeys.of("dlock", name), f"o{number}.1", round(TTL * 1000), claim_of("id"))
         assert acquired
-        kept.append(Kept(name, f"o{number}.1", TTL, holder))
-    note = Note(home, main, tuple(kept))
+        kept.append(HeldLease(name, f"o{number}.1", TTL, holder))
+    note = WorkerRecord(home, main, tuple(kept))
     store.note(KEY, note.worker, note.text if text is None else text, 60_000)
     return note
 
@@ -78,6 +78,18 @@ def test_what_the_dead_held_is_free_and_its_note_is_gone(store, client, looker) 
     looker.free_the_dead()
     assert client.keys("dlock:*:lock:*") == []
     assert client.exists(KEY) == 0
+
+
+def test_overwritten_lock_key_keeps_no_other_lock_of_the_dead_worker_held(store, client, looker, caplog) -> None:
+    hold(store, DEAD, DEAD, DEAD)
+    key = LockKeys.of("dlock", LOCK).lock
+    client.delete(key)
+    client.set(key, "overwritten")
+    looker.free_the_dead()
+    assert client.keys("dlock:*:lock:*") == [key]
+    assert client.exists(KEY) == 0
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"{LOCK}: ")
 
 
 def test_a_living_main_process_is_not_robbed_until_it_dies(store, looker, started) -> None:
@@ -165,7 +177,7 @@ def test_a_note_of_no_possible_process_is_left_to_the_ttl(store, looker, pid) ->
 def test_a_lock_that_has_changed_hands_since_the_note_is_untouched(store, looker) -> None:
     hold(store)
     keys = LockKeys.of("dlock", LOCK)
-    store.release(keys, "o0.1", Ending())
+    store.release(keys, "o0.1", ReleaseRequest())
     store.acquire(keys, "successor.1", 60_000, claim_of("id2"))
     looker.free_the_dead()
     holder = store.inspect(keys)
@@ -209,8 +221,8 @@ NOW = ME._replace(home=BEFORE._replace(boot="now"))
 
 
 @pytest.fixture
-def rebooted(app: Celery) -> Predecessors:
-    return Predecessors(Runtime.of(app), NODE, lambda: True, NOW)
+def rebooted(app: Celery) -> CrashRecovery:
+    return CrashRecovery(Runtime.of(app), NODE, lambda: True, NOW)
 
 
 def unrenewed_for(client: redis.Redis, seconds: float) -> None:
@@ -269,9 +281,9 @@ def test_a_store_that_is_away_ends_no_look(app, own_server, caplog) -> None:
     server = own_server()
     app.conf.dlock_url = server.url()
     rounds = iter([True, True, False])
-    looker = Predecessors(Runtime.of(app), NODE, lambda: next(rounds), ME)
+    looker = CrashRecovery(Runtime.of(app), NODE, lambda: next(rounds), ME)
     server.kill()
     with caplog.at_level("DEBUG", "celery_dlock"):
-        looker._run()
+        looker._loop.run()
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
     assert len(caplog.records) == 2

@@ -1,6 +1,7 @@
 """A server that may have lost leases grants nothing new until those that it may have lost are over."""
 
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,18 +10,20 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
-from celery_dlock.door import ServerDoor
+from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import StoreNotReady
-from celery_dlock.keys import LockKeys
-from celery_dlock.names import BUCKETS, LockName
-from celery_dlock.place_setting import of_setting
-from celery_dlock.probation import Probation
-from celery_dlock.records import Acquired, Claim, Held, Parked, Place, Renewal
-from celery_dlock.scripts import ENTER_OFFICE
-from celery_dlock.stores import open_store
-from celery_dlock.stores.redis import RedisStore
-from celery_dlock.wires import Wires
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import BUCKETS, LockName
+from celery_dlock.runtime import Runtime
+from celery_dlock.store.factory import open_store
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Parked, QueueRequest, Renewal
+from celery_dlock.store.redis.endpoint import ServerEndpoint
+from celery_dlock.store.redis.pool import ConnectionPool
+from celery_dlock.store.redis.quarantine import Quarantine
+from celery_dlock.store.redis.scripts import ENTER_OFFICE
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import TTL, claim_of, commands_seen, ending_of, keys_of, take
 from tests.replicas import ReplicaSet
 from tests.servers import LOCK_USER, Server
@@ -28,25 +31,25 @@ from tests.topologies import ClusterSet
 from tests.waiting import eventually
 
 DELAY = 0.6
-SHORT, LONG = Probation(DELAY), Probation(3600)
+SHORT, LONG = Quarantine(DELAY), Quarantine(3600)
 _numbers = itertools.count()
 
 
 @contextmanager
-def at(url: str, probation: Probation | None) -> Iterator[RedisStore]:
-    made = open_store(of_setting(url, {}), timeout=10, probation=probation)
+def at(url: str, probation: Quarantine | None) -> Iterator[RedisStore]:
+    made = open_store(locations_from_settings(url, {}), timeout=10, probation=probation)
     assert isinstance(made, RedisStore)
     yield made
     made.close()
 
 
-def ask(store: RedisStore, text: str = "", claim: Claim | None = None) -> Any:
+def ask(store: RedisStore, text: str = "", claim: AcquireRequest | None = None) -> Any:
     """A new acquisition, of a new name unless one is given."""
     number = next(_numbers)
     return store.acquire(keys_of(text or f"n{number}"), f"o{number}.1", TTL, claim or claim_of())
 
 
-def refusal(store: RedisStore, text: str = "", claim: Claim | None = None) -> str:
+def refusal(store: RedisStore, text: str = "", claim: AcquireRequest | None = None) -> str:
     with pytest.raises(StoreNotReady) as raised:
         ask(store, text, claim)
     return str(raised.value)
@@ -117,7 +120,7 @@ class TestBegins:
         began = time.monotonic()
         in_office(store)
         length = time.monotonic() - began + 2
-        with at(clean_server.lock_url(), Probation(length)) as knowing:
+        with at(clean_server.lock_url(), Quarantine(length)) as knowing:
             refusal(knowing, "x")
             refusal(store, "x")
             eventually(lambda: _granted(knowing, "x"), within=length + 20, every=0.01)
@@ -145,8 +148,10 @@ class TestBegins:
 
     def test_a_server_in_whose_place_another_was_meanwhile_waits_once(self, clean_server: Server) -> None:
         """It was paused, and woke as the primary that it had been: only who counts the failovers can tell."""
-        door = ReplacedDoor(of_setting(clean_server.lock_url(), {})[0].options_at(("127.0.0.1", clean_server.port)))
-        store = RedisStore(Wires(door, timeout=10), SHORT)
+        door = ReplacedDoor(
+            locations_from_settings(clean_server.lock_url(), {})[0].options_at(("127.0.0.1", clean_server.port))
+        )
+        store = RedisStore(ConnectionPool(door, timeout=10), SHORT)
         in_office(store)
         door.count = 9
         in_office(store)
@@ -156,9 +161,9 @@ class TestBegins:
 
     def test_a_clock_that_went_back_makes_it_no_longer(self, store: RedisStore, client: redis.Redis) -> None:
         in_office(store)
-        run, copied, _, length, kept, term = client.get(keys_of("x").office()).split()
+        run, copied, _, length, term = client.get(keys_of("x").office()).split()
         seconds, _ = client.time()
-        client.set(keys_of("x").office(), f"{run} {copied} {(seconds + 3600) * 1_000_000} {length} {kept} {term}")
+        client.set(keys_of("x").office(), f"{run} {copied} {(seconds + 3600) * 1_000_000} {length} {term}")
         refusal(store, "x")
         eventually(lambda: _granted(store, "x"), within=20)
 
@@ -175,12 +180,12 @@ class TestBegins:
         assert ENTER_OFFICE.name == "enter_office"
 
 
-class ReplacedDoor(ServerDoor):
+class ReplacedDoor(ServerEndpoint):
     """As to a primary whose terms somebody counts."""
 
     count = 7
 
-    def term(self) -> int:
+    def failover_epoch(self) -> int:
         return self.count
 
 
@@ -210,20 +215,20 @@ class TestMeanwhile:
                 refusal(after, "freed")
             with promoted.client() as client:
                 for key in client.keys("dlock:*:office"):
-                    run, copied, till, _, kept, term = client.get(key).split()
-                    client.set(key, f"{run} {copied} {int(till) - 3700 * 1_000_000} 3600000 {kept} {term}")
+                    run, copied, till, _, term = client.get(key).split()
+                    client.set(key, f"{run} {copied} {int(till) - 3700 * 1_000_000} 3600000 {term}")
                 with at(promoted.url(), LONG) as after:
                     assert isinstance(ask(after, "freed"), Acquired)
 
     def test_whose_turn_it_is_keeps_it(self, clean_server: Server, client: redis.Redis) -> None:
         with at(clean_server.lock_url(), None) as plain:
             take(plain, "h.1", claim_of("holder"))
-            waits = claim_of("waiter", place=Place("entry"))
+            waits = claim_of("waiter", place=QueueRequest("entry"))
             assert isinstance(plain.acquire(keys_of(), "w.1", TTL, waits), Parked)
             granted = plain.release(keys_of(), "h.1", ending_of("holder", queue=True)).granted
             assert granted is not None
         with at(clean_server.lock_url(), LONG) as store:
-            mine = claim_of("waiter", copied=True, place=Place(turn=granted.turn))
+            mine = claim_of("waiter", copied=True, place=QueueRequest(turn=granted.turn))
             refusal(store, "x", mine)
             _, parked, *_ = keys_of().queue()
             assert client.hget(parked, granted.identity) == "entry"
@@ -236,7 +241,7 @@ class TestMeanwhile:
             take(plain, "h.1", claim_of("holder"))
         with at(clean_server.lock_url(), LONG) as store:
             refusal(store)
-            waits = claim_of("waiter", place=Place("entry"))
+            waits = claim_of("waiter", place=QueueRequest("entry"))
             assert isinstance(store.acquire(keys_of(), "w.1", TTL, waits), Parked)
             assert store.release(keys_of(), "h.1", ending_of("holder", queue=True)).granted is not None
 
@@ -245,55 +250,54 @@ Start = Callable[..., Server]
 
 
 class TestRestarts:
-    @pytest.mark.parametrize("trusts_disk", [False, True])
-    def test_a_server_that_restarts_empty_waits(self, own_server: Start, *, trusts_disk: bool) -> None:
-        server = own_server()
-        with at(server.url(), Probation(DELAY, trusts_disk=trusts_disk)) as store:
-            in_office(store)
-            server.kill()
-            server.start()
-        with at(server.url(), Probation(DELAY, trusts_disk=trusts_disk)) as store:
-            in_office(store)
-
-    def test_one_that_restarts_with_all_that_it_confirmed_waits_only_where_a_replica_may_be_in_its_place(
-        self, own_server: Start
+    @pytest.mark.parametrize("persistent", [False, True])
+    @pytest.mark.parametrize("redlock", [False, True])
+    def test_a_server_that_restarts_waits_with_its_data_or_without(
+        self, own_server: Start, *, persistent: bool, redlock: bool
     ) -> None:
-        server = own_server(persistent=True)
-        with at(server.url(), SHORT) as store:
+        probation = of_redlock(DELAY) if redlock else SHORT
+        server = own_server(persistent=persistent)
+        with at(server.url(), probation) as store:
             in_office(store)
-            take(store, "o.1")
             server.kill()
             server.start()
-        with at(server.url(), LONG._replace(trusts_disk=True)) as trusting:
-            assert isinstance(ask(trusting), Acquired)
-            assert all(isinstance(ask(trusting), Acquired) for _ in range(20))
-            assert isinstance(ask(trusting, "x"), Held)
-            server.restart()
-        with at(server.url(), LONG) as doubting:
-            refusal(doubting)
-
-    @pytest.mark.parametrize("why", ["emptied", "emptied in part", "fsync each second", "CONFIG is forbidden"])
-    def test_it_waits_where_that_is_not_sure(self, own_server: Start, why: str) -> None:
-        server = own_server(persistent=True)
-        with at(server.lock_url(), SHORT) as store, server.client() as client:
+        with at(server.url(), probation) as store:
             in_office(store)
-            if why == "emptied":
-                client.flushall()
-            if why == "emptied in part":
-                client.delete(keys_of("x").office())
-        server.kill()
-        server.start()
-        with server.client() as client:
-            if why != "CONFIG is forbidden":
-                client.acl_setuser(LOCK_USER, enabled=True, commands=["+config|get"])
-            if why == "fsync each second":
+
+    @pytest.mark.parametrize("then", ["everysec", "always, but not while rewriting"])
+    def test_a_server_that_lost_leases_waits_whatever_its_disk_is_set_to_now(
+        self, own_server: Start, then: str
+    ) -> None:
+        """What is set when it restarts says nothing of what was set when a lease was written."""
+        server = own_server(persistent=True)
+        written = server.folder.with_name("written")
+        with at(server.url(), of_redlock(DELAY)) as store, server.client() as client:
+            if then == "everysec":
                 client.config_set("appendfsync", "everysec")
-        with at(server.lock_url(), LONG._replace(trusts_disk=True)) as store:
-            if why == "emptied in part":
-                assert isinstance(ask(store), Acquired), "of what it has it lost nothing"
             else:
-                refusal(store)
-            refusal(store, "x")
+                client.config_set("no-appendfsync-on-rewrite", "yes")
+            in_office(store)
+            take(store, "kept.1", keys=keys_of("kept"))
+            shutil.copytree(server.folder, written)  # all that is on the disk when the power fails
+            take(store, "lost.1", keys=keys_of("lost"))
+            server.kill()
+        shutil.rmtree(server.folder)
+        written.rename(server.folder)
+        server.start()
+        with at(server.url(), of_redlock(3600.0)) as store, server.client() as client:
+            client.acl_setuser(LOCK_USER, enabled=True, commands=["+config|get"])
+            assert client.config_get("appendfsync") == {"appendfsync": "always"}
+            refusal(store, "lost")
+            assert isinstance(ask(store, "kept"), Held)
+
+
+def of_redlock(delay: float) -> Quarantine:
+    """As the members of a Redlock have it."""
+    app = Celery("here", broker="memory://", set_as_current=False)
+    app.conf.update(dlock_url=["redis://a", "redis://b", "redis://c"], dlock_restart_delay=delay)
+    found = Runtime.of(app)._probation
+    assert found is not None
+    return found
 
 
 def test_a_cluster_waits_as_one_and_grants_on_all_of_its_nodes(cluster_set: ClusterSet) -> None:

@@ -3,9 +3,9 @@
 import pytest
 import redis
 
-from celery_dlock.records import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Unknown, Used
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Unknown, Used
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import claim_of as plain_claim
 from tests.contract.queue_kit import (
     KEYS,
@@ -46,12 +46,12 @@ def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.R
     ends = {
         "queue": ending("h"),
         "another policy": ending("h", queue=False),
-        "a Lock": Ending(),
-        "the keeper": Ending(unsure=True),
+        "a Lock": ReleaseRequest(),
+        "the keeper": ReleaseRequest(outcome_unknown=True),
     }
     released = store.release(KEYS, "h.1", ends[how])
     turn = client.hget(KEYS.lock, "since") or ""
-    assert released == Released(ours=True, word=False, granted=Grant(digest("a"), entry_of("a"), turn))
+    assert released == Released(ours=True, duplicate_seen=False, granted=Grant(digest("a"), entry_of("a"), turn))
     assert abs(now_us(client) - int(turn)) < 10 * SECOND
 
 
@@ -112,7 +112,7 @@ def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
     grant_to(store, "a")
     answer = store.acquire(KEYS, "l.1", TTL, plain_claim())
     assert isinstance(answer, Held)
-    assert (answer.twin, answer.holder.task_id, answer.holder.pid) == (False, "a", 0)
+    assert (answer.same_message, answer.holder.task_id, answer.holder.pid) == (False, "a", 0)
     assert 0 < answer.holder.expires_in <= 5
     assert str(answer.holder) == "app.post[a], whose turn it is"
 
@@ -140,9 +140,9 @@ def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client
     for parks in (False, True):
         answer = ask(store, "a.2", "a", redelivered=True, parks=parks)
         assert isinstance(answer, Held)
-        assert answer.twin
+        assert answer.same_message
     assert not client.exists(*KEYS.queue())
-    assert store.release(KEYS, "a.1", ending("a")).word
+    assert store.release(KEYS, "a.1", ending("a")).duplicate_seen
 
 
 @pytest.mark.core
@@ -193,7 +193,7 @@ def test_who_starts_over_an_old_mark_deletes_it_and_marks_anew_at_its_end(
     client.set(KEYS.done(digest("a")), str(done_at))
     take(store, "a.1", "a")
     assert not client.exists(KEYS.done(digest("a")))
-    assert store.release(KEYS, "a.1", ending("a")).word
+    assert store.release(KEYS, "a.1", ending("a")).duplicate_seen
     assert int(client.get(KEYS.done(digest("a"))) or 0) > done_at
 
 
@@ -219,7 +219,7 @@ def test_a_late_final_end_takes_its_own_parked_copy_out(store: RedisStore, clien
     expire(client)
     take(store, "h.1", "h")
     park(store, "a.2", "a", redelivered=True)
-    assert store.release(KEYS, "a.1", ending("a")) == Released(ours=False, word=False)
+    assert store.release(KEYS, "a.1", ending("a")) == Released(ours=False, duplicate_seen=False)
     assert not waiting(client)
     assert not client.exists(PARKED)
     assert isinstance(ask(store, "a.3", "a", redelivered=True), Duplicate)

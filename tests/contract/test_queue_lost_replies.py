@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_dlock.keys import LockName
-from celery_dlock.records import Claim, Grant, Identity, Parked, Place
-from celery_dlock.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockName
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import AcquireRequest, Grant, Identity, Parked, QueueRequest
+from celery_dlock.store.redis.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import Party
 from tests.contract.kit import claim_of as plain_claim
 from tests.contract.queue_kit import (
@@ -68,7 +68,7 @@ def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
         store.acquire(KEYS, "h.1", TTL, plain_claim("h" if how == "another policy" else None))
     park(store, "a.1", "a")
     cut(proxy, RELEASE)
-    released = lossy.release(KEYS, "h.1", Ending() if how == "a Lock" else ending("h", queue=how == "queue"))
+    released = lossy.release(KEYS, "h.1", ReleaseRequest() if how == "a Lock" else ending("h", queue=how == "queue"))
     assert released.ours
     assert released.granted
     assert (released.granted.identity, released.granted.entry) == (digest("a"), entry_of("a"))
@@ -92,7 +92,7 @@ def test_a_waiter_whose_taking_out_lost_its_reply_is_told_with_its_entry(
     grant_to(store, "a")
     park(store, "b.1", "b")
     cut(proxy, TAKE_OUT)
-    taken = lossy.take_out(KEYS, digest("a"), "t.1")
+    taken = lossy.remove_waiter(KEYS, digest("a"), "t.1")
     assert taken.entry == entry_of("a")
     assert taken.granted
     assert taken.granted.identity == digest("b")
@@ -118,8 +118,8 @@ def test_a_locker_that_does_not_hear_whom_its_parking_granted_hands_that_one_ove
     park(store, "a.1", "a", rank_us=10)
     expire(client)
     cut(proxy, ACQUIRE)
-    place = Place(entry=entry_of("b"))
-    claim = Claim(party.scope.by, Identity("b"), rank_us=20, place=place)
+    place = QueueRequest(entry=entry_of("b"))
+    claim = AcquireRequest(party.scope.by, Identity("b"), rank_us=20, place=place)
     answer = party.locker.acquire(NAME, party.scope, 30.0, claim)
     assert isinstance(answer, Parked)
     assert (answer.rank_us, answer.position) == (20, 1)

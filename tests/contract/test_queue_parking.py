@@ -3,8 +3,8 @@
 import pytest
 import redis
 
-from celery_dlock.records import Grant, Parked, Queued
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.model import Grant, Parked, Queued
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_kit import (
     KEYS,
     SECOND,

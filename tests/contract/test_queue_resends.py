@@ -3,9 +3,9 @@
 import pytest
 import redis
 
-from celery_dlock.records import Acquired, Duplicate, Parked, Used
-from celery_dlock.store import Taken
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import QueueStepResult
+from celery_dlock.store.model import Acquired, Duplicate, Parked, Used
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_kit import (
     KEYS,
     TRIES,
@@ -19,6 +19,7 @@ from tests.contract.queue_kit import (
     make_due,
     park,
     take,
+    whose,
 )
 
 pytestmark = pytest.mark.core
@@ -78,6 +79,28 @@ def test_parking_that_grants_the_very_one_that_parks(store: RedisStore, client: 
     assert park(store, "a.2", "a", rank_us=100) == first
 
 
+def test_parking_that_granted_names_no_grant_once_its_message_is_published(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """The script that is sent again would publish the message twice."""
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100)
+    expire(client)
+    assert whose(park(store, "b.1", "b", rank_us=200).granted) == digest("a")
+    assert store.published(KEYS, digest("a"), TURN)
+    assert park(store, "b.1", "b", rank_us=200).granted is None
+
+
+def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(store: RedisStore) -> None:
+    take(store, "holder.1", "holder")
+    park(store, "a.1", "a", rank_us=100)
+    park(store, "b.1", "b", rank_us=200)
+    assert whose(store.release(KEYS, "holder.1", ending("holder")).granted) == digest("a")
+    assert whose(store.remove_waiter(KEYS, digest("a"), "revoker.1").granted) == digest("b")
+    assert store.published(KEYS, digest("b"), TURN)
+    assert store.remove_waiter(KEYS, digest("a"), "revoker.1").granted is None
+
+
 def test_parking_that_ousts(store: RedisStore) -> None:
     """Whoever was ousted has its end stored by who asked: if nobody is told, its result hangs for ever."""
     take(store, "holder.1", "holder")
@@ -104,7 +127,7 @@ def test_parking_that_ousts_under_the_next_number(store: RedisStore) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
     first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
-    store.release(KEYS, "b.1", ending("", final=False, queue=False, unsure=True))
+    store.release(KEYS, "b.1", ending("", final=False, queue=False, outcome_unknown=True))
     assert park(store, "b.2", "b", rank_us=200, limit=1, ousts=True).ousted == first.ousted
 
 
@@ -160,18 +183,18 @@ def test_a_sweep_that_grants(store: RedisStore, client: redis.Redis) -> None:
     first = store.sweep(KEYS, "s.1", TURN, TRIES)
     assert first.granted
     assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
-    assert store.sweep(KEYS, "s.2", TURN, TRIES) == Taken()
+    assert store.sweep(KEYS, "s.2", TURN, TRIES) == QueueStepResult()
     store.published(KEYS, digest("a"), TURN)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == Taken()
+    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
 
 
 def test_a_sweep_that_hands_out_what_another_did_not_publish(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     make_due(client)
     first = store.sweep(KEYS, "s.1", TURN, TRIES)
-    assert first == Taken(granted=granted)
+    assert first == QueueStepResult(granted=granted)
     assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
-    assert store.sweep(KEYS, "s.2", TURN, TRIES) == Taken()
+    assert store.sweep(KEYS, "s.2", TURN, TRIES) == QueueStepResult()
 
 
 def test_a_sweep_that_ends_a_turn_ends_one_only(store: RedisStore, client: redis.Redis) -> None:
@@ -204,11 +227,11 @@ def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: b
     """Its end is stored from the answered entry: without it, its result hangs for ever."""
     grant_to(store, "a" if has_turn else "b")
     park(store, "b.1" if has_turn else "a.1", "b" if has_turn else "a")
-    first = store.take_out(KEYS, digest("a"), "t.1")
+    first = store.remove_waiter(KEYS, digest("a"), "t.1")
     assert first.entry == entry_of("a")
     assert bool(first.granted) == has_turn
     before = contents(client)
-    assert store.take_out(KEYS, digest("a"), "t.1") == first
+    assert store.remove_waiter(KEYS, digest("a"), "t.1") == first
     after = contents(client)
     done = KEYS.done(digest("a"))
     assert {**after, done: 0} == {**before, done: 0}
@@ -217,9 +240,9 @@ def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: b
 def test_burying_a_waiter_with_a_turn(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    first = store.take_out(KEYS, digest("a"), "t.1", bury=True)
+    first = store.remove_waiter(KEYS, digest("a"), "t.1", bury=True)
     assert first.granted
-    assert store.take_out(KEYS, digest("a"), "t.1", bury=True).granted == first.granted
+    assert store.remove_waiter(KEYS, digest("a"), "t.1", bury=True).granted == first.granted
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
 
 

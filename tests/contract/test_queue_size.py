@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.records import Grant
-from celery_dlock.scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Grant
+from celery_dlock.store.redis.scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import claim_of as plain_claim
 from tests.contract.kit import commands_seen
 from tests.contract.queue_kit import (
@@ -60,14 +60,14 @@ def life(store: RedisStore, client: redis.Redis) -> Steps:
     yield "waiting", lambda: store.waiting(KEYS, 5)
     yield from turns(store, client)
     yield "copy without its turn", lambda: ask(store, "y.1", "crowd1", rank_us=5)
-    yield "take out of the middle", lambda: store.take_out(KEYS, digest("crowd7"), "t.3", ended=True)
+    yield "take out of the middle", lambda: store.remove_waiter(KEYS, digest("crowd7"), "t.3", ended=True)
     expire(client)
     yield "sweep a free lock", lambda: store.sweep(KEYS, "s.2", TURN, TRIES)
     expire(client)
     yield "oust", lambda: park(store, "d.1", "d", rank_us=FAR * 2, limit=2, ousts=True)
     expire(client)
     yield "take before all", lambda: take(store, "e.1", "e", rank_us=6)
-    yield "release of another policy", lambda: store.release(KEYS, "e.1", Ending())
+    yield "release of another policy", lambda: store.release(KEYS, "e.1", ReleaseRequest())
 
 
 def turns(store: RedisStore, client: redis.Redis) -> Steps:
@@ -86,8 +86,8 @@ def turns(store: RedisStore, client: redis.Redis) -> Steps:
     yield "due", lambda: store.due("dlock", [NAME.bucket], 100)
     yield "take a turn", lambda: take(store, "b.2", "b", turn=turn[-1])
     yield "bring back", lambda: given(store.release(KEYS, "b.2", ending("b")).granted)
-    yield "take out", lambda: store.take_out(KEYS, digest("a"), "t.1")
-    yield "bury", lambda: store.take_out(KEYS, str(client.hget(KEYS.lock, "identity")), "t.2", bury=True)
+    yield "take out", lambda: store.remove_waiter(KEYS, digest("a"), "t.1")
+    yield "bury", lambda: store.remove_waiter(KEYS, str(client.hget(KEYS.lock, "identity")), "t.2", bury=True)
 
 
 def commands_of(store: RedisStore, client: redis.Redis) -> dict[str, list[str]]:
@@ -129,7 +129,7 @@ def test_each_step_takes_the_server_about_as_long_for_twenty_thousand_waiters_as
             take(store, f"a{number}.2", f"a{number}", turn=granted.turn)
             store.waiting(KEYS, 5)
             store.release(KEYS, f"a{number}.2", ending(f"a{number}"))
-            store.take_out(KEYS, str(client.hget(KEYS.lock, "identity")), "t.1")
+            store.remove_waiter(KEYS, str(client.hget(KEYS.lock, "identity")), "t.1")
             client.delete(KEYS.lock)
         return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 

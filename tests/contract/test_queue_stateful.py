@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, precondition, rule, run_state_machine_as_test
 
-from celery_dlock.records import Identity
+from celery_dlock.store.model import Identity
 from tests.contract.queue_kit import TURN, entry_of
 from tests.contract.queue_laws import Laws
 from tests.contract.queue_machine import PEOPLE, told
@@ -149,7 +149,7 @@ class Scripts(Laws):
 
         def once() -> object:
             expected = self.queues[name].take_out(identity, granter, self.now(), bury=bury, ended=ended)
-            taken = self.store.take_out(self.keys[name], identity, granter, bury=bury, ended=ended)
+            taken = self.store.remove_waiter(self.keys[name], identity, granter, bury=bury, ended=ended)
             self.same((taken.entry, told(taken.granted)), expected)
             if ended:
                 self.owed[name].discard(identity)

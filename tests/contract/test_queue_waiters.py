@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dlock.records import Duplicate, Held, Waiter
-from celery_dlock.store import Taken
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import QueueStepResult
+from celery_dlock.store.model import Duplicate, Held, Waiter
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import claim_of as plain_claim
 from tests.contract.queue_kit import (
     KEYS,
@@ -39,7 +39,7 @@ def test_a_waiter_that_is_taken_out_never_runs_and_never_blocks(store: RedisStor
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     park(store, "b.1", "b")
-    assert store.take_out(KEYS, digest("a"), "t.1").entry == entry_of("a")
+    assert store.remove_waiter(KEYS, digest("a"), "t.1").entry == entry_of("a")
     assert waiting(client) == [digest("b")]
     assert isinstance(ask(store, "a.2", "a", redelivered=True), Duplicate)
     assert whose(store.release(KEYS, "h.1", ending("h")).granted) == digest("b")
@@ -49,7 +49,7 @@ def test_a_waiter_that_is_taken_out_never_runs_and_never_blocks(store: RedisStor
 def test_a_granted_one_that_is_taken_out_passes_its_turn_on(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    taken = store.take_out(KEYS, digest("a"), "t.1")
+    taken = store.remove_waiter(KEYS, digest("a"), "t.1")
     assert (taken.entry, whose(taken.granted)) == (entry_of("a"), digest("b"))
     assert client.hkeys(PARKED) == [digest("b")]
 
@@ -59,7 +59,7 @@ def test_a_granted_one_that_is_taken_out_passes_its_turn_on(store: RedisStore, c
 def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, bury: bool) -> None:
     take(store, "a.1", "a")
     before = client.hgetall(KEYS.lock)
-    assert store.take_out(KEYS, digest("a"), "t.1", bury=bury, ended=True) == Taken()
+    assert store.remove_waiter(KEYS, digest("a"), "t.1", bury=bury, ended=True) == QueueStepResult()
     assert client.hgetall(KEYS.lock) == before
     assert not client.exists(KEYS.done(digest("a")), KEYS.dead())
 
@@ -69,7 +69,7 @@ def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, 
 def test_taking_out_what_does_not_wait_marks_it_only_if_its_end_is_stored(
     store: RedisStore, client: redis.Redis, ended: bool
 ) -> None:
-    assert store.take_out(KEYS, digest("a"), "t.1", ended=ended) == Taken()
+    assert store.remove_waiter(KEYS, digest("a"), "t.1", ended=ended) == QueueStepResult()
     assert bool(client.exists(KEYS.done(digest("a")))) == ended
 
 
@@ -77,7 +77,7 @@ def test_taking_out_what_does_not_wait_marks_it_only_if_its_end_is_stored(
 def test_who_is_buried_keeps_its_entry_and_may_still_run(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    assert store.take_out(KEYS, digest("a"), "t.1", bury=True).entry == entry_of("a")
+    assert store.remove_waiter(KEYS, digest("a"), "t.1", bury=True).entry == entry_of("a")
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
     assert not client.exists(KEYS.done(digest("a")), *KEYS.queue()[:3])
 
@@ -123,7 +123,7 @@ def test_an_entry_that_cannot_be_read_has_its_turn_as_any_other(
     assert store.inspect(KEYS)
     assert store.waiting(KEYS, 5).count == 2
     assert isinstance(store.acquire(KEYS, "l.1", TTL, plain_claim()), Held)
-    assert whose(store.take_out(KEYS, digest("a"), "t.1", bury=True).granted) == digest("b")
+    assert whose(store.remove_waiter(KEYS, digest("a"), "t.1", bury=True).granted) == digest("b")
     assert client.hgetall(KEYS.dead()) == {digest("a"): f"{first}\nrest"}
 
 

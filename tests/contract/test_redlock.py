@@ -1,5 +1,6 @@
 """A majority of independent servers as one store: what it bears, what it refuses, and what it leaves behind."""
 
+import _thread
 import itertools
 import os
 import random
@@ -16,18 +17,31 @@ from typing import Any
 import psutil
 import pytest
 from celery.app.trace import build_tracer
+from redis import CredentialProvider
 
 from celery_dlock import singleton_task
+from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import InvalidLockOptions, LockLost, ReplyLost, StoreUnavailable
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.lease import Lease
-from celery_dlock.place_setting import of_setting
-from celery_dlock.probation import Probation
-from celery_dlock.records import Acquired, Claim, Duplicate, Held, Identity, Place, Renewal, Split, Unknown, Used
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.locking.lease import Lease
 from celery_dlock.runtime import Runtime
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url, open_store
-from celery_dlock.stores.redlock import RedlockStore
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.model import (
+    Acquired,
+    AcquireRequest,
+    Duplicate,
+    Held,
+    Identity,
+    NoMajority,
+    QueueRequest,
+    Renewal,
+    Unknown,
+    Used,
+)
+from celery_dlock.store.redis.quarantine import Quarantine
+from celery_dlock.store.redis.scripts import AGREE
+from celery_dlock.store.redlock.store import RedlockStore
 from tests.contract.kit import TTL, Party, claim_of, ending_of, keys_of
 from tests.contract.test_interruptions import Strike, assert_no_doubt, run
 from tests.processes import ROOT
@@ -60,13 +74,25 @@ def five(own_set: RedlockSet) -> RedlockSet:
 
 def opened(nodes: Sequence[Server | Proxy], **options: Any) -> RedlockStore:
     urls = [f"redis://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{node.port}/0" for node in nodes]
-    return open_store(of_setting(urls, {}), **{"timeout": TIMEOUT, **options})  # type: ignore[return-value]
+    return open_store(locations_from_settings(urls, {}), **{"timeout": TIMEOUT, **options})  # type: ignore[return-value]
 
 
 @pytest.fixture
 def store(five: RedlockSet) -> Iterator[RedlockStore]:
     with closing(opened(five.nodes)) as made:
         yield made
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """No thread for a call to a server can be started, after so many."""
+    start, started = _thread.start_new_thread, itertools.count()
+
+    def starts(*args: Any) -> Any:
+        if next(started) >= most:
+            raise RuntimeError("can't start new thread")
+        return start(*args)
+
+    monkeypatch.setattr(_thread, "start_new_thread", starts)
 
 
 @contextmanager
@@ -76,7 +102,7 @@ def of_one(node: Server) -> Iterator[Any]:
         yield made
 
 
-def took(store: RedlockStore, acquisition: str, claim: Claim | None = None) -> Acquired:
+def took(store: RedlockStore, acquisition: str, claim: AcquireRequest | None = None) -> Acquired:
     answer = store.acquire(KEYS, acquisition, TTL, claim or claim_of())
     assert isinstance(answer, Acquired), answer
     return answer
@@ -147,7 +173,7 @@ def test_three_that_hang_cost_a_tenth_of_the_ttl_and_what_they_take_later_is_giv
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "w.1")
-    store.release(KEYS, "w.1", Ending())
+    store.release(KEYS, "w.1", ReleaseRequest())
     for node in five.nodes[:3]:
         node.pause()
     began = time.monotonic()
@@ -161,16 +187,16 @@ def test_three_that_hang_cost_a_tenth_of_the_ttl_and_what_they_take_later_is_giv
 
 def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "w.1")
-    store.release(KEYS, "w.1", Ending())
+    store.release(KEYS, "w.1", ReleaseRequest())
     five.node(4).pause()
     for number in range(20):
         took(store, f"o.{number}")
-        store.release(KEYS, f"o.{number}", Ending())
+        store.release(KEYS, f"o.{number}", ReleaseRequest())
     threads = psutil.Process().num_threads()
     began = time.monotonic()
     for number in range(20):
         took(store, f"p.{number}")
-        store.release(KEYS, f"p.{number}", Ending())
+        store.release(KEYS, f"p.{number}", ReleaseRequest())
     assert time.monotonic() - began < 20 * 0.1
     assert psutil.Process().num_threads() <= threads + 4
     five.node(4).resume()
@@ -180,7 +206,7 @@ def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: R
         acquisition = f"q.{uuid.uuid4()}"
         took(store, acquisition)
         found = holders([five.node(4)])
-        store.release(KEYS, acquisition, Ending())
+        store.release(KEYS, acquisition, ReleaseRequest())
         return found == [acquisition]
 
     eventually(takes_part, within=15)
@@ -195,7 +221,7 @@ def test_a_hung_server_gives_back_too_what_it_takes_late_for_one_who_was_refused
     with closing(opened(five.nodes, timeout=0.5)) as refused:
         took_elsewhere = keys_of("elsewhere")
         refused.acquire(took_elsewhere, "o.0", TTL, claim_of())  # connected
-        refused.release(took_elsewhere, "o.0", Ending())
+        refused.release(took_elsewhere, "o.0", ReleaseRequest())
         hung.pause()
         assert isinstance(refused.acquire(KEYS, "o.1", TTL, claim_of()), Held)
         eventually(lambda: not refused._nodes.all[4]._out, within=10)  # given up, and in the server's queue
@@ -212,7 +238,7 @@ def test_replies_that_are_cut_cost_nobody_the_lock_and_leave_nothing(five: Redlo
             for proxy in (proxies[number % 5], proxies[(number + 1) % 5]):
                 proxy.set_mode("cut_reply", times=2, containing=b"EVALSHA")
             took(store, f"o.{number}")
-            assert store.release(KEYS, f"o.{number}", Ending()).ours
+            assert store.release(KEYS, f"o.{number}", ReleaseRequest()).ours
             eventually(lambda: holders(five.nodes) == [None] * 5)
             for proxy in proxies:
                 proxy.set_mode("pass")
@@ -225,8 +251,96 @@ def test_a_server_that_is_left_in_peace_is_asked_all_the_same_where_the_others_c
         for number in range(6):
             proxies[number % 3].set_mode("refuse")
             took(store, f"o.{number}")
-            store.release(KEYS, f"o.{number}", Ending())
+            store.release(KEYS, f"o.{number}", ReleaseRequest())
             proxies[number % 3].set_mode("pass")
+
+
+def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(five: RedlockSet) -> None:
+    """Two answer the vote late, and so are not among the three that decide it. They hold the lock, and agree."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
+        store = stack.enter_context(closing(opened(proxies, timeout=10)))
+        took(store, "o.1")
+        store.release(KEYS, "o.1", ReleaseRequest())
+        eventually(lambda: not store._nodes.busy)
+        proxies[0].set_mode("cut_reply", containing=AGREE.sha.encode())
+        for proxy in proxies[3:]:
+            proxy.set_delay(0.2, 0.2)
+        answer = store.acquire(KEYS, "o.2", 10 * TTL, claim_of())
+        assert isinstance(answer, Acquired)
+        found = []
+        for node in five.nodes[1:]:
+            with node.client() as client:
+                found.append(client.hmget(KEYS.lock, "acq", "token"))
+        assert found.count(["o.2", str(answer.token)]) >= 3
+
+
+def cut_all(nodes: Sequence[Server]) -> None:
+    """End every connection, as a server's idle limit does."""
+    for node in nodes:
+        with node.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+
+@pytest.mark.core
+def test_first_lock_after_all_connections_were_cut_is_taken(five: RedlockSet, store: RedlockStore) -> None:
+    took(store, "o.1")
+    cut_all(five.nodes)
+    assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
+    cut_all(five.nodes)
+    assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+    cut_all(five.nodes)
+    took(store, "o.2")
+    eventually(lambda: holders(five.nodes) == ["o.2"] * 5)
+    # The first command may arrive later.
+    store.release(KEYS, "o.2", ReleaseRequest())
+    eventually(lambda: all(kept(node, KEYS.tombstone("o.2")) for node in five.nodes))
+
+
+def kept(node: Server, key: str) -> bool:
+    with node.client() as client:
+        return bool(client.exists(key))
+
+
+def test_first_lock_after_a_cut_is_taken_though_two_of_five_hang(five: RedlockSet, store: RedlockStore) -> None:
+    took(store, "o.1")
+    cut_all(five.nodes)
+    for node in five.nodes[:2]:
+        node.pause()
+    assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
+    assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+    cut_all(five.nodes[2:])
+    took(store, "o.2")
+
+
+def test_acquire_refused_after_a_cut_leaves_a_tombstone(five: RedlockSet, store: RedlockStore) -> None:
+    took(store, "o.1")
+    eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
+    cut_all(five.nodes)
+    assert isinstance(store.acquire(KEYS, "p.1", TTL, claim_of()), Held)
+    eventually(lambda: sum(kept(node, KEYS.tombstone("p.1")) for node in five.nodes) >= 3)
+
+
+class Failing(CredentialProvider):
+    """Raises an error that no driver knows."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        raise RuntimeError("no token")
+
+
+@pytest.mark.core
+def test_member_whose_credential_provider_fails_is_away_alone(five: RedlockSet) -> None:
+    failing = [f"redis://127.0.0.1:{node.port}/0?credential_provider={__name__}.Failing" for node in five.nodes[2:4]]
+    urls = five.lock_urls()[:2]
+    with closing(open_store(locations_from_settings([*urls, failing[0]], {}), timeout=TIMEOUT)) as store:
+        took(store, "o.1")  # type: ignore[arg-type]
+        assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
+        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+    with (
+        closing(open_store(locations_from_settings([urls[0], *failing], {}), timeout=TIMEOUT)) as store,
+        pytest.raises(StoreUnavailable, match=r"no majority of its 3 servers: .*RuntimeError: no token"),
+    ):
+        store.acquire(KEYS, "o.2", TTL, claim_of())
 
 
 # Votes
@@ -236,7 +350,7 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
     """Two others hold two servers each; no majority names anybody, and no one is called the holder."""
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == Split()
+    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
     eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "b.1", "b.1", None])
     assert store.inspect(KEYS) is None
     assert store.use(KEYS) is None
@@ -284,7 +398,7 @@ def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: Redl
         for number in range(rounds):
             together.wait()
             name = shared_name(f"race {number % 7}")
-            answer = party.locker.acquire(name, party.scope, 30.0, Claim(party.scope.by))
+            answer = party.locker.acquire(name, party.scope, 30.0, AcquireRequest(party.scope.by))
             wins[place].append(answer)
             together.wait()
             if isinstance(answer, Lease):
@@ -310,7 +424,7 @@ def test_a_crowd_is_served_one_after_the_other(five: RedlockSet) -> None:
     def work(party: Party) -> None:
         for _ in range(5):
             scope = party.new_scope()
-            lease = party.locker.acquire_within(name, scope, 30.0, Claim(scope.by), 60.0)
+            lease = party.locker.acquire_within(name, scope, 30.0, AcquireRequest(scope.by), 60.0)
             assert isinstance(lease, Lease), lease
             inside.append(1)
             overlaps.append(len(inside))
@@ -327,6 +441,131 @@ def test_a_crowd_is_served_one_after_the_other(five: RedlockSet) -> None:
     assert len(tokens) == 40
     assert set(overlaps) == {1}
     assert tokens == sorted(set(tokens))
+
+
+# One server under two names
+
+
+@contextmanager
+def led_astray(five: RedlockSet) -> Iterator[tuple[RedlockStore, list[Server]]]:
+    """A store that has held locks on three servers; now the third name leads to the first one."""
+    nodes = list(five.nodes[:3])
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
+        store = stack.enter_context(closing(opened(proxies)))
+        for number in range(3):
+            took(store, f"w.{number}")
+            store.release(KEYS, f"w.{number}", ReleaseRequest())
+        eventually(lambda: holders(nodes) == [None] * 3)
+        proxies[2].lead_to(nodes[0].port or 0)
+        yield store, nodes
+
+
+def not_taken(store: RedlockStore) -> str:
+    """Ask for a lock that may not be granted; why it was not."""
+    try:
+        answer = store.acquire(KEYS, f"o.{uuid.uuid4()}", TTL, claim_of())
+    except StoreUnavailable as error:
+        return str(error)
+    assert answer == NoMajority()
+    return ""
+
+
+@pytest.mark.core
+def test_name_that_leads_to_another_member_later_has_no_vote(five: RedlockSet) -> None:
+    with led_astray(five) as (store, nodes):
+        for node in nodes[1:]:
+            hold(node, "p.1")  # of another process, whose names lead where they should
+        eventually(lambda: "are the same server" in not_taken(store))
+        eventually(lambda: holders(nodes) == [None, "p.1", "p.1"])
+
+
+@pytest.mark.core
+def test_name_that_leads_to_another_member_later_has_no_vote_without_info(five: RedlockSet) -> None:
+    """Without the right to ask a server who it is, two answers of one token and one time count as one vote."""
+    for node in five.nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", LOCK_USER, "-info")  # type: ignore[no-untyped-call]
+    try:
+        with led_astray(five) as (store, nodes):
+            for node in nodes[1:]:
+                hold(node, "p.1")
+            assert store.acquire(KEYS, "o.1", TTL, claim_of()) == NoMajority()
+            eventually(lambda: holders(nodes) == [None, "p.1", "p.1"])
+    finally:
+        for node in five.nodes:
+            with node.client() as client:
+                client.execute_command("ACL", "SETUSER", LOCK_USER, "+info")  # type: ignore[no-untyped-call]
+
+
+def test_first_lock_without_info_does_not_wait_for_a_server_that_hangs(five: RedlockSet) -> None:
+    nodes = five.nodes[:3]
+    for node in nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", LOCK_USER, "-info")  # type: ignore[no-untyped-call]
+    nodes[2].pause()
+    try:
+        with closing(opened(nodes, timeout=30)) as store:
+            began = time.monotonic()
+            assert isinstance(store.acquire(KEYS, "o.1", 60 * TTL, claim_of()), Acquired)
+            assert time.monotonic() - began < 5
+    finally:
+        nodes[2].resume()
+        for node in nodes:
+            with node.client() as client:
+                client.execute_command("ACL", "SETUSER", LOCK_USER, "+info")  # type: ignore[no-untyped-call]
+
+
+def test_first_lock_waits_a_tenth_of_its_ttl_for_servers_to_say_who_they_are(
+    five: RedlockSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = threading.Event()
+    with closing(opened(five.nodes, timeout=30)) as store:
+        for node in store._nodes.all[:3]:
+            monkeypatch.setattr(node.store, "facts", lambda: silent.wait(30))
+        began = time.monotonic()
+        assert isinstance(store.acquire(KEYS, "o.1", 5_000, claim_of()), Acquired)
+        assert time.monotonic() - began < 2.5
+        silent.set()
+
+
+def test_renewals_and_ends_of_one_server_under_two_names_count_once(five: RedlockSet) -> None:
+    with led_astray(five) as (store, nodes):
+        hold(nodes[0], "o.1")
+        nodes[1].kill()
+        with pytest.raises(StoreUnavailable, match="are the same server"):
+            store.renew([Renewal(KEYS.lock, "o.1", TTL)])
+        with pytest.raises(StoreUnavailable, match="are the same server"):
+            store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True))
+        with pytest.raises(StoreUnavailable, match="are the same server"):
+            store.mark_done(KEYS, Identity("id1").digest, "o", 0)
+
+
+def test_names_that_change_places_are_members_again(five: RedlockSet) -> None:
+    """Each leads to the server of the next one, as after servers were moved."""
+    nodes = list(five.nodes[:3])
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
+        store = stack.enter_context(closing(opened(proxies)))
+        took(store, "o.1")
+        eventually(lambda: not store._nodes.busy)
+        for proxy, node in zip(proxies, [*nodes[1:], nodes[0]], strict=True):
+            proxy.lead_to(node.port or 0)
+        eventually(lambda: _renewed_by_all(store, nodes))
+        eventually(lambda: _released(store, "o.1") and holders(nodes) == [None] * 3)
+        eventually(lambda: _acquired(store, "p"))
+
+
+def _renewed_by_all(store: RedlockStore, nodes: Sequence[Server]) -> bool:
+    try:
+        store.renew([Renewal(KEYS.lock, "o.1", 2 * TTL)])
+    except StoreUnavailable:
+        return False
+    lives = []
+    for node in nodes:
+        with node.client() as client:
+            lives.append(client.pttl(KEYS.lock))
+    return min(lives) > TTL
 
 
 # Leases
@@ -393,7 +632,7 @@ def test_a_release_that_no_majority_confirms_is_an_error_and_may_be_repeated(
     for node in five.nodes[:3]:
         node.kill()
     with pytest.raises(ReplyLost):
-        store.release(KEYS, "o.1", Ending())
+        store.release(KEYS, "o.1", ReleaseRequest())
     for node in five.nodes[:3]:
         node.start()
     # A server that was silent is left in peace for a moment, so the last one may hear of it by a later call.
@@ -402,7 +641,7 @@ def test_a_release_that_no_majority_confirms_is_an_error_and_may_be_repeated(
 
 def _released(store: RedlockStore, acquisition: str) -> bool:
     try:
-        store.release(KEYS, acquisition, Ending())
+        store.release(KEYS, acquisition, ReleaseRequest())
     except StoreUnavailable:
         return False
     return True
@@ -432,7 +671,7 @@ STEP = 131
 def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet, make_app: Any) -> None:
     app = make_app(five.lock_urls(), dlock_restart_delay=0, result_backend="cache+memory://")
     runtime = Runtime.of(app)
-    assert runtime.keeper._running.take()  # the test is its scheduler
+    assert runtime.keeper._loop.running.take()  # the test is its scheduler
     ended = set()
 
     @singleton_task(app=app, once_per=5, name="interrupted")
@@ -460,14 +699,14 @@ def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet,
 def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_over(five: RedlockSet) -> None:
     """One of three was away when the lock was taken, and another loses it: those two together must not give it away."""
     three = five.nodes[:3]
-    with closing(opened(three, probation=Probation(3.0, "dlock_restart_delay", trusts_disk=True))) as store:
+    with closing(opened(three, probation=Quarantine(3.0, "dlock_restart_delay"))) as store:
         eventually(lambda: _acquired(store, "w"), within=15)
         hold(three[0], "o.1")
         hold(three[1], "o.1")
         three[1].flush()  # as if it had restarted without its data
-        assert store.acquire(KEYS, "p.1", TTL, claim_of()) == Split()
+        assert store.acquire(KEYS, "p.1", TTL, claim_of()) == NoMajority()
         assert holders(three) == ["o.1", None, None]
-        store.release(KEYS, "o.1", Ending())
+        store.release(KEYS, "o.1", ReleaseRequest())
         assert _acquired(store, "p")  # of the two that kept what they knew
         three[0].pause()
         # One that was slow a moment ago is not asked, and says that instead.
@@ -525,7 +764,7 @@ def _begun(store: RedlockStore, number: int, seeds: list[str]) -> bool:
 def test_a_vote_that_was_lost_is_no_death(five: RedlockSet, store: RedlockStore) -> None:
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == Split()
+    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
     for node in five.nodes[:4]:
         with node.client() as client:
             client.delete(KEYS.lock)
@@ -550,7 +789,7 @@ def test_a_body_that_died_holds_the_next_back_whoever_is_away(five: RedlockSet, 
     assert isinstance(_answer(store, claim_of("id2", once=True)), Used)
 
 
-def _answer(store: RedlockStore, claim: Claim) -> object:
+def _answer(store: RedlockStore, claim: AcquireRequest) -> object:
     try:
         return store.acquire(KEYS, f"q.{uuid.uuid4()}", TTL, claim)
     except StoreUnavailable:
@@ -571,7 +810,7 @@ def test_a_waiter_is_woken_although_the_server_that_it_listens_to_goes_away(
         assert waker.wait(5)  # to look for itself
         assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of(waits=True)), Held)
         assert sum(_subscribers(node) for node in five.nodes if node.running) == 1
-        store.release(KEYS, "o.1", Ending())
+        store.release(KEYS, "o.1", ReleaseRequest())
         assert waker.wait(5)
         took(store, "w.2")
 
@@ -648,12 +887,20 @@ def test_what_a_server_of_the_majority_gave_higher_all_know_before_the_lock_is_a
     assert found == [("3000000000000001", "3000000000000001")] * 3
 
 
+def test_servers_whose_clocks_are_behind_their_last_token_are_a_majority(five: RedlockSet, store: RedlockStore) -> None:
+    """All of them give the next token, and so the same one."""
+    for node in five.nodes:
+        with node.client() as client:
+            client.set(KEYS.last, 3_000_000_000_000_000)
+    assert took(store, "o.1").token == 3_000_000_000_000_001
+
+
 # What it will not do, and what it costs nobody
 
 
 def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
     with pytest.raises(InvalidLockOptions, match="on_conflict='queue' is not allowed"):
-        store.acquire(KEYS, "o.1", TTL, claim_of("id1", place=Place()))
+        store.acquire(KEYS, "o.1", TTL, claim_of("id1", place=QueueRequest()))
 
 
 def test_an_option_that_it_refuses_is_refused_where_the_task_is_defined(five: RedlockSet, make_app: Any) -> None:
@@ -690,7 +937,7 @@ def test_a_fork_has_threads_and_connections_of_its_own(store: RedlockStore) -> N
         ok = False
         try:
             held = isinstance(store.acquire(KEYS, "p.1", TTL, claim_of()), Held)
-            ok = held and store.release(KEYS, "o.1", Ending()).ours
+            ok = held and store.release(KEYS, "o.1", ReleaseRequest()).ours
         finally:
             os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
@@ -703,10 +950,10 @@ def test_a_hung_server_delays_no_exit(five: RedlockSet) -> None:
     program = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from celery_dlock.place_setting import of_setting
-from celery_dlock.stores import open_store
+from celery_dlock.config.locations import locations_from_settings
+from celery_dlock.store.factory import open_store
 from tests.contract.kit import claim_of, keys_of
-store = open_store(of_setting({five.lock_urls()!r}, {{}}), timeout=30)
+store = open_store(locations_from_settings({five.lock_urls()!r}, {{}}), timeout=30)
 print(type(store.acquire(keys_of(), "o.1", 30_000, claim_of())).__name__, flush=True)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -717,10 +964,28 @@ print(type(store.acquire(keys_of(), "o.1", 30_000, claim_of())).__name__, flush=
 
 
 def test_an_idle_store_has_no_threads(five: RedlockSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_dlock.crew.IDLE", 0.1)
+    monkeypatch.setattr("celery_dlock.store.redlock.fanout.IDLE", 0.1)
     with closing(opened(five.nodes)) as store:
         before = psutil.Process().num_threads()
         took(store, "o.1")
         assert psutil.Process().num_threads() > before
         eventually(lambda: psutil.Process().num_threads() <= before)
-        assert store.release(KEYS, "o.1", Ending()).ours
+        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+
+
+def test_majority_whose_threads_can_be_started_gives_the_lock(
+    store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, 3)
+    took(store, "o.1")
+
+
+def test_no_majority_of_threads_is_a_store_that_does_not_answer_and_leaves_no_lock(
+    five: RedlockSet, store: RedlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, 2)
+    with pytest.raises(StoreUnavailable, match="it was not asked: can't start new thread"):
+        took(store, "o.1")
+    monkeypatch.undo()
+    store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True))
+    eventually(lambda: holders(five.nodes) == [None] * 5 and not store._nodes.busy)

@@ -8,13 +8,13 @@ import pytest
 from celery import Celery
 
 from celery_dlock import Lease, Lock
-from celery_dlock.door import ServerDoor
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.locker import POLL
-from celery_dlock.places import Place
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.locking.client import POLL
 from celery_dlock.runtime import Runtime
-from celery_dlock.wire import Wire
-from celery_dlock.wires import Wires
+from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.redis.connection import RespConnection
+from celery_dlock.store.redis.endpoint import ServerEndpoint
+from celery_dlock.store.redis.pool import ConnectionPool
 from tests.servers import Server
 from tests.waiting import eventually
 
@@ -66,27 +66,27 @@ def at_once(count: int, call: Callable[[int], Any]) -> list[Any]:
     return got
 
 
-class MovingDoor(ServerDoor):
+class MovingDoor(ServerEndpoint):
     """To a server whose place changes while a first connection to it is made, as another thread finds out first."""
 
     place, others_turn = "old", False
-    wires: Wires
+    wires: ConnectionPool
 
-    def where(self) -> object:
+    def address(self) -> object:
         return self.place
 
     def connection(self, seconds: float) -> Any:
         made = super().connection(seconds)
         if self.others_turn:
             self.others_turn, self.place = False, "new"
-            self.wires.call("", Wire.ask, b"PING\r\n")
+            self.wires.call("", RespConnection.ask, b"PING\r\n")
         return made
 
 
 def test_a_connection_that_was_begun_before_a_failover_is_not_used_behind_it(lock_url: str) -> None:
-    place = Place.of(lock_url)
+    place = StoreLocation.of(lock_url)
     door = MovingDoor(place.options_at(place.addresses[0]))
-    door.wires = Wires(door, timeout=5)
+    door.wires = ConnectionPool(door, timeout=5)
     door.others_turn = True
     with door.wires.lent() as begun_before:
         pass
@@ -101,7 +101,7 @@ def idle(app: Celery) -> Any:
     """The store of this process, with as many idle connections as threads talked at once."""
     store: Any = Runtime.of(app).locker._store
     wires = store._topology
-    for wire in [wires.opened(Wire) for _ in range(IDLE)]:
+    for wire in [wires.opened(RespConnection) for _ in range(IDLE)]:
         wires._idle.append(wire)
     return wires._idle
 

@@ -3,15 +3,17 @@
 import pytest
 import redis
 
-from celery_dlock.keys import LockKeys, LockName
-from celery_dlock.records import Held, Released, Renewal
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys, LockName
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Held, Released, Renewal
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
 from tests.waiting import eventually
 
 KEYS = keys_of()
 LOCK, LAST = KEYS.lock, KEYS.last
+#: An hour, by which a clock went back.
+HOUR_MS = 3_600_000
 #: Seconds by which times may differ that one server tells, and several.
 CLOCKS = 0.0, 1.0
 
@@ -43,7 +45,7 @@ def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, t
     assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.post", "id1", "node1", 77)
     assert (holder.owner, holder.token) == ("o", mine.token)
     assert holder.since == pytest.approx(mine.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
-    assert (holder.hold_count, holder.left, answer.twin) == (1, False, False)
+    assert (holder.hold_count, holder.left, answer.same_message) == (1, False, False)
     assert 29 < holder.expires_in <= 30
     assert answer.rank_us > mine.rank_us
     assert str(holder) == "app.post[id1] on node1"
@@ -63,7 +65,7 @@ def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
     store: RedisStore, client: redis.Redis
 ) -> None:
     take(store, "o.1", claim_of("id1"))
-    assert store.release(KEYS, "o.1", ending_of("id1")) == Released(ours=True, word=False)
+    assert store.release(KEYS, "o.1", ending_of("id1")) == Released(ours=True, duplicate_seen=False)
     assert client.keys() == [LAST]
     take(store, "p.1")
 
@@ -72,7 +74,7 @@ def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
 def test_a_release_by_acquisition_frees_nobody_elses_lock(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.2")
     for other in ("o.1", "o.3", "p.2", "o.22", "o", ""):
-        assert store.release(KEYS, other, Ending()) == Released(ours=False, word=False)
+        assert store.release(KEYS, other, ReleaseRequest()) == Released(ours=False, duplicate_seen=False)
     assert client.hget(LOCK, "acq") == "o.2"
 
 
@@ -96,6 +98,44 @@ def test_renewing_moves_the_deadline_and_never_shortens_it(store: RedisStore, cl
     assert client.pttl(LOCK) > 59_000
 
 
+# A server's clock that went back: keys live longer than anybody asked for
+
+
+@pytest.mark.core
+def test_life_beyond_the_ttl_is_cut_by_the_next_call_that_meets_the_lock(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    take(store, "dead.1")
+    client.pexpire(LOCK, HOUR_MS)
+    assert isinstance(store.acquire(KEYS, "o.1", 2 * TTL, claim_of()), Held)
+    assert TTL - 10_000 < client.pttl(LOCK) <= TTL
+    assert store.renew([renewal("dead.1", 2 * TTL)]) == [True]
+    assert isinstance(store.acquire(KEYS, "o.2", TTL, claim_of()), Held)
+    assert client.pttl(LOCK) > TTL, "an extended lease is no mistake of the clock"
+
+
+@pytest.mark.core
+def test_life_beyond_the_ttl_is_cut_by_the_holders_renewal(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "o.1")
+    client.pexpire(LOCK, HOUR_MS)
+    assert store.renew([renewal("o.1", TTL)]) == [True]
+    assert TTL - 10_000 < client.pttl(LOCK) <= TTL
+
+
+@pytest.mark.core
+def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    taken = take(store, "o.1", claim_of(keep_ms=TTL // 2))
+    client.hset(LOCK, "since", str(taken.token + HOUR_MS * 1000))
+    store.release(KEYS, "o.1", ReleaseRequest())
+    assert 0 < client.pttl(LOCK) <= TTL // 2
+    client.pexpire(LOCK, HOUR_MS)
+    assert isinstance(store.acquire(KEYS, "p.1", 2 * TTL, claim_of()), Held)
+    assert 0 < client.pttl(LOCK) <= TTL // 2
+
+
+@pytest.mark.core
 def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisStore, client: redis.Redis) -> None:
     """Somebody has overwritten one key: its script is an error, those before and behind it are renewed."""
     locks = [keys_of(text) for text in "abc"]
@@ -103,6 +143,7 @@ def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisSt
         take(store, "o.1", keys=keys)
     client.set(locks[1].lock, "not a lock")
     assert store.renew([Renewal(keys.lock, "o.1", TTL) for keys in locks]) == [True, False, True]
+    assert store.renew([Renewal(locks[1].lock, "o.1", TTL)]) == [False]
 
 
 @pytest.mark.core
@@ -110,9 +151,9 @@ def test_a_release_is_told_to_who_waits_and_one_that_freed_nothing_is_not(store:
     take(store, "o.1")
     with store.waker(KEYS) as waker, store.waker(keys_of("another")) as other:
         assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of(waits=True)), Held)
-        store.release(KEYS, "p.1", Ending())
+        store.release(KEYS, "p.1", ReleaseRequest())
         assert not waker.wait(0.1)
-        store.release(KEYS, "o.1", Ending())
+        store.release(KEYS, "o.1", ReleaseRequest())
         assert waker.wait(5)
         assert not other.wait(0.05)
 
@@ -123,7 +164,7 @@ def test_a_release_that_nobody_waits_for_is_told_to_nobody(store: RedisStore) ->
     take(store, "o.1")
     with store.waker(KEYS) as waker:
         assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of()), Held)
-        store.release(KEYS, "o.1", Ending())
+        store.release(KEYS, "o.1", ReleaseRequest())
         assert not waker.wait(0.1)
 
 
@@ -148,7 +189,7 @@ def test_tokens_of_a_bucket_strictly_grow_whatever_ended_the_lock_before(
         elif number % 4 == 2:
             client.flushall()
         else:
-            store.release(keys, f"o.{number}", Ending())
+            store.release(keys, f"o.{number}", ReleaseRequest())
     assert tokens == sorted(set(tokens))
 
 
@@ -175,7 +216,7 @@ def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.R
     assert last == str(token) or topology.startswith("redlock")  # one that came late may have minted a higher one
     store.acquire(KEYS, "p.1", TTL, claim_of())
     store.renew([renewal("o.1")])
-    store.release(KEYS, "o.1", Ending())
+    store.release(KEYS, "o.1", ReleaseRequest())
     assert client.get(LAST) == last
 
 
@@ -191,7 +232,7 @@ def test_a_repeated_acquire_answers_as_the_first_and_holds_once(
     assert of_one_acquisition(first, again, topology)
     assert again.since == pytest.approx(first.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
     assert client.hget(LOCK, "count") == "1"
-    assert store.release(KEYS, "o.1", Ending()).ours
+    assert store.release(KEYS, "o.1", ReleaseRequest()).ours
     assert not client.exists(LOCK)
 
 
@@ -207,10 +248,10 @@ def test_late_copies_of_a_renewal_and_of_a_release_do_not_touch_the_next_holder(
     store: RedisStore, client: redis.Redis, topology: str
 ) -> None:
     take(store, "o.1")
-    store.release(KEYS, "o.1", Ending())
+    store.release(KEYS, "o.1", ReleaseRequest())
     token = take(store, "o.2").token
     assert store.renew([renewal("o.1", TTL, ("count", "9"))]) == [False]
-    assert not store.release(KEYS, "o.1", Ending()).ours
+    assert not store.release(KEYS, "o.1", ReleaseRequest()).ours
     assert client.hmget(LOCK, "acq", "count") == ["o.2", "1"]
     minted = int(client.hget(LOCK, "token"))
     assert minted == token or (topology.startswith("redlock") and minted > token)  # by one that came late

@@ -3,10 +3,10 @@
 import pytest
 import redis
 
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.records import Acquired, Duplicate, Held, Identity, Released, Renewal, Tombstoned, Used
-from celery_dlock.store import Ending
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, Released, Renewal, Tombstoned, Used
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import TTL, claim_of, ending_of, keys_of, take
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ def leave_mark(store: RedisStore) -> int:
     """Run ``id1`` to its end while a twin asks, so that it is marked done; returns its rank."""
     rank = take(store, "o.1", claim_of("id1")).rank_us
     store.acquire(KEYS, "twin.1", TTL, claim_of("id1"))
-    assert end(store).word
+    assert end(store).duplicate_seen
     return rank
 
 
@@ -33,7 +33,9 @@ def leave_mark(store: RedisStore) -> int:
 @pytest.mark.core
 def test_an_acquire_that_meets_its_tombstone_is_refused(store: RedisStore, client: redis.Redis) -> None:
     """It was given up before it arrived: nobody would ever release what it took."""
-    assert store.release(KEYS, "o.1", Ending(unsure=True)) == Released(ours=False, word=False)
+    assert store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True)) == Released(
+        ours=False, duplicate_seen=False
+    )
     assert store.acquire(KEYS, "o.1", TTL, claim_of("id1")) == Tombstoned()
     assert not client.exists(KEYS.lock)
     assert take(store, "o.2", claim_of("id1"))
@@ -44,14 +46,14 @@ def test_a_tombstone_frees_what_its_acquire_took_and_refuses_late_copies_of_it(
     store: RedisStore, client: redis.Redis
 ) -> None:
     take(store, "o.1")
-    assert store.release(KEYS, "o.1", Ending(unsure=True)).ours
+    assert store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True)).ours
     assert store.acquire(KEYS, "o.1", TTL, claim_of()) == Tombstoned()
     assert 0 < client.pttl(KEYS.tombstone("o.1")) <= HOUR_MS
 
 
 def test_a_release_that_is_sure_leaves_no_tombstone(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1")
-    store.release(KEYS, "o.1", Ending())
+    store.release(KEYS, "o.1", ReleaseRequest())
     assert not client.exists(KEYS.tombstone("o.1"))
 
 
@@ -61,7 +63,7 @@ def test_a_release_that_is_sure_leaves_no_tombstone(store: RedisStore, client: r
 @pytest.mark.core
 def test_a_final_end_without_word_or_loss_leaves_no_mark(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1", claim_of("id1"))
-    assert end(store) == Released(ours=True, word=False)
+    assert end(store) == Released(ours=True, duplicate_seen=False)
     assert not client.exists(DONE)
 
 
@@ -80,7 +82,7 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
         if how == "taken over":
             take(store, "p.1")
     ours = how not in ("lost", "taken over")
-    assert end(store) == Released(ours=ours, word=ours)
+    assert end(store) == Released(ours=ours, duplicate_seen=ours)
     assert 23 * HOUR_MS < client.pttl(DONE) <= 24 * HOUR_MS
     if how == "taken over":
         assert client.hget(KEYS.lock, "acq") == "p.1"
@@ -127,8 +129,8 @@ def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
 ) -> None:
     """The message comes back, and must run."""
     take(store, "o.1", claim_of("id1", copied=True))
-    assert end(store, final=False) == Released(ours=True, word=True)
-    assert end(store, final=False) == Released(ours=False, word=False)
+    assert end(store, final=False) == Released(ours=True, duplicate_seen=True)
+    assert end(store, final=False) == Released(ours=False, duplicate_seen=False)
     assert not client.exists(DONE)
 
 
@@ -165,7 +167,7 @@ def test_a_done_mark_speaks_of_one_identity_only(store: RedisStore) -> None:
     for number, identity in enumerate((Identity("id1", 1), Identity("id1", 0, 1), Identity("id2"))):
         claim = claim_of("id1", redelivered=True)._replace(identity=identity)
         assert isinstance(store.acquire(KEYS, f"p.{number}", TTL, claim), Acquired)
-        store.release(KEYS, f"p.{number}", Ending())
+        store.release(KEYS, f"p.{number}", ReleaseRequest())
 
 
 def test_a_duplicate_is_known_also_while_another_holds_the_lock(store: RedisStore) -> None:
@@ -199,11 +201,11 @@ def test_a_twin_of_the_holder_is_told_apart_from_a_rival_and_leaves_word(
     take(store, "o.1", claim_of("id1"))
     rival = store.acquire(KEYS, "p.1", TTL, claim_of("id2"))
     assert isinstance(rival, Held)
-    assert not rival.twin
+    assert not rival.same_message
     assert not client.hexists(KEYS.lock, "word")
     twin = store.acquire(KEYS, "q.1", TTL, claim_of("id1", redelivered=redelivered))
     assert isinstance(twin, Held)
-    assert twin.twin
+    assert twin.same_message
     assert client.hget(KEYS.lock, "word") == "1"
     assert client.hget(KEYS.lock, "acq") == "o.1"
 
@@ -212,7 +214,7 @@ def test_two_locks_without_a_message_are_no_twins(store: RedisStore, client: red
     take(store, "o.1")
     answer = store.acquire(KEYS, "p.1", TTL, claim_of())
     assert isinstance(answer, Held)
-    assert not answer.twin
+    assert not answer.same_message
     assert not client.hexists(KEYS.lock, "word")
 
 

@@ -22,23 +22,23 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.names import idempotency_key
-from celery_dlock.records import (
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.lock_name import idempotency_key
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import (
     Acquired,
-    By,
-    Claim,
+    AcquireRequest,
     Duplicate,
     Held,
     Identity,
     Released,
     Renewal,
+    Requester,
     Tombstoned,
     Unknown,
     Used,
 )
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
 from tests.servers import Server
 
 TTL = 60_000
@@ -50,7 +50,7 @@ class Ask:
     """One acquisition as its owner sent it. ``rank``: the model's name of a rank that it carries."""
 
     acquisition: str
-    claim: Claim
+    claim: AcquireRequest
     unsure: bool
     rank: int | None = None
 
@@ -121,7 +121,7 @@ class Model:
         self.mark = Mark("begun", ask.acquisition, ask.claim.identity, mark.seed, crashed)
         return True
 
-    def is_twin(self, claim: Claim) -> bool:
+    def is_twin(self, claim: AcquireRequest) -> bool:
         assert self.lock
         return claim.identity is not None and self.lock.ask.claim.identity == claim.identity
 
@@ -212,8 +212,8 @@ class Scripts(RuleBasedStateMachine):
         pick: int,
     ) -> object:
         rank = sorted(self.ranks)[pick % len(self.ranks)] if carries and self.ranks else None
-        by = By.of("t", identity and identity.task_id, "n", 1)
-        claim = Claim(by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once, hold=hold)
+        by = Requester.of("t", identity and identity.task_id, "n", 1)
+        claim = AcquireRequest(by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once, hold=hold)
         ask = Ask(f"owner.{next(self.numbers)}", claim, unsure, rank)
         self.send(ask)
         return ask
@@ -238,7 +238,7 @@ class Scripts(RuleBasedStateMachine):
         used_ms = TTL if uses else 0
         identity = ask.claim.identity.digest if ask.claim.identity else ""
         by, seed = ask.claim.by.text, "bodys"
-        ending = Ending(final, identity, used_ms, by, ask.unsure, once=once, seed=seed, window_ms=TTL)
+        ending = ReleaseRequest(final, identity, used_ms, by, ask.unsure, once=once, seed=seed, window_ms=TTL)
         expected = self.model.release(ask, final=final, uses=uses, once=once)
         assert self.store.release(self.keys, ask.acquisition, ending) == expected
 
@@ -302,7 +302,7 @@ class Scripts(RuleBasedStateMachine):
         assert lock
         holder = answer.holder
         assert (holder.token, holder.left, str(holder.hold_count)) == (lock.token, lock.left, lock.count)
-        assert answer.twin == self.model.is_twin(ask.claim)
+        assert answer.same_message == self.model.is_twin(ask.claim)
         rank = ask.rank if ask.rank is not None else self.model.now
         assert self.ranks.setdefault(rank, answer.rank_us) == answer.rank_us
 

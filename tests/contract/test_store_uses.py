@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.names import idempotency_key
-from celery_dlock.records import Acquired, By, Claim, Held, Identity, Unknown, Used
-from celery_dlock.scripts import ACQUIRE, FORGET, RELEASE, RESOLVE, Script
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.lock_name import idempotency_key
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, Requester, Unknown, Used
+from celery_dlock.store.redis.scripts import ACQUIRE, FORGET, RELEASE, RESOLVE, Script
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import TTL, Party, claim_of, ending_of, of_one_acquisition, take
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -23,7 +23,7 @@ KEYS = LockKeys.of("dlock", NAME)
 WINDOW = 60_000
 
 
-def once(task_id: str, **facts: Any) -> Claim:
+def once(task_id: str, **facts: Any) -> AcquireRequest:
     return claim_of(task_id, once=True, **facts)
 
 
@@ -42,7 +42,7 @@ def succeed(store: RedisStore, task_id: str, seed: str) -> None:
 
 def die(store: RedisStore, task_id: str) -> None:
     """As the keeper ends what a dead child held."""
-    store.release(KEYS, f"{task_id}.1", Ending(unsure=True))
+    store.release(KEYS, f"{task_id}.1", ReleaseRequest(outcome_unknown=True))
 
 
 def state(store: RedisStore) -> tuple[str, str | None] | None:
@@ -140,7 +140,7 @@ def test_a_late_success_uses_the_name_although_another_runs_or_died(store: Redis
 def test_an_acquire_that_was_taken_back_leaves_no_doubt(store: RedisStore) -> None:
     """Its body never began."""
     begin(store, "a")
-    undone = Ending(identity=Identity("a").digest, unsure=True, once=True, window_ms=WINDOW)
+    undone = ReleaseRequest(identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW)
     store.release(KEYS, "a.1", undone)
     assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Acquired)
 
@@ -277,14 +277,16 @@ class TestLostReplies:
         """The locker takes it back and asks again under the next number: nothing has begun under the first."""
         party = Party(proxy.url(), timeout=2)
         party.release(party.acquire(NAME))
-        party.scope.undone = Ending(identity=Identity("a").digest, unsure=True, once=True, window_ms=WINDOW)
+        party.scope.undone = ReleaseRequest(
+            identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW
+        )
         cut(proxy, ACQUIRE)
-        claim = Claim(By.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold=True)
+        claim = AcquireRequest(Requester.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold=True)
         lease: Any = party.locker.acquire(NAME, party.scope, 30.0, claim)
         assert lease.acquisition.endswith(".3")
         assert not lease.after_crash
         assert len(lease.idempotency_key) == 32
-        party.release(lease, Ending(identity=Identity("a").digest, once=True, window_ms=WINDOW))
+        party.release(lease, ReleaseRequest(identity=Identity("a").digest, once=True, window_ms=WINDOW))
         eventually(lambda: not party.slots.taken(), within=10)
 
     def test_a_failure_whose_reply_is_lost_leaves_the_name_free(self, proxy: Proxy, store: RedisStore) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dlock.keys import LockKeys, LockName
-from celery_dlock.records import Acquired, Renewal
-from celery_dlock.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys, LockName
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Acquired, Renewal
+from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
+from celery_dlock.store.redis.store import RedisStore
 from tests.contract.kit import TTL, claim_of, commands_seen, ending_of, keys_of, take
 from tests.waiting import eventually
 
@@ -33,16 +33,16 @@ def everything(store: RedisStore) -> None:
     store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True))
     store.renew([renewal("o.1", ("count", "2"))])
     store.inspect(KEYS)
-    store.release(KEYS, "o.1", Ending(unsure=True))
+    store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True))
     take(store, "q.1", claim_of("id1", once=True, copied=True))
-    store.release(KEYS, "q.1", ending_of("id1", used_ms=60_000, unsure=True))
+    store.release(KEYS, "q.1", ending_of("id1", used_ms=60_000, outcome_unknown=True))
     store.acquire(KEYS, "r.1", TTL, claim_of("id1", once=True))
     store.forget(KEYS)
     take(store, "s.1", claim_of("id2", once=True))
     store.use(KEYS)
     store.release(KEYS, "s.1", ending_of("id2", once=True, window_ms=60_000))
     take(store, "t.1", claim_of("id3", once=True))
-    store.release(KEYS, "t.1", Ending(unsure=True))
+    store.release(KEYS, "t.1", ReleaseRequest(outcome_unknown=True))
     store.acquire(KEYS, "u.1", TTL, claim_of("id4", once=True, hold=True))
     store.resolve(KEYS, sent=True, window_ms=60_000)
 
@@ -81,7 +81,7 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
             take(store, "o.1", claim_of("id", once=True), keys=keys)
             assert store.renew([Renewal(keys.lock, "o.1", TTL)]) == [True]
             assert store.inspect(keys) is not None
-            assert store.release(keys, "o.1", ending_of("id", used_ms=60_000, unsure=True)).ours
+            assert store.release(keys, "o.1", ending_of("id", used_ms=60_000, outcome_unknown=True)).ours
         everything(store)
         store.close()
 
@@ -94,7 +94,7 @@ def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: 
     verbs: dict[str, Callable[[], object]] = {
         "acquire": lambda: store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True)),
         "renew": lambda: store.renew([renewal("o.1")]),
-        "release": lambda: store.release(KEYS, "o.1", ending_of("id1", used_ms=1, unsure=True)),
+        "release": lambda: store.release(KEYS, "o.1", ending_of("id1", used_ms=1, outcome_unknown=True)),
         "inspect": lambda: store.inspect(KEYS),
     }
     for call in verbs.values():
@@ -114,7 +114,7 @@ def test_a_forgotten_script_is_loaded_again(store: RedisStore, client: redis.Red
         assert isinstance(store.acquire(KEYS, "o.1", TTL, claim_of()), Acquired)
         assert store.renew([renewal("o.1")] * 3) == [True, True, True]
         assert store.inspect(KEYS) is not None
-        assert store.release(KEYS, "o.1", Ending()).ours
+        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
 
 
 def test_scripts_forgotten_in_the_middle_of_1200_renewals_are_loaded_again(

@@ -8,8 +8,8 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from celery_dlock.records import Identity
-from celery_dlock.stores import from_url
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Identity
 from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.processes import ROOT
@@ -35,7 +35,7 @@ def test_a_dead_letter_that_is_published_by_hand_runs(
         with stage.hold(stage.tasks.parcel, n):
             (result,) = stage.park(task, n, serializer=serializer, compression=compression)
             store = from_url(stage.app.conf.dlock_url, timeout=3)
-            store.take_out(stage.keys(task, n), Identity(result.id).digest, uuid4().hex, bury=True)
+            store.remove_waiter(stage.keys(task, n), Identity(result.id).digest, uuid4().hex, bury=True)
             store.close()
         told = recipe(stage.app)
         with stage.lock_server.client(2, decode_responses=False) as client:

@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_dlock import scripts
 from celery_dlock.errors import StoreRefused
-from celery_dlock.keys import LockKeys, LockName, node_key
-from celery_dlock.records import Acquired, By, Claim, Identity, Parked, Place, Renewal
-from celery_dlock.scripts import Script
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.keys.key_spec import LockKeys, LockName, node_key, sweeper_key
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, Parked, QueueRequest, Renewal, Requester
+from celery_dlock.store.redis import scripts
+from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.store import RedisStore
 from tests.processes import HOST, ROOT
 from tests.servers import CLUSTER_COMMANDS, LOCK_COMMANDS, LOCK_RIGHTS, LOCK_USER, Server, cluster_rights
 from tests.topologies import ClusterSet
 
+#: Rights without which a Cluster's nodes are told apart less well.
+NOT_NEEDED = ("cluster|myid", "cluster|nodes")
 #: Sent as they are; all others are called by scripts.
 BARE = {"evalsha", "eval", "subscribe", "info", "select", "hgetall"}
 
@@ -48,8 +50,8 @@ class Round:
     def keys(self, text: str) -> LockKeys:
         return LockKeys.of("dlock", LockName(f"n:{text}", 7))
 
-    def claim(self, task_id: str, **facts: object) -> Claim:
-        return Claim(By("app.post", task_id, "node1", "77"), Identity(task_id), **facts)  # type: ignore[arg-type]
+    def claim(self, task_id: str, **facts: object) -> AcquireRequest:
+        return AcquireRequest(Requester("app.post", task_id, "node1", "77"), Identity(task_id), **facts)  # type: ignore[arg-type]
 
     def lock(self) -> None:
         keys, store = self.keys("lock"), self.store
@@ -57,10 +59,10 @@ class Round:
             self.do(store.acquire, keys, "a.1", 60_000, self.claim("a", once=True))
         self.do(store.renew, [Renewal(keys.lock, "a.1", 90_000, (("word", "1"),))])
         self.do(store.inspect, keys)
-        self.do(store.release, keys, "a.1", Ending(True, Identity("a").digest, 60_000, "[]"))
+        self.do(store.release, keys, "a.1", ReleaseRequest(True, Identity("a").digest, 60_000, "[]"))
 
     def take_back(self) -> None:
-        self.do(self.store.release, self.keys("back"), "b.1", Ending(unsure=True))
+        self.do(self.store.release, self.keys("back"), "b.1", ReleaseRequest(outcome_unknown=True))
 
     def wait(self) -> None:
         keys, store = self.keys("wait"), self.store
@@ -71,37 +73,41 @@ class Round:
                 self.do(store.acquire, keys, "d.1", 60_000, self.claim("d", waits=True))
 
         self.do(listen)
-        self.do(store.release, keys, "c.1", Ending())
+        self.do(store.release, keys, "c.1", ReleaseRequest())
 
     def keep(self) -> None:
         keys = self.keys("keep")
         self.do(self.store.acquire, keys, "e.1", 60_000, self.claim("e", keep_ms=60_000))
-        self.do(self.store.release, keys, "e.1", Ending())
+        self.do(self.store.release, keys, "e.1", ReleaseRequest())
 
     def park(self, keys: LockKeys, task_id: str, **place: object) -> object:
         entry = f'["app.post", "{task_id}"]\n{{}}'
-        claim = self.claim(task_id, place=Place(entry, **place))  # type: ignore[arg-type]
+        claim = self.claim(task_id, place=QueueRequest(entry, **place))  # type: ignore[arg-type]
         return self.do(self.store.acquire, keys, f"{task_id}.1", 60_000, claim)
 
     def queue(self) -> None:
         keys, store = self.keys("queue"), self.store
-        self.do(store.acquire, keys, "f.1", 60_000, self.claim("f", place=Place()))
+        self.do(store.acquire, keys, "f.1", 60_000, self.claim("f", place=QueueRequest()))
         for task_id in ("g", "h", "g"):
             self.park(keys, task_id, limit=2, ousts=True)
         self.do(store.waiting, keys, 10)
-        self.do(store.release, keys, "f.1", Ending(True, Identity("f").digest, queue=True))
-        self.do(store.take_out, keys, Identity("h").digest, "s", ended=True)
+        self.do(store.release, keys, "f.1", ReleaseRequest(True, Identity("f").digest, queue=True))
+        self.do(store.remove_waiter, keys, Identity("h").digest, "s", ended=True)
 
     def sweep(self) -> None:
         keys, store = self.keys("sweep"), self.store
-        self.do(store.acquire, keys, "i.1", 60_000, self.claim("i", place=Place()))
+        self.do(store.acquire, keys, "i.1", 60_000, self.claim("i", place=QueueRequest()))
         self.park(keys, "j")
         self.do(store.sweep, keys, "s", 60_000, 5)
-        self.do(store.release, keys, "i.1", Ending(True, Identity("i").digest, queue=True))
+        self.do(store.release, keys, "i.1", ReleaseRequest(True, Identity("i").digest, queue=True))
         self.do(store.published, keys, Identity("j").digest, 1)
         time.sleep(0.005)  # its turn
         self.do(store.sweep, keys, "s", 60_000, 5)
         self.do(store.due, "dlock", [7], 10)
+        for foreign in (True, False):
+            self.do(store.pass_on, keys, Grant(Identity("j").digest, "", "1"), foreign=foreign)
+        for worker in "vw":
+            self.do(store.sweep_lease, sweeper_key("dlock", "amqp://h:5672//"), worker, 1000)
 
     def look(self) -> None:
         key = node_key("dlock", "node")
@@ -176,7 +182,7 @@ def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redi
     store = from_url(own.lock_url(), timeout=5)
     round_ = Round(store)
     keys = round_.keys("proof")
-    assert isinstance(store.acquire(keys, "k.1", 60_000, round_.claim("k", place=Place())), Acquired)
+    assert isinstance(store.acquire(keys, "k.1", 60_000, round_.claim("k", place=QueueRequest())), Acquired)
     assert isinstance(round_.park(keys, "l"), Parked)
     store.close()
 
@@ -237,10 +243,10 @@ class TestCluster:
     def test_without_the_right_to_ask_who_answers_nothing_is_denied(
         self, cluster_set: ClusterSet, nodes: Callable[..., None]
     ) -> None:
-        nodes("SETUSER", "poor", *LOCK_RIGHTS, *cluster_rights(), "-cluster|myid")
+        nodes("SETUSER", "poor", *LOCK_RIGHTS, *cluster_rights(), *(f"-{command}" for command in NOT_NEEDED))
         assert go_round_a_cluster(cluster_set, "poor") == []
 
-    @pytest.mark.parametrize("command", [command for command in CLUSTER_COMMANDS if command != "cluster|myid"])
+    @pytest.mark.parametrize("command", [command for command in CLUSTER_COMMANDS if command not in NOT_NEEDED])
     def test_without_one_of_them_something_fails_and_says_which(
         self, cluster_set: ClusterSet, nodes: Callable[..., None], command: str
     ) -> None:

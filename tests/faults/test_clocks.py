@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_dlock.records import Acquired, Held, Renewal
-from celery_dlock.store import Ending
-from celery_dlock.stores import from_url
-from celery_dlock.stores.redis import RedisStore
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Acquired, Held, Renewal
+from celery_dlock.store.redis.store import RedisStore
 from tests.conftest import LoadApp, OwnServer, StartWorker
 from tests.contract.kit import claim_of, ending_of, keys_of, take
 from tests.processes import ROOT
@@ -85,7 +85,7 @@ def test_tokens_never_go_back(clock: SteppedServer, store: RedisStore, client: r
         clock.step(offset)
         eventually(lambda before=before, number=number: number == 0 or abs(seconds_of(client) - before) > HOUR - 60)
         tokens.append(take(store, f"o.{number}").token)
-        store.release(keys_of(), f"o.{number}", Ending())
+        store.release(keys_of(), f"o.{number}", ReleaseRequest())
     assert tokens == sorted(set(tokens))
 
 
@@ -135,7 +135,7 @@ def test_when_the_clock_jumps_ahead_a_holder_is_told_and_the_next_has_the_higher
     assert store.renew([Renewal(keys.lock, "first.1", 30_000)]) == [False]
     second = take(store, "second.1")
     assert second.token > first.token + HOUR * 1_000_000 - 60_000_000
-    assert store.release(keys, "first.1", Ending()).ours is False
+    assert store.release(keys, "first.1", ReleaseRequest()).ours is False
     assert store.inspect(keys) is not None
 
 

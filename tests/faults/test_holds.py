@@ -83,9 +83,7 @@ def test_after_max_hold_a_deaf_body_is_told_of_and_the_next_runs_within_the_ttl(
     assert ended(body) == "done"
 
 
-@pytest.mark.parametrize(("options", "longest"), [({"time_limit": 20}, 30.0), ({}, 0.0)])
-def test_max_hold_is_the_hard_time_limit_and_ten_seconds_where_there_is_one(
-    stage: Stage, options: dict[str, float], longest: float
-) -> None:
-    result = stage.app.says_until_when.apply_async((stage.row(),), queue="prefork", **options)
-    assert result.get(timeout=10) == pytest.approx(longest, abs=1.0)
+def test_hard_time_limit_alone_sets_no_end_to_the_lease(stage: Stage) -> None:
+    """Celery may not enforce it. The lock is free when the process is dead that Celery kills for it."""
+    result = stage.app.says_until_when.apply_async((stage.row(),), queue="prefork", time_limit=20)
+    assert result.get(timeout=10) == 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.scripts import RELEASE
+from celery_dlock.store.redis.scripts import RELEASE
 from tests.apps.network_stage import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes, environment
 from tests.conftest import WORKERS
 from tests.namespaces import Host, hosts, inside

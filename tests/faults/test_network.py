@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.scripts import RELEASE
+from celery_dlock.store.redis.scripts import RELEASE
 from tests.apps.network_stage import (
     BESIDE,
     COMEBACK,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from celery_dlock.keys import node_key
+from celery_dlock.keys.key_spec import node_key
 from tests.processes import kill_session
 from tests.waiting import eventually
 from tests.worker.stage import Stage, running_stage

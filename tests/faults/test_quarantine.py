@@ -6,13 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.lease import margin
-from celery_dlock.place_setting import of_setting
-from celery_dlock.probation import Probation
-from celery_dlock.records import Acquired, By, Claim
-from celery_dlock.stores import open_store
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.locking.lease import drift_margin
+from celery_dlock.store.factory import open_store
+from celery_dlock.store.model import Acquired, AcquireRequest, Requester
+from celery_dlock.store.redis.quarantine import Quarantine
 from tests.replicas import ReplicaSet
 from tests.servers import Server
 from tests.waiting import eventually
@@ -27,20 +27,20 @@ _numbers = itertools.count()
 class Contender:
     """Asks for locks at one server, and notes from when until when it believes to hold them."""
 
-    def __init__(self, server: Server, ttl: float, probation: Probation | None) -> None:
+    def __init__(self, server: Server, ttl: float, probation: Quarantine | None) -> None:
         self._ttl = ttl
-        self._store = open_store(of_setting(server.url(), {}), timeout=5, probation=probation)
+        self._store = open_store(locations_from_settings(server.url(), {}), timeout=5, probation=probation)
         self.believed: dict[LockKeys, tuple[float, float]] = {}
 
     def ask(self, keys: LockKeys) -> bool:
         sent = time.monotonic()
-        claim = Claim(By.of(None, None, "node1", 1))
+        claim = AcquireRequest(Requester.of(None, None, "node1", 1))
         try:
             answer = self._store.acquire(keys, f"c.{next(_numbers)}", round(self._ttl * 1000), claim)
         except StoreUnavailable:
             return False
         if isinstance(answer, Acquired):
-            self.believed[keys] = sent, sent + self._ttl - margin(self._ttl)
+            self.believed[keys] = sent, sent + self._ttl - drift_margin(self._ttl)
         return isinstance(answer, Acquired)
 
     def contend(self, names: list[LockKeys], granted: threading.Event) -> None:
@@ -52,7 +52,7 @@ class Contender:
             time.sleep(0.01)
 
 
-def a_failover(servers: ReplicaSet, ttl: float, probation: Probation | None = None) -> int:
+def a_failover(servers: ReplicaSet, ttl: float, probation: Quarantine | None = None) -> int:
     """Locks that two believed to hold: the primary is killed, and its replica knows nothing of them."""
     (replica,) = servers.replicas
     # Of one bucket, so that one who waits for its probation to be over waits for that of all of them.
@@ -86,7 +86,7 @@ def test_without_a_quarantine_a_failover_that_forgets_doubles_what_it_forgot(tmp
 def test_with_one_no_lock_is_granted_twice_in_ten_failovers_of_ten(tmp_path: Path) -> None:
     def five(which: int) -> list[int]:
         with ReplicaSet(tmp_path / f"{which}") as servers:
-            return [a_failover(servers, TTL, Probation(TTL)) for _ in range(5)]
+            return [a_failover(servers, TTL, Quarantine(TTL)) for _ in range(5)]
 
     with ThreadPoolExecutor() as pool:
         assert [*pool.map(five, range(2))] == [[0] * 5] * 2

@@ -12,12 +12,13 @@ from celery import Celery
 
 from celery_dlock import Lock, LockLost, signals
 from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
-from celery_dlock.keys import LockKeys
-from celery_dlock.names import LockName
-from celery_dlock.places import Place
-from celery_dlock.sentinel import SentinelDoor
-from celery_dlock.stores import from_url
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.redis.sentinel import SentinelDoor
 from tests.processes import free_port
+from tests.sentinels import SentinelProcess
 from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.topologies import MASTER_NAME, How, SentinelSet
 from tests.waiting import eventually
@@ -76,7 +77,7 @@ def held_at(node: Server, name: str) -> tuple[int, str] | None:
 
 
 def term_at(sentinels: SentinelSet) -> int:
-    return SentinelDoor(Place.of(url_of(sentinels)), timeout=TIMEOUT).term()
+    return SentinelDoor(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT).failover_epoch()
 
 
 @pytest.mark.parametrize("how", ["manual", "kill"])
@@ -201,6 +202,94 @@ def test_a_sentinel_that_hangs_costs_its_part_once_and_none_at_all_cost_no_lock(
     store.inspect(KEYS)
     assert f"a sentinel of {shown(sentinels)} answers again" in caplog.text
     store.close()
+
+
+def test_sentinel_that_cut_an_idle_connection_is_asked_once_more(
+    sentinels: SentinelSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the only one that the URL names, and for 5 s no failover would be noticed."""
+    sentinel = sentinels.sentinels[0]
+    door = SentinelDoor(StoreLocation.of(f"sentinel://127.0.0.1:{sentinel.port}?master_name={MASTER_NAME}"), timeout=20)
+    for _ in range(3):
+        assert door.address() == ("127.0.0.1", sentinels.primary().port)
+        with sentinel.client() as there:
+            there.client_kill_filter(_type="normal", skipme=True)
+        door.invalidate()
+    assert door.address() == ("127.0.0.1", sentinels.primary().port)
+    assert caplog.records == []
+
+
+def test_a_sentinel_with_an_old_configuration_is_not_followed(
+    own_sentinels: Callable[..., SentinelSet], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the first of the URL and names the dead primary. Neither does it know the others, nor they it."""
+    servers = own_sentinels(replicas=1)
+    old = servers.primary()
+    watching = [f"sentinel monitor {MASTER_NAME} 127.0.0.1 {old.port} 2"]
+    watching += [line for line in servers.sentinels[0].watching if " monitor " not in line]
+    stale = SentinelProcess(servers.folder / "stale", binary=None, watching=watching)
+    stale.port = free_port()
+    url = f"sentinel://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{stale.port}/0;{url_of(servers)}"
+    known = SentinelDoor(StoreLocation.of(url), timeout=TIMEOUT)
+    assert known.address() == ("127.0.0.1", old.port)
+    servers.fail_over("kill")
+    new = servers.primary().port
+    with stale:
+        _not_followed(url, stale, new, known, caplog)
+        more = {"master_name": MASTER_NAME, "sentinel_kwargs": {"username": "poor", "password": "p"}}
+        for sentinel in (stale, *servers.sentinels):
+            with sentinel.client() as there:
+                there.execute_command("ACL", "SETUSER", "poor", "on", ">p", "+sentinel|get-master-addr-by-name")
+        # Without the right to SENTINEL master no epoch is told. It shows when no connection to the primary can be made.
+        store = open_store((StoreLocation.of(url.partition("?")[0], more=more),), timeout=TIMEOUT)
+        with contextlib.suppress(StoreUnavailable):
+            store.inspect(KEYS)
+        for _ in range(3):
+            store.inspect(KEYS)
+            store.close()
+
+
+def _not_followed(
+    url: str, stale: SentinelProcess, new: int | None, known: SentinelDoor, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = from_url(url, timeout=TIMEOUT)
+    for _ in range(3):  # also the first time
+        store.inspect(KEYS)
+        store.close()
+    told = [record.message for record in caplog.records if "has not heard of the last failover" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith(
+        f"the sentinel at 127.0.0.1:{stale.port} has not heard of the last failover and is not fol"
+    )
+
+    def takes_it_for_dead() -> bool:
+        with stale.client() as there:
+            return bool(there.sentinel_master(MASTER_NAME)["is_sdown"])
+
+    # Here no failover is known, and no connection was tried: the sentinel itself says that its primary is dead.
+    eventually(takes_it_for_dead, within=20)
+    known._sentinels.sort(key=lambda one: one[0] != ("127.0.0.1", stale.port))
+    known.invalidate()
+    assert known.address() == ("127.0.0.1", new)
+
+
+def test_an_older_answer_moves_nobody_unless_most_sentinels_give_it(sentinels: SentinelSet) -> None:
+    door = SentinelDoor(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT)
+    primary = door.address()
+    assert door._term is not None
+    door._term += 5
+    door._name(("127.0.0.1", 1))
+    for sentinel in sentinels.sentinels[1:]:
+        sentinel.pause()
+    try:
+        door.invalidate()
+        assert door.address() == ("127.0.0.1", 1), "one of three may be the one that is cut off"
+    finally:
+        for sentinel in sentinels.sentinels[1:]:
+            sentinel.resume()
+    door._failed.clear()
+    door.invalidate()
+    assert door.address() == primary, "they were set up anew"
 
 
 # A failover that forgets

@@ -14,8 +14,8 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys import LockKeys
-from celery_dlock.scripts import ACQUIRE
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.scripts import ACQUIRE
 from tests.proxy import Proxy
 from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.waiting import eventually

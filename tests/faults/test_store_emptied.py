@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 
 from celery_dlock import Lock, LockLost, signals
-from celery_dlock.events import Event
+from celery_dlock.locking.events import Event
 from tests.conftest import OwnServer
 from tests.servers import Server
 from tests.waiting import eventually

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,9 @@ from celery import Celery
 
 from celery_dlock import Lock
 from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.model import Renewal
+from tests.contract.kit import TTL, claim_of, keys_of
 from tests.processes import HOST
 from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.waiting import eventually
@@ -234,6 +237,43 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_then_knows_who_held(o
     assert any(text.startswith("StoreNotReady: the lock store refused: it is loading its data; ") for text in seen)
     lock.release()
     assert not lock.locked()
+
+
+@pytest.mark.parametrize("fault", [no_replicas_in_reach, replica], ids=lambda fault: fault.__name__)
+def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
+    own: Server, admin: redis.Redis, fault: Callable[[redis.Redis], "contextmanager[None]"]
+) -> None:
+    locks = [keys_of(str(number)) for number in range(1_000)]
+    renewals = [Renewal(keys.lock, "o.1", TTL) for keys in locks]
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        with admin_of(admin) as other:
+            while not over.wait(0.003):
+                with fault(other):  # type: ignore[attr-defined]  # it is a context manager
+                    over.wait(0.003)
+
+    with closing(from_url(own.lock_url(), timeout=5)) as store:
+        for keys in locks:
+            store.acquire(keys, "o.1", TTL, claim_of())
+        admin.delete(locks[7].lock)
+
+        def renewed_in_part() -> bool:
+            try:
+                answers = store.renew(renewals)
+            except StoreNotReady:
+                return False  # the server refused all of them
+            assert {place for place, answer in enumerate(answers) if answer is False} <= {7}
+            return {True, None} <= set(answers)
+
+        coming_and_going = threading.Thread(target=come_and_go)
+        coming_and_going.start()
+        try:
+            eventually(renewed_in_part, within=30, every=0)
+        finally:
+            over.set()
+            coming_and_going.join()
+        assert store.renew(renewals) == [place != 7 for place in range(len(locks))]
 
 
 def test_who_holds_a_lock_keeps_it_and_gives_it_back_while_memory_is_full(own: Server, admin: redis.Redis) -> None:

@@ -13,13 +13,14 @@ import pytest
 from celery import Celery
 from typing_extensions import Self
 
-from celery_dlock import Lock, inspection
+from celery_dlock import Lock
 from celery_dlock.errors import StoreRefused, StoreUnavailable
-from celery_dlock.inspection import Inspection
-from celery_dlock.places import Place
 from celery_dlock.runtime import Runtime
-from celery_dlock.sentinel import SentinelDoor
-from celery_dlock.sweeper import Sweeper
+from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.redis.sentinel import SentinelDoor
+from celery_dlock.worker import store_check as inspection
+from celery_dlock.worker.queue_sweeper import QueueSweeper
+from celery_dlock.worker.store_check import StoreCheck
 from tests.conftest import OwnServer
 from tests.processes import HOST, free_port
 from tests.servers import Server
@@ -43,11 +44,11 @@ def start(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
     def inspected(app: Celery, **options: Any) -> str:
         tries = iter([True])
-        Inspection(Runtime.of(app), lambda: next(tries, False), parks=False, **options)._run()
+        StoreCheck(Runtime.of(app), lambda: next(tries, False), parks=False, **options)._loop.run()
         (line,) = [
             record.getMessage()
             for record in caplog.records
-            if record.module == "inspection" and record.levelno > logging.INFO
+            if record.module == "store_check" and record.levelno > logging.INFO
         ]
         assert "\n" not in line
         assert "s3cret" not in line
@@ -114,7 +115,7 @@ def test_one_server_under_two_names(two: tuple[Server, Server], start: Start, ca
     app = app_at(urls, dlock_restart_delay=0)
     wrong = f"dlock_url is not allowed for Redlock: {urls[0]} and {urls[1]} are the same server"
     assert start(app).startswith(wrong)
-    assert [record.levelname for record in caplog.records if record.module == "inspection"] == ["ERROR"]
+    assert [record.levelname for record in caplog.records if record.module == "store_check"] == ["ERROR"]
     # With the other one alive and dead; nothing is left behind.
     for number in range(10):
         with pytest.raises(StoreRefused, match=re.escape(wrong)):
@@ -150,8 +151,8 @@ def watched(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -
                 happen()
             return happen is not None
 
-        Inspection(Runtime.of(app), goes_on, parks=False)._run()
-        return [record.getMessage() for record in caplog.records if record.module == "inspection"]
+        StoreCheck(Runtime.of(app), goes_on, parks=False)._loop.run()
+        return [record.getMessage() for record in caplog.records if record.module == "store_check"]
 
     return said
 
@@ -166,7 +167,7 @@ def test_a_server_that_refuses_while_the_others_do_not_is_told_once(
         for name in ("x", "y", "z"):
             with Lock(name, app=app):
                 pass
-    told = [record.getMessage() for record in caplog.records if record.module == "node"]
+    told = [record.getMessage() for record in caplog.records if record.module == "member"]
     (line,) = [text for text in told if "a server of the lock store refuses" in text]
     assert line.startswith(
         f"a server of the lock store refuses: {node.url()}: the lock store refused: a right is missing"
@@ -179,12 +180,12 @@ def test_a_server_that_refuses_while_the_others_do_not_is_told_once(
 def test_a_failover_is_told_once_in_each_process(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     caplog.set_level(logging.INFO, "celery_dlock")
     clock = FakeClock()
-    place = Place.of("sentinel://s?master_name=m")
+    place = StoreLocation.of("sentinel://s?master_name=m")
     doors = [SentinelDoor(place, timeout=1, clock=clock) for _ in range(2)]
     for port in (1, 1, 2, 2, 1):
         monkeypatch.setattr(SentinelDoor, "_asked", lambda self, port=port: (HOST, port))
         clock.now += 5
-        assert [door.where() for door in doors] == [(HOST, port)] * 2
+        assert [door.address() for door in doors] == [(HOST, port)] * 2
     assert [record.getMessage() for record in caplog.records] == [
         f"locks: the sentinels name {HOST}:2 now (was {HOST}:1)",
         f"locks: the sentinels name {HOST}:1 now (was {HOST}:2)",
@@ -200,7 +201,7 @@ def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
 ) -> None:
     looks = iter([True, True])
     runtime = Runtime.of(app_at(f"redis://{HOST}:{free_port()}"))
-    Sweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks)._run()
+    QueueSweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks)._loop.run()
     told = [record.getMessage() for record in caplog.records]
     assert [text.partition(":")[0] for text in told] == ["queues are not looked after"] * parks
 

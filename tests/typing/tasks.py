@@ -13,8 +13,8 @@ from celery import Celery
 from typing_extensions import assert_type
 
 from celery_dlock import Lease, Lock, LockHeld, LockOptions, SingletonTask, singleton_task
-from celery_dlock.lease import NullLease, Unlocked
-from celery_dlock.records import Holder
+from celery_dlock.locking.lease import BypassLease, NullLease
+from celery_dlock.store.model import Holder
 
 app = Celery("typed")
 
@@ -31,7 +31,7 @@ def with_options(number: int) -> str:
 
 @singleton_task(bind=True, ttl=30, acks_late=True)
 def bound(self: SingletonTask, user_id: int) -> bool:
-    assert_type(self.lease, Lease | Unlocked | NullLease)
+    assert_type(self.lease, Lease | BypassLease | NullLease)
     return self.lease.held and user_id > 0
 
 
@@ -47,7 +47,7 @@ assert_type(with_options(1), str)
 assert_type(bound(5), bool)  # without self
 assert_type(bare.lock_name(1), str)
 assert_type(bare.lock_for(1, "x"), Lock)
-assert_type(bare.lease, Lease | Unlocked | NullLease)
+assert_type(bare.lease, Lease | BypassLease | NullLease)
 assert_type(bare.lease.token, int | None)
 assert_type(bare.name, str)
 assert_type(bare.lock_options, LockOptions)
@@ -79,7 +79,7 @@ retries: Any = bare.max_retries
 lock = Lock("x", app=app, ttl=5)
 with lock as entered:
     assert_type(entered, Lock)
-    assert_type(lock.lease, Lease | None)
+    assert_type(lock.lease, Lease | NullLease | None)
 assert_type(lock.acquire(blocking=False), bool)
 assert_type(lock.acquire(timeout=2.5), bool)
 assert_type(lock.holder(), Holder | None)

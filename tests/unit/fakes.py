@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.events import Event, Listeners
-from celery_dlock.keeper import TICK, Keeper
-from celery_dlock.keys import LockKeys, LockName, shared_name
-from celery_dlock.lease import Lease, margin
-from celery_dlock.locker import Locker
-from celery_dlock.owner import Scope
-from celery_dlock.records import PRIMARY, Acquired, By, Claim, Durability, Held, Holder, Released, Renewal
+from celery_dlock.keys.key_spec import LockKeys, LockName, shared_name
+from celery_dlock.locking.client import LockClient
+from celery_dlock.locking.events import Event, Listeners
+from celery_dlock.locking.lease import Lease, drift_margin
+from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
+from celery_dlock.locking.owner import OwnerContext
+from celery_dlock.locking.watchdog import TICK, Watchdog
+from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.runtime import KEEPER_TIMEOUT
-from celery_dlock.slots import LocalSlots, Slot
-from celery_dlock.store import Ending, Waker
+from celery_dlock.store.base import ReleaseListener, ReleaseRequest
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Holder, Released, Renewal, Requester
 
 
 class FakeClock:
@@ -46,8 +47,14 @@ class FakeStore:
     Attributes:
         away: Every call takes ``call_time`` and fails so.
         call_time: Seconds of the clock that each call takes.
+        claims: The claim of every acquire.
         asked: Every renewal asked for.
+        withins: After how many seconds the answer was of no use, of every call that renews.
         ended: Every release asked for.
+        ended_durably: Which confirmation every release asked for.
+        inspected: Every key that was inspected.
+        woken_by: Every key whose release was waited for.
+        failures: What the next calls raise, each once; None: nothing.
     """
 
     def __init__(self, clock: FakeClock) -> None:
@@ -55,43 +62,58 @@ class FakeStore:
         self.locks: dict[str, Kept] = {}
         self.away: StoreUnavailable | None = None
         self.call_time = 0.0
+        self.claims: list[AcquireRequest] = []
         self.asked: list[Renewal] = []
-        self.ended: list[tuple[str, Ending]] = []
+        self.withins: list[float | None] = []
+        self.ended: list[tuple[str, ReleaseRequest]] = []
+        self.ended_durably: list[Durability] = []
+        self.inspected: list[str] = []
+        self.woken_by: list[str] = []
+        self.failures: list[StoreUnavailable | None] = []
+        self.ranks = 600
         self.calls = 0
         self.tokens = 0
         self.closed = False
 
-    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: Claim) -> Acquired | Held:
+    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Held:
+        self.claims.append(claim)
         self._call()
+        rank_us = claim.rank_us or self._next_rank()
         kept = self._kept(keys.lock)
         if kept is None:
             self.tokens += 1
             kept = self.locks[keys.lock] = Kept(acquisition, self.clock.now + ttl_ms / 1000, self.tokens)
         if kept.acquisition != acquisition:
-            return Held(self._holder(kept), twin=False, rank_us=1)
-        return Acquired(kept.token, self.clock.wall(), 1)
+            return Held(self._holder(kept), same_message=False, rank_us=rank_us)
+        return Acquired(kept.token, self.clock.wall(), rank_us)
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool]:
         self.asked += renewals
+        self.withins.append(within)
         self._call(within)
         return [self._renew(renewal) for renewal in renewals]
 
-    def release(self, keys: LockKeys, acquisition: str, ending: Ending, durability: Durability = PRIMARY) -> Released:
+    def release(
+        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+    ) -> Released:
         self._call()
         self.ended.append((acquisition, ending))
+        self.ended_durably.append(durability)
         kept = self._kept(keys.lock)
         if kept is None or kept.acquisition != acquisition:
-            return Released(ours=False, word=False)
+            return Released(ours=False, duplicate_seen=False)
         del self.locks[keys.lock]
-        return Released(ours=True, word="word" in kept.notes)
+        return Released(ours=True, duplicate_seen="word" in kept.notes)
 
     def inspect(self, keys: LockKeys) -> Holder | None:
+        self.inspected.append(keys.lock)
         self._call()
         kept = self._kept(keys.lock)
         return self._holder(kept) if kept else None
 
     @contextmanager
-    def waker(self, keys: LockKeys) -> Iterator[Waker]:
+    def waker(self, keys: LockKeys) -> Iterator[ReleaseListener]:
+        self.woken_by.append(keys.lock)
         self._call()
         yield FakeWaker(self.clock)
 
@@ -108,8 +130,12 @@ class FakeStore:
     def _call(self, within: float | None = None) -> None:
         self.calls += 1
         self.clock.now += self.call_time if within is None else min(within, self.call_time)
-        if self.away is not None:
-            raise self.away
+        if (failure := self.failures.pop(0) if self.failures else self.away) is not None:
+            raise failure
+
+    def _next_rank(self) -> int:
+        self.ranks += 100
+        return self.ranks
 
     def _kept(self, key: str) -> Kept | None:
         kept = self.locks.get(key)
@@ -136,6 +162,7 @@ class SlowerStore(FakeStore):
         self.origin = origin
         self.timeout = timeout
         self.locks, self.asked, self.ended = origin.locks, origin.asked, origin.ended
+        self.claims, self.withins, self.ended_durably = origin.claims, origin.withins, origin.ended_durably
 
     def _call(self, within: float | None = None) -> None:
         if self.origin.away is None:
@@ -161,12 +188,12 @@ class FakeSource:
     """A process whose slots are kept. ``dead``: it is gone. ``child``: it is watched also while it holds nothing."""
 
     def __init__(self, *, child: bool = False) -> None:
-        self.slots = LocalSlots()
+        self.slots = LocalLeaseTable()
         self.dead = False
         self.child = child
         self.told_freed: list[tuple[str, Released]] = []
 
-    def taken(self) -> Sequence[Slot]:
+    def taken(self) -> Sequence[LeaseRecord]:
         return self.slots.taken()
 
     def gone(self) -> bool:
@@ -178,7 +205,10 @@ class FakeSource:
     def closed(self) -> bool:
         return self.dead or not self.child
 
-    def freed(self, slot: Slot, released: Released) -> None:
+    def looked_at(self, now: float) -> None:
+        self.slots.looked_at = now
+
+    def freed(self, slot: LeaseRecord, released: Released) -> None:
         self.told_freed.append((slot.acquisition, released))
 
 
@@ -197,22 +227,30 @@ class KeeperScene:
         self.doubted: set[str] = set()
         self.timeout = timeout
         stores = {longer: SlowerStore(self.store, longer) for longer in patient}
-        self.keeper = Keeper(self.store, self.clock, "dlock", timeout, self._lost, self.doubted.__contains__, stores)
-        self.keeper._running.take()  # so no thread starts
+        #: By acquisition: when its process should have ended.
+        self.killed_by: dict[str, float] = {}
+        self.keeper = Watchdog(
+            self.store, self.clock, "dlock", timeout, self._lost, self.doubted.__contains__, stores,
+            killed_by=lambda acquisition: self.killed_by.get(acquisition, 0.0),
+        )  # fmt: skip
+        self.keeper._loop.running.take()  # so no thread starts
         self.keeper.watch(self.source)
 
-    def _lost(self, slot: Slot, reason: str) -> None:
+    def _lost(self, slot: LeaseRecord, reason: str) -> None:
         self.lost.append((slot.acquisition, reason, self.clock.now))
 
-    def hold(self, text: str = "x", *, ttl: float = 30.0, source: FakeSource | None = None) -> Slot:
+    def hold(self, text: str = "x", *, ttl: float = 30.0, source: FakeSource | None = None) -> LeaseRecord:
         """Take a lock as the locker does."""
         slot = (source or self.source).slots.open(a_name(text), f"owner.{text}", ttl)
         sent = self.clock.now
         answer = self.store.acquire(
-            LockKeys.of("dlock", slot.name), slot.acquisition, round(ttl * 1000), Claim(By("", "", "", ""))
+            LockKeys.of("dlock", slot.name),
+            slot.acquisition,
+            round(ttl * 1000),
+            AcquireRequest(Requester("", "", "", "")),
         )
         assert isinstance(answer, Acquired)
-        slot.held(sent + ttl - margin(ttl))
+        slot.held(sent + ttl - drift_margin(ttl))
         return slot
 
     def run(self, seconds: float) -> None:
@@ -239,22 +277,24 @@ class LockerScene:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
-        self.slots = LocalSlots()
+        self.slots = LocalLeaseTable()
         self.woken = 0
+        self.wakes = True
         self.told: list[Event] = []
         listeners = Listeners()
         listeners.add(self.told.append)
-        self.locker = Locker(self.store, self.slots, self._wake, self.clock, "dlock", listeners)
+        self.locker = LockClient(self.store, self.slots, self._wake, self.clock, "dlock", listeners)
         self.scope = self.new_scope("me")
 
-    def new_scope(self, owner: str) -> Scope:
-        return Scope(owner, By("", "", "", ""), "app.post", "id1")
+    def new_scope(self, owner: str) -> OwnerContext:
+        return OwnerContext(owner, Requester("", "", "", ""), "app.post", "id1")
 
-    def _wake(self) -> None:
+    def _wake(self) -> bool:
         self.woken += 1
+        return self.wakes
 
     def take(self, name: LockName | None = None) -> Lease:
-        lease = self.locker.acquire(name or a_name(), self.scope, 30.0, Claim(self.scope.by))
+        lease = self.locker.acquire(name or a_name(), self.scope, 30.0, AcquireRequest(self.scope.by))
         assert isinstance(lease, Lease)
         return lease
 

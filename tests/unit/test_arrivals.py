@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-from celery_dlock import arrivals
-from celery_dlock.arrivals import Arrivals
+from celery_dlock.messaging import receive_order as arrivals
+from celery_dlock.messaging.receive_order import ReceiveOrder
 
 SIZE = arrivals._SIZE
 RANK = 2**53 - 1
@@ -14,19 +14,19 @@ RANK = 2**53 - 1
 
 def test_numbers_are_never_given_twice_and_begin_above_none() -> None:
     """0 is no message."""
-    board = Arrivals()
+    board = ReceiveOrder()
     assert [board.next_number() for _ in range(3)] == [1, 2, 3]
 
 
 def test_what_was_not_noted_has_not_arrived() -> None:
-    board = Arrivals()
+    board = ReceiveOrder()
     number = board.next_number()
     assert not board.has(number)
     assert board.rank_us(number) == 0
 
 
 def test_what_was_noted_has_arrived_at_its_rank() -> None:
-    board = Arrivals()
+    board = ReceiveOrder()
     for number, rank in [(1, 5), (2, RANK), (SIZE - 1, 2**63)]:
         board.note(number, rank)
         assert board.has(number)
@@ -35,7 +35,7 @@ def test_what_was_noted_has_arrived_at_its_rank() -> None:
 
 
 def test_who_needs_no_place_has_arrived_without_a_rank() -> None:
-    board = Arrivals()
+    board = ReceiveOrder()
     board.note(1, 0)
     assert board.has(1)
     assert board.rank_us(1) == 0
@@ -43,14 +43,14 @@ def test_who_needs_no_place_has_arrived_without_a_rank() -> None:
 
 def test_noting_it_again_keeps_the_first_rank() -> None:
     """As a run does that ends after it began; who has read the rank must not see another."""
-    board = Arrivals()
+    board = ReceiveOrder()
     board.note(1, 5)
     board.note(1, 9)
     assert board.rank_us(1) == 5
 
 
 def test_one_so_old_that_its_place_was_taken_has_arrived_and_its_rank_is_forgotten() -> None:
-    board = Arrivals()
+    board = ReceiveOrder()
     board.note(7, 5)
     board.note(7 + SIZE, 6)
     assert board.has(7)
@@ -59,7 +59,7 @@ def test_one_so_old_that_its_place_was_taken_has_arrived_and_its_rank_is_forgott
 
 
 def test_a_late_note_of_an_old_one_does_not_undo_a_younger_ones() -> None:
-    board = Arrivals()
+    board = ReceiveOrder()
     board.note(7 + SIZE, 6)
     board.note(7, 5)
     assert board.rank_us(7 + SIZE) == 6
@@ -67,7 +67,7 @@ def test_a_late_note_of_an_old_one_does_not_undo_a_younger_ones() -> None:
 
 
 def test_neighbours_do_not_share_a_place() -> None:
-    board = Arrivals()
+    board = ReceiveOrder()
     for number in range(1, SIZE + 1):
         board.note(number, number * 10)
     assert all(board.rank_us(number) == number * 10 for number in range(1, SIZE + 1))
@@ -75,7 +75,7 @@ def test_neighbours_do_not_share_a_place() -> None:
 
 def test_what_a_child_notes_its_parent_knows_and_the_other_way_round() -> None:
     """Mapped before the fork, without a message or a lock."""
-    board = Arrivals()
+    board = ReceiveOrder()
     board.note(1, 11)
     told_read, told_write = os.pipe()
     child = os.fork()
@@ -94,14 +94,14 @@ def test_what_a_child_notes_its_parent_knows_and_the_other_way_round() -> None:
 
 
 def test_two_boards_are_two() -> None:
-    one, other = Arrivals(), Arrivals()
+    one, other = ReceiveOrder(), ReceiveOrder()
     one.note(1, 5)
     assert not other.has(1)
 
 
 def test_who_reads_while_others_write_sees_a_rank_of_that_number_or_none() -> None:
     """The rank is written before the number that says whose it is."""
-    board, wrong, over = Arrivals(), [], threading.Event()
+    board, wrong, over = ReceiveOrder(), [], threading.Event()
 
     def read() -> None:
         while not over.is_set():

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_dlock.breaker import Breaker, shared_words
-from celery_dlock.clock import SystemClock
-from celery_dlock.errors import NoAnswer, ReplyLost, StoreNotReady, StoreRefused, StoreUnavailable
+from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
+from celery_dlock.store.circuit_breaker import CircuitBreaker, shared_words
+from celery_dlock.utils.clock import SystemClock
 from tests.unit.fakes import FakeClock
 
 REST, TIMEOUT = 2.0, 3.0
@@ -21,9 +21,9 @@ class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.words = [0, 0]
-        self.here, self.there = (Breaker(self.words, self.clock, REST, TIMEOUT) for _ in range(2))
+        self.here, self.there = (CircuitBreaker(self.words, self.clock, REST, TIMEOUT) for _ in range(2))
 
-    def fail(self, breaker: Breaker, error: StoreUnavailable, after: float = TIMEOUT) -> None:
+    def fail(self, breaker: CircuitBreaker, error: StoreUnavailable, after: float = TIMEOUT) -> None:
         """A command that takes so long and fails so."""
 
         def command() -> None:
@@ -31,10 +31,10 @@ class Scene:
             raise error
 
         with pytest.raises(type(error)):
-            breaker.ask(command)
+            breaker.call(command)
 
-    def answer(self, breaker: Breaker) -> None:
-        assert breaker.ask(lambda: "yes") == "yes"
+    def answer(self, breaker: CircuitBreaker) -> None:
+        assert breaker.call(lambda: "yes") == "yes"
 
 
 @pytest.fixture
@@ -42,15 +42,15 @@ def scene() -> Scene:
     return Scene()
 
 
-def refused(breaker: Breaker) -> str:
+def refused(breaker: CircuitBreaker) -> str:
     with pytest.raises(StoreUnavailable) as raised:
-        breaker.admit()
+        breaker.before_call()
     return str(raised.value)
 
 
-@pytest.mark.parametrize("error", [NoAnswer("late"), StoreUnavailable("no connection")])
+@pytest.mark.parametrize("error", [ReplyTimeout("late"), StoreUnavailable("no connection")])
 def test_after_one_timeout_nobody_asks_for_a_rest(scene: Scene, error: StoreUnavailable) -> None:
-    scene.here.admit()
+    scene.here.before_call()
     scene.fail(scene.here, error)
     for breaker in (scene.here, scene.there):
         assert refused(breaker) == "the lock store was not asked: it did not answer 0.0 s ago"
@@ -59,41 +59,41 @@ def test_after_one_timeout_nobody_asks_for_a_rest(scene: Scene, error: StoreUnav
 
 
 def test_after_the_rest_one_asker_tries_and_the_others_are_refused(scene: Scene) -> None:
-    scene.fail(scene.here, NoAnswer("late"))
+    scene.fail(scene.here, ReplyTimeout("late"))
     scene.clock.now += REST
-    scene.there.admit()
+    scene.there.before_call()
     refused(scene.here)
     refused(scene.there)
 
 
 def test_an_answer_to_the_one_who_tries_lets_all_ask_again(scene: Scene) -> None:
-    scene.fail(scene.here, NoAnswer("late"))
+    scene.fail(scene.here, ReplyTimeout("late"))
     scene.clock.now += REST
-    scene.there.admit()
+    scene.there.before_call()
     scene.answer(scene.there)
     for breaker in (scene.here, scene.there) * 3:
-        breaker.admit()
+        breaker.before_call()
 
 
 def test_another_failure_of_the_one_who_tries_is_another_rest(scene: Scene) -> None:
-    scene.fail(scene.here, NoAnswer("late"))
+    scene.fail(scene.here, ReplyTimeout("late"))
     scene.clock.now += REST
-    scene.there.admit()
-    scene.fail(scene.there, NoAnswer("late"))
+    scene.there.before_call()
+    scene.fail(scene.there, ReplyTimeout("late"))
     scene.clock.now += REST - 0.1
     refused(scene.here)
     scene.clock.now += 0.1
-    scene.here.admit()
+    scene.here.before_call()
 
 
 def test_one_who_dies_while_it_tries_holds_the_others_up_for_two_timeouts_at_most(scene: Scene) -> None:
-    scene.fail(scene.here, NoAnswer("late"))
+    scene.fail(scene.here, ReplyTimeout("late"))
     scene.clock.now += REST
-    scene.there.admit()
+    scene.there.before_call()
     scene.clock.now += 2 * TIMEOUT - 0.1
     refused(scene.here)
     scene.clock.now += 0.1
-    scene.here.admit()
+    scene.here.before_call()
 
 
 @pytest.mark.parametrize("error", [StoreRefused("NOPERM"), StoreNotReady("LOADING"), ReplyLost("cut")])
@@ -101,41 +101,41 @@ def test_an_answer_that_is_no_and_a_connection_that_was_cut_do_not_open_it(
     scene: Scene, error: StoreUnavailable
 ) -> None:
     scene.fail(scene.here, error)
-    scene.here.admit()
+    scene.here.before_call()
 
 
 def test_what_fails_at_once_costs_nothing_and_is_asked_by_all(scene: Scene) -> None:
     """A server that is being restarted: a lock is taken as soon as it is back."""
     for _ in range(3):
         scene.fail(scene.here, StoreUnavailable("connection refused"), after=0.05)
-        scene.there.admit()
+        scene.there.before_call()
 
 
 def test_what_fails_at_once_while_it_rests_lets_all_ask_again(scene: Scene) -> None:
-    scene.fail(scene.here, NoAnswer("late"))
+    scene.fail(scene.here, ReplyTimeout("late"))
     scene.clock.now += REST
     scene.fail(scene.here, StoreUnavailable("connection refused"), after=0.05)
-    scene.there.admit()
+    scene.there.before_call()
 
 
 def test_an_answer_that_was_wanted_much_sooner_than_the_timeout_says_nothing(scene: Scene) -> None:
     """A lease that is about to end cannot wait; others can."""
-    scene.fail(scene.here, NoAnswer("late"), after=TIMEOUT / 2 - 0.1)
-    scene.here.admit()
+    scene.fail(scene.here, ReplyTimeout("late"), after=TIMEOUT / 2 - 0.1)
+    scene.here.before_call()
 
 
 @pytest.mark.parametrize("timeout", [0.05, 60.0])
 def test_a_timeout_opens_it_however_short_or_long_it_is(timeout: float) -> None:
     scene = Scene()
-    breaker = Breaker(scene.words, scene.clock, REST, timeout)
-    scene.fail(breaker, NoAnswer("late"), after=timeout)
+    breaker = CircuitBreaker(scene.words, scene.clock, REST, timeout)
+    scene.fail(breaker, ReplyTimeout("late"), after=timeout)
     refused(breaker)
 
 
 def test_without_a_rest_it_never_opens(scene: Scene) -> None:
-    breaker = Breaker(scene.words, scene.clock, 0.0, TIMEOUT)
-    scene.fail(breaker, NoAnswer("late"))
-    breaker.admit()
+    breaker = CircuitBreaker(scene.words, scene.clock, 0.0, TIMEOUT)
+    scene.fail(breaker, ReplyTimeout("late"))
+    breaker.before_call()
 
 
 def test_no_other_error_says_anything_about_the_store(scene: Scene) -> None:
@@ -144,19 +144,19 @@ def test_no_other_error_says_anything_about_the_store(scene: Scene) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scene.here.ask(interrupted)
-    scene.here.admit()
+        scene.here.call(interrupted)
+    scene.here.before_call()
 
 
 def test_what_one_process_finds_out_all_that_share_its_memory_know() -> None:
     words = shared_words()
-    breaker = Breaker(words, SystemClock(), 60.0, 0.05)
+    breaker = CircuitBreaker(words, SystemClock(), 60.0, 0.05)
 
     def fail() -> None:
         end = breaker._clock.monotonic() + 0.05
         while breaker._clock.monotonic() < end:
             pass
-        raise NoAnswer("late")
+        raise ReplyTimeout("late")
 
     def in_a_fork(call: Callable[[], object]) -> None:
         pid = os.fork()
@@ -167,7 +167,7 @@ def test_what_one_process_finds_out_all_that_share_its_memory_know() -> None:
                 os._exit(0)
         os.waitpid(pid, 0)
 
-    in_a_fork(lambda: breaker.ask(fail))
+    in_a_fork(lambda: breaker.call(fail))
     assert refused(breaker).startswith("the lock store was not asked: ")
-    in_a_fork(lambda: breaker.ask(lambda: None))
-    breaker.admit()
+    in_a_fork(lambda: breaker.call(lambda: None))
+    breaker.before_call()

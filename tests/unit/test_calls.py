@@ -11,7 +11,7 @@ from celery.app.amqp import AMQP
 from kombu import Producer
 
 from celery_dlock import InvalidLockOptions, LockOptions, singleton_task
-from celery_dlock.calls import CALL, Call, call_of, headers_for
+from celery_dlock.task.call_options import OPTIONS_HEADER, Call, call_of, headers_for
 
 OPTIONS: dict[str, Any] = {
     "key": ["n"],
@@ -36,6 +36,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def task() -> Any:
     app = Celery("calls", broker="memory://", set_as_current=False)
+    app.conf.dlock_call_options = "all"
 
     @singleton_task(app=app, name="calls.post", key=["account", "n"], once_per=60)
     def post(account: int, n: int = 7) -> None: ...
@@ -129,22 +130,59 @@ def test_what_is_not_allowed_is_refused_where_it_is_called(task: Any, chosen: An
 )
 def test_a_header_that_is_not_ours_is_an_error(task: Any, header: Any) -> None:
     with pytest.raises(InvalidLockOptions, match="the header 'dlock_call' was not made by apply_async"):
-        call_of(task, {CALL: header})
+        call_of(task, {OPTIONS_HEADER: header})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '{"ttl": 1%s}' % ("0" * 400),
+        '{"ttl": -1%s}' % ("0" * 400),
+        '{"ttl": ' + "[" * 400 + "]" * 400 + "}",
+        '{"ttl": "%s"}' % ("x" * 100_000),
+        '{"ttl": NaN}',
+        '{"ttl": Infinity}',
+        '{"key": ["\\ud800"]}',
+        '{"once_per": [1]}',
+        '{"%s": 1}' % ("x" * 100_000),
+        '{"retry_limit": 1e400}',
+        '{"durability": {"replicas": 1%s}}' % ("0" * 400),
+    ],
+)  # fmt: skip
+def test_a_value_of_any_size_in_a_header_is_a_short_error(task: Any, options: str) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        call_of(task, {OPTIONS_HEADER: {"task": "calls.post", "options": options}})
+    assert len(str(refused.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    "key", ["{n.__init__.__globals__[os].environ[HOME]}", "{n.real}", "{n!r}", "{n:>300000000}", "{n}" * 21]
+)
+def test_a_key_of_a_message_names_arguments_and_items_only(task: Any, key: str) -> None:
+    with pytest.raises(InvalidLockOptions, match=r"'calls\.post': dlock: key="):
+        call_of(task, {OPTIONS_HEADER: {"task": "calls.post", "options": json.dumps({"key": key})}})
+    with pytest.raises(InvalidLockOptions, match=r"'calls\.post': dlock: key="):
+        headers_for(task, {"key": key}, None)
+
+
+def test_a_call_may_name_the_key_of_its_task_in_full() -> None:
+    task = a_task(key="{n!r:>5}")
+    assert carried(task, key="{n!r:>5}").name_of((1,), {}).text == task.lock_name(1)
 
 
 def test_a_header_that_this_workers_task_does_not_allow_is_an_error(task: Any) -> None:
     with pytest.raises(InvalidLockOptions, match="dlock: unknown option 'newer'"):
-        call_of(task, {CALL: {"task": "calls.post", "options": '{"newer": 1}'}})
+        call_of(task, {OPTIONS_HEADER: {"task": "calls.post", "options": '{"newer": 1}'}})
 
 
 def test_a_header_of_another_task_is_nothing_to_this_one(task: Any) -> None:
-    headers = {CALL: {"task": "calls.other", "options": '{"enabled": false}'}}
+    headers = {OPTIONS_HEADER: {"task": "calls.other", "options": '{"enabled": false}'}}
     assert call_of(task, headers) == call_of(task, None)
 
 
 def test_the_messages_other_headers_stay(task: Any) -> None:
     headers = headers_for(task, {"ttl": 5}, {"tenant": "x"})
-    assert headers == {"tenant": "x", CALL: {"task": "calls.post", "options": '{"ttl": 5.0}'}}
+    assert headers == {"tenant": "x", OPTIONS_HEADER: {"task": "calls.post", "options": '{"ttl": 5.0}'}}
 
 
 def a_task(**options: Any) -> Any:
@@ -166,11 +204,11 @@ def test_what_a_call_switches_off_takes_its_own_options_along() -> None:
         unique="queued",
         queued_ttl=30,
     )
-    chosen = {"on_conflict": "skip", "once_per": None, "unique": "running"}
+    chosen = {"on_conflict": "skip", "once_per": None, "unique": None}
     options = call_of(task, headers_for(task, chosen, None)).options
     assert (options.on_conflict, options.queue_limit, options.queue_overflow) == ("skip", None, "raise")
     assert (options.once_per, options.after_crash, options.on_used) == (None, "run", "skip")
-    assert (options.unique, options.on_duplicate, options.queued_ttl) == ("running", "return", 3600.0)
+    assert (options.unique, options.on_duplicate, options.queued_ttl) == (None, "return", 3600.0)
 
 
 def test_a_call_that_does_not_wait_has_no_use_for_how_long_its_task_would() -> None:

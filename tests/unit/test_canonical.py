@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlock.canonical import form_of, plain
 from celery_dlock.errors import LockKeyError
-from celery_dlock.normal import MAX_DEPTH, place
+from celery_dlock.keys.canonical import form_of, plain
+from celery_dlock.keys.normalize import MAX_DEPTH, root_path
 
 pytestmark = pytest.mark.core
 
-AT = place("task 't': argument 'a'")
+AT = root_path("task 't': argument 'a'")
 PARIS = timezone(timedelta(hours=2))
 
 

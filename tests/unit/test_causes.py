@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from celery_dlock.causes import refused
 from celery_dlock.errors import StoreNotReady, StoreRefused
+from celery_dlock.store.redis.server_errors import error_from_reply, overwritten
 
 IN_6_2 = "ERR Error running script (call to f_1): @user_script:1: @user_script: 1: "
+#: ... and where a command that the script calls fails by itself.
+CALLED_IN_6_2 = "ERR Error running script (call to f_1): @user_script:1: "
 
 #: What servers say (Valkey 9.1, Redis 7.0 and 6.2), and what the user is told.
 PASSING = [
@@ -42,41 +44,49 @@ LASTING = [
     ("ERR unknown command 'EVALSHA'", "let dlock_url begin with sentinel://, and set master_name"),
     ("DB index is out of range", "correct the number at the end of dlock_url"),
     ("WRONGTYPE Operation against a key holding the wrong kind of value", "another dlock_prefix"),
+    (f"{CALLED_IN_6_2}WRONGTYPE Operation against a key holding the wrong kind of value", "another dlock_prefix"),
 ]
 
 
 @pytest.mark.parametrize(("said", "told"), PASSING)
 def test_what_passes_by_itself_is_not_ready(said: str, told: str) -> None:
-    error = refused(said)
+    error = error_from_reply(said)
     assert type(error) is StoreNotReady
     assert told in str(error)
 
 
 @pytest.mark.parametrize(("said", "told"), LASTING)
 def test_what_needs_somebody_is_refused_with_what_to_change(said: str, told: str) -> None:
-    error = refused(said)
+    error = error_from_reply(said)
     assert type(error) is StoreRefused
     assert told in str(error)
 
 
 @pytest.mark.parametrize("said", [said for said, _ in PASSING + LASTING])
 def test_the_servers_own_words_are_kept_in_one_line(said: str) -> None:
-    text = str(refused(said))
+    text = str(error_from_reply(said))
     assert text.startswith("the lock store refused: ")
     assert text.endswith(f"; it said: {said}")
     assert "\n" not in text
 
 
 def test_what_nobody_foresaw_is_refused_in_the_servers_words() -> None:
-    error = refused("ERR something\nnew")
+    error = error_from_reply("ERR something\nnew")
     assert (type(error), str(error)) == (StoreRefused, "the lock store refused: ERR something new")
 
 
 def test_what_a_server_quotes_of_a_command_is_cut_off() -> None:
     said = "ERR unknown command 'SPUBLISH', with args beginning with: 'abc' '1' 's3cret'"
-    assert str(refused(said)) == "the lock store refused: ERR unknown command 'SPUBLISH'"
+    assert str(error_from_reply(said)) == "the lock store refused: ERR unknown command 'SPUBLISH'"
 
 
 def test_a_code_that_a_driver_took_off_counts_as_if_it_stood_there() -> None:
-    assert type(refused("Redis is loading the dataset in memory", "LOADING")) is StoreNotReady
-    assert "Permissions" in str(refused("this user has no permissions to run the 'subscribe' command", "NOPERM"))
+    assert type(error_from_reply("Redis is loading the dataset in memory", "LOADING")) is StoreNotReady
+    assert "Permissions" in str(
+        error_from_reply("this user has no permissions to run the 'subscribe' command", "NOPERM")
+    )
+
+
+@pytest.mark.parametrize("said", [said for said, _ in PASSING + LASTING])
+def test_overwritten_key_is_told_by_wrongtype_alone(said: str) -> None:
+    assert overwritten(said) is ("WRONGTYPE" in said)

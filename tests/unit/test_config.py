@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_dlock.config import Settings
+from celery_dlock.config.settings import Settings
 from celery_dlock.errors import InvalidLockOptions
-from celery_dlock.options import DEFAULT_TTL
-from celery_dlock.places import shown
-from celery_dlock.stores import from_url
+from celery_dlock.messaging.broker_identity import broker_of
+from celery_dlock.options.lock_options import DEFAULT_TTL
+from celery_dlock.store.factory import from_url
+from celery_dlock.store.location import shown
 
 REDIS = "redis://broker/3"
 KNOWN = (
-    "dlock_durability, dlock_failover_quarantine, dlock_prefix, dlock_rest, dlock_restart_delay, dlock_timeout, "
-    "dlock_transport_options, dlock_ttl, dlock_turn, dlock_turn_tries, dlock_url"
+    "dlock_broker, dlock_call_options, dlock_durability, dlock_enabled, dlock_failover_quarantine, dlock_prefix, "
+    "dlock_rest, dlock_restart_delay, dlock_timeout, dlock_transport_options, dlock_ttl, dlock_turn, dlock_turn_tries, "
+    "dlock_url"
 )
 
 
@@ -73,7 +75,8 @@ def test_without_any_redis_the_error_says_what_was_found_and_what_to_set(
 ) -> None:
     message = refusal(broker=broker, backend=backend)
     assert message == (
-        f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url"
+        f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url, "
+        "or dlock_enabled=False for tests that need no locks"
     )
 
 
@@ -127,7 +130,6 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert found.ttl is DEFAULT_TTL
     assert (found.turn, found.turn_tries) == (60.0, 5)
     assert (found.timeout, found.rest) == (3.0, 2.0)
-    assert found.node
 
 
 @pytest.mark.parametrize("ttl", [45, 45.0, timedelta(seconds=45)])
@@ -169,6 +171,8 @@ def test_a_message_may_lose_any_number_of_turns_from_one() -> None:
         ("dlock_turn_tries", "5", "a whole number of at least 1"),
         ("dlock_turn_tries", None, "a whole number of at least 1"),
         ("dlock_turn_tries", True, "a whole number of at least 1"),
+        ("dlock_broker", "", "a non-empty text"),
+        ("dlock_broker", ["amqp://h"], "a non-empty text"),
         ("dlock_prefix", "", "text without braces or spaces"),
         ("dlock_prefix", None, "text without braces or spaces"),
         ("dlock_prefix", b"dlock", "text without braces or spaces"),
@@ -259,3 +263,61 @@ def test_a_delivery_is_doubtful_before_a_redis_broker_delivers_it_again(
 ) -> None:
     found = settings(broker, dlock_url=REDIS, broker_transport_options=options)
     assert found.doubtful_after == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("amqp://guest@Rabbit//", "amqp://app:s3cret@rabbit:5672//"),
+        ("pyamqp://rabbit//", "amqp://rabbit//"),
+        ("redis://h", "redis://user:s3cret@h:6379/0"),
+        ("redis://h:7/1", "rediss://:s3cret@h:7/1"),
+        ("redis+socket:///run/a.sock", "redis+socket://:s3cret@/run/a.sock"),
+        ("amqp://a//;amqp://b//", "amqp://user:s3cret@a//"),
+    ],
+)
+def test_broker_is_identified_without_user_and_password(url: str, same: str) -> None:
+    first, second = (broker_of(Celery("one", broker=broker, set_as_current=False)) for broker in (url, same))
+    assert first == second
+    assert "s3cret" not in second
+
+
+@pytest.mark.parametrize(
+    ("url", "other"),
+    [
+        ("amqp://h//", "amqp://h/v"),
+        ("redis://h/0", "redis://h/1"),
+        ("amqp://h//", "amqp://h2//"),
+        ("redis://h:7", "redis://h:8"),
+    ],
+)
+def test_brokers_of_another_place_have_another_identity(url: str, other: str) -> None:
+    first, second = (broker_of(Celery("one", broker=broker, set_as_current=False)) for broker in (url, other))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"global_keyprefix": "shop:"}, {"master_name": "m2"}, {"queue_name_prefix": "shop-"}],
+)
+@pytest.mark.parametrize("url", ["redis://h/0", "sentinel://h:26379", "redis+socket:///run/a.sock"])
+def test_brokers_whose_transport_options_lead_to_other_queues_differ(url: str, options: dict[str, str]) -> None:
+    """A worker of one of them would publish to queues that no worker of the other consumes."""
+    first, second = (Celery("one", broker=url, set_as_current=False) for _ in range(2))
+    second.conf.broker_transport_options = options
+    assert broker_of(first) != broker_of(second)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://[::1]/v", "amqp://h/a=b", "amqp://h/a%40b", "amqp://h/a%3Fb=c", "amqp://h/my v", "memory://", "redis://h"],
+)
+def test_dlock_broker_as_the_warning_shows_it_names_the_same_broker(url: str) -> None:
+    app = Celery("one", broker=url, set_as_current=False)
+    assert settings(dlock_broker=broker_of(app)).broker == broker_of(app)
+
+
+def test_dlock_broker_names_the_broker_without_its_password() -> None:
+    assert settings().broker is None
+    assert settings(dlock_broker="main").broker == "main"
+    assert settings(dlock_broker="amqp://app:s3cret@rabbit//?ssl=1").broker == "amqp://rabbit//"

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.conflict import Again, Drop, Fail, PutBack, Recall, Situation, Skip, Wait, decide
-from celery_dlock.options import AFTER_WAIT, POLICIES, LockOptions
-from celery_dlock.records import Duplicate, Held, Holder, Tombstoned, Unknown, Used
+from celery_dlock.options.lock_options import AFTER_WAIT, POLICIES, LockOptions
+from celery_dlock.store.model import Duplicate, Held, Holder, Tombstoned, Unknown, Used
+from celery_dlock.task.policy import (
+    ConflictContext,
+    DropDuplicate,
+    Fail,
+    RequeueDuplicate,
+    RetryLater,
+    ReturnFirstResult,
+    Skip,
+    Wait,
+    decide,
+)
 
 HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
-RIVAL, TWIN = Held(HOLDER, twin=False, rank_us=5), Held(HOLDER, twin=True, rank_us=5)
+RIVAL, TWIN = Held(HOLDER, same_message=False, rank_us=5), Held(HOLDER, same_message=True, rank_us=5)
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
 EVERY_POLICY = [
     LockOptions(on_conflict=policy, after_wait=after)
@@ -21,7 +31,7 @@ EVERY_POLICY = [
     if policy == "wait" or after == "raise"
 ]
 EVERY_SITUATION = [
-    Situation(retries=retries, tries=count, comebacks=count, waited=waited, eager=eager)
+    ConflictContext(retries=retries, conflict_retries=count, store_retries=count, waited=waited, eager=eager)
     for retries, count, waited, eager in itertools.product((0, 2), (0, 3), (False, True), (False, True))
 ]
 
@@ -38,11 +48,11 @@ def options(policy: str, **more: Any) -> LockOptions:
     [
         # policy, after_wait, task's own retries, waited, eager -> decision
         ("skip", "raise", 0, False, False, Skip),
-        ("skip", "raise", 2, False, False, Again),  # it ran before: its work is half done
+        ("skip", "raise", 2, False, False, RetryLater),  # it ran before: its work is half done
         ("skip", "raise", 0, False, True, Skip),
         ("skip", "raise", 2, False, True, Skip),  # eager: nothing that could come back
-        ("retry", "raise", 0, False, False, Again),
-        ("retry", "raise", 2, False, False, Again),
+        ("retry", "raise", 0, False, False, RetryLater),
+        ("retry", "raise", 2, False, False, RetryLater),
         ("retry", "raise", 0, False, True, Fail),
         ("retry", "raise", 2, False, True, Fail),
         ("raise", "raise", 0, False, False, Fail),
@@ -54,36 +64,44 @@ def options(policy: str, **more: Any) -> LockOptions:
         ("wait", "raise", 0, True, False, Fail),
         ("wait", "raise", 2, True, True, Fail),
         ("wait", "skip", 0, True, False, Skip),
-        ("wait", "skip", 2, True, False, Again),
+        ("wait", "skip", 2, True, False, RetryLater),
         ("wait", "skip", 2, True, True, Skip),
-        ("wait", "retry", 0, True, False, Again),
+        ("wait", "retry", 0, True, False, RetryLater),
         ("wait", "retry", 0, True, True, Fail),
     ],
 )
 def test_a_rival_meets_the_policy(
     policy: str, after: str, retries: int, waited: bool, eager: bool, expected: type
 ) -> None:
-    situation = Situation(retries=retries, waited=waited, eager=eager)
+    situation = ConflictContext(retries=retries, waited=waited, eager=eager)
     assert type(decide(RIVAL, options(policy, after_wait=after), situation)) is expected
 
 
 @pytest.mark.parametrize("waiting", ["skip", "retry", "raise"])
 def test_only_wait_looks_at_whether_it_has_waited(waiting: str) -> None:
-    decisions = [decide(RIVAL, options(waiting), Situation(waited=waited)) for waited in (False, True)]
+    decisions = [decide(RIVAL, options(waiting), ConflictContext(waited=waited)) for waited in (False, True)]
     assert decisions[0] == decisions[1]
 
 
 def test_the_reason_says_who_holds_it_where_and_since_when() -> None:
-    assert decide(RIVAL, options("skip"), Situation()) == Skip(WHO)
-    assert decide(RIVAL, options("raise"), Situation()) == Fail(WHO)
-    assert decide(RIVAL, options("retry"), Situation()) == Again(1.0, WHO)
-    eager = decide(RIVAL, options("retry"), Situation(eager=True))
+    assert decide(RIVAL, options("skip"), ConflictContext()) == Skip(WHO)
+    assert decide(RIVAL, options("raise"), ConflictContext()) == Fail(WHO)
+    assert decide(RIVAL, options("retry"), ConflictContext()) == RetryLater(1.0, WHO)
+    eager = decide(RIVAL, options("retry"), ConflictContext(eager=True))
     assert isinstance(eager, Fail)
     assert eager.reason == f"{WHO}; an eager call has no message that could be retried"
 
 
 def test_a_wait_is_as_long_as_its_option() -> None:
-    assert decide(RIVAL, options("wait", wait_timeout=7.5), Situation()) == Wait(7.5, WHO)
+    assert decide(RIVAL, options("wait", wait_timeout=7.5), ConflictContext()) == Wait(7.5, WHO)
+
+
+@pytest.mark.parametrize(("after", "expected"), [("raise", Fail), ("skip", Skip), ("retry", RetryLater)])
+def test_reason_after_a_wait_says_how_long_the_call_waited(after: str, expected: type) -> None:
+    chosen = options("wait", wait_timeout=7.5, after_wait=after)
+    decision = decide(RIVAL, chosen, ConflictContext(waited=True))
+    assert type(decision) is expected
+    assert decision.reason == f"{WHO}; waited 7.5 s (wait_timeout)"
 
 
 # The policy `retry`
@@ -93,28 +111,28 @@ def test_the_delay_doubles_up_to_its_longest() -> None:
     chosen = options("retry", retry_delay=2, retry_delay_max=20)
     delays = []
     for tries in range(6):
-        decision = decide(RIVAL, chosen, Situation(tries=tries))
-        assert isinstance(decision, Again)
+        decision = decide(RIVAL, chosen, ConflictContext(conflict_retries=tries))
+        assert isinstance(decision, RetryLater)
         delays.append(decision.delay)
     assert delays == [2, 4, 8, 16, 20, 20]
 
 
 def test_the_upper_half_of_a_delay_is_jitter() -> None:
     for jitter, expected in [(0.0, 4.0), (0.5, 6.0), (1.0, 8.0)]:
-        decision = decide(RIVAL, options("retry", retry_delay=2), Situation(tries=2, jitter=jitter))
-        assert decision == Again(expected, WHO)
+        decision = decide(RIVAL, options("retry", retry_delay=2), ConflictContext(conflict_retries=2, jitter=jitter))
+        assert decision == RetryLater(expected, WHO)
 
 
 def test_any_number_of_tries_has_a_delay() -> None:
     for policy, conflict in (("retry", RIVAL), ("skip", TWIN)):
-        decision = decide(conflict, options(policy), Situation(tries=100_000, comebacks=100_000))
-        assert isinstance(decision, Again | PutBack)
+        decision = decide(conflict, options(policy), ConflictContext(conflict_retries=100_000, store_retries=100_000))
+        assert isinstance(decision, RetryLater | RequeueDuplicate)
         assert decision.delay == 60
 
 
-@pytest.mark.parametrize(("tries", "expected"), [(0, Again), (2, Again), (3, Fail), (9, Fail)])
+@pytest.mark.parametrize(("tries", "expected"), [(0, RetryLater), (2, RetryLater), (3, Fail), (9, Fail)])
 def test_a_limit_ends_the_tries_loudly(tries: int, expected: type) -> None:
-    decision = decide(RIVAL, options("retry", retry_limit=3), Situation(tries=tries))
+    decision = decide(RIVAL, options("retry", retry_limit=3), ConflictContext(conflict_retries=tries))
     assert type(decision) is expected
     if isinstance(decision, Fail):
         assert decision.reason == f"{WHO}; given up after {tries} tries (retry_limit)"
@@ -122,18 +140,20 @@ def test_a_limit_ends_the_tries_loudly(tries: int, expected: type) -> None:
 
 def test_comebacks_for_another_reason_are_no_tries() -> None:
     """A twin that was put back, a store that did not answer: neither the limit nor the delay counts them."""
-    decision = decide(RIVAL, options("retry", retry_limit=1, retry_delay=2), Situation(comebacks=9))
-    assert decision == Again(2.0, WHO)
+    decision = decide(RIVAL, options("retry", retry_limit=1, retry_delay=2), ConflictContext(store_retries=9))
+    assert decision == RetryLater(2.0, WHO)
 
 
 def test_a_limit_of_zero_never_tries_again_and_none_always() -> None:
-    assert isinstance(decide(RIVAL, options("retry", retry_limit=0), Situation()), Fail)
-    assert isinstance(decide(RIVAL, options("retry", retry_limit=None), Situation(tries=10**6)), Again)
+    assert isinstance(decide(RIVAL, options("retry", retry_limit=0), ConflictContext()), Fail)
+    assert isinstance(
+        decide(RIVAL, options("retry", retry_limit=None), ConflictContext(conflict_retries=10**6)), RetryLater
+    )
 
 
 def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
     """Its retries do not count as tries."""
-    assert isinstance(decide(RIVAL, options("retry", retry_limit=3), Situation(retries=50)), Again)
+    assert isinstance(decide(RIVAL, options("retry", retry_limit=3), ConflictContext(retries=50)), RetryLater)
 
 
 # No rival: no policy is asked
@@ -143,15 +163,15 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 def test_a_twin_is_put_back_whatever_the_policy_and_the_situation(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
         decision = decide(TWIN, chosen, situation)
-        assert decision == PutBack(2.0**situation.comebacks, "another copy of this message is running")
+        assert decision == RequeueDuplicate(2.0**situation.store_retries, "another copy of this message is running")
 
 
 def test_a_twin_comes_back_with_growing_delay_but_not_long_after_the_lease_would_end() -> None:
-    delays = [decide(TWIN, options("skip"), Situation(comebacks=count)) for count in range(8)]
-    assert [d.delay for d in delays if isinstance(d, PutBack)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    ending = Held(Holder(None, None, "n", 1, since=1.0, expires_in=3.0), twin=True, rank_us=1)
-    late = decide(ending, options("skip"), Situation(comebacks=6))
-    assert isinstance(late, PutBack)
+    delays = [decide(TWIN, options("skip"), ConflictContext(store_retries=count)) for count in range(8)]
+    assert [d.delay for d in delays if isinstance(d, RequeueDuplicate)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    ending = Held(Holder(None, None, "n", 1, since=1.0, expires_in=3.0), same_message=True, rank_us=1)
+    late = decide(ending, options("skip"), ConflictContext(store_retries=6))
+    assert isinstance(late, RequeueDuplicate)
     assert 3.0 < late.delay <= 4.0
 
 
@@ -160,8 +180,8 @@ def test_a_duplicate_is_dropped_and_a_used_name_is_skipped_whatever_the_policy_a
     chosen: LockOptions,
 ) -> None:
     for situation in EVERY_SITUATION:
-        assert isinstance(decide(Duplicate(), chosen, situation), Drop)
-        assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), Drop)
+        assert isinstance(decide(Duplicate(), chosen, situation), DropDuplicate)
+        assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), DropDuplicate)
         used = decide(Used(HOLDER, same=False), chosen, situation)
         assert used == Skip("already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)")
 
@@ -169,12 +189,12 @@ def test_a_duplicate_is_dropped_and_a_used_name_is_skipped_whatever_the_policy_a
 @pytest.mark.parametrize("policy", POLICIES)
 def test_on_used_says_what_becomes_of_a_call_whose_name_is_used_whatever_the_policy(policy: str) -> None:
     reason = "already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)"
-    expected = {"skip": Skip(reason), "return": Recall("id9", reason), "raise": Fail(reason, "used")}
+    expected = {"skip": Skip(reason), "return": ReturnFirstResult("id9", reason), "raise": Fail(reason, "used")}
     for on_used, decision in expected.items():
         chosen = options(policy, once_per=60, on_used=on_used)
         for situation in EVERY_SITUATION:
             assert decide(Used(HOLDER, same=False), chosen, situation) == decision
-            assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), Drop)
+            assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), DropDuplicate)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -190,18 +210,36 @@ def test_an_unknown_outcome_fails_whatever_the_policy_and_says_who_died_and_what
 
 def test_a_tombstone_never_gets_here() -> None:
     with pytest.raises(AssertionError):
-        decide(Tombstoned(), options("skip"), Situation())
+        decide(Tombstoned(), options("skip"), ConflictContext())
 
 
 def test_a_lock_without_a_task_is_named_by_its_process() -> None:
     holder = Holder(None, None, "node7", 42, since=0.0)
-    decision = decide(Held(holder, twin=False, rank_us=1), options("skip"), Situation())
+    decision = decide(Held(holder, same_message=False, rank_us=1), options("skip"), ConflictContext())
     assert decision == Skip("held by a Lock in process 42 on node7 since 1970-01-01T00:00:00.000+00:00")
 
 
-def test_a_predecessor_that_is_about_to_release_is_no_rival_whatever_the_policy() -> None:
-    left = Held(dataclasses.replace(HOLDER, task_id="mine", left=True), twin=False, rank_us=1)
-    for policy in ("skip", "retry", "queue", "wait", "raise"):
-        own = decide(left, LockOptions(on_conflict=policy), Situation(retries=1, task_id="mine", waited=True))
-        assert isinstance(own, Again)
-    assert isinstance(decide(left, LockOptions(on_conflict="raise"), Situation(retries=1, task_id="other")), Fail)
+ENDED = Held(dataclasses.replace(HOLDER, left=True), same_message=False, rank_us=1)
+
+
+@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
+@pytest.mark.parametrize("task_id", ["id9", "other"])
+def test_holder_whose_body_has_ended_is_waited_for_under_every_policy(chosen: LockOptions, task_id: str) -> None:
+    """Its own retry, its chain's next step and a stranger alike; a wait in the slot comes first."""
+    for situation in EVERY_SITUATION:
+        decision = decide(ENDED, chosen, dataclasses.replace(situation, task_id=task_id))
+        if chosen.on_conflict == "wait" and not situation.waited:
+            assert isinstance(decision, Wait)
+        elif not situation.eager:
+            delay = min(60.0, 2.0**situation.store_retries)
+            assert decision == RetryLater(delay, f"{WHO}, whose body has ended", counts=False)
+        else:
+            assert decision == decide(RIVAL, chosen, situation)
+
+
+@pytest.mark.parametrize(("left", "expected"), [(True, RetryLater), (False, Fail)])
+def test_own_earlier_run_still_in_its_body_meets_the_policy(left: bool, expected: type) -> None:
+    held = Held(dataclasses.replace(HOLDER, task_id="mine", left=left), same_message=False, rank_us=1)
+    situation = ConflictContext(retries=1, task_id="mine", conflict_retries=3, waited=True)
+    for chosen in (options("raise"), options("wait"), options("retry", retry_limit=3)):
+        assert isinstance(decide(held, chosen, situation), expected)

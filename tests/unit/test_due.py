@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -11,7 +12,7 @@ import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule
 
-from celery_dlock.due import around, is_ours, latest_by_search
+from celery_dlock.beat.schedules import adjacent_due_times, is_ours, latest_by_search
 
 APP = Celery("due", set_as_current=False, timezone="Europe/Berlin")
 
@@ -21,14 +22,14 @@ def utc(text):
 
 
 def next_to(plan, now):
-    return tuple(at and at.isoformat().removesuffix("+00:00") for at in around(plan, utc(now)))
+    return tuple(at and at.isoformat().removesuffix("+00:00") for at in adjacent_due_times(plan, utc(now)))
 
 
 def dues(plan, start, end, step):
     """What a beat that looks every `step` finds due, in order."""
     found, now = [], utc(start)
     while now < utc(end):
-        latest = around(plan, now).latest
+        latest = adjacent_due_times(plan, now).latest
         if latest is not None and (not found or found[-1] != latest):
             found.append(latest)
         now += step
@@ -51,7 +52,7 @@ def test_an_interval_is_due_at_its_multiples_since_the_epoch(seconds, now, lates
 
 
 def test_an_interval_that_divides_no_day_is_due_at_its_multiples_all_the_same():
-    latest = around(schedule(7, app=APP), utc("2026-01-01T00:00:05")).latest
+    latest = adjacent_due_times(schedule(7, app=APP), utc("2026-01-01T00:00:05")).latest
     assert latest.timestamp() % 7 == 0
 
 
@@ -117,7 +118,49 @@ def test_what_follows_is_what_is_latest_next_and_beats_that_look_at_other_times_
     seldom, often = (dues(plan, start, end, timedelta(minutes=minutes)) for minutes in (10, 5))
     assert seldom == often
     assert all(earlier < later for earlier, later in pairwise(often))
-    assert [around(plan, at).following for at in often[:-1]] == often[1:]
+    assert [adjacent_due_times(plan, at).following for at in often[:-1]] == often[1:]
+
+
+#: Where a clock is changed in the middle of an hour, by two hours, around midnight, and as late as 22:00.
+ODD_CHANGES = [
+    ("Pacific/Chatham", "2026-09-26"),
+    ("Pacific/Chatham", "2026-04-04"),
+    ("Australia/Lord_Howe", "2026-10-03"),
+    ("Antarctica/Troll", "2026-03-29"),
+    ("America/Nuuk", "2026-03-28"),
+    ("America/Scoresbysund", "2026-03-28"),
+    ("America/Sao_Paulo", "2018-11-03"),
+]
+CRONTABS = [
+    {"minute": "10,46,50,58", "hour": "3"},
+    {"minute": "0,44-46,59", "hour": "1-3"},
+    {"minute": "*/7"},
+    {"minute": "30", "hour": "0,2,22,23"},
+]
+
+
+def every_due(plan, zone, around_day):
+    """All due times of the days about a change, by the rules alone: each minute of each day is looked at."""
+    first = datetime.fromisoformat(around_day)
+    for minutes in range(-3 * 1440, 4 * 1440):
+        shown = (first + timedelta(minutes=minutes)).replace(tzinfo=zone)
+        if shown.minute not in plan.minute or shown.hour not in plan.hour:
+            continue
+        yield shown.astimezone(timezone.utc)
+        again = shown.replace(fold=1)
+        if len(plan.hour) == 24 and again.utcoffset() < shown.utcoffset():
+            yield again.astimezone(timezone.utc)
+
+
+@pytest.mark.parametrize("fields", CRONTABS, ids=str)
+@pytest.mark.parametrize(("zone", "day"), ODD_CHANGES)
+def test_crontab_due_times_at_a_clock_change_do_not_depend_on_when_they_are_asked(zone, day, fields):
+    plan = crontab(**fields, app=Celery("zone", set_as_current=False, timezone=zone))
+    dues_of_all = sorted(set(every_due(plan, ZoneInfo(zone), day)))
+    for minutes in range(-1440, 2 * 1440, 35):
+        now = utc(day) + timedelta(minutes=minutes)
+        after = bisect_right(dues_of_all, now)
+        assert adjacent_due_times(plan, now) == (dues_of_all[after - 1], dues_of_all[after]), now
 
 
 def test_a_crontab_is_due_when_its_zone_shows_what_it_names():
@@ -129,7 +172,7 @@ def test_a_crontab_is_due_when_its_zone_shows_what_it_names():
         shown.minute in (7, 35) and shown.hour in (3, 4, 5, 22) and shown.isoweekday() in (1, 4)
     ):
         at -= timedelta(minutes=1)
-    assert around(plan, now).latest == at == utc("2026-06-15T20:35")
+    assert adjacent_due_times(plan, now).latest == at == utc("2026-06-15T20:35")
 
 
 def test_a_crontab_of_a_leap_day_and_one_that_never_comes():
@@ -140,7 +183,7 @@ def test_a_crontab_of_a_leap_day_and_one_that_never_comes():
 def test_the_work_does_not_grow_with_a_downtime():
     plan, now = crontab(app=APP), utc("2026-06-17T12:00:30")
     began = time.process_time()
-    assert around(plan, now).latest == utc("2026-06-17T12:00")
+    assert adjacent_due_times(plan, now).latest == utc("2026-06-17T12:00")
     assert time.process_time() - began < 0.1
 
 
@@ -153,7 +196,7 @@ class Sun(BaseSchedule):
         Sun.asked += 1
         day = (last_run_at - utc("2020-01-01")) // timedelta(days=1)
         noise = timedelta(microseconds=last_run_at.microsecond % 1000)
-        events = (utc("2020-01-01T06:00:10.4995") + timedelta(days=day + k, minutes=(day + k) % 90) for k in range(3))
+        events = (utc("2020-01-01T06:00:10.499500") + timedelta(days=day + k, minutes=(day + k) % 90) for k in range(3))
         return next(at for at in events if at > last_run_at + timedelta(seconds=1)) + noise - self.now()
 
 

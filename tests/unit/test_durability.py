@@ -7,10 +7,18 @@ import pytest
 from celery import Celery
 
 from celery_dlock import InvalidLockOptions, Lock, LockOptions
-from celery_dlock.config import Settings
-from celery_dlock.durability import durability_of, highest, number_of, numbered, shortfall, words
-from celery_dlock.records import PRIMARY, Durability
-from celery_dlock.shared_slots import SharedSlots
+from celery_dlock.config.settings import Settings
+from celery_dlock.locking.shared_lease_table import SharedLeaseTable
+from celery_dlock.options.durability import (
+    PRIMARY,
+    Durability,
+    durability_of,
+    highest,
+    number_of,
+    numbered,
+    shortfall,
+    words,
+)
 from tests.unit.fakes import a_name
 
 SERVER = "redis://host:6379/0"
@@ -150,7 +158,7 @@ def test_one_wait_of_each_kind_confirms_a_batch() -> None:
      Durability(1000, fsync=True, timeout_ms=30_000)],
 )  # fmt: skip
 def test_the_keeper_reads_from_a_slot_what_the_child_asked_for(durability: Durability) -> None:
-    slots = SharedSlots()
+    slots = SharedLeaseTable()
     slots.adopt()
     slots.open(a_name(), "o.1", 30.0, durability)
     assert [slot.durability for slot in slots.taken()] == [durability] == [numbered(number_of(durability))]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.backends.base import Backend
+from celery.exceptions import TaskRevokedError
 
 import celery_dlock
-from celery_dlock import errors
+from celery_dlock import CallSkipped, errors
 from celery_dlock.errors import (
     DLockError,
     InvalidLockOptions,
@@ -23,12 +24,15 @@ from celery_dlock.errors import (
     StoreUnavailable,
     UnknownOutcome,
 )
+from celery_dlock.task.outcomes import Skipped
 
 EVERY: list[DLockError] = [
     *(getattr(errors, name)("what happened") for name in errors.__all__),
     LockHeld("held by a[id] on n", "name:1", "id", "n", 12.5),
     NameUsed("already done by a[id] on n", "name:1", "id", "n", 12.5),
     UnknownOutcome("nobody knows how far a[id] on n came", "name:1", "id", "n", 12.5),
+    CallSkipped("held by a[id] on n", "name:1", "id", "n", 12.5),
+    CallSkipped("was due 60 s ago (misfire_grace)", "name:1"),
     LockHeld("held by a Lock in process 5 on n", "name:1", None, "n", 12.5),
     DLockError(),
     LockKeyError("ä €"),
@@ -72,9 +76,29 @@ def test_a_held_lock_tells_who_holds_it_as_attributes_and_people_only_the_messag
     assert str(error) == error.message == "held by a[id] on n"
 
 
+def test_skipped_call_is_told_from_an_operators_revocation_by_its_class() -> None:
+    error = CallSkipped("held by a[id] on n", "name:1", "id", "n", 12.5)
+    assert isinstance(error, TaskRevokedError)
+    assert isinstance(error, DLockError)
+    assert (error.name, error.task_id, error.node, error.since) == ("name:1", "id", "n", 12.5)
+    assert str(error) == "held by a[id] on n"
+
+
+def test_skipped_call_is_stored_under_its_public_path() -> None:
+    """Result backends keep the path, and processes of other versions look it up there."""
+    assert (CallSkipped.__module__, CallSkipped.__qualname__) == ("celery_dlock", "CallSkipped")
+
+
+def test_end_of_a_skipped_trace_survives_pickle_with_its_error() -> None:
+    """The pool child sends it to the main process."""
+    error = CallSkipped("held by a[id] on n", "name:1", "id", "n", 12.5)
+    copied = pickle.loads(pickle.dumps(Skipped(error)))
+    assert (type(copied), state(copied.error), str(copied)) == (Skipped, state(error), str(error))
+
+
 def test_every_public_name_is_there() -> None:
     assert set(celery_dlock.__all__) == {
-        "DLockError", "InvalidLockOptions", "InvalidTick", "Lease", "Lock", "LockHeld", "LockLost", "LockOptions",
-        "NameUsed", "SingletonTask", "StoreUnavailable", "UnknownOutcome", "signals", "singleton_task",
+        "CallSkipped", "DLockError", "InvalidLockOptions", "InvalidTick", "Lease", "Lock", "LockHeld", "LockLost",
+        "LockOptions", "NameUsed", "SingletonTask", "StoreUnavailable", "UnknownOutcome", "signals", "singleton_task",
     }  # fmt: skip
     assert all(hasattr(celery_dlock, name) for name in celery_dlock.__all__)

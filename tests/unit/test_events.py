@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_dlock import signals
-from celery_dlock.events import KINDS, Event, Kind, Listeners
+from celery_dlock.locking.events import KINDS, Event, Kind, Listeners
 from celery_dlock.signals import feed
 
 FACTS: dict[str, Any] = {

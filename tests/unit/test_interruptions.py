@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from celery_dlock import lease, locker, owner, slots
 from celery_dlock.errors import LockLost
-from celery_dlock.keeper import Keeper
-from celery_dlock.records import Identity
+from celery_dlock.locking import client as locker
+from celery_dlock.locking import lease, owner
+from celery_dlock.locking import lease_table as slots
+from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.runtime import _OwnSource
-from celery_dlock.store import Ending
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Identity
 from tests.unit.fakes import LockerScene, a_name
 
 FILES = {module.__file__ for module in (lease, locker, owner, slots)}
-FINAL = Ending(final=True, identity=Identity("id1").digest, used_ms=60_000, by="me")
+FINAL = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=60_000, by="me")
 
 
 class Struck(BaseException):
@@ -78,14 +80,14 @@ def end(scene: LockerScene) -> None:
         if not scene.scope.entered:
             break
         last = len(scene.scope.entered) == 1
-        scene.locker.release(scene.scope.entered[-1], scene.scope, FINAL if last else Ending())
-    scene.locker.abandon(scene.scope)
+        scene.locker.release(scene.scope.entered[-1], scene.scope, FINAL if last else ReleaseRequest())
+    scene.locker.delegate_release(scene.scope)
 
 
 def trouble_after(scene: LockerScene) -> str:
     """What is wrong once the interrupted owner has come to its end, and the keeper has had its look."""
-    keeper = Keeper(scene.store, scene.clock, "dlock", 0.4, lambda slot, reason: None)
-    keeper._running.take()  # so no thread starts
+    keeper = Watchdog(scene.store, scene.clock, "dlock", 0.4, lambda slot, reason: None)
+    keeper._loop.running.take()  # so no thread starts
     keeper.watch(_OwnSource(scene.slots, lambda slot, released: None))
     end(scene)
     keeper.tick()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_dlock import native
 from celery_dlock.errors import ReplyLost, StoreUnavailable
-from celery_dlock.keeper import TICK
-from celery_dlock.lease import margin
+from celery_dlock.locking import watchdog as keeper
+from celery_dlock.locking.lease import drift_margin
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.locking.watchdog import TICK
 from celery_dlock.runtime import PATIENT_TIMEOUTS
-from celery_dlock.slots import SlotState
-from celery_dlock.store import Ending
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.utils import threads as native
 from tests.unit.fakes import FakeSource, KeeperScene, a_name
 
 
@@ -31,8 +33,8 @@ def test_a_lease_is_renewed_at_a_third_of_its_ttl(scene: KeeperScene, ttl: float
     scene.hold(ttl=ttl)
     first, second = scene.asked_at(ticks=math.ceil(ttl / TICK))[:2]
     # A tick later at most, and earlier by no more than the margin.
-    assert ttl / 3 - margin(ttl) <= first <= ttl / 3 + TICK
-    assert ttl / 3 - margin(ttl) <= second - first <= ttl / 3 + TICK
+    assert ttl / 3 - drift_margin(ttl) <= first <= ttl / 3 + TICK
+    assert ttl / 3 - drift_margin(ttl) <= second - first <= ttl / 3 + TICK
 
 
 def test_where_a_round_takes_long_what_comes_due_in_it_is_renewed_before_and_not_behind_it(scene: KeeperScene) -> None:
@@ -49,6 +51,18 @@ def test_where_a_round_takes_long_what_comes_due_in_it_is_renewed_before_and_not
     gaps = [later - earlier for earlier, later in itertools.pairwise(sent)]
     assert len(gaps) >= 9
     assert max(gaps) == pytest.approx(0.5)
+
+
+def test_lease_that_ends_in_failing_rounds_is_told_lost_in_time(scene: KeeperScene) -> None:
+    """Whatever the store's client raises; the thread logs it and goes on."""
+    slot = scene.hold(ttl=3.0)
+    scene.store.away = RuntimeError("unforeseen")  # type: ignore[assignment]
+    while not scene.lost:
+        scene.clock.now += TICK
+        with contextlib.suppress(RuntimeError):
+            scene.keeper.tick()
+        assert scene.clock.now < slot.deadline
+    assert slot.lost
 
 
 def test_a_lease_that_is_kept_lives_for_ever(scene: KeeperScene) -> None:
@@ -69,7 +83,7 @@ def test_the_deadline_counts_from_before_the_request_was_sent(scene: KeeperScene
     scene.store.call_time = 4.0
     scene.keeper.tick()
     assert scene.clock.now == sent + 4.0
-    assert slot.deadline == pytest.approx(sent + 30 - margin(30))
+    assert slot.deadline == pytest.approx(sent + 30 - drift_margin(30))
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), ReplyLost("cut")])
@@ -87,7 +101,7 @@ def test_the_deadline_moves_only_after_the_store_said_yes(scene: KeeperScene, er
 
 def test_a_renewal_never_moves_an_extended_deadline_back(scene: KeeperScene) -> None:
     slot = scene.hold(ttl=30.0)
-    slot.moved(scene.clock.now + 500)
+    slot.renewed(scene.clock.now + 500)
     far = slot.deadline
     scene.doubted.add(slot.acquisition)  # so that it is renewed now
     scene.keeper.tick()
@@ -104,11 +118,11 @@ def test_many_leases_are_renewed_in_one_call(scene: KeeperScene) -> None:
     assert all(slot.deadline > scene.clock.now + 29 for slot in slots)
 
 
-@pytest.mark.parametrize("state", [SlotState.ACQUIRING, SlotState.LEAVING])
-def test_a_slot_whose_owner_is_just_coming_or_going_is_left_alone(scene: KeeperScene, state: SlotState) -> None:
+@pytest.mark.parametrize("state", [LeaseState.ACQUIRING, LeaseState.RELEASING])
+def test_a_slot_whose_owner_is_just_coming_or_going_is_left_alone(scene: KeeperScene, state: LeaseState) -> None:
     slot = scene.source.slots.open(a_name(), "owner.1", 30.0)
-    if state is SlotState.LEAVING:
-        slot.leaving()
+    if state is LeaseState.RELEASING:
+        slot.begin_release()
     assert scene.keeper.tick()
     assert scene.store.calls == 0
 
@@ -131,7 +145,7 @@ def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(scene: Keep
     renew = scene.store.renew
 
     def released_meanwhile(renewals: object, within: float | None = None) -> list[bool]:
-        slot.leaving()
+        slot.begin_release()
         scene.store.lose(a_name())
         return renew(renewals, within)  # type: ignore[arg-type]
 
@@ -157,7 +171,7 @@ def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(
     scene.run(answered_until)
     end = slot.deadline
     if also == "an end":
-        scene.hold("left").leave_to_keeper(Ending().text)
+        scene.hold("left").delegate_release(ReleaseRequest().text)
     scene.store.away, scene.store.call_time = ReplyLost("no answer"), scene.timeout
     while not scene.lost and scene.clock.now < end + 10:
         scene.run(TICK)
@@ -277,8 +291,9 @@ def test_an_error_in_one_round_does_not_end_the_thread(
     monkeypatch.setattr(scene.keeper, "tick", tick)
     monkeypatch.setattr(scene.keeper, "_busy", lambda: False)
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
-    scene.keeper._run()
-    assert [record.message for record in caplog.records] == ["the keeper failed in one round and goes on"] * 2
+    scene.keeper._loop.running.drop()
+    scene.keeper._loop.run()
+    assert [record.message for record in caplog.records] == ["the watchdog failed in one round and goes on"] * 2
     assert scene.store.closed
 
 
@@ -288,9 +303,101 @@ def test_a_keeper_that_ends_looks_once_more_for_what_came_after_its_last_look(
     started: list[Callable[[], None]] = []
     monkeypatch.setattr(native, "start_daemon", started.append)
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
-    monkeypatch.setattr(scene.keeper, "tick", lambda: False)
-    scene.hold()
+    looks: list[str] = []
+
+    def tick() -> bool:
+        looks.append("look")
+        return False
+
+    monkeypatch.setattr(scene.keeper, "tick", tick)
+    slot = scene.hold()
     scene.keeper.wake()
     assert not started, "it runs: nobody starts a second one"
-    scene.keeper._run()
-    assert started == [scene.keeper._run]
+    close = scene.keeper._loop._close
+
+    def close_and_release() -> None:
+        close()
+        if len(looks) > keeper.IDLE_TICKS:
+            slot.clear()
+
+    monkeypatch.setattr(scene.keeper._loop, "_close", close_and_release)
+    scene.keeper._loop.running.drop()
+    scene.keeper._loop.run()
+    assert len(looks) == 2 * keeper.IDLE_TICKS
+    assert not started, "the same thread goes on"
+
+
+def test_watchdog_that_cannot_be_started_is_started_at_the_next_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One "can't start new thread" must not end all renewals of the process."""
+    scene = KeeperScene()
+    scene.keeper._loop.running.drop()
+    started: list[Callable[[], None]] = []
+
+    def start(target: Callable[[], None]) -> None:
+        started.append(target)
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(native, "start_daemon", start)
+    assert not scene.keeper.watch(scene.source)
+    assert scene.keeper.watch(scene.source)
+    assert len(started) == 2
+
+
+def test_watchdog_says_when_it_looked_and_nothing_once_it_ends(
+    scene: KeeperScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.hold()
+    scene.keeper.tick()
+    assert scene.source.slots.looked_at == scene.clock.now
+    looked, scene.clock.now = scene.clock.now, scene.clock.now + 20
+    monkeypatch.setattr(scene.keeper, "_renew", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scene.keeper.tick()
+    assert scene.source.slots.looked_at == looked, "a round that failed has renewed nothing"
+    scene.keeper._close()
+    assert scene.source.slots.looked_at == 0.0
+
+
+def test_watchdog_whose_rounds_fail_tells_of_leases_that_end(
+    scene: KeeperScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by an error of a driver that is not the store's."""
+    slot = scene.hold(ttl=3.0)
+
+    def fail(*_: object) -> list[bool]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(scene.store, "renew", fail)
+    while not slot.lost and scene.clock.now < slot.deadline:
+        scene.clock.now += TICK
+        with contextlib.suppress(ZeroDivisionError):
+            scene.keeper.tick()
+    ((_, reason, at),) = scene.lost
+    assert reason == "its deadline came unanswered: the watchdog failed: ZeroDivisionError"
+    assert at < slot.deadline
+
+
+def test_watchdog_whose_look_at_one_process_fails_renews_the_leases_of_others(
+    scene: KeeperScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = FakeSource(child=True)
+    scene.keeper._sources.insert(0, broken)
+    slot = scene.hold(ttl=3.0)
+    monkeypatch.setattr(broken, "gone", lambda: 1 / 0)
+    before = slot.deadline
+    scene.clock.now += 1.1
+    with pytest.raises(ZeroDivisionError):
+        scene.keeper.tick()
+    assert slot.deadline > before
+    assert (scene.source.slots.looked_at, broken.slots.looked_at) == (scene.clock.now, 0.0)
+
+
+def test_watchdog_whose_stop_of_a_body_fails_tells_of_the_loss(scene: KeeperScene) -> None:
+    slot = scene.hold()
+    slot.on_loss(lambda: 1 / 0)
+    scene.store.lose(a_name())
+    scene.clock.now += 11
+    with pytest.raises(ZeroDivisionError):
+        scene.keeper.tick()
+    assert [acquisition for acquisition, _, _ in scene.lost] == [slot.acquisition]

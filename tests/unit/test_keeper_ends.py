@@ -6,11 +6,11 @@ import pytest
 
 from celery_dlock import runtime
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keeper import LINGER, TICK
-from celery_dlock.lease import margin
-from celery_dlock.records import Identity, Released
-from celery_dlock.slots import SlotState
-from celery_dlock.store import Ending
+from celery_dlock.locking.lease import drift_margin
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.locking.watchdog import LINGER, TICK
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Identity, Released
 from tests.unit.fakes import FakeSource, KeeperScene, a_name
 
 
@@ -24,31 +24,31 @@ def scene() -> KeeperScene:
 
 def test_a_release_that_was_left_to_the_keeper_is_carried_out_with_its_ending(scene: KeeperScene) -> None:
     slot = scene.hold()
-    ending = Ending(final=True, identity=Identity("id", 2).digest, used_ms=7, by="me")
-    slot.leave_to_keeper(ending.text)
+    ending = ReleaseRequest(final=True, identity=Identity("id", 2).digest, used_ms=7, by="me")
+    slot.delegate_release(ending.text)
     scene.keeper.tick()
     assert scene.store.ended == [("owner.x", ending)]
-    assert slot.state is SlotState.FREE
+    assert slot.state is LeaseState.FREE
     assert not scene.source.taken()
-    assert scene.source.told_freed == [("owner.x", Released(ours=True, word=False))]
+    assert scene.source.told_freed == [("owner.x", Released(ours=True, duplicate_seen=False))]
     assert not scene.keeper.tick()
 
 
 def test_an_end_is_tried_again_until_the_store_is_back(scene: KeeperScene) -> None:
     slot = scene.hold()
-    slot.leave_to_keeper(Ending(unsure=True).text)
+    slot.delegate_release(ReleaseRequest(outcome_unknown=True).text)
     scene.store.away = StoreUnavailable("away")
     scene.run(5)
-    assert slot.state is SlotState.LEFT
+    assert slot.state is LeaseState.RELEASE_DELEGATED
     scene.store.away = None
     scene.run(TICK)
-    assert scene.store.ended == [("owner.x", Ending(unsure=True))]
+    assert scene.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
     assert not scene.lost
 
 
 def test_while_the_store_is_away_the_ends_do_not_wait_for_it_one_by_one(scene: KeeperScene) -> None:
     for text in "abcdef":
-        scene.hold(text).leave_to_keeper(Ending().text)
+        scene.hold(text).delegate_release(ReleaseRequest().text)
     scene.store.away = StoreUnavailable("away")
     calls = scene.store.calls
     scene.keeper.tick()
@@ -59,22 +59,22 @@ def test_renewals_come_before_ends(scene: KeeperScene) -> None:
     """A release that takes long must not cost a lease."""
     gone, kept = scene.hold("gone"), scene.hold("kept")
     scene.clock.now += 15
-    gone.leave_to_keeper(Ending().text)
+    gone.delegate_release(ReleaseRequest().text)
     scene.store.call_time = 1.0
     sent = scene.clock.now
     scene.keeper.tick()
-    assert kept.deadline == pytest.approx(sent + 30 - margin(30))
+    assert kept.deadline == pytest.approx(sent + 30 - drift_margin(30))
     assert scene.store.ended
 
 
 def test_a_release_that_neither_succeeds_nor_says_so_is_carried_out_after_a_while(scene: KeeperScene) -> None:
     slot = scene.hold()
-    slot.leaving()
+    slot.begin_release()
     scene.run(LINGER - 2 * TICK)
     assert not scene.store.ended
     scene.run(4 * TICK)
-    assert scene.store.ended == [("owner.x", Ending(unsure=True))]
-    assert slot.state is SlotState.FREE
+    assert scene.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
+    assert slot.state is LeaseState.FREE
 
 
 def test_a_release_under_way_is_given_all_the_time_that_it_can_take() -> None:
@@ -90,21 +90,21 @@ def test_what_a_dead_process_held_is_freed_in_one_tick(scene: KeeperScene) -> No
     scene.keeper.watch(dead)
     held, mine = scene.hold("held", source=dead), scene.hold("mine")
     dead.slots.open(a_name("asking"), "owner.asking", 30.0)
-    dead.slots.open(a_name("leaving"), "owner.leaving", 30.0).leaving()
-    left = Ending(final=True, identity=Identity("id").digest)
-    dead.slots.open(a_name("left"), "owner.left", 30.0).leave_to_keeper(left.text)
+    dead.slots.open(a_name("leaving"), "owner.leaving", 30.0).begin_release()
+    left = ReleaseRequest(final=True, identity=Identity("id").digest)
+    dead.slots.open(a_name("left"), "owner.left", 30.0).delegate_release(left.text)
     dead.dead = True
     scene.keeper.tick()
-    unsure = Ending(unsure=True)
+    unsure = ReleaseRequest(outcome_unknown=True)
     assert scene.store.ended == [
         ("owner.held", unsure),
         ("owner.asking", unsure),
         ("owner.leaving", unsure),
         ("owner.left", left),
     ]
-    assert dead.told_freed[0] == ("owner.held", Released(ours=True, word=False))
-    assert held.state is SlotState.FREE
-    assert mine.state is SlotState.HELD
+    assert dead.told_freed[0] == ("owner.held", Released(ours=True, duplicate_seen=False))
+    assert held.state is LeaseState.FREE
+    assert mine.state is LeaseState.HELD
     scene.keeper.tick()
     assert scene.keeper._sources == [scene.source]
 

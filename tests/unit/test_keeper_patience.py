@@ -10,12 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_dlock.errors import ReplyLost, StoreRefused
-from celery_dlock.keeper import TICK, Keeper
-from celery_dlock.keys import LockKeys, LockName
-from celery_dlock.records import PRIMARY, Durability, Released, Renewal
+from celery_dlock.keys.key_spec import LockKeys, LockName
+from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
+from celery_dlock.locking.watchdog import TICK, Watchdog
+from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.runtime import KEEPER_TIMEOUT, PATIENT_TIMEOUTS
-from celery_dlock.slots import Slot, SlotState
-from celery_dlock.store import Ending
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Released, Renewal
 from tests.unit.fakes import FakeStore, KeeperScene, Kept, a_name
 
 PATIENT = max(PATIENT_TIMEOUTS)
@@ -41,13 +42,15 @@ class WaitingStore(FakeStore):
     def _call(self, within: float | None = None) -> None:
         scene = self.scene
         patience = self.patience if within is None else min(within, self.patience)
-        leases = [slot.deadline for slot in scene.slots if slot.state is SlotState.HELD and not slot.lost]
+        leases = [slot.deadline for slot in scene.slots if slot.state is LeaseState.HELD and not slot.lost]
         scene.made.append(Call(patience, min(leases) - scene.clock.now if leases else 0.0))
         scene.clock.now += min(patience, scene.answers_in)
         if scene.answers_in > patience:
             raise ReplyLost("no answer")
 
-    def release(self, keys: LockKeys, acquisition: str, ending: Ending, durability: Durability = PRIMARY) -> Released:
+    def release(
+        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+    ) -> Released:
         if acquisition in self.scene.refused:
             self._call()
             raise StoreRefused("WRONGTYPE")
@@ -63,10 +66,10 @@ class PatientScene(KeeperScene):
         super().__init__()
         self.answers_in = 0.01
         self.made: list[Call] = []
-        self.slots: list[Slot] = []
+        self.slots: list[LeaseRecord] = []
         self.refused: set[str] = set()
-        self.ends: list[tuple[str, Ending]] = []
-        self.keeper = Keeper(
+        self.ends: list[tuple[str, ReleaseRequest]] = []
+        self.keeper = Watchdog(
             WaitingStore(self, KEEPER_TIMEOUT),
             self.clock,
             "dlock",
@@ -74,18 +77,18 @@ class PatientScene(KeeperScene):
             self._lost,
             patient={patience: WaitingStore(self, patience) for patience in PATIENT_TIMEOUTS},
         )
-        self.keeper._running.take()  # so no thread starts
+        self.keeper._loop.running.take()  # so no thread starts
         self.keeper.watch(self.source)
 
-    def holds(self, *ttls: float) -> list[Slot]:
+    def holds(self, *ttls: float) -> list[LeaseRecord]:
         made = [self.hold(f"{len(self.slots) + index}", ttl=ttl) for index, ttl in enumerate(ttls)]
         self.slots += made
         return made
 
-    def leave(self, text: str, *, ttl: float = 30.0) -> Slot:
+    def leave(self, text: str, *, ttl: float = 30.0) -> LeaseRecord:
         """A release that did not get through."""
         slot = self.hold(text, ttl=ttl)
-        slot.leave_to_keeper(Ending(final=True, by=text).text)
+        slot.delegate_release(ReleaseRequest(final=True, by=text).text)
         return slot
 
     def kept_at(self, name: LockName) -> Kept | None:
@@ -192,8 +195,8 @@ def test_a_refused_release_ends_nobody_elses_turn(scene: PatientScene, position:
     bad = left.pop(position)
     scene.refused.add(bad.acquisition)
     scene.keeper.tick()
-    assert [slot.state for slot in left] == [SlotState.FREE] * 2
-    assert bad.state is SlotState.LEFT
+    assert [slot.state for slot in left] == [LeaseState.FREE] * 2
+    assert bad.state is LeaseState.RELEASE_DELEGATED
     assert [acquisition for acquisition, _ in scene.ends] == [slot.acquisition for slot in left]
 
 
@@ -213,18 +216,18 @@ def test_a_refused_release_is_logged_once_and_given_up_after_its_ttl(
     bad = scene.leave("bad", ttl=30.0)
     scene.refused.add(bad.acquisition)
     scene.run(29)
-    assert bad.state is SlotState.LEFT
+    assert bad.state is LeaseState.RELEASE_DELEGATED
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "cannot free" in caplog.text
     assert "WRONGTYPE" in caplog.text
     scene.run(2)
-    assert bad.state is SlotState.FREE
+    assert bad.state is LeaseState.FREE
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
     made = len(scene.made)
     scene.run(5)
     assert len(scene.made) == made
     assert len(caplog.records) == 2
-    assert not scene.keeper._unended
+    assert not scene.keeper._release_failed
 
 
 def test_a_release_that_is_refused_no_more_is_carried_out_with_its_ending(scene: PatientScene) -> None:
@@ -233,8 +236,8 @@ def test_a_release_that_is_refused_no_more_is_carried_out_with_its_ending(scene:
     scene.run(5)
     scene.refused.clear()
     scene.run(TICK)
-    assert scene.ends == [("owner.bad", Ending(final=True, by="bad"))]
-    assert bad.state is SlotState.FREE
+    assert scene.ends == [("owner.bad", ReleaseRequest(final=True, by="bad"))]
+    assert bad.state is LeaseState.FREE
     assert scene.kept_at(a_name("bad")) is None
 
 
@@ -244,7 +247,7 @@ def test_an_unanswered_release_stops_the_round(scene: PatientScene) -> None:
     scene.answers_in = 1000.0
     scene.keeper.tick()
     assert len(scene.made) == 1
-    assert [slot.state for slot in left] == [SlotState.LEFT] * 3
+    assert [slot.state for slot in left] == [LeaseState.RELEASE_DELEGATED] * 3
 
 
 def test_an_unanswered_renewal_stops_the_round_too(scene: PatientScene) -> None:
@@ -262,11 +265,11 @@ def test_an_unanswered_release_is_never_given_up(scene: PatientScene, caplog: py
     slot = scene.leave("x", ttl=5.0)
     scene.answers_in = 1000.0
     scene.run(60)
-    assert slot.state is SlotState.LEFT
+    assert slot.state is LeaseState.RELEASE_DELEGATED
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     scene.answers_in = 0.01
     scene.run(TICK)
-    assert scene.ends == [("owner.x", Ending(final=True, by="x"))]
+    assert scene.ends == [("owner.x", ReleaseRequest(final=True, by="x"))]
 
 
 def test_a_refused_renewal_is_no_answer_of_the_others(scene: PatientScene) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.errors import LockKeyError
-from celery_dlock.keys import KeySpec
+from celery_dlock.errors import InvalidLockOptions, LockKeyError
+from celery_dlock.keys.key_spec import KeySpec
 
 pytestmark = pytest.mark.core
 
@@ -149,6 +149,73 @@ def test_a_field_that_cannot_be_filled_is_an_error_that_shows_no_value(template:
 
 
 def test_a_field_without_a_stable_form_is_an_error_that_names_it() -> None:
-    for template in ("{a}", "{a:>5}", "{a.secret.__class__}", "{a!r}"):
+    for template in ("{a}", "{a:>5}", "{a.secret}", "{a!r}"):
         with pytest.raises(LockKeyError, match=r"task 'shop.pay': argument 'a' in key field \{a"):
             name(spec(one, template), Hidden())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{a.__class__}",
+        "{a.__init__.__globals__[os].environ[HOME]}",
+        "{a[0]._x}",
+        "{a._x}",
+        "{a[_x]}",
+        "{_b}",
+        "{a.b.__c}",
+    ],
+)
+def test_a_name_that_begins_with_an_underscore_is_refused_in_every_template(template: str) -> None:
+    def call(a: Any, _b: Any) -> None: ...
+
+    with pytest.raises(InvalidLockOptions, match="no name in a template may begin with '_'"):
+        spec(call, template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{a:>300000000}",
+        "{a:0300000000d}",
+        "{a:.300000000f}",
+        "{a:%300000000Y}",
+        "{a:>1001}",
+        "{a:>٣٠٠٠٠}",
+        "{a!r:9999999}",
+    ],
+)
+def test_a_width_that_would_fill_the_memory_is_refused_in_every_template(template: str) -> None:
+    with pytest.raises(InvalidLockOptions, match="has a number above 1000 in its format spec"):
+        spec(one, template)
+    assert len(shown(name(spec(one, "{a:>1000}"), 1))) < 200
+
+
+@pytest.mark.parametrize("value", [Decimal("1e999999999"), Decimal("1e-999999999"), Decimal("-7e1001")])
+def test_a_decimal_that_a_format_would_write_out_in_zeros_is_refused(value: Decimal) -> None:
+    with pytest.raises(LockKeyError, match="cannot be filled: ValueError"):
+        name(spec(one, "{a:f}"), value)
+    assert name(spec(one, "{a}"), value)
+    assert shown(name(spec(one, "{a:.1f}"), Decimal("1.25"))) == "shop.pay:1.2"
+
+
+class TestCarriedByAMessage:
+    @pytest.mark.parametrize("template", ["{a}", "{a[id]}", "{a[0][id]}:{b}", "fixed", "{{{a}}}"])
+    def test_arguments_and_items_are_allowed(self, template: str) -> None:
+        KeySpec("shop.pay", inspect.signature(two), template, "task", carried=True)
+
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("{a.hex}", "names an attribute"),
+            ("{a[0].hex}", "names an attribute"),
+            ("{a:d}", "has a format"),
+            ("{a!r}", "has a format"),
+            ("{a:>999}", "has a format"),
+            ("{a}" * 21, "more than 20 fields"),
+        ],
+    )
+    def test_anything_else_is_refused(self, template: str, said: str) -> None:
+        spec(two, template)
+        with pytest.raises(InvalidLockOptions, match=said):
+            KeySpec("shop.pay", inspect.signature(two), template, "task", carried=True)

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlock.binding import Binding
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
-from celery_dlock.keys import KeySpec, shared_name
+from celery_dlock.keys.arguments import ArgumentBinder
+from celery_dlock.keys.key_spec import KeySpec, shared_name
 
 pytestmark = pytest.mark.core
 
@@ -129,7 +129,7 @@ class TestSpellings:
             signature = inspect.Signature(parameters)
         except ValueError:  # two *args, or a default before none
             return
-        binding = Binding("t", signature)
+        binding = ArgumentBinder("t", signature)
         try:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -365,7 +365,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
-from celery_dlock.keys import KeySpec, shared_name
+from celery_dlock.keys.key_spec import KeySpec, shared_name
 
 class Colour(str, enum.Enum):
     RED = "red"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_dlock.errors import LockLost, StoreUnavailable
-from celery_dlock.lease import NullLease, margin
+from celery_dlock.locking.lease import NullLease, drift_margin, loss_grace
 from tests.unit.fakes import LockerScene, a_name
 
 NAME = a_name()
@@ -24,9 +24,9 @@ def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockerScene) -> 
     lease = scene.take()
     assert (lease.name, lease.owner, lease.task, lease.task_id) == (NAME.text, "me", "app.post", "id1")
     assert (lease.token, lease.hold_count, lease.held, lease.lost) == (1, 1, True, False)
-    assert lease.remaining() == pytest.approx(TTL - margin(TTL))
+    assert lease.remaining() == pytest.approx(TTL - drift_margin(TTL))
     scene.clock.now += 10
-    assert lease.remaining() == pytest.approx(TTL - margin(TTL) - 10)
+    assert lease.remaining() == pytest.approx(TTL - drift_margin(TTL) - 10)
     scene.clock.now += 25
     assert lease.remaining() == 0
     assert not lease.held
@@ -35,12 +35,12 @@ def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockerScene) -> 
 
 def test_the_deadline_counts_from_before_the_request_was_sent(scene: LockerScene) -> None:
     scene.store.call_time = 5.0
-    assert scene.take().remaining() == pytest.approx(TTL - margin(TTL) - 5)
+    assert scene.take().remaining() == pytest.approx(TTL - drift_margin(TTL) - 5)
 
 
 def test_the_margin_is_one_percent_and_two_milliseconds() -> None:
-    assert margin(30.0) == pytest.approx(0.302)
-    assert margin(1.0) == pytest.approx(0.012)
+    assert drift_margin(30.0) == pytest.approx(0.302)
+    assert drift_margin(1.0) == pytest.approx(0.012)
 
 
 def test_a_lease_that_is_released_or_lost_is_over_at_once(scene: LockerScene) -> None:
@@ -59,7 +59,7 @@ def test_ensure_asks_the_store_and_renews(scene: LockerScene) -> None:
     lease = scene.take()
     scene.clock.now += 10
     lease.ensure()
-    assert lease.remaining() == pytest.approx(TTL - margin(TTL))
+    assert lease.remaining() == pytest.approx(TTL - drift_margin(TTL))
 
 
 def test_ensure_of_a_lease_that_the_store_has_lost_raises_and_tells_once(scene: LockerScene) -> None:
@@ -102,6 +102,42 @@ def test_ensure_reads_the_time_after_the_store_failed(scene: LockerScene) -> Non
         lease.ensure()
 
 
+def test_ensure_deadline_is_counted_from_before_the_request(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.clock.now += 10
+    scene.store.call_time = 0.9
+    sent = scene.clock.now
+    lease.ensure()
+    assert lease.slot.deadline == pytest.approx(sent + TTL - drift_margin(TTL))
+
+
+def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScene) -> None:
+    """Its holder needs that time to stop."""
+    lease = scene.take()
+    scene.store.away = StoreUnavailable("away")
+    scene.clock.now = lease.slot.deadline - loss_grace(TTL) * 1.5
+    lease.ensure()
+    scene.clock.now = lease.slot.deadline - loss_grace(TTL) / 2
+    with pytest.raises(LockLost):
+        lease.ensure()
+    assert scene.kinds() == ["acquired", "lost"]
+
+
+def test_ensure_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
+    lease = scene.take()
+    lease.slot.set_max_hold(scene.clock.now + 5)
+    scene.clock.now += 4
+    lease.ensure()
+    asked = len(scene.store.asked)
+    scene.clock.now += 2
+    with pytest.raises(LockLost):
+        lease.ensure()
+    assert len(scene.store.asked) == asked
+    assert [event.reason for event in scene.told if event.kind == "lost"] == [
+        "it was held for as long as max_hold allows"
+    ]
+
+
 def test_ensure_of_a_released_lease_raises(scene: LockerScene) -> None:
     lease = scene.take()
     scene.locker.release(lease, scene.scope)
@@ -116,11 +152,29 @@ def test_ensure_of_a_released_lease_raises(scene: LockerScene) -> None:
 def test_extend_makes_it_live_so_long_from_now_and_never_shortens_it(scene: LockerScene) -> None:
     lease = scene.take()
     lease.extend(100)
-    assert lease.remaining() == pytest.approx(100 - margin(100))
+    assert lease.remaining() == pytest.approx(100 - drift_margin(100))
     for shorter in (5, 99):
         lease.extend(shorter)
     lease.ensure()
-    assert lease.remaining() == pytest.approx(100 - margin(100))
+    assert lease.remaining() == pytest.approx(100 - drift_margin(100))
+
+
+def test_extend_deadline_is_counted_from_before_the_request(scene: LockerScene) -> None:
+    lease = scene.take()
+    scene.clock.now += 10
+    scene.store.call_time = 0.9
+    sent = scene.clock.now
+    lease.extend(100)
+    assert lease.slot.deadline == pytest.approx(sent + 100 - drift_margin(100))
+
+
+def test_extend_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
+    lease = scene.take()
+    lease.slot.set_max_hold(scene.clock.now + 5)
+    scene.clock.now += 6
+    with pytest.raises(LockLost):
+        lease.extend(60)
+    assert not scene.store.asked
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
@@ -136,7 +190,7 @@ def test_extend_while_the_store_is_away_raises_and_changes_nothing(scene: Locker
     scene.store.away = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
         lease.extend(100)
-    assert lease.remaining() == pytest.approx(TTL - margin(TTL))
+    assert lease.remaining() == pytest.approx(TTL - drift_margin(TTL))
     assert not lease.lost
 
 

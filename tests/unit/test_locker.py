@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from celery_dlock.errors import LockLost, ReplyLost, StoreUnavailable
-from celery_dlock.keys import LockKeys
-from celery_dlock.lease import Lease
-from celery_dlock.locker import POLL
-from celery_dlock.records import Claim, Held, Identity
-from celery_dlock.slots import SlotState
-from celery_dlock.store import Ending
+from celery_dlock.errors import LockLost, ReplyLost, StoreNotReady, StoreUnavailable
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.locking.client import POLL, UNWATCHED
+from celery_dlock.locking.lease import Lease
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import AcquireRequest, Held, Identity, Requester, Used
 from tests.unit.fakes import FakeWaker, LockerScene, a_name
 
 NAME = a_name()
@@ -37,25 +37,25 @@ def test_a_slot_is_written_before_the_store_is_asked(scene: LockerScene) -> None
 
     scene.store.acquire = looking  # type: ignore[method-assign, assignment]
     lease = scene.take()
-    assert seen == [[("me.1", SlotState.ACQUIRING)]]
-    assert lease.slot.state is SlotState.HELD
+    assert seen == [[("me.1", LeaseState.ACQUIRING)]]
+    assert lease.slot.state is LeaseState.HELD
     assert scene.woken == 1
 
 
 def test_a_refusal_leaves_no_slot(scene: LockerScene) -> None:
     scene.take()
     other = scene.new_scope("other")
-    assert isinstance(scene.locker.acquire(NAME, other, TTL, Claim(other.by)), Held)
+    assert isinstance(scene.locker.acquire(NAME, other, TTL, AcquireRequest(other.by)), Held)
     assert [slot.acquisition for slot in scene.slots.taken()] == ["me.1"]
 
 
 def test_a_release_that_fails_is_left_to_the_keeper_with_its_ending_and_is_no_loss(scene: LockerScene) -> None:
     lease = scene.take()
     scene.store.away = StoreUnavailable("away")
-    ending = Ending(final=True, identity=Identity("id1").digest, used_ms=5, by="me")
+    ending = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=5, by="me")
     assert scene.locker.release(lease, scene.scope, ending)
     (slot,) = scene.slots.taken()
-    assert (slot.state, Ending.from_text(slot.ending)) == (SlotState.LEFT, ending)
+    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
     assert scene.woken == 2
     assert scene.kinds() == ["acquired", "released"]
 
@@ -65,7 +65,10 @@ def test_an_acquire_of_unknown_outcome_whose_release_fails_too_is_left_to_the_ke
     with pytest.raises(StoreUnavailable):
         scene.take()
     (slot,) = scene.slots.taken()
-    assert (slot.state, Ending.from_text(slot.ending)) == (SlotState.LEFT, Ending(unsure=True, undone=True))
+    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (
+        LeaseState.RELEASE_DELEGATED,
+        ReleaseRequest(outcome_unknown=True, rolled_back=True),
+    )
     assert scene.woken == 1
     assert not scene.told
 
@@ -102,6 +105,66 @@ def test_a_release_that_has_nothing_to_free_still_takes_the_entry_off_the_record
     assert not scene.scope.entered
 
 
+def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(scene: LockerScene) -> None:
+    """The word that a twin left in the first acquisition went with it."""
+    scene.store.failures = [ReplyLost("cut"), None]
+    lease = scene.take()
+    assert [claim.copied for claim in scene.store.claims] == [False, True]
+    assert lease.acquisition == "me.2"
+    assert scene.store.ended == [("me.1", scene.scope.undone)]
+
+
+# The watchdog
+
+
+def test_acquire_that_no_watchdog_can_keep_gives_the_lock_back_and_raises(scene: LockerScene) -> None:
+    scene.wakes = False
+    for number in (1, 2):
+        with pytest.raises(StoreNotReady, match="the thread that renews leases cannot be started"):
+            scene.take()
+        assert scene.store.ended[-1] == (f"me.{number}", scene.scope.undone)
+    assert not scene.store.locks
+    assert not scene.slots.taken()
+    assert not scene.scope.entered
+    assert not scene.told
+    scene.wakes = True
+    assert scene.take().held
+
+
+def test_acquire_that_nothing_can_keep_nor_give_back_is_left_to_the_watchdog(scene: LockerScene) -> None:
+    scene.wakes = False
+    scene.store.failures = [None, StoreUnavailable("away")]
+    with pytest.raises(StoreUnavailable, match="away"):
+        scene.take()
+    (slot,) = scene.slots.taken()
+    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, scene.scope.undone)
+
+
+def test_acquire_under_a_watchdog_that_has_not_looked_lately_warns_once(
+    scene: LockerScene, caplog: pytest.LogCaptureFixture
+) -> None:
+    def take(text: str) -> list[str]:
+        caplog.clear()
+        assert scene.take(a_name(text)).held
+        return [record.getMessage() for record in caplog.records]
+
+    assert take("before its first look") == []
+    scene.slots.looked_at = scene.clock.now
+    scene.clock.now += UNWATCHED - 0.1
+    assert take("while it takes long") == []
+    scene.clock.now += 2
+    (line,) = take("late")
+    assert line.endswith(
+        ": the watchdog has not looked at the leases of this process for 12 s; unless it does, this lease is not "
+        "renewed and ends in 30 s"
+    )
+    assert take("told already") == []
+    scene.slots.looked_at = scene.clock.now
+    assert take("it looks again") == []
+    scene.clock.now += UNWATCHED + 1
+    assert len(take("late once more")) == 1
+
+
 # Reentrancy
 
 
@@ -132,14 +195,28 @@ def test_an_entry_nested_in_a_lost_lease_raises_and_never_acquires_anew(scene: L
     assert scene.take().token == 2  # outside of it, it is a new entry
 
 
+@pytest.mark.parametrize(("tick", "used"), [("t1", True), ("t2", False), ("", False)])
+def test_nested_run_of_another_tick_is_not_told_its_name_was_used(scene: LockerScene, tick: str, used: bool) -> None:
+    lease = scene.take()
+    by = Requester.of("app.post", "inner", "node", 1)
+    lease.used = ReleaseRequest(tick="t1", used_ms=1, by=by.text)
+    answer = scene.locker.acquire(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by, once=True, tick=tick))
+    if used:
+        assert isinstance(answer, Used)
+        assert (answer.by.task_id, answer.same) == ("inner", False)
+    else:
+        assert answer is lease
+        assert lease.hold_count == 2
+
+
 # Waiting
 
 
 def test_a_waiter_that_nobody_wakes_asks_when_the_holders_lease_ends_and_else_seldom(scene: LockerScene) -> None:
     holder = scene.new_scope("other")
-    assert isinstance(scene.locker.acquire(NAME, holder, 5.0, Claim(holder.by)), Lease)
+    assert isinstance(scene.locker.acquire(NAME, holder, 5.0, AcquireRequest(holder.by)), Lease)
     start, calls = scene.clock.now, scene.store.calls
-    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, Claim(scene.scope.by), None)
+    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), None)
     assert isinstance(lease, Lease)
     assert 5.0 <= scene.clock.now - start < 5.1
     # Ask, listen, ask again, and then each POLL: 2, 4 and 5 s.
@@ -148,10 +225,24 @@ def test_a_waiter_that_nobody_wakes_asks_when_the_holders_lease_ends_and_else_se
 
 def test_a_waiter_gives_up_in_time(scene: LockerScene) -> None:
     holder = scene.new_scope("other")
-    scene.locker.acquire(NAME, holder, 500.0, Claim(holder.by))
+    scene.locker.acquire(NAME, holder, 500.0, AcquireRequest(holder.by))
     start = scene.clock.now
-    assert isinstance(scene.locker.acquire_within(NAME, scene.scope, TTL, Claim(scene.scope.by), 7.0), Held)
+    assert isinstance(scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), 7.0), Held)
     assert scene.clock.now - start == pytest.approx(7.0)
+
+
+def test_waiter_keeps_the_rank_of_its_arrival_however_often_it_asks(scene: LockerScene) -> None:
+    """Else a copy that waited behind a rival outranks the done mark that its twin left meanwhile, and runs again."""
+    holder = scene.new_scope("other")
+    scene.locker.acquire(NAME, holder, 5.0, AcquireRequest(holder.by))
+    scene.store.claims.clear()
+    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), None)
+    assert isinstance(lease, Lease)
+    first, *others = [claim.rank_us for claim in scene.store.claims]
+    assert first is None
+    assert len(others) >= 3
+    assert set(others) == {scene.store.ranks}
+    assert [claim.waits for claim in scene.store.claims] == [False] + [True] * len(others)
 
 
 @pytest.mark.parametrize("after", ["another holder", "nobody"])
@@ -160,9 +251,9 @@ def test_who_waits_for_a_holder_that_is_about_to_release_waits_for_nobody_else(
 ) -> None:
     """A task that is skipped where the lock is held is not to keep its slot waiting for the next one to end."""
     holder, rival = scene.new_scope("other"), scene.new_scope("rival")
-    held = scene.locker.acquire(NAME, holder, 500.0, Claim(holder.by))
+    held = scene.locker.acquire(NAME, holder, 500.0, AcquireRequest(holder.by))
     assert isinstance(held, Lease)
-    scene.locker.leave(held)
+    scene.locker.announce_release(held)
     start = scene.clock.now
 
     def release_meanwhile(*_waits: object) -> bool:
@@ -170,11 +261,11 @@ def test_who_waits_for_a_holder_that_is_about_to_release_waits_for_nobody_else(
         if scene.clock.now - start == 1.0:
             scene.locker.release(held, holder)
             if after == "another holder":
-                scene.locker.acquire(NAME, rival, 500.0, Claim(rival.by))
+                scene.locker.acquire(NAME, rival, 500.0, AcquireRequest(rival.by))
         return True
 
     monkeypatch.setattr(FakeWaker, "wait", release_meanwhile)
-    answer = scene.locker.acquire_within(NAME, scene.scope, TTL, Claim(scene.scope.by), 7.0, leaving=True)
+    answer = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), 7.0, leaving=True)
     assert isinstance(answer, Held if after == "another holder" else Lease)
     assert scene.clock.now - start == 1.0
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from celery_dlock.breaker import Breaker
-from celery_dlock.errors import NoAnswer, ReplyLost, StoreRefused, StoreUnavailable
-from celery_dlock.lease import Lease
-from celery_dlock.locker import Locker
-from celery_dlock.owner import Scope
-from celery_dlock.records import By, Claim, Identity
-from celery_dlock.slots import SlotState
-from celery_dlock.store import Ending
+from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreRefused, StoreUnavailable
+from celery_dlock.locking.client import LockClient
+from celery_dlock.locking.lease import Lease
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.locking.owner import OwnerContext
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.circuit_breaker import CircuitBreaker
+from celery_dlock.store.model import AcquireRequest, Identity, Requester
 from tests.unit.fakes import LockerScene, a_name
 
 TIMEOUT, REST = 3.0, 2.0
-BY = By("", "", "", "")
-MESSAGE, LOCK = Claim(BY, Identity("id1")), Claim(BY)
+BY = Requester("", "", "", "")
+MESSAGE, LOCK = AcquireRequest(BY, Identity("id1")), AcquireRequest(BY)
 
 
 class Scene(LockerScene):
@@ -24,22 +24,22 @@ class Scene(LockerScene):
 
     def __init__(self) -> None:
         super().__init__()
-        breaker = Breaker([0, 0], self.clock, REST, TIMEOUT)
-        self.locker = Locker(
+        breaker = CircuitBreaker([0, 0], self.clock, REST, TIMEOUT)
+        self.locker = LockClient(
             self.store, self.slots, self._wake, self.clock, "dlock", self.locker._listeners, breaker=breaker
         )
         self.scope = self.delivery("me")
 
-    def delivery(self, owner: str) -> Scope:
-        return Scope(owner, BY, "app.post", "id1", delivered=True)
+    def delivery(self, owner: str) -> OwnerContext:
+        return OwnerContext(owner, BY, "app.post", "id1", delivered=True)
 
     def go_silent(self) -> None:
-        self.store.away, self.store.call_time = NoAnswer("late"), TIMEOUT
+        self.store.away, self.store.call_time = ReplyTimeout("late"), TIMEOUT
 
     def come_back(self) -> None:
         self.store.away, self.store.call_time = None, 0.0
 
-    def ask(self, scope: Scope, claim: Claim = MESSAGE, name: str = "x") -> object:
+    def ask(self, scope: OwnerContext, claim: AcquireRequest = MESSAGE, name: str = "x") -> object:
         return self.locker.acquire(a_name(name), scope, 30.0, claim)
 
 
@@ -50,25 +50,28 @@ def scene() -> Scene:
 
 def test_an_acquire_waits_for_one_timeout_and_leaves_to_the_keeper_what_it_may_have_taken(scene: Scene) -> None:
     scene.go_silent()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope)
     assert scene.store.calls == 1
     (slot,) = scene.slots.taken()
-    assert (slot.state, Ending.from_text(slot.ending)) == (SlotState.LEFT, Ending(unsure=True, undone=True))
+    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (
+        LeaseState.RELEASE_DELEGATED,
+        ReleaseRequest(outcome_unknown=True, rolled_back=True),
+    )
 
 
 def test_a_renewal_waits_for_one_timeout(scene: Scene) -> None:
     lease = scene.take()
     calls = scene.store.calls
     scene.go_silent()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ReplyTimeout):
         scene.locker.renew(lease, lease.ttl)
     assert scene.store.calls == calls + 1
 
 
 def test_the_next_message_does_not_ask_and_takes_no_slot(scene: Scene) -> None:
     scene.go_silent()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope)
     calls, slots = scene.store.calls, len(scene.slots.taken())
     with pytest.raises(StoreUnavailable, match="was not asked"):
@@ -77,18 +80,18 @@ def test_the_next_message_does_not_ask_and_takes_no_slot(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("claim", [LOCK, MESSAGE], ids=["a Lock", "an eager call"])
-def test_who_has_no_message_always_asks(scene: Scene, claim: Claim) -> None:
+def test_who_has_no_message_always_asks(scene: Scene, claim: AcquireRequest) -> None:
     scene.go_silent()
     for number in range(3):
-        with pytest.raises(NoAnswer):
-            scene.ask(Scope("thread", BY), claim, f"n{number}")
+        with pytest.raises(ReplyTimeout):
+            scene.ask(OwnerContext("thread", BY), claim, f"n{number}")
     assert scene.store.calls == 3
 
 
 def test_a_lock_inside_a_body_always_asks(scene: Scene) -> None:
     scene.go_silent()
     for number in range(3):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(ReplyTimeout):
             scene.ask(scene.scope, LOCK, f"n{number}")
     assert scene.store.calls == 3
 
@@ -97,34 +100,34 @@ def test_a_body_that_ends_does_not_ask_and_leaves_its_release_to_the_keeper(scen
     lease = scene.ask(scene.scope)
     assert isinstance(lease, Lease)
     scene.go_silent()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ReplyTimeout):
         scene.ask(scene.delivery("other"), name="y")
-    calls, ending = scene.store.calls, Ending(final=True, identity="abc")
+    calls, ending = scene.store.calls, ReleaseRequest(final=True, identity="abc")
     assert scene.locker.release(lease, scene.scope, ending)
     assert scene.store.calls == calls
-    assert (lease.slot.state, Ending.from_text(lease.slot.ending)) == (SlotState.LEFT, ending)
+    assert (lease.slot.state, ReleaseRequest.from_text(lease.slot.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
 
 
 def test_the_release_of_a_lock_outside_any_message_always_asks(scene: Scene) -> None:
     """The process may end right after it, and its keeper with it."""
-    thread = Scope("thread", BY)
+    thread = OwnerContext("thread", BY)
     lease = scene.ask(thread, LOCK)
     assert isinstance(lease, Lease)
     scene.go_silent()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope, name="y")
     scene.come_back()
     assert scene.locker.release(lease, thread)
     assert not scene.store.locks
-    assert lease.slot.state is SlotState.FREE
+    assert lease.slot.state is LeaseState.FREE
 
 
 def test_the_first_answer_lets_all_ask_again(scene: Scene) -> None:
     scene.go_silent()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope)
     scene.come_back()
-    assert isinstance(scene.ask(Scope("thread", BY), LOCK, "y"), Lease)
+    assert isinstance(scene.ask(OwnerContext("thread", BY), LOCK, "y"), Lease)
     assert isinstance(scene.ask(scene.delivery("other"), name="z"), Lease)
 
 

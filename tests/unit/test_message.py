@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.message import Carried, Delivery, Raw
-from celery_dlock.records import By, Claim, Identity
+from celery_dlock.messaging.message import Delivery, RawMessage, RepublishHeader
+from celery_dlock.store.model import AcquireRequest, Identity, Requester
 
 IDENTITY = Identity("id1", 2, 1)
 
@@ -20,16 +20,18 @@ def header(**changes: Any) -> dict[str, Any]:
 
 def test_a_copy_carries_rank_and_tries_also_through_json() -> None:
     for given in (header(), json.loads(json.dumps(header()))):
-        assert Carried.of(given, IDENTITY) == Carried(1_700_000_000_000_000, 3)
+        assert RepublishHeader.of(given, IDENTITY) == RepublishHeader(1_700_000_000_000_000, 3)
 
 
 def test_a_copy_carries_how_often_it_came_back_without_a_conflict_and_whether_another_may_live() -> None:
-    assert Carried.of(header(comebacks=2, doubted=True), IDENTITY) == Carried(1_700_000_000_000_000, 3, "", 2, True)
+    assert RepublishHeader.of(header(comebacks=2, doubted=True), IDENTITY) == RepublishHeader(
+        1_700_000_000_000_000, 3, "", 2, True
+    )
 
 
 def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
     """As one that came back because the store was away: its delay grows with each try."""
-    assert Carried.of(header(rank=None), IDENTITY) == Carried(None, 3)
+    assert RepublishHeader.of(header(rank=None), IDENTITY) == RepublishHeader(None, 3)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
 )
 def test_a_header_speaks_of_one_identity_only(other: Identity) -> None:
     """Celery copies headers into the messages that a task publishes, its own retries too."""
-    assert Carried.of(header(), other) == Carried()
+    assert RepublishHeader.of(header(), other) == RepublishHeader()
 
 
 @pytest.mark.parametrize(
@@ -54,17 +56,23 @@ def test_a_header_speaks_of_one_identity_only(other: Identity) -> None:
         header(rank=1.5),
         header(tries=None),
         header(tries="3"),
+        header(tries=10**400),
+        header(rank=10**400),
+        header(rank=-1),
+        header(turn="x" * 101),
+        header(turn="\ud800"),
+        header(comebacks=2**31),
         header(comebacks="3"),
         header(doubted=1),
     ],
     ids=repr,
 )
 def test_a_header_that_is_not_ours_carries_nothing(given: Any) -> None:
-    assert Carried.of(given, IDENTITY) == Carried(None, 0)
+    assert RepublishHeader.of(given, IDENTITY) == RepublishHeader(None, 0)
 
 
 def test_tries_are_never_negative() -> None:
-    assert Carried.of(header(tries=-4), IDENTITY).tries == 0
+    assert RepublishHeader.of(header(tries=-4), IDENTITY).tries == 0
 
 
 def test_an_identity_is_task_id_retries_and_nesting_and_its_digest_tells_them_apart() -> None:
@@ -82,10 +90,12 @@ def test_an_identity_is_task_id_retries_and_nesting_and_its_digest_tells_them_ap
 
 
 def test_a_delivery_reaches_the_child_as_it_was() -> None:
-    raw = Raw(b"body", "application/json", "utf-8", {"task": "t"}, {"priority": 3}, "celery")
-    delivery = Delivery(owner="o", delivered=1.5, since=2.5, monitored=True, rank_us=None, tries=2, raw=tuple(raw))
+    raw = RawMessage(b"body", "application/json", "utf-8", {"task": "t"}, {"priority": 3}, "celery")
+    delivery = Delivery(
+        owner="o", delivered=1.5, since=2.5, monitored=True, rank_us=None, conflict_retries=2, raw=tuple(raw)
+    )
     assert Delivery(*pickle.loads(pickle.dumps(tuple(delivery)))) == delivery
-    assert Raw(*delivery.raw) == raw
+    assert RawMessage(*delivery.raw) == raw
 
 
 def test_a_messages_body_is_pickled_once_beside_the_message_itself() -> None:
@@ -93,13 +103,13 @@ def test_a_messages_body_is_pickled_once_beside_the_message_itself() -> None:
     body = b"x" * 100_000
     headers = {"task": "t", "id": "id1"}
     alone = pickle.dumps((body, headers))
-    raw = Raw(body, "application/json", "utf-8", headers, {}, "celery")
+    raw = RawMessage(body, "application/json", "utf-8", headers, {}, "celery")
     beside = pickle.dumps((body, headers, tuple(Delivery("o", 1.0, 1.0, False, None, 0, tuple(raw)))))
     assert len(beside) - len(alone) < 200
 
 
 def test_a_claim_and_a_holder_name_the_task_and_never_its_arguments() -> None:
-    by = By.of("app.post", "id1", "node", 5)
+    by = Requester.of("app.post", "id1", "node", 5)
     assert by == ("app.post", "id1", "node", "5")
     assert json.loads(by.text) == ["app.post", "id1", "node", "5"]
-    assert Claim(by).by == by
+    assert AcquireRequest(by).by == by

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kombu.serialization import dumps
 
 from celery_dlock.errors import DLockError
-from celery_dlock.message import Raw
-from celery_dlock.parcel import Parcel
+from celery_dlock.messaging.message import RawMessage
+from celery_dlock.messaging.parked import ParkedMessage
 
 BROKER = "redis://localhost:6379/0"
 RANK = 2**53 - 1
@@ -30,7 +30,7 @@ values = st.recursive(
 )
 
 
-def raw(**changes: Any) -> Raw:
+def raw(**changes: Any) -> RawMessage:
     fields: dict[str, Any] = {
         "body": '[[1], {}, {"callbacks": null}]',
         "content_type": "application/json",
@@ -39,15 +39,15 @@ def raw(**changes: Any) -> Raw:
         "properties": {"priority": 5},
         "queue": "celery",
     }
-    return Raw(**{**fields, **changes})
+    return RawMessage(**{**fields, **changes})
 
 
 def headers(**changes: Any) -> dict[str, Any]:
     return {"task": "app.post", "id": "id1", **changes}
 
 
-def parcel(rank_us: int = RANK, tries: int = 3, **changes: Any) -> Parcel:
-    return Parcel.of(tuple(raw(**changes)), BROKER, rank_us, tries)
+def parcel(rank_us: int = RANK, tries: int = 3, **changes: Any) -> ParkedMessage:
+    return ParkedMessage.of(tuple(raw(**changes)), BROKER, rank_us, tries)
 
 
 def typed(value: object) -> object:
@@ -67,16 +67,16 @@ def typed(value: object) -> object:
     task=texts,
     task_id=texts,
     more=st.dictionaries(st.text("abc", min_size=3), values, max_size=4),
-    rank=st.integers(0, 2**63),
+    rank=st.integers(0, 2**53),
     tries=st.integers(0, 10**6),
-    queue=texts,
+    queue=texts.filter(bool),
 )
 def test_what_was_parked_is_read_as_it_was(
     *, body: str | bytes, task: str, task_id: str, more: dict[str, Any], rank: int, tries: int, queue: str
 ) -> None:
     sent = {**more, "task": task, "id": task_id}
-    found = Parcel.read(parcel(rank, tries, body=body, headers=sent, queue=queue).text())
-    assert (found.task, found.task_id, found.broker, found.rank_us, found.tries) == (
+    found = ParkedMessage.read(parcel(rank, tries, body=body, headers=sent, queue=queue).text())
+    assert (found.task, found.task_id, found.broker, found.rank_us, found.conflict_retries) == (
         task, task_id, BROKER, rank, tries,
     )  # fmt: skip
     assert (found.raw.body, type(found.raw.body)) == (body, type(body))
@@ -87,19 +87,19 @@ def test_what_was_parked_is_read_as_it_was(
 def test_values_that_only_celerys_json_knows_are_read_as_they_were() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=timezone.utc)
     known = headers(at=at, id2=uuid.UUID(int=5), price=Decimal("1.10"), sealed=b"\xff\x00", plain=b"x")
-    assert Parcel.read(parcel(headers=known).text()).raw.headers == known
+    assert ParkedMessage.read(parcel(headers=known).text()).raw.headers == known
 
 
 def test_of_its_properties_it_keeps_those_that_are_published_again() -> None:
     kept = {"correlation_id": "c", "reply_to": "r", "priority": 0, "delivery_mode": 2}
     gone = {"delivery_tag": object(), "delivery_info": {"redelivered": True}, "body_encoding": "base64"}
-    assert Parcel.read(parcel(properties={**kept, **gone}).text()).raw.properties == kept
-    assert Parcel.read(parcel(properties=gone).text()).raw.properties == {}
+    assert ParkedMessage.read(parcel(properties={**kept, **gone}).text()).raw.properties == kept
+    assert ParkedMessage.read(parcel(properties=gone).text()).raw.properties == {}
 
 
 @pytest.mark.parametrize("encoding", [None, "binary", "utf-8"])
 def test_how_its_body_is_encoded_is_kept(encoding: str | None) -> None:
-    assert Parcel.read(parcel(content_encoding=encoding).text()).raw.content_encoding == encoding
+    assert ParkedMessage.read(parcel(content_encoding=encoding).text()).raw.content_encoding == encoding
 
 
 # The first line
@@ -120,7 +120,7 @@ def test_the_first_line_shows_no_argument() -> None:
 
 def test_one_parcel_is_one_text() -> None:
     """A message parked twice is the same entry."""
-    assert parcel().text() == parcel().text() == Parcel.read(parcel().text()).text()
+    assert parcel().text() == parcel().text() == ParkedMessage.read(parcel().text()).text()
 
 
 # Refused before it is parked
@@ -222,13 +222,13 @@ def changed(**facts: Any) -> str:
 )
 def test_what_is_no_parcel_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a parked message"):
-        Parcel.read(text)
+        ParkedMessage.read(text)
 
 
 @given(texts | st.lists(values, max_size=3).map(lambda lines: "\n".join(map(json.dumps, lines))))
 def test_reading_any_text_ends_in_a_parcel_or_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a parked message"):
-        Parcel.read(text)
+        ParkedMessage.read(text)
 
 
 @given(st.data())
@@ -238,7 +238,7 @@ def test_a_torn_or_changed_parcel_is_read_as_a_parcel_or_refused(data: st.DataOb
     to = data.draw(st.integers(at, len(whole)))
     torn = whole[:at] + data.draw(st.sampled_from(["", "\n", '"', "5", "null", "é"])) + whole[to:]
     try:
-        found = Parcel.read(torn)
+        found = ParkedMessage.read(torn)
     except ValueError:
         return
     assert isinstance(found.text(), str)
@@ -257,10 +257,15 @@ def test_it_has_expired_when_the_moment_in_its_header_is_past(seconds: int, zone
     assert parcel(headers=headers(expires=told)).expired is expected
 
 
-@pytest.mark.parametrize("expires", [None, 5, math.inf, {"at": "2020"}])
-def test_without_a_moment_it_never_expires(expires: object) -> None:
-    assert not parcel(headers=headers(expires=expires)).expired
-    assert not Parcel.of(tuple(raw(headers={"task": "t", "id": "i"})), BROKER, 1, 0).expired
+@pytest.mark.parametrize("expires", ["", "soon", 5, math.inf, {"at": "2020"}])
+def test_parcel_with_unreadable_expiry_is_refused_before_it_is_parked(expires: object) -> None:
+    with pytest.raises(DLockError, match="it cannot be parked: invalid time"):
+        parcel(headers=headers(expires=expires)).text()
+
+
+def test_without_a_moment_it_never_expires() -> None:
+    assert not parcel(headers=headers(expires=None)).expired
+    assert not ParkedMessage.of(tuple(raw(headers={"task": "t", "id": "i"})), BROKER, 1, 0).expired
 
 
 # What stands beside its arguments
@@ -274,7 +279,7 @@ def test_what_stands_beside_the_arguments_is_read_from_any_serialiser_that_the_a
     kind, encoding, body = dumps([[1], {}, beside], serializer)
     found = parcel(body=body, content_type=kind, content_encoding=encoding)
     assert found.embedded(app) == beside
-    assert Parcel.read(found.text()).embedded(app) == beside
+    assert ParkedMessage.read(found.text()).embedded(app) == beside
 
 
 @pytest.mark.parametrize("body", ["", "no json", "[]", "[1, 2]", "5", "[[], {}, null]", "[[], {}, 5]"])

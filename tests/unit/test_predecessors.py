@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.keys import node_key, shared_name
-from celery_dlock.notes import Kept, Note
-from celery_dlock.predecessors import TICK, Predecessors
-from celery_dlock.processes import Home, Process
-from celery_dlock.slots import LocalSlots, Slot
+from celery_dlock.keys.key_spec import node_key, shared_name
+from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
+from celery_dlock.worker.crash_record import HeldLease, WorkerRecord
+from celery_dlock.worker.crash_recovery import TICK, CrashRecovery
+from celery_dlock.worker.process_identity import HostIdentity, Process
 from tests.unit.fakes import FakeClock
 
-ME = Note.of_this_process() or pytest.fail("this system does not tell processes apart")
+ME = WorkerRecord.of_this_process() or pytest.fail("this system does not tell processes apart")
 NODE = "celery@host"
 
 
@@ -41,15 +41,15 @@ class Scene:
     """One worker's notes. No thread: the test looks."""
 
     def __init__(self) -> None:
-        self.clock, self.store, self.slots = FakeClock(), FakeNotes(), LocalSlots()
+        self.clock, self.store, self.slots = FakeClock(), FakeNotes(), LocalLeaseTable()
         self.keeper = SimpleNamespace(held=())
         settings = SimpleNamespace(prefix="dlock", timeout=3.0)
         runtime: Any = SimpleNamespace(
             clock=self.clock, keeper=self.keeper, settings=settings, sweeper=None, store=lambda timeout: self.store
         )
-        self.notes = Predecessors(runtime, NODE, lambda: True, ME)
+        self.notes = CrashRecovery(runtime, NODE, lambda: True, ME)
 
-    def hold(self, text: str, ttl: float = 30.0) -> Slot:
+    def hold(self, text: str, ttl: float = 30.0) -> LeaseRecord:
         slot = self.slots.open(shared_name(text), f"owner.{text}", ttl)
         slot.held(self.clock.now + ttl)
         return slot
@@ -64,8 +64,8 @@ class Scene:
         return len(self.store.written) - before
 
     @property
-    def noted(self) -> Note:
-        note = Note.from_text(self.store.written[-1][0])
+    def noted(self) -> WorkerRecord:
+        note = WorkerRecord.from_text(self.store.written[-1][0])
         assert note is not None
         return note
 
@@ -89,7 +89,7 @@ def test_what_is_held_at_one_look_only_costs_nothing(scene: Scene) -> None:
 def test_what_is_held_at_two_looks_is_noted_once(scene: Scene) -> None:
     slot = scene.hold("x")
     assert [scene.looks(1) for _ in range(5)] == [0, 1, 0, 0, 0]
-    assert scene.noted == ME._replace(kept=(Kept(slot.name, "owner.x", 30.0, ME.main),))
+    assert scene.noted == ME._replace(kept=(HeldLease(slot.name, "owner.x", 30.0, ME.main),))
 
 
 def test_a_note_grows_with_what_is_held_and_is_not_written_for_what_ends(scene: Scene) -> None:
@@ -116,14 +116,14 @@ def test_a_note_lives_twice_the_longest_ttl_and_is_written_again_after_half_of_t
     scene.hold("y", ttl=5.0)
     scene.looks(2)
     assert scene.store.written[-1][1] == pytest.approx(60_000, abs=100)
-    slot.moved(scene.clock.now + 30.0)
+    slot.renewed(scene.clock.now + 30.0)
     assert scene.looks(round(29.0 / TICK)) == 0
     assert scene.looks(round(2.0 / TICK)) == 1
 
 
 def test_a_lease_that_was_extended_is_noted_for_as_long(scene: Scene) -> None:
     slot = scene.hold("x", ttl=5.0)
-    slot.moved(scene.clock.now + 300.0)
+    slot.renewed(scene.clock.now + 300.0)
     scene.looks(2)
     assert scene.store.written[-1][1] == pytest.approx(600_000, abs=1000)
 
@@ -161,26 +161,28 @@ def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_note
     assert not scene.notes._earlier
 
 
-def _kept(text: str, ttl: float) -> Kept:
-    return Kept(shared_name(text), f"owner.{text}", ttl, ME.main)
+def _kept(text: str, ttl: float) -> HeldLease:
+    return HeldLease(shared_name(text), f"owner.{text}", ttl, ME.main)
 
 
 # The note as text
 
 
 def test_a_note_survives_as_text() -> None:
-    note = Note(Home("m", "b", "pid:[1]", "time:[2]"), Process(7, 8), (_kept("x", 1.5), _kept("y", 30.0)))
-    assert Note.from_text(note.text) == note
+    note = WorkerRecord(
+        HostIdentity("m", "b", "pid:[1]", "time:[2]"), Process(7, 8), (_kept("x", 1.5), _kept("y", 30.0))
+    )
+    assert WorkerRecord.from_text(note.text) == note
 
 
 def test_two_workers_of_one_node_have_notes_of_their_own() -> None:
-    home = Home("m", "b", "pid:[1]", "time:[2]")
+    home = HostIdentity("m", "b", "pid:[1]", "time:[2]")
     notes = [
-        Note(home, Process(7, 8)),
-        Note(home, Process(7, 9)),
-        Note(home, Process(8, 8)),
-        Note(home._replace(boot="c"), Process(7, 8)),
-        Note(home._replace(pids="pid:[3]"), Process(7, 8)),
+        WorkerRecord(home, Process(7, 8)),
+        WorkerRecord(home, Process(7, 9)),
+        WorkerRecord(home, Process(8, 8)),
+        WorkerRecord(home._replace(boot="c"), Process(7, 8)),
+        WorkerRecord(home._replace(pids="pid:[3]"), Process(7, 8)),
     ]
     assert len({note.worker for note in notes}) == 5
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_dlock import processes
-from celery_dlock.processes import Home, Process, home, process
+from celery_dlock.worker import process_identity as processes
+from celery_dlock.worker.process_identity import HostIdentity, Process, home, process
 from tests.waiting import eventually
 
 
@@ -94,7 +94,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse() -> None:
 
 
 def test_all_processes_of_a_machine_have_one_home() -> None:
-    program = "from celery_dlock.processes import home; print(list(home()))"
+    program = "from celery_dlock.worker.process_identity import home; print(list(home()))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     here = home()
     assert here is not None
@@ -102,25 +102,25 @@ def test_all_processes_of_a_machine_have_one_home() -> None:
 
 
 FIRST = "pid:[4026531836]"
-BEFORE = Home("m", "before", FIRST, "time:[1]")
+BEFORE = HostIdentity("m", "before", FIRST, "time:[1]")
 
 
 @pytest.mark.parametrize(
     ("home_now", "is_it"),
     [
-        (Home("m", "now", FIRST, "time:[1]"), True),
-        (Home("m", "before", FIRST, "time:[1]"), False),
-        (Home("n", "now", FIRST, "time:[1]"), False),
-        (Home("", "now", FIRST, "time:[1]"), False),
-        (Home("m", "now", "pid:[4026532000]", "time:[1]"), False),
+        (HostIdentity("m", "now", FIRST, "time:[1]"), True),
+        (HostIdentity("m", "before", FIRST, "time:[1]"), False),
+        (HostIdentity("n", "now", FIRST, "time:[1]"), False),
+        (HostIdentity("", "now", FIRST, "time:[1]"), False),
+        (HostIdentity("m", "now", "pid:[4026532000]", "time:[1]"), False),
     ],
     ids=["the same machine", "not booted since", "another machine", "no machine id", "a container"],
 )
-def test_which_home_may_be_what_another_was_before_its_boot(home_now: Home, is_it: bool) -> None:
+def test_which_home_may_be_what_another_was_before_its_boot(home_now: HostIdentity, is_it: bool) -> None:
     assert home_now.rebooted_from(BEFORE) is is_it
 
 
 def test_containers_are_never_one_machine_before_and_after_a_boot() -> None:
     inside = "pid:[4026532000]"
-    assert not Home("m", "now", inside, "").rebooted_from(Home("m", "before", inside, ""))
-    assert not Home("", "now", FIRST, "").rebooted_from(Home("", "before", FIRST, ""))
+    assert not HostIdentity("m", "now", inside, "").rebooted_from(HostIdentity("m", "before", inside, ""))
+    assert not HostIdentity("", "now", FIRST, "").rebooted_from(HostIdentity("", "before", FIRST, ""))

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from celery_dlock.conflict import Again, Await, Drop, Fail, Park, PutBack, Situation, Skip, decide
-from celery_dlock.options import OVERFLOW, POLICIES, LockOptions
-from celery_dlock.records import Duplicate, Grant, Held, Holder, Parked, Queued, Used
+from celery_dlock.options.lock_options import OVERFLOW, POLICIES, LockOptions
+from celery_dlock.store.model import Duplicate, Grant, Held, Holder, Parked, Queued, Used
+from celery_dlock.task.policy import (
+    AckParked,
+    ConflictContext,
+    DropDuplicate,
+    Fail,
+    Park,
+    RequeueDuplicate,
+    RetryLater,
+    Skip,
+    decide,
+)
 
 HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
@@ -34,29 +45,32 @@ def queued(waiting: int = 2, holder: Holder | None = HOLDER) -> Queued:
 @pytest.mark.parametrize("tries", [0, 3])
 def test_who_has_to_wait_parks_whatever_it_is_to_do_in_a_full_queue(overflow: str, retries: int, tries: int) -> None:
     """Whether the queue is full shows when it parks."""
-    found = decide(queued(waiting=3), options(overflow), Situation(retries=retries, tries=tries))
+    found = decide(queued(waiting=3), options(overflow), ConflictContext(retries=retries, conflict_retries=tries))
     assert found == Park(4, WHO)
 
 
 def test_the_place_told_is_behind_all_who_wait() -> None:
-    assert [decide(queued(waiting), options(), Situation()) for waiting in (0, 41)] == [Park(1, WHO), Park(42, WHO)]
+    assert [decide(queued(waiting), options(), ConflictContext()) for waiting in (0, 41)] == [
+        Park(1, WHO),
+        Park(42, WHO),
+    ]
 
 
 def test_where_nobody_holds_the_lock_those_before_it_are_the_reason() -> None:
-    assert decide(queued(1, None), options(), Situation()) == Park(2, "others wait before it")
+    assert decide(queued(1, None), options(), ConflictContext()) == Park(2, "others wait before it")
 
 
 def test_a_lock_that_is_kept_for_another_is_told_as_a_turn() -> None:
     granted = Holder("app.pay", "id9", "", 0, since=1_700_000_000.0)
     reason = "held by app.pay[id9], whose turn it is since 2023-11-14T22:13:20.000+00:00"
-    assert decide(queued(0, granted), options(), Situation()) == Park(1, reason)
+    assert decide(queued(0, granted), options(), ConflictContext()) == Park(1, reason)
 
 
 @pytest.mark.parametrize("overflow", OVERFLOW)
 @pytest.mark.parametrize("parking", [False, True])
 @pytest.mark.parametrize("retries", [0, 2])
 def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retries: int) -> None:
-    found = decide(queued(), options(overflow), Situation(eager=True, parking=parking, retries=retries))
+    found = decide(queued(), options(overflow), ConflictContext(eager=True, parking=parking, retries=retries))
     assert found == Fail(f"{WHO}; an eager call has no message that could be parked")
 
 
@@ -67,10 +81,23 @@ def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retri
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("overflow", OVERFLOW)
 def test_who_is_parked_awaits_its_turn(parked: Parked, retries: int, overflow: str) -> None:
-    assert decide(parked, options(overflow), Situation(retries=retries, parking=True)) == Await("it waits for its turn")
+    assert decide(parked, options(overflow), ConflictContext(retries=retries, parking=True)) == AckParked(
+        "it waits for its turn"
+    )
 
 
 # A full queue: it brought its entry, and was refused all the same
+
+
+@pytest.mark.parametrize("overflow", ["raise", "skip"])
+@pytest.mark.parametrize("retries", [0, 2])
+def test_full_queue_of_a_holder_whose_body_has_ended_is_tried_again(overflow: str, retries: int) -> None:
+    """Its chain's next step would be refused for a place that the release makes free."""
+    ended = replace(HOLDER, left=True)
+    situation = ConflictContext(parking=True, retries=retries, conflict_retries=9, store_retries=2)
+    expected = RetryLater(4.0, f"{WHO}, whose body has ended", counts=False)
+    assert decide(queued(3, ended), options(overflow), situation) == expected
+    assert decide(queued(3, ended), options(overflow), ConflictContext(retries=retries)) == Park(4, WHO)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +106,11 @@ def test_who_is_parked_awaits_its_turn(parked: Parked, retries: int, overflow: s
         ("raise", 0, Fail),
         ("raise", 2, Fail),
         ("skip", 0, Skip),
-        ("skip", 2, Again),  # it ran before: its work is half done
+        ("skip", 2, RetryLater),  # it ran before: its work is half done
     ],
 )
 def test_a_full_queue_meets_the_overflow(overflow: str, retries: int, expected: type) -> None:
-    found = decide(queued(3), options(overflow), Situation(retries=retries, parking=True))
+    found = decide(queued(3), options(overflow), ConflictContext(retries=retries, parking=True))
     assert type(found) is expected
     assert getattr(found, "reason", "") == f"{WHO}; 3 wait already (queue_limit)"
 
@@ -92,8 +119,10 @@ def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_del
     chosen = options("skip", retry_delay=2.0, retry_delay_max=30.0)
     delays = []
     for tries, jitter in itertools.product((0, 1, 3, 50), (0.0, 1.0)):
-        found = decide(queued(3), chosen, Situation(retries=1, tries=tries, parking=True, jitter=jitter))
-        assert isinstance(found, Again)
+        found = decide(
+            queued(3), chosen, ConflictContext(retries=1, conflict_retries=tries, parking=True, jitter=jitter)
+        )
+        assert isinstance(found, RetryLater)
         delays.append(found.delay)
     assert delays == [1.0, 2.0, 2.0, 4.0, 8.0, 16.0, 15.0, 30.0]
 
@@ -101,8 +130,8 @@ def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_del
 @pytest.mark.parametrize("retries", [0, 2])
 def test_no_number_of_tries_ends_what_ran_before_and_meets_a_full_queue(retries: int) -> None:
     """`retry_limit` is the retry policy's, and refused here."""
-    found = decide(queued(3), options("skip"), Situation(retries=retries, tries=9, parking=True))
-    assert isinstance(found, Again if retries else Skip)
+    found = decide(queued(3), options("skip"), ConflictContext(retries=retries, conflict_retries=9, parking=True))
+    assert isinstance(found, RetryLater if retries else Skip)
 
 
 # Copies and marks: no policy changes them
@@ -111,23 +140,23 @@ def test_no_number_of_tries_ends_what_ran_before_and_meets_a_full_queue(retries:
 @pytest.mark.parametrize("comebacks", [0, 3])
 @pytest.mark.parametrize("parking", [False, True])
 def test_a_twin_of_the_running_message_is_put_back_and_never_parked(comebacks: int, parking: bool) -> None:
-    twin = Held(HOLDER, twin=True, rank_us=5)
-    found = decide(twin, options(), Situation(comebacks=comebacks, parking=parking))
-    assert found == PutBack({0: 1.0, 3: 8.0}[comebacks], "another copy of this message is running")
+    twin = Held(HOLDER, same_message=True, rank_us=5)
+    found = decide(twin, options(), ConflictContext(store_retries=comebacks, parking=parking))
+    assert found == RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], "another copy of this message is running")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])
 @pytest.mark.parametrize("parking", [False, True])
 def test_a_duplicate_is_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None, parking: bool) -> None:
-    found = decide(Duplicate(granted), options(), Situation(parking=parking))
-    assert found == Drop("this message has run to its end already")
+    found = decide(Duplicate(granted), options(), ConflictContext(parking=parking))
+    assert found == DropDuplicate("this message has run to its end already")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])
 def test_a_used_name_is_skipped_or_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None) -> None:
-    own = decide(Used(HOLDER, same=True, granted=granted), options(), Situation())
-    assert own == Drop("this message has run to its end already")
-    others = decide(Used(HOLDER, same=False, granted=granted), options(), Situation())
+    own = decide(Used(HOLDER, same=True, granted=granted), options(), ConflictContext())
+    assert own == DropDuplicate("this message has run to its end already")
+    others = decide(Used(HOLDER, same=False, granted=granted), options(), ConflictContext())
     assert isinstance(others, Skip)
     assert others.reason.startswith("already done by app.pay[id9]")
 
@@ -141,4 +170,4 @@ def test_every_answer_of_the_queue_is_decided_under_every_policy(
     policy: str, answer: Queued | Parked | Duplicate, parking: bool
 ) -> None:
     """A task whose policy was changed meets its messages of yesterday."""
-    assert decide(answer, LockOptions(on_conflict=policy), Situation(parking=parking)).reason
+    assert decide(answer, LockOptions(on_conflict=policy), ConflictContext(parking=parking)).reason

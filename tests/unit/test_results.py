@@ -8,7 +8,7 @@ from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError
 
-from celery_dlock.results import end_revoked, store_queued
+from celery_dlock.messaging.results import store_queued, store_revoked
 
 pytestmark = pytest.mark.core
 
@@ -39,7 +39,9 @@ def skip(backend: DisabledBackend, **request: Any) -> TaskRevokedError:
     steps = {"tasks": [later("c"), later("d")]}
     body = {"task": "celery.chain", "subtask_type": "chain", "kwargs": steps, "options": {}}
     chain = [later("b", chord=body, group_id="g")]
-    return end_revoked(task, Context(id="a", group="g", chord=body, chain=chain, **request), "why")
+    error = TaskRevokedError("why")
+    store_revoked(task, Context(id="a", group="g", chord=body, chain=chain, **request), error)
+    return error
 
 
 def test_every_result_is_stored_once_and_before_any_part_is_returned() -> None:

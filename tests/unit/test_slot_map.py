@@ -2,7 +2,10 @@
 
 import pytest
 
-from celery_dlock.slot_map import SlotMap, address_in
+from celery_dlock.store.redis.cluster import members as cluster_members
+from celery_dlock.store.redis.cluster.endpoint import UnexpectedNode
+from celery_dlock.store.redis.cluster.members import Members, Outdated
+from celery_dlock.store.redis.cluster.slot_map import SlotMap, address_in
 
 ASKED = ("asked.example", 7000)
 
@@ -57,3 +60,98 @@ def test_a_node_that_does_not_say_its_host_is_where_the_asked_one_is(node: list[
 )
 def test_a_redirection_names_a_node(said: str, address: tuple[str, int]) -> None:
     assert address_in(said, ASKED) == address
+
+
+# Which map is believed
+
+
+def view(*owners: str, epoch: int = 7, others: str = "", nodes: bool = True) -> SlotMap:
+    """A Cluster as one of its nodes tells it: ``ab`` is a primary a with its replica b; `others` keep no slots."""
+
+    def node(name: str) -> list[object]:
+        return [f"10.0.0.{ord(name)}".encode(), 7000, name.encode(), []]
+
+    slots = [[n * 100, n * 100 + 99, *map(node, shard)] for n, shard in enumerate(owners)]
+    lines = [
+        f"{shard[0]} h:1@2 master - 0 0 {epoch - n} connected {n * 100}-{n * 100 + 99}"
+        for n, shard in enumerate(owners)
+    ]
+    lines += [f"{name} h:1@2 slave,fail - 0 0 99 connected" for name in others]
+    return SlotMap.of(slots, ASKED, "\n".join(lines) if nodes else "")
+
+
+KNOWN = view("ab", "cd", "ef")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        KNOWN,
+        view("ab", "cd", "ef", nodes=False),
+        view("ab", "cf", others="e"),  # scaled in, and a replica was given to another primary
+        view("ab", "cd", "ef", "gh", "ij", "kl", "mn", epoch=12),  # scaled out
+        view("b", "d", "f", others="ace", epoch=10),  # all failed over; the dead are not forgotten yet
+        view("b", "d", "f", epoch=10),  # ... or they are
+        view("b", "d", "f", nodes=False),
+        view("xyz", "ab", "cd", others="ef", epoch=20),
+    ],
+    ids=["same", "no right", "in", "out", "failovers", "failovers, forgotten", "failovers, no right", "replaced"],
+)
+def test_a_map_of_the_same_cluster_is_believed(told: SlotMap) -> None:
+    members = Members()
+    members.believe(KNOWN, 0)
+    members.judge(ASKED, told, 1)
+    assert members.strangers == frozenset()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        view("a", epoch=100),
+        view("ab", epoch=100),
+        view("ab", "xy", "z", epoch=100),
+        view("b", "d", "f", epoch=7),  # replicas of ours that were made a Cluster: no promotion has raised the epoch
+        view("x", "y", "z", epoch=100),
+        view("a", nodes=False),
+    ],
+    ids=["one that left", "a shard", "one of three", "replicas", "none", "no right"],
+)
+def test_a_map_of_another_cluster_is_refused_also_if_known_nodes_are_in_it(told: SlotMap) -> None:
+    members = Members()
+    members.believe(KNOWN, 0)
+    with pytest.raises(UnexpectedNode, match="restart this process"):
+        members.judge(ASKED, told, 1)
+    assert members.strangers == {ASKED}
+
+
+def test_an_older_epoch_is_believed_only_once_nothing_newer_was_told_for_long() -> None:
+    members = Members()
+    members.believe(KNOWN, 0)
+    old = view("ab", "cd", "ef", epoch=6)
+    for now in (1.0, 1.0 + cluster_members.LAGGING - 0.1):
+        with pytest.raises(Outdated):
+            members.judge(ASKED, old, now)
+    members.judge(ASKED, old, 1.0 + cluster_members.LAGGING)
+    members.believe(KNOWN, 100)
+    with pytest.raises(Outdated):
+        members.judge(ASKED, old, 101)
+
+
+def test_what_a_believed_map_no_longer_names_is_not_known_any_more() -> None:
+    members = Members()
+    members.believe(KNOWN, 0)
+    members.believe(view("ab", "cd", epoch=9), 1)
+    assert members.expected(("10.0.0.101", 7000)) == b""
+    with pytest.raises(UnexpectedNode):
+        members.judge(ASKED, view("e", epoch=100), 2)
+
+
+def test_a_process_that_was_idle_for_long_knows_as_little_as_a_new_one() -> None:
+    members = Members()
+    members.used(0)
+    members.believe(KNOWN, 0)
+    members.used(cluster_members.UNUSED)
+    assert members.map is KNOWN
+    members.used(2 * cluster_members.UNUSED + 1)
+    assert members.map is None
+    members.judge(ASKED, view("x"), 9999)

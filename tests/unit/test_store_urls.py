@@ -3,7 +3,7 @@
 import pytest
 
 from celery_dlock import InvalidLockOptions
-from celery_dlock.stores import from_url
+from celery_dlock.store.factory import from_url
 
 
 @pytest.mark.parametrize("url", ["redis:/host", "redis:host", "rediss:/u:s3cret@host", "redis://u:s3cret@host/abc"])

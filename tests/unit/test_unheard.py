@@ -8,14 +8,14 @@ import pytest
 from celery import Celery
 from celery.worker import state
 
-from celery_dlock import unheard
-from celery_dlock.acknowledgement import ListeningRequest
-from celery_dlock.deliveries import Deliveries
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys import LockKeys, shared_name
-from celery_dlock.records import Identity, Released
-from celery_dlock.request import SingletonRequest
+from celery_dlock.keys.key_spec import LockKeys, shared_name
 from celery_dlock.runtime import Runtime
+from celery_dlock.store.model import Identity, Released
+from celery_dlock.worker import completion_marker as unheard
+from celery_dlock.worker.ack_tracking import AckTrackingRequest
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
+from celery_dlock.worker.request import SingletonRequest
 
 
 class MarkingStore:
@@ -47,7 +47,7 @@ class Stage:
         self.store = MarkingStore()
         self.runtime.store = lambda timeout: self.store  # type: ignore[assignment, method-assign, return-value]
         self.runtime.sweeper = object()
-        self.deliveries = Deliveries.of(app)
+        self.deliveries = DeliveryRegistry.of(app)
         self.app = app
 
     def request(self, name: str = "id", *, told: bool = False, kind: Any = None) -> Any:
@@ -67,7 +67,7 @@ class Message(SimpleNamespace):
     def ack(self) -> None: ...
 
 
-class Request(ListeningRequest):
+class Request(AckTrackingRequest):
     task = SimpleNamespace(name="task")
     dlock_lock = shared_name("name")  # type: ignore[assignment]
 
@@ -148,7 +148,7 @@ def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
             stage.deliveries.unheard.mark(request)
         return False
 
-    monkeypatch.setattr("celery_dlock.acknowledgement.channel_is_gone", fails_here)
+    monkeypatch.setattr("celery_dlock.worker.ack_tracking.channel_is_gone", fails_here)
     request.dlock_be_heard()
     stage.deliveries.unheard.look()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
@@ -163,7 +163,7 @@ def test_an_end_by_the_death_of_its_child_is_marked_if_the_keeper_freed_its_lock
     stage.deliveries.unheard.look()
     assert stage.store.asked == 0
     slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
-    stage.deliveries.freed(slot, Released(ours=held, word=False))  # type: ignore[arg-type]  # what is asked of it here
+    stage.deliveries.freed(slot, Released(ours=held, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
     stage.deliveries.unheard.look()
     assert [identity for identity, _ in stage.store.marked] == (digests("id") if held else [])
 
@@ -188,7 +188,7 @@ def test_an_end_is_dated_by_the_start_of_its_body(stage: Stage, *, died: bool) -
     if died:
         request.dlock_died()
         slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
-        stage.deliveries.freed(slot, Released(ours=True, word=False))  # type: ignore[arg-type]  # what is asked of it here
+        stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
         stage.deliveries.unheard.look()
     else:
         request.dlock_be_heard()
@@ -223,7 +223,7 @@ def test_a_death_that_may_have_stored_no_end_is_not_marked(
     monkeypatch.setattr(state, "should_terminate", 1 if why == "a cold shutdown" else None)
     request._dlock_died()
     slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
-    stage.deliveries.freed(slot, Released(ours=True, word=False))  # type: ignore[arg-type]  # what is asked of it here
+    stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
     stage.deliveries.unheard.look()
     assert [identity for identity, _ in stage.store.marked] == ([] if why else digests("id"))
 

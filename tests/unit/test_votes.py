@@ -4,8 +4,16 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.records import Acquired, Duplicate, Held, Holder, Split, Tombstoned, Unknown, Use, Used
-from celery_dlock.votes import agreed_seed, held_by_most, majority_of, most_known, outcome, renewed, seed_of
+from celery_dlock.store.model import Acquired, Duplicate, Held, Holder, LastRun, NoMajority, Tombstoned, Unknown, Used
+from celery_dlock.store.redlock.voting import (
+    agreed_seed,
+    best_known,
+    majority_holder,
+    majority_of,
+    outcome,
+    renewed,
+    seed_of,
+)
 
 
 def won(token: int, seed: str = "", *, crash: bool = False) -> Acquired:
@@ -17,7 +25,7 @@ def holder(owner: str, **facts: Any) -> Holder:
 
 
 def held(owner: str, rank_us: int = 1, **facts: Any) -> Held:
-    return Held(holder(owner, **facts), twin=False, rank_us=rank_us)
+    return Held(holder(owner, **facts), same_message=False, rank_us=rank_us)
 
 
 USED, UNKNOWN, ENDED = Used(holder("u"), same=False), Unknown(holder("u")), Duplicate()
@@ -36,11 +44,11 @@ def test_a_majority_is_more_than_half(servers: int, most: int) -> None:
         ([held("a"), held("a"), held("a")], 2, held("a")),
         ([held("a"), held("a"), held("b")], 2, None),
         ([held("a"), held("a"), held("b"), held("b")], 1, None),
-        ([held("a"), held("a"), held("b"), held("b"), won(1)], 0, Split()),
+        ([held("a"), held("a"), held("b"), held("b"), won(1)], 0, NoMajority()),
         ([held("a"), won(1), won(2), held("b")], 1, None),
-        ([held("a"), won(1), held("c"), held("b")], 1, Split()),
-        ([held("a")], 0, Split()),  # of those that answered; whether they are enough is another's question
-        ([Tombstoned(), won(1), won(2)], 0, Split()),
+        ([held("a"), won(1), held("c"), held("b")], 1, NoMajority()),
+        ([held("a")], 0, NoMajority()),  # of those that answered; whether they are enough is another's question
+        ([Tombstoned(), won(1), won(2)], 0, NoMajority()),
         ([USED, won(1)], 3, None),
         ([USED, won(1), won(2)], 2, USED),
         ([UNKNOWN, USED, won(2)], 2, USED),
@@ -51,6 +59,21 @@ def test_a_majority_is_more_than_half(servers: int, most: int) -> None:
 )
 def test_the_outcome_of_a_vote_among_five(answers: list[Any], pending: int, expected: object) -> None:
     assert outcome(answers, pending, 5) == expected
+
+
+@pytest.mark.parametrize(
+    ("answers", "pending", "expected"),
+    [
+        ([won(1), won(1)], 1, None),
+        ([won(1), won(1), held("a")], 0, NoMajority()),
+        ([won(1), won(1), won(2)], 0, won(2)),
+        ([won(1), won(1)._replace(since=2.0), held("a")], 0, won(1)._replace(since=2.0)),
+    ],
+)
+def test_equal_tokens_and_times_of_three_servers_are_one_vote(
+    answers: list[Any], pending: int, expected: object
+) -> None:
+    assert outcome(answers, pending, 3) == expected
 
 
 def test_a_death_that_one_of_the_majority_knows_of_is_known() -> None:
@@ -69,10 +92,10 @@ def test_of_seeds_the_last_that_was_agreed_on_is_kept_and_one_that_was_not_count
 
 def test_whom_most_name_is_shown_with_the_token_of_most_and_the_longest_life_and_as_left_if_one_knows() -> None:
     names = [holder("a", token=9, expires_in=1.0), *[holder("a", token=5, left=True)] * 2, holder("b", token=99)]
-    elected, alike = held_by_most(names)
+    elected, alike = majority_holder(names)
     assert elected is not None
     assert (elected.owner, elected.token, elected.expires_in, elected.left, alike) == ("a", 5, 1.0, True, 3)
-    assert held_by_most([]) == (None, 0)
+    assert majority_holder([]) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +114,9 @@ def test_a_lease_is_renewed_or_lost_by_a_majority_of_five(answers: list[bool | N
 
 
 def test_of_what_is_known_of_a_name_the_surest_counts() -> None:
-    def use(state: Any) -> Use:
-        return Use(state, None, None, "", 1.0, 1.0, "")
+    def use(state: Any) -> LastRun:
+        return LastRun(state, None, None, "", 1.0, 1.0, "")
 
-    assert most_known([None, use("unknown"), use("running"), use("used")]) == use("used")
-    assert most_known([None, use("unknown"), use("running")]) == use("running")
-    assert most_known([None, None]) is None
+    assert best_known([None, use("unknown"), use("running"), use("used")]) == use("used")
+    assert best_known([None, use("unknown"), use("running")]) == use("running")
+    assert best_known([None, None]) is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.wire import ErrorReply, Wire
+from celery_dlock.store.redis.connection import ErrorReply, RespConnection
 
 #: As they are sent, and what they mean.
 REPLIES: dict[bytes, Any] = {
@@ -25,11 +25,11 @@ REPLIES: dict[bytes, Any] = {
 }
 
 
-def wire(pieces: list[bytes]) -> Wire:
+def wire(pieces: list[bytes]) -> RespConnection:
     left = iter(pieces)
     sock = SimpleNamespace(sendall=lambda said: None, recv=lambda most: next(left))
     connection: Any = SimpleNamespace(_sock=sock)
-    return Wire(connection)
+    return RespConnection(connection)
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(REPLIES, repeat=2)))

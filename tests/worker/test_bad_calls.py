@@ -9,13 +9,19 @@ from datetime import timedelta
 
 import pytest
 from celery import Celery
+from celery.utils import uuid
 
 from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
 from celery_dlock.errors import LockKeyError
+from celery_dlock.task.call_options import OPTIONS_HEADER
 from tests.apps.policies_stage import APP, staged, took
 from tests.conftest import WORKERS
+from tests.contract.hostile import Publisher
 from tests.processes import ROOT
 from tests.waiting import eventually
+
+#: A set that kombu keeps in the broker's database.
+SET = "_kombu.binding.celery"
 
 
 def bill(*orders):
@@ -67,6 +73,42 @@ class TestCalls:
         assert set(stage.worker.children()) == children
         n = stage.fresh()
         assert tasks.skips.delay(n).get(timeout=10) == n
+
+    @pytest.mark.parametrize(
+        "options", [{"key": "payroll", "scope": "shared"}, {"min_hold": 31_000_000}, {"ttl": 86_400}]
+    )
+    def test_a_forged_option_beyond_the_bounds_of_its_task_fails_alone(self, stage, tasks, options):
+        header = {"task": "policies.skips", "options": json.dumps(options)}
+        n = stage.fresh()
+        failed = stage.app.send_task("policies.skips", (n,), headers={OPTIONS_HEADER: header})
+        _, error = took(lambda: failed.get(timeout=10))
+        assert type(error) is InvalidLockOptions
+        assert f"dlock: {'scope' if 'scope' in options else next(iter(options))}=" in str(error)
+        assert "dlock_call_options" in str(error)
+        assert not stage.locked(tasks.skips, n)
+        assert tasks.skips.delay(n).get(timeout=10) == n
+
+    @pytest.mark.core
+    @pytest.mark.parametrize("name", ["retries", "retries_late", "queues", "comes_back_late"])
+    def test_a_forged_queue_blocks_no_name_and_ends_no_worker(self, stage, tasks, name):
+        """Over Redis a publisher may name the key of a set: nothing can be published there, nor given back."""
+        n, task_id, dies = stage.fresh(), uuid(), name == "comes_back_late"
+        message = Publisher(0).valid()
+        message["headers"] |= {"task": f"policies.{name}", "id": task_id}
+        message["properties"] |= {"delivery_tag": task_id, "delivery_info": {"exchange": "", "routing_key": SET}}
+        message["body"] = json.dumps([[n, "", "die" if dies else ""], {}, {}])
+        task = getattr(tasks, name)
+        holding = None if dies else stage.hold(task, n)
+        stage.broker.lpush("celery", json.dumps(message))
+        if dies:
+            stage.wait_for_line(task_id, "is lost: the broker cannot requeue it")
+        else:
+            stage.wait_for_line(task_id, "comes back|is parked")
+            assert holding.end() == n
+            eventually(lambda: stage.state(task_id) == "SUCCESS")
+        assert task.delay(n).get(timeout=10) == n
+        assert stage.worker.running
+        stage.nothing_left()
 
     def test_no_error_shows_an_argument(self, stage, tasks):
         failed = stage.app.send_task("policies.key_raises", ("s3cret",))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from datetime import datetime, timezone
 
 import pytest
 
@@ -55,6 +56,17 @@ def test_every_tick_runs_exactly_once_with_two_beats_of(package, tmp_path):
     runs = Counter(tick["due"] for tick in ticks)
     first, last = min(runs), max(runs)
     assert runs == Counter(first + EVERY * k for k in range(round((last - first) / EVERY) + 1))
+
+
+@pytest.mark.parametrize("kept", ["naive", "aware"])
+def test_django_beat_without_time_zones_keeps_due_times_and_goes_on(kept):
+    """`DJANGO_CELERY_BEAT_TZ_AWARE` says what django-celery-beat itself would keep; Django refuses an aware time."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.apps.django_without_time_zones", kept]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr
+    *due, last = run.stdout.split()
+    assert len(due) == 3
+    assert datetime.fromisoformat(last).replace(tzinfo=timezone.utc).timestamp() == float(due[-1])
 
 
 @pytest.mark.parametrize("scheduler", ["celery.beat:PersistentScheduler", "celery_dlock.beat:DLockScheduler"])

@@ -194,6 +194,41 @@ def test_a_beat_claims_as_any_other(stage):
     assert sent(stage) == 1
 
 
+@pytest.fixture
+def nightly(stage):
+    """A class-based task with `unique`: without the `__header__` that Celery gives functions."""
+    return stage.tasks.nightly
+
+
+def test_class_based_task_with_unique_claims_when_published(stage, nightly):
+    first = nightly.delay("p40")
+    assert nightly.delay("p40").id == first.id
+    assert nightly.apply_async(("p40",), dlock={"on_conflict": "retry"}).id == first.id
+    chosen = stage.tasks.unclaimed_nightly.apply_async(("p41",), dlock={"unique": "queued"})
+    assert stage.of(stage.tasks.unclaimed_nightly, "p41") == chosen.id
+    assert sent(stage) == 2
+
+
+def test_class_based_task_with_unique_claims_in_a_group(stage, nightly):
+    group(nightly.s("p42"), nightly.s("p43")).apply_async()
+    assert stage.of(nightly, "p42")
+    assert stage.of(nightly, "p43")
+    assert sent(stage) == 2
+
+
+def test_class_based_task_with_unique_claims_from_beat(stage, nightly):
+    beat = Scheduler(stage.tasks.app, lazy=True)
+    entry = ScheduleEntry("e", "nightly", schedule=schedule(60), args=("p44",), app=stage.tasks.app)
+    assert beat.apply_async(entry, advance=False).id == stage.of(nightly, "p44")
+    assert sent(stage) == 1
+
+
+def test_class_based_task_with_unique_refuses_bad_arguments(stage, nightly):
+    with pytest.raises(LockKeyError, match="missing a required argument: 'n'"):
+        nightly.delay()
+    assert sent(stage) == 0
+
+
 def test_chunks_call_their_task_directly_so_that_there_is_nothing_to_claim(stage):
     stage.tasks.queued.chunks([("p17",), ("p17",)], 1).apply_async()
     assert stage.of(stage.tasks.queued, "p17") is None

@@ -5,9 +5,8 @@ import time
 from threading import Event, Thread, Timer
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
-from celery_dlock import LockHeld
+from celery_dlock import CallSkipped, LockHeld
 from tests.apps.policies_stage import APP, took
 
 
@@ -86,8 +85,9 @@ class TestApply:
         holder = lock.holder()
         result = tasks.skips.apply(("n",))
         assert result.state == "REVOKED"
-        with pytest.raises(TaskRevokedError, match="held by a Lock in process"):
+        with pytest.raises(CallSkipped, match="held by a Lock in process") as skipped:
             result.get()
+        assert skipped.value.name == tasks.skips.lock_name("n")
         assert history() == []
         assert lock.holder().token == holder.token
 

@@ -52,6 +52,18 @@ def app() -> Celery:
 
 
 @pytest.mark.core
+def test_plain_task_with_lock_options_as_keywords_is_warned_of(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    app.task(name="shop.stray", on_conflict="skip", max_hold=5)(bill)
+    app.task(name="shop.own", key="of the user", scope="of the user")(bill)
+    app.finalize()
+    (warning,) = told(app, caplog)
+    assert warning == (
+        "task 'shop.stray' has the lock options on_conflict, max_hold and runs without a lock: its base is no "
+        "SingletonTask; write @singleton_task"
+    )
+
+
+@pytest.mark.core
 def test_a_worker_without_any_singleton_task_names_one_whose_base_was_forgotten() -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}

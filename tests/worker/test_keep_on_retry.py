@@ -46,7 +46,7 @@ def test_nobody_of_any_policy_comes_between_a_task_and_its_retry(stage, tasks):
     first_ended(stage, result)
     stage.wait_for_line(result.id, f"retry: Retry in {DELAY}s")
     rivals = {policy: task.delay(n) for policy, task in tasks.rivals.items()}
-    assert took(lambda: rivals["skip"].get(timeout=10))[1].__class__.__name__ == "TaskRevokedError"
+    assert took(lambda: rivals["skip"].get(timeout=10))[1].__class__.__name__ == "CallSkipped"
     assert "its retry is to come: keep_on_retry" in str(rivals["skip"].result)
     assert isinstance(took(lambda: rivals["raise"].get(timeout=10))[1], LockHeld)
     assert [rivals[policy].get(timeout=20) for policy in ("retry", "queue", "wait")] == [n] * 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from celery_dlock.keys import LockKeys, shared_name
+from celery_dlock.keys.key_spec import LockKeys, shared_name
 from tests.processes import kill_session, spawn
 from tests.waiting import eventually
 from tests.worker.stage import Stage, running_stage

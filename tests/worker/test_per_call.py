@@ -1,16 +1,40 @@
 """``apply_async(args, dlock={...})``: options of one call, and of that call alone."""
 
+import json
+import uuid
+
 import pytest
 from celery import chain, chord, group
 
 from celery_dlock import InvalidLockOptions, LockHeld
-from celery_dlock.calls import CALL
+from celery_dlock.task.call_options import OPTIONS_HEADER
 from tests.apps.policies_stage import staged, took
 from tests.conftest import WORKERS
+from tests.contract.hostile import Publisher, nested
 from tests.waiting import eventually
 
 #: As Sentry's and Datadog's integrations have it, after https://github.com/celery/celery/issues/4875.
 TRACED = {"headers": {"trace": "1"}}
+
+
+#: Part of a message, field and value: each of them ended every worker that received it. The last two end in the child.
+MALFORMED = [
+    ("headers", "retries", [1]),
+    ("headers", "timelimit", ["x", None]),
+    ("headers", "shadow", ["x"]),
+    ("headers", "stamped_headers", [{}]),
+    ("headers", "trace", nested(400, "list")),
+    ("headers", "id", {}),
+    (None, "body", "5"),
+    (None, "body", "[[], {}, [5]]"),
+    (None, "body", "[[%s], {}, {}]" % ("[" * 400 + "]" * 400)),
+    (
+        "headers",
+        OPTIONS_HEADER,
+        {"task": "retrying.calls", "options": '{"unique": "queued", "queued_ttl": 1%s}' % ("0" * 400)},
+    ),
+    ("headers", OPTIONS_HEADER, {"task": "retrying.calls", "options": '{"ttl": 1%s}' % ("0" * 400)}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +235,31 @@ class TestBadOnes:
     def test_a_forged_header_fails_its_task_and_nothing_else(self, stage, call, header):
         n = stage.fresh()
         # By name: the task's own apply_async would refuse it.
-        forged = stage.app.send_task("retrying.calls", (n,), headers={CALL: header})
+        forged = stage.app.send_task("retrying.calls", (n,), headers={OPTIONS_HEADER: header})
         error = took(lambda: forged.get(timeout=10))[1]
         assert isinstance(error, InvalidLockOptions)
         assert "task 'retrying.calls'" in str(error)
         assert forged.state == "FAILURE"
         assert call(n).get(timeout=10) == n
         stage.nothing_left()
+
+    @pytest.mark.core
+    def test_malformed_messages_end_alone_and_the_worker_runs_the_next(self, stage, call):
+        publisher, tag = Publisher(0), uuid.uuid4().hex
+        for number, (part, name, value) in enumerate(MALFORMED):
+            message = publisher.valid()
+            message["headers"] |= {"task": "retrying.calls", "id": f"{tag}-{number}"}
+            message["properties"]["delivery_tag"] = f"{tag}-{number}"
+            if part is None:
+                message[name] = value
+            else:
+                message[part][name] = value
+            stage.broker.lpush("celery", json.dumps(message))
+        n = stage.fresh()
+        assert call(n).get(timeout=20) == n
+        stage.nothing_left()
+        assert stage.worker.running
+        assert stage.worker.log().count("Received invalid task message") >= len(MALFORMED) - 2
 
     def test_one_that_is_not_allowed_is_not_published(self, stage, call):
         with pytest.raises(InvalidLockOptions, match="dlock: ttl=0 is not allowed"):

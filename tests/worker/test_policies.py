@@ -7,7 +7,7 @@ import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 
-from celery_dlock import LockHeld
+from celery_dlock import CallSkipped, LockHeld
 from tests.apps.policies_stage import staged, took
 from tests.conftest import WORKERS
 from tests.waiting import eventually
@@ -36,8 +36,10 @@ class TestSkip:
         with stage.hold(tasks.skips, n) as holding:
             skipped = tasks.skips.delay(n)
             _, error = took(lambda: skipped.get(timeout=10))
-            assert isinstance(error, TaskRevokedError)
+            assert type(error) is CallSkipped
             assert skipped.state == "REVOKED"
+            assert (error.name, error.task_id) == (tasks.skips.lock_name(n), holding.id)
+            assert (error.node, type(error.since)) == (stage.worker.node, float)
             (since,) = re.findall(r"since (\S+)", str(error))
             age = datetime.now(timezone.utc) - datetime.fromisoformat(since)
             assert 0 < age.total_seconds() < 10
@@ -77,7 +79,7 @@ class TestSkip:
         n = stage.fresh()
         with stage.hold(tasks.skips, n) as holding:
             for _ in range(3):
-                assert took(lambda: tasks.skips.delay(n).get(timeout=10))[1].__class__ is TaskRevokedError
+                assert took(lambda: tasks.skips.delay(n).get(timeout=10))[1].__class__ is CallSkipped
             assert tasks.skips.lock_for(n).holder().task_id == holding.id
         assert [fact["id"] for fact in stage.history(what="in", n=n)] == [holding.id]
 
@@ -261,6 +263,18 @@ class TestRaise:
             for _ in range(3):
                 assert isinstance(took(lambda: tasks.raises.delay(n).get(timeout=10))[1], LockHeld)
         assert set(stage.worker.children()) == children
+
+
+def test_chain_step_outwaits_a_slow_end_of_its_predecessor(stage, tasks):
+    """A hook, a chord part or a result backend may keep it for longer than a follower waits in its slot."""
+    ran = {}
+    for task in (tasks.slow_skips, tasks.slow_raises, tasks.slow_waits):
+        n = stage.fresh()
+        ran[n] = chain(task.si(n), task.si(n)).apply_async()
+    for n, result in ran.items():
+        assert result.get(timeout=30) == n
+        assert (len(stage.history(what="in", n=n)), stage.overlaps(n)) == (2, 1)
+        assert stage.lines(result.id, "comes back in .*, whose body has ended")
 
 
 def _subscribers(stage):

@@ -8,7 +8,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_dlock import Lock
-from celery_dlock.names import shared_name
+from celery_dlock.keys.lock_name import shared_name
 from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually

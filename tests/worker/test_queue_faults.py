@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.records import By, Claim
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.model import AcquireRequest, Requester
 from tests.apps.queue_faults_stage import accounts, fault_stage
 from tests.conftest import WORKERS
 from tests.processes import session_of
@@ -228,4 +228,4 @@ def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):
 def abandon_a_lock(task, account, ttl_ms):
     """Somebody held it and is gone."""
     keys = LockKeys.of("dlock", task.lock_spec.name_of((account, 0), {}))
-    task.dlock.store(1.0).acquire(keys, f"{account}.1", ttl_ms, Claim(By.of(None, None, "gone", 1)))
+    task.dlock.store(1.0).acquire(keys, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1)))

@@ -4,7 +4,7 @@ import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 
-from celery_dlock import LockHeld
+from celery_dlock import CallSkipped, LockHeld
 from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
@@ -70,8 +70,9 @@ def test_skip_ends_the_next_one_revoked(stage, tasks):
 def test_drop_oldest_ends_the_oldest_waiter_revoked_and_says_so(stage, tasks):
     n, holding, waiting = full(stage, tasks.three_drop)
     results = [tasks.three_drop.delay(n)]
-    with pytest.raises(TaskRevokedError, match=r"a newer call took its place \(queue_overflow\)"):
+    with pytest.raises(CallSkipped, match=r"a newer call took its place \(queue_overflow\)") as ousted:
         waiting[0].get(timeout=10)
+    assert (ousted.value.name, ousted.value.task_id) == (tasks.three_drop.lock_name(n), results[0].id)
     results.append(tasks.three_drop.delay(n))
     with pytest.raises(TaskRevokedError, match="a newer call took its place"):
         waiting[1].get(timeout=10)

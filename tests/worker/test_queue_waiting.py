@@ -10,6 +10,7 @@ from celery import chain, chord, group, states
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
+from celery_dlock import CallSkipped
 from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
 from tests.waiting import eventually
@@ -167,8 +168,9 @@ class TestCanvas:
 
 class TestEnded:
     def ends_revoked(self, stage, result, pattern, within=5.0):
-        with pytest.raises(TaskRevokedError, match=pattern):
+        with pytest.raises(TaskRevokedError, match=pattern) as revoked:
             result.get(timeout=within)
+        assert not isinstance(revoked.value, CallSkipped)
         # What follows a task is stored behind it, and its get() raises already for what was stored before it.
         eventually(lambda: stage.state(result.id) == "REVOKED")
         assert stage.history(what="in", id=result.id) == []

@@ -13,7 +13,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from celery_dlock.keys import LockKeys
+from celery_dlock.keys.key_spec import LockKeys
 from tests.apps.marks import marks_client
 from tests.conftest import WORKERS
 from tests.servers import Server

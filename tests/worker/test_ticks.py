@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_dlock import InvalidTick
-from celery_dlock.ticks import header_for
+from celery_dlock.messaging.ticks import header_for
 from tests.servers import Server
 from tests.waiting import eventually
 from tests.workers import Urls, loaded_app, running_worker

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_dlock.keys import LockKeys
+from celery_dlock.keys.key_spec import LockKeys
 from tests.faults.chaos.history import Event, History, Tail
 from tests.servers import Server
 

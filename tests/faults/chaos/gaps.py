@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.signals import worker_init
 
-from celery_dlock import native
+from celery_dlock.utils import threads as native
 from tests.faults.chaos.history import History
 
 #: Seconds between two looks, and from how many on it is a gap.

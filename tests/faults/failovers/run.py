@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celery_dlock.names import LockName
+from celery_dlock.keys.lock_name import LockName
 from tests.faults.chaos import resource
 from tests.faults.chaos.ends import Ends, waiting
 from tests.faults.chaos.history import VARIABLE, Event, History, Tail

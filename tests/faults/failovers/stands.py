@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from celery_dlock.keys import LockKeys
-from celery_dlock.names import LockName
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
 from tests.servers import Server
 from tests.topologies import MASTER_NAME, ClusterSet, How, RedlockSet, SentinelSet
 

@@ -362,3 +362,25 @@ def test_those_that_are_heard_are_not_marked(tasks, broker, name):
         getattr(tasks, name).delay(f"{name} {number}").get(timeout=10)
     eventually(lambda: not broker.hlen("unacked"), 10)
     assert broker.info("stats")["total_connections_received"] - before < 10
+
+
+def test_message_of_a_stopped_child_runs_once_though_its_connection_was_cut(own_server, urls, tmp_path, request):
+    """Celery drops what it knows of a message that its child has not said to begin, and never hears of its end."""
+    server = own_server()
+    own = Urls(server.url(), urls.result, urls.lock)
+    with running_worker(APP, folder=tmp_path, urls=own, concurrency=1) as worker, loaded_app(APP, own) as tasks:
+        request.node.stash[WORKERS] = [worker]
+        (child,) = psutil.Process(worker.pid).children()
+        child.suspend()
+        result = tasks.late.delay("stopped")
+        worker.wait_for_log(rf"{result.id}\] received")
+        # A further round of the event loop: the child's pipe has the message.
+        assert tasks.app.control.ping(timeout=10, limit=1)
+        with server.client() as broker:
+            broker.client_kill_filter(_type="normal", skipme=True)
+            worker.wait_for_log("Connection to broker lost")
+            eventually(lambda: len(re.findall(rf"{result.id}\] received", worker.log())) == 2, 20)
+            child.resume()
+            worker.wait_for_log(rf"{result.id}\] is a duplicate", 20)
+            eventually(lambda: not broker.llen("celery") and not broker.hlen("unacked"), 10)
+        ran_once(tasks, result, "stopped")

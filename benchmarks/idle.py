@@ -1,0 +1,146 @@
+"""What idle workers ask of the lock store, and how soon a dead holder's waiter runs: `make bench-idle`.
+
+Ends with status 1 where a target is missed. docs/benchmarks.md says how to read the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.handover_stage import BY, Stage
+from benchmarks.tables import table
+from benchmarks.targets import Target
+from celery_dlock.store.model import AcquireRequest, QueueRequest
+from celery_dlock.store.redis import scripts
+from tests.processes import Process, kill_session, spawn, tail
+from tests.servers import Server
+from tests.waiting import eventually
+
+#: Scripts a second that ten idle workers may send in all, and seconds from the end of a dead holder's lease until the
+#: next waiter's body starts.
+SCRIPTS = 30.0
+HAND_OVER = 2.0
+#: Milliseconds: the lease of a holder that dies at once.
+TTL_MS = 1000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a short run: the figures are rough")
+    parser.add_argument("--workers", type=int, default=10, help="how many are idle (default 10)")
+    parser.add_argument("--seconds", type=float, help="how long the store's calls are counted (default 20)")
+    parser.add_argument("--deaths", type=int, help="how many holders die (default 20)")
+    asked = parser.parse_args()
+    seconds, deaths = (5.0, 3) if asked.quick else (20.0, 20)
+    with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, Server(Path(name) / "server") as server:
+        targets = measure(server, Path(name), asked.workers, asked.seconds or seconds, asked.deaths or deaths)
+    print(*targets, sep="\n")
+    return 0 if all(target.reached for target in targets) else 1
+
+
+def measure(server: Server, folder: Path, workers: int, seconds: float, deaths: int) -> list[Target]:
+    """Print what one worker and all of them send, and how long hand-overs take; returns what was to be reached."""
+    stage = Stage(server, folder / "stage")
+    rows, rate = [], 0.0
+    with working(stage, 1):
+        rows.append(_row(stage, 1, seconds)[0])
+    with working(stage, workers) as processes:
+        row, rate = _row(stage, workers, seconds)
+        rows.append(row)
+        print("\n" + table(("idle workers", "scripts/s", "of which", "store's CPU, %"), rows) + "\n")
+        calm = [_handed_over(stage, f"calm-{number}") for number in range(deaths)]
+        print(f"from the end of a dead holder's lease to the next body, s: {_shown(calm)}")
+        killed = [_handed_over(stage, f"killed-{number}", processes.pop()) for number in range(workers - 1)]
+        print(f"... while a worker is killed, one after another, s:        {_shown(killed)}\n")
+    return [
+        Target(f"scripts a second of {workers} idle workers", rate, SCRIPTS),
+        Target("slowest hand-over after a death, s", max(calm), HAND_OVER),
+        Target("slowest hand-over after a death, while a worker is killed, s", max(killed), HAND_OVER),
+    ]
+
+
+def _row(stage: Stage, workers: int, seconds: float) -> tuple[list[str], float]:
+    before, began = _told(stage), time.monotonic()
+    time.sleep(seconds)
+    after, took = _told(stage), time.monotonic() - began
+    calls, cpu = ((after[place] - before[place]) / took for place in (0, 1))
+    kinds = ", ".join(f"{name} {count / 2:.1f}" for name, count in _kinds(stage, 2.0).most_common())
+    return [str(workers), f"{calls:.1f}", kinds or "-", f"{cpu * 100:.1f}"], calls
+
+
+def _told(stage: Stage) -> tuple[float, float]:
+    """How many scripts were sent, and the server's CPU, both since it started."""
+    calls = stage.locks.info("commandstats")
+    sent = sum(facts["calls"] for name, facts in calls.items() if name in {"cmdstat_evalsha", "cmdstat_eval"})
+    used = stage.locks.info("cpu")
+    return sent, used["used_cpu_user"] + used["used_cpu_sys"]
+
+
+def _kinds(stage: Stage, seconds: float) -> Counter[str]:
+    """Count the scripts that are sent, by name."""
+    names = {made.sha: made.name for made in vars(scripts).values() if isinstance(made, scripts.Script)}
+    found: Counter[str] = Counter()
+    with stage.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
+        until = time.monotonic() + seconds
+        for told in monitor.listen():
+            if time.monotonic() > until:
+                break
+            words = told["command"].split()
+            if words[0] == "EVALSHA" and told["client_type"] != "lua":
+                found[names.get(words[1], "not ours")] += 1
+            stage.broker.get("tick")  # so that there is something to hear
+    return found
+
+
+def _handed_over(stage: Stage, name: str, victim: Process | None = None) -> float:
+    """Let a holder die with one waiter behind it; seconds from the end of its lease to the waiter's start."""
+    keys = stage.keys(name)
+    stage.store.acquire(keys, "bench.1", TTL_MS, AcquireRequest(BY))
+    identity, entry = next(stage.parcels(name, range(1, 2)))
+    time.sleep(random.uniform(0, 0.5))  # at any moment of the workers' rounds
+    stage.store.acquire(keys, f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry)))
+    ends = time.monotonic() + stage.locks.pttl(keys.lock) / 1000
+    if victim is not None:
+        time.sleep(max(0.0, ends - time.monotonic() - random.uniform(0, 0.2)))  # likewise
+        kill_session(victim)
+    started = next(event.at for event in stage.ended(name, 1) if event[1:3] == ("start", name))
+    return started - ends
+
+
+def _shown(values: list[float]) -> str:
+    middle = sorted(values)[len(values) // 2]
+    return f"median {middle:.2f}, slowest {max(values):.2f} of {len(values)}"
+
+
+@contextmanager
+def working(stage: Stage, count: int) -> Iterator[list[Any]]:
+    """So many ready workers of one process each, their logging off; in the order in which they were started."""
+    names = [f"idle{number}@localhost" for number in range(count)]
+    log = stage.folder / "workers.log"
+    options = ["-P", "threads", "-c", "1", "-l", "WARNING", "--without-mingle", "--without-gossip"]
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.handover_app", "worker", *options]
+    with ExitStack() as stack:
+        processes = []
+        for name in names:
+            processes.append(spawn([*command, "-n", name], log))
+            stack.callback(kill_session, processes[-1])
+        ping = stage.tasks.app.control.ping
+        try:
+            eventually(lambda: len(ping(names, timeout=1.0)) == count, within=120, message="a worker does not answer")
+            yield processes
+        except AssertionError:
+            print(tail(log), file=sys.stderr)
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

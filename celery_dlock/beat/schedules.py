@@ -1,0 +1,182 @@
+"""When a schedule is due: the same instants for every beat, whatever its start time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from typing import Any, Final, NamedTuple, cast
+
+from celery.schedules import crontab, schedule
+from celery.utils.time import maybe_make_aware
+from celery.utils.time import timezone as zones
+
+__all__ = ["DueTimes", "adjacent_due_times", "is_ours", "latest_by_search", "now_of"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_NO_TIME, _SECOND, _HOUR, _DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+_HOURS: Final = 24
+#: A change of a zone's clock shifts it by less.
+_SHIFT: Final = 3 * _HOUR
+#: A crontab for the 29th of February comes round every eight years at worst.
+_HORIZON: Final = 8 * 366 + 1
+#: Points after a start that are looked at one by one.
+_WALK: Final = 1000
+
+
+class DueTimes(NamedTuple):
+    """The due times next to an instant, in UTC; None where there is none.
+
+    Args:
+        latest: The last one that is not after it.
+        following: The first one after it.
+    """
+
+    latest: datetime | None
+    following: datetime | None
+
+
+def now_of(plan: Any) -> datetime:
+    """The time by the schedule's own clock."""
+    return maybe_make_aware(plan.now(), timezone.utc).astimezone(timezone.utc)
+
+
+def is_ours(plan: Any) -> bool:
+    """Is it a schedule whose due times are known here? Of all others (solar, clocked) only Celery knows."""
+    return isinstance(plan, crontab) or (isinstance(plan, schedule) and cast("Any", plan).run_every > _NO_TIME)
+
+
+def adjacent_due_times(plan: Any, now: datetime) -> DueTimes:
+    """The due times next to ``now``, which is in UTC.
+
+    An interval's lie on a grid of the epoch: ``k * interval``; of a relative one, on a grid of the local time.
+    A crontab's are those whole minutes at which its zone's clock shows what it names. A time that the zone's clock
+    leaves out in spring comes later by as much as it leaves out; one that it shows twice in autumn is due the first
+    time, and the second time too where every hour is.
+    """
+    if isinstance(plan, crontab):
+        return DueTimes(_first(plan, now, -1), _first(plan, now, 1))
+    latest = _on_grid(plan, now)
+    # Where a zone's clock is put back, a relative one comes later than that: then it is asked again soon.
+    return DueTimes(latest, max(latest + plan.run_every, now + _SECOND) if plan.relative else latest + plan.run_every)
+
+
+def _on_grid(plan: Any, now: datetime) -> datetime:
+    if not plan.relative:
+        return _EPOCH + _floor(now - _EPOCH, plan.run_every)
+    shown = now.astimezone(_zone(plan))
+    epoch = _EPOCH.replace(tzinfo=None)
+    wall = epoch + _floor(shown.replace(tzinfo=None) - epoch, plan.run_every)
+    # Of an hour that is shown twice, only what comes within an hour comes twice.
+    fold = shown.fold if plan.run_every <= _HOUR else 0
+    return wall.replace(tzinfo=shown.tzinfo, fold=fold).astimezone(timezone.utc)
+
+
+def _floor(since: timedelta, step: timedelta) -> timedelta:
+    # In whole microseconds: of floating seconds, two beats could round differently.
+    return since // step * step
+
+
+def _zone(plan: Any) -> tzinfo:
+    zone: tzinfo = zones.get_timezone(plan.tz)
+    return zone
+
+
+# -- crontab
+
+
+def _first(plan: Any, now: datetime, way: int) -> datetime | None:
+    """The first due time from ``now`` on backwards (``way`` -1, ``now`` included) or forwards (1)."""
+    zone = _zone(plan)
+    day = now.astimezone(zone).date()
+    for _ in range(_HORIZON):
+        if _falls_on(plan, day):
+            found = [at for at in _of_day(plan, day, zone, now) if (at <= now if way < 0 else at > now)]
+            if found:
+                return max(found) if way < 0 else min(found)
+        day += way * _DAY
+    return None
+
+
+def _falls_on(plan: Any, day: date) -> bool:
+    return day.month in plan.month_of_year and day.day in plan.day_of_month and day.isoweekday() % 7 in plan.day_of_week
+
+
+def _of_day(plan: Any, day: date, zone: tzinfo, now: datetime) -> Iterator[datetime]:
+    """A day's due times.
+
+    Of an hour that is far from ``now`` and shows its minutes in order, only the first and the last: no other can be
+    next to ``now``.
+    """
+    hourly = len(plan.hour) == _HOURS
+    minutes = sorted(plan.minute)
+    steady = (now - _SHIFT).astimezone(zone).utcoffset() == (now + _SHIFT).astimezone(zone).utcoffset()
+    for hour in sorted(plan.hour):
+        about = datetime(day.year, day.month, day.day, hour, tzinfo=zone)
+        near = abs(about.astimezone(timezone.utc) - now) < (_HOUR if steady else _SHIFT)
+        # In Pacific/Chatham the clock is changed at 2:45: 3:50 comes before 3:10, which it leaves out.
+        uneven = about.utcoffset() != about.replace(minute=59).utcoffset()
+        for minute in minutes if near or uneven else (minutes[0], minutes[-1]):
+            shown = about.replace(minute=minute)
+            yield shown.astimezone(timezone.utc)
+            again = shown.replace(fold=1)
+            if hourly and (again.utcoffset() or _NO_TIME) < (shown.utcoffset() or _NO_TIME):
+                yield again.astimezone(timezone.utc)
+
+
+# -- any other schedule
+
+
+def latest_by_search(plan: Any, now: datetime, last: datetime | None) -> datetime:
+    """The last due time that is not after ``now``, of a schedule that can only tell the next one after an instant.
+
+    Its work grows with the logarithm of the time since ``last``. The result is a whole second, because such a
+    schedule's answer may depend a little on where the search began.
+
+    Args:
+        plan: The schedule; it is due.
+        now: The time.
+        last: When its entry ran last.
+    """
+    clock, plan.nowfun = plan.nowfun, lambda: now
+    try:
+        found = _search(lambda at: _next(plan, at, now), now, min(last or now, now) - _DAY)
+    finally:
+        plan.nowfun = clock
+    return _EPOCH + round((found - _EPOCH) / _SECOND) * _SECOND
+
+
+def _next(plan: Any, at: datetime, now: datetime) -> datetime | None:
+    remaining: timedelta | None = plan.remaining_estimate(at)
+    return None if remaining is None else now + remaining
+
+
+def _search(following: Callable[[datetime], datetime | None], now: datetime, since: datetime) -> datetime:
+    def due_after(at: datetime) -> datetime | None:
+        found = following(at)
+        return found if found is not None and found <= now else None
+
+    step, start = timedelta(minutes=1), now
+    while (found := due_after(start)) is None:
+        if start <= since:
+            return now  # it is due and cannot say since when
+        start, step = max(since, now - step), 2 * step
+    late = min(now, start + step)
+    while late - start > _SECOND:
+        middle = start + (late - start) / 2
+        if (at := due_after(middle)) is None:
+            late = middle
+        else:
+            start, found = middle, at
+    return _walk(due_after, found)
+
+
+def _walk(due_after: Callable[[datetime], datetime | None], found: datetime) -> datetime:
+    """The same from a start that all beats share, so that all find the same."""
+    at, latest = _EPOCH + ((found - _EPOCH) // _HOUR - 1) * _HOUR, found
+    for _ in range(_WALK):
+        later = due_after(at)
+        if later is None or later - at < _SECOND:
+            return latest
+        at = latest = later
+    return found

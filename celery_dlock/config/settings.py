@@ -1,0 +1,219 @@
+"""The app's settings, read once and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import get_transport_cls
+
+from ..errors import InvalidLockOptions, NoLockStore
+from ..options.durability import PRIMARY, Durability, durability_of, has_room
+from ..options.durability import shown as shown_durability
+from ..options.lock_options import DEFAULT_TTL
+from ..options.permissions import Permissions
+from ..options.validation import did_you_mean, seconds_within, ttl_seconds
+from ..store.location import StoreLocation, shown
+from .celery_connections import location_from_broker, location_from_result_backend
+from .locations import locations_from_settings
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = [
+    "Settings",
+    "permissions_of",
+]
+
+_KNOWN = (
+    "dlock_broker", "dlock_call_options", "dlock_durability", "dlock_enabled", "dlock_failover_quarantine",
+    "dlock_prefix", "dlock_rest", "dlock_restart_delay", "dlock_timeout", "dlock_transport_options", "dlock_ttl",
+    "dlock_turn", "dlock_turn_tries", "dlock_url",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``app.conf`` says of locks.
+
+    Args:
+        places: ``dlock_url``, with ``dlock_transport_options``; default: where the broker is if that is Redis, else the
+            result backend, connected to as Celery does. More than one: Redlock.
+        prefix: ``dlock_prefix``: the start of every key, ``"dlock"`` by default.
+        ttl: ``dlock_ttl``: the ttl, in seconds, of tasks and locks that name none; 30 by default.
+        timeout: ``dlock_timeout``: seconds that connecting to the store may take, and then each command; 0.05 to 60,
+            3 by default. Renewals have their own, as short as the leases demand.
+        rest: ``dlock_rest``: seconds in which a worker does not ask a store that did not answer in time; 0 to 60, 2 by
+            default; 0: it asks for each task.
+        broker: ``dlock_broker``: what identifies the broker, for messages that wait in the store; None by default: its
+            URL without user and password.
+        turn: ``dlock_turn``: seconds that a waiter whose message was published has to start before the next gets its
+            turn, doubled with each turn that it loses; 60 by default.
+        turn_tries: ``dlock_turn_tries``: lost turns after which a message goes to the dead letters; 5 by default.
+        doubtful_after: Seconds after a delivery from which a Redis broker may have delivered an unacknowledged message
+            again (its ``visibility_timeout``); None for brokers that do not.
+        durability: ``dlock_durability``: who has to confirm what is written about the locks of tasks that do not say so
+            themselves (``durability``); ``"primary"`` by default.
+        failover_quarantine: ``dlock_failover_quarantine``: seconds for which a server that was started, emptied or
+            promoted to primary grants nothing new; 0 by default: it grants at once. Meant is the longest ttl there is.
+        restart_delay: ``dlock_restart_delay``: the same of each server of a Redlock; None by default: the longest ttl
+            of the app's tasks, and ``dlock_ttl`` at least.
+    """
+
+    places: tuple[StoreLocation, ...]
+    prefix: str
+    ttl: float
+    timeout: float
+    rest: float
+    turn: float
+    turn_tries: int
+    doubtful_after: float | None
+    durability: Durability = PRIMARY
+    failover_quarantine: float = 0.0
+    restart_delay: float | None = None
+    broker: str | None = None
+
+    def confirmed_by(self, own: Durability | None, option: str = "durability") -> Durability:
+        """Who has to confirm what is written about a lock.
+
+        Args:
+            own: What its task, call or ``Lock`` says; None: nothing.
+            option: What to call that in an error.
+
+        Raises:
+            InvalidLockOptions: It cannot be had here.
+        """
+        if own is None:
+            return self.durability
+        if own != PRIMARY and len(self.places) > 1:
+            raise InvalidLockOptions(
+                f"{option}={shown_durability(own)} is not allowed; allowed: 'primary' on a Redlock: "
+                "its servers have no replicas"
+            )
+        has_room(option, own, self.timeout)
+        return own
+
+    @classmethod
+    def of(cls, app: Celery) -> Settings:
+        """Read and check the settings of ``app``.
+
+        Raises:
+            InvalidLockOptions: A ``dlock_`` setting is unknown or has a value that is not allowed, or there is no
+                Redis to keep locks in.
+        """
+        conf = app.conf
+        unknown = sorted(key for key in _keys(conf) if key.lower().startswith("dlock_") and key not in _KNOWN)
+        if unknown:
+            alike = did_you_mean(unknown[0].lower(), _KNOWN, "dlock_")
+            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known: {', '.join(_KNOWN)}")
+        prefix = conf.get("dlock_prefix", "dlock")
+        if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
+            raise InvalidLockOptions(
+                f"dlock_prefix={prefix!r} is not allowed; allowed: a non-empty text without braces or spaces"
+            )
+        ttl = conf.get("dlock_ttl")
+        seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
+        timeout = seconds_within("dlock_timeout", conf.get("dlock_timeout", 3.0), 0.05, 60.0)
+        rest = seconds_within("dlock_rest", conf.get("dlock_rest", 2.0), 0.0, 60.0)
+        turn = ttl_seconds("dlock_turn", conf.get("dlock_turn", 60.0))
+        tries = conf.get("dlock_turn_tries", 5)
+        if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
+            raise InvalidLockOptions(
+                f"dlock_turn_tries={tries!r} is not allowed; allowed: a whole number of at least 1"
+            )
+        permissions_of(app)
+        settings = cls(_places(app), prefix, seconds, timeout, rest, turn, tries, _doubtful_after(app))
+        durability = durability_of("dlock_durability", conf.get("dlock_durability", "primary"))
+        quarantine, delay = _pauses(conf, redlock=len(settings.places) > 1)
+        return replace(
+            settings,
+            durability=settings.confirmed_by(durability, "dlock_durability"),
+            failover_quarantine=quarantine,
+            restart_delay=delay,
+            broker=_broker_name(conf.get("dlock_broker")),
+        )
+
+
+def permissions_of(app: Celery) -> Permissions:
+    """Read which options messages may choose; this needs no lock store.
+
+    Raises:
+        InvalidLockOptions: ``dlock_call_options`` or ``dlock_ttl`` is not allowed.
+    """
+    conf: Any = app.conf
+    ttl = conf.get("dlock_ttl")
+    return Permissions.of(conf.get("dlock_call_options"), DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl))
+
+
+def _broker_name(given: Any) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given.strip():
+        raise InvalidLockOptions(
+            f"dlock_broker={given!r} is not allowed; allowed: a non-empty text, the same in all apps of one broker"
+        )
+    # It stands in each parked message.
+    return shown(given) if "://" in given else given
+
+
+def _keys(conf: Any) -> set[str]:
+    """Every key somebody set, as the app spells it: Celery keeps unknown ones under the user's own spelling."""
+    # First the keys: until somebody reads them, the configuration is not loaded and knows no prefix.
+    keys = {str(key) for layer in conf.maps for key in layer}
+    prefix = getattr(conf, "prefix", None) or ""
+    if not prefix:
+        return keys
+    ours = {key.removeprefix(prefix).lower() for key in keys if key.startswith(prefix)}
+    # In a namespace, an upper-case key without its prefix belongs to somebody else.
+    return ours | {key for key in keys if not key.isupper()}
+
+
+def _pauses(conf: Any, *, redlock: bool) -> tuple[float, float | None]:
+    """``dlock_failover_quarantine`` and ``dlock_restart_delay``, of which only one has an effect."""
+    quarantine, delay = conf.get("dlock_failover_quarantine", 0.0), conf.get("dlock_restart_delay")
+    quarantine = seconds_within("dlock_failover_quarantine", quarantine, 0.0)
+    delay = None if delay is None else seconds_within("dlock_restart_delay", delay, 0.0)
+    if redlock and quarantine:
+        raise InvalidLockOptions("dlock_failover_quarantine is not for a Redlock; set dlock_restart_delay")
+    if delay and not redlock:
+        raise InvalidLockOptions("dlock_restart_delay is for a Redlock; set dlock_failover_quarantine")
+    return quarantine, delay
+
+
+def _places(app: Celery) -> tuple[StoreLocation, ...]:
+    own, options = app.conf.get("dlock_url"), app.conf.get("dlock_transport_options")
+    if own is not None:
+        return locations_from_settings(own, options or {})
+    if options:
+        raise InvalidLockOptions("dlock_transport_options belongs to dlock_url, which is not set")
+    place = location_from_broker(app) or location_from_result_backend(app)
+    if place is not None:
+        return (place,)
+    candidates = (_first(app.conf.broker_write_url), _first(app.conf.result_backend))
+    seen = " and ".join(repr(shown(url)) for url in candidates if url)
+    if not seen:
+        raise NoLockStore(
+            f"the app {app.main!r} has no dlock_url, no broker and no result backend: import the module of your Celery "
+            "app before its tasks are called, or pass app= to the decorator or the Lock"
+        )
+    raise NoLockStore(
+        f"dlock_url is not set, and neither the broker nor the result backend is a Redis ({seen}): set dlock_url, or "
+        "dlock_enabled=False for tests that need no locks"
+    )
+
+
+def _first(urls: Any) -> str:
+    if isinstance(urls, list | tuple):
+        urls = urls[0] if urls else ""
+    return str(urls or "").partition(";")[0]
+
+
+def _doubtful_after(app: Celery) -> float | None:
+    from kombu.transport.redis import Transport  # noqa: PLC0415  # importing celery_dlock loads no driver
+
+    # Sentinel's transport, and others, derive from Redis'.
+    if not issubclass(get_transport_cls(app.connection_for_write().transport_cls), Transport):  # type: ignore[arg-type]  # it is a class
+        return None
+    visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
+    # Early: that time is counted from before our receipt, by another worker's wall clock. To doubt costs one done mark.
+    return max(0.0, visibility - max(2.0, visibility / 10))

@@ -1,0 +1,281 @@
+"""(task, arguments) -> lock name, and lock name -> Redis keys. The text of every key is made here."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Signature, iscoroutinefunction, signature
+from typing import Any, Final, Literal, NamedTuple
+
+from ..errors import InvalidLockOptions, LockKeyError
+from ..utils.text import cut, written
+from .arguments import ArgumentBinder
+from .canonical import form_of, text_form
+from .lock_name import BUCKETS, LockName, escape, name_builder, not_text, shared_name
+from .normalize import root_path
+from .template import Template
+
+__all__ = [
+    "BUCKETS",
+    "PRESENT",
+    "KeySpec",
+    "LockKeys",
+    "LockName",
+    "node_key",
+    "queue_indexes",
+    "shared_name",
+    "sweeper_key",
+]
+
+_Values = Sequence[Any]
+_SCOPES: Final = "'task', or 'shared' together with key="
+_KEYS: Final = (
+    "None, a template over argument names such as 'sms:{user_id}', a sequence of argument names, or a callable"
+)
+
+
+#: Where a bucket's "last" begins in its key, and with it the own part of all others.
+_ROOT: Final = -len("last")
+
+
+class LockKeys(NamedTuple):
+    """The Redis keys of a lock name. Each carries the bucket as its hash tag, so that scripts run on a Cluster.
+
+    Args:
+        lock: The hash of the lock itself.
+        last: The bucket's counter of fencing tokens.
+        channel: Where a release is told to those who wait.
+    """
+
+    lock: str
+    last: str
+    channel: str
+
+    @classmethod
+    def of(cls, prefix: str, name: LockName) -> LockKeys:
+        """The keys under a prefix, which must hold no brace: Redis takes the first pair for the hash tag."""
+        root = f"{prefix}:{{{name.bucket:03x}}}:"
+        return cls(f"{root}lock:{name.text}", f"{root}last", f"{root}wake:{name.text}")
+
+    def done(self, identity_digest: str) -> str:
+        """The mark that the message of this identity has ended."""
+        return self._sibling("done", identity_digest)
+
+    def used(self, tick: str = "") -> str:
+        """The mark of what became of the name's last run (``once_per``); ``tick``: of the run of that tick alone."""
+        return self._sibling("used", f"{self.name}:{tick}" if tick else self.name)
+
+    def queued(self) -> str:
+        """The claim of a call whose message is on its way (``unique="queued"``)."""
+        return self._sibling("queued", self.name)
+
+    def marks(self, acquisition: str, identity_digest: str) -> list[str]:
+        """The tombstone of an acquisition and, where there is an identity, its done mark."""
+        root = self.last[:_ROOT]
+        gone = f"{root}gone:{acquisition}"
+        return [gone, f"{root}done:{identity_digest}"] if identity_digest else [gone]
+
+    def tombstone(self, acquisition: str) -> str:
+        """The mark that this acquisition was given up before its answer was known."""
+        return self._sibling("gone", acquisition)
+
+    @property
+    def name(self) -> str:
+        """The lock name's text."""
+        return self.lock[len(self.last) + 1 :]  # "lock" and "last" are of one length
+
+    def queue(self) -> tuple[str, str, str, str]:
+        """Of its waiters: by rank, their entries, those who lost a turn; and the bucket's index of queues."""
+        name = self.name
+        return (
+            self._sibling("waiting", name),
+            self._sibling("parked", name),
+            self._sibling("later", name),
+            f"{self.last[:_ROOT]}queues",
+        )
+
+    def office(self) -> str:
+        """Of the bucket: which run of a server grants there, and since when (``dlock_failover_quarantine``)."""
+        return f"{self.last[:_ROOT]}office"
+
+    def offices(self) -> list[str]:
+        """Those of all buckets."""
+        prefix = self.last.partition("{")[0]
+        return [f"{prefix}{{{bucket:03x}}}:office" for bucket in range(BUCKETS)]
+
+    def dead(self) -> str:
+        """The dead letters: parked messages that nobody took or could read."""
+        return self._sibling("dead", self.name)
+
+    def _sibling(self, kind: str, what: str) -> str:
+        return f"{self.last[:_ROOT]}{kind}:{what}"
+
+
+_node: Final = name_builder("node")
+
+
+def node_key(prefix: str, node: str) -> str:
+    """The key of what workers of this name noted, in a bucket as all keys are."""
+    name = _node(escape(node), text_form(node))
+    return f"{prefix}:{{{name.bucket:03x}}}:node:{name.text}"
+
+
+_sweeper: Final = name_builder("sweeper")
+
+
+#: The duty under which workers of a broker note that they run.
+PRESENT: Final = "present"
+
+
+def sweeper_key(prefix: str, broker: str, duty: str = "sweep") -> str:
+    """The key of the lease of the worker that sweeps for a broker, or that looks whether any worker has to.
+
+    Under the duty `PRESENT` it is the key of the note that workers of the broker run.
+    """
+    name = _sweeper(duty, text_form(broker))
+    return f"{prefix}:{{{name.bucket:03x}}}:sweeper:{name.text}"
+
+
+@functools.lru_cache(maxsize=8)  # asked twice a second, for the one prefix of an app
+def queue_indexes(prefix: str) -> tuple[str, ...]:
+    """The keys of all buckets' indexes of queues, by bucket."""
+    return tuple(LockKeys.of(prefix, LockName("", bucket)).queue()[3] for bucket in range(BUCKETS))
+
+
+class KeySpec:
+    """How one task's calls are named; compiled once, when the task is defined.
+
+    Raises :class:`InvalidLockOptions` for a key that this signature cannot serve; correct it at the definition.
+
+    Args:
+        task_name: Stands in every name of scope ``"task"``.
+        signature: The task's, without ``self``.
+        key: None for all bound arguments, a template, argument names, or a callable.
+        scope: With ``"shared"`` the task's name is left out, and equal keys of any tasks and ``Lock`` exclude.
+        carried: A message brought the key, whose template may name arguments and their items only.
+    """
+
+    __slots__ = ("_binding", "_name", "_shared", "_task")
+
+    def __init__(
+        self,
+        task_name: str,
+        signature: Signature,
+        key: str | Sequence[str] | Callable[..., str] | None,
+        scope: Literal["task", "shared"],
+        *,
+        carried: bool = False,
+    ) -> None:
+        self._task = task_name
+        self._binding = ArgumentBinder(task_name, signature)
+        if scope not in ("task", "shared"):  # a tuple: what is not hashable is refused too
+            raise self._invalid("scope", scope, "there is no such scope", _SCOPES)
+        self._shared = scope == "shared"
+        if self._shared and key is None:
+            why = "without a key there is no name that another task or a Lock could share"
+            raise self._invalid("scope", scope, why, _SCOPES)
+        self._name = self._compiled(key, carried=carried)
+
+    def name_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockName:
+        """The name of the lock that a call with these arguments takes, however the call is spelled.
+
+        Raises :class:`LockKeyError`, which shows no argument's value, when the arguments do not fit the signature,
+        a value has no stable form, or the key callable fails: the call cannot be locked, so it must not run.
+        """
+        return self._name(self._binding.values(args, kwargs))
+
+    def _compiled(self, key: object, *, carried: bool) -> Callable[[_Values], LockName]:
+        if key is None:
+            return self._by_arguments(self._binding.names)
+        if isinstance(key, str):
+            return self._by_text(self._checked_template(key, carried=carried).fill, "template", key)
+        if isinstance(key, Sequence) and not isinstance(key, bytes | bytearray | memoryview):
+            return self._by_arguments(self._checked_names(key))
+        if callable(key) and not iscoroutinefunction(key):
+            self._check_callable(key)
+            return self._by_text(self._caller(key), "callable")
+        raise self._invalid("key", key, f"{type(key).__name__} is no kind of key", _KEYS)
+
+    def _checked_template(self, source: str, *, carried: bool) -> Template:
+        try:
+            return Template(source, self._binding.names, self._task, carried=carried)
+        except ValueError as error:
+            raise self._invalid("key", source, cut(str(error)), self._names_allowed()) from None
+
+    def _checked_names(self, key: Sequence[Any]) -> Sequence[str]:
+        if not key:
+            raise self._invalid("key", key, "it names no argument", _KEYS)
+        for name in key:
+            if not isinstance(name, str) or name not in self._binding.names:
+                raise self._invalid("key", key, f"{name!r} names no argument", self._names_allowed())
+        return key
+
+    def _by_arguments(self, names: Sequence[str]) -> Callable[[_Values], LockName]:
+        chosen = sorted(set(names))  # sorted: the order in which names are listed or declared tells nothing
+        places = {name: root_path(f"task {self._task!r}: argument {name!r}") for name in chosen}
+        picks = [(self._binding.names.index(name), places[name]) for name in chosen]
+        whose = ("shared",) if self._shared else ("task", self._task)
+        shown = escape(",".join(chosen) if self._shared else self._task)
+        make = name_builder(*whose, "arguments", *chosen)
+
+        def name_of(values: _Values) -> LockName:
+            return make(shown, b"".join([form_of(values[index], at) for index, at in picks]))
+
+        return name_of
+
+    def _by_text(self, fill: Callable[[_Values], tuple[str, bytes]], *kind: str) -> Callable[[_Values], LockName]:
+        task = escape(self._task)
+        make = name_builder("task", self._task, *kind)
+
+        def name_of(values: _Values) -> LockName:
+            text, forms = fill(values)
+            return make(f"{task}:{escape(text)}", forms)
+
+        def name_of_shared(values: _Values) -> LockName:
+            text, _ = fill(values)
+            if not text:
+                raise LockKeyError(f"task {self._task!r}: its key is empty text for these arguments")
+            return shared_name(text)
+
+        return name_of_shared if self._shared else name_of
+
+    def _caller(self, key: Callable[..., object]) -> Callable[[_Values], tuple[str, bytes]]:
+        def call(values: _Values) -> tuple[str, bytes]:
+            bound = self._binding.bound(values)
+            try:
+                text = key(*bound.args, **bound.kwargs)
+            except Exception as error:  # noqa: BLE001 - the author's code; its message may show a value
+                raise LockKeyError(
+                    f"task {self._task!r}: the key callable raised {type(error).__name__} at {_line(error)}"
+                ) from None
+            if isinstance(text, str) and text:
+                return text, text_form(text)
+            raise LockKeyError(f"task {self._task!r}: the key callable returned {not_text(text)}, not a non-empty str")
+
+        return call
+
+    def _check_callable(self, key: Callable[..., Any]) -> None:
+        try:
+            takes = signature(key)
+        except (TypeError, ValueError):
+            return  # a builtin without a signature: the first call tells
+        call = self._binding.example()
+        try:
+            takes.bind(*call.args, **call.kwargs)
+        except TypeError as error:
+            raise self._invalid(
+                "key", key, f"it does not take the task's arguments: {error}", self._names_allowed()
+            ) from None
+
+    def _names_allowed(self) -> str:
+        return "the names " + ", ".join(map(repr, self._binding.names)) if self._binding.names else "no names"
+
+    def _invalid(self, option: str, value: object, why: str, allowed: str) -> InvalidLockOptions:
+        return InvalidLockOptions(f"task {self._task!r}: {option}={written(value)}: {why}; allowed: {allowed}")
+
+
+def _line(error: BaseException) -> str:
+    """Where the author's code failed. Its message is not shown: it may quote an argument."""
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    return f"{frame.filename}:{frame.lineno}"

@@ -1,0 +1,89 @@
+"""What is locked, as a name: readable parts for people, then the digest that tells it from all other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from ..errors import LockKeyError
+from .canonical import text_form, utf8
+
+__all__ = ["BUCKETS", "LockName", "escape", "idempotency_key", "name_builder", "not_text", "shared_name"]
+
+#: Part of the wire format: workers that disagree on it would not exclude one another.
+BUCKETS: Final = 1024
+
+_SHOWN_LENGTH: Final = 100
+_SAFE: Final = re.compile(r"[A-Za-z0-9_.@=,/+:-]*")
+_UNSAFE_BYTE: Final = re.compile(rb"[^A-Za-z0-9_.@=,/+:-]")
+_CUT_ESCAPE: Final = re.compile(r"%[0-9A-F]?\Z")
+
+
+class LockName(NamedTuple):
+    """What is locked: readable parts, then the digest that tells it from all others.
+
+    Args:
+        text: ASCII without spaces or braces, at most 234 characters.
+        bucket: The top ten bits of the digest.
+    """
+
+    text: str
+    bucket: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def name_builder(*parts: str) -> Callable[[str, bytes], LockName]:
+    """How names of one kind are made, from the readable text and the forms to hash.
+
+    Args:
+        parts: What kind of name this is. They are hashed here, once, and all forms behind them.
+    """
+    start = blake2b(b"[%b]" % b"".join(map(text_form, parts)), digest_size=16)
+
+    def name(shown: str, forms: bytes) -> LockName:
+        digest = start.copy()
+        digest.update(forms)
+        hexadecimal = digest.hexdigest()
+        return LockName(f"{shown}:{hexadecimal}", int(hexadecimal[:3], 16) >> 2)
+
+    return name
+
+
+def idempotency_key(name: str, seed: str) -> str:
+    """What a gateway is given to know a repetition by; "" where there is no seed to make it of."""
+    return blake2b(f"{name}\n{seed}".encode(), digest_size=16).hexdigest() if seed else ""
+
+
+def escape(text: str) -> str:
+    """The text as a name shows it: escaped, so that it is ASCII without spaces and braces, and cut."""
+    shown = text[:_SHOWN_LENGTH]
+    if _SAFE.fullmatch(shown):
+        return shown
+    escaped = _UNSAFE_BYTE.sub(lambda match: b"%%%02X" % ord(match[0]), utf8(shown)).decode()
+    return _CUT_ESCAPE.sub("", escaped[:_SHOWN_LENGTH])
+
+
+def not_text(value: object) -> str:
+    """What a value is that should have been a non-empty string; empty where it is one."""
+    if isinstance(value, str):
+        return "" if value else "empty text"
+    return f"a value of type {type(value).__name__}"
+
+
+_shared_text: Final = name_builder("shared", "text")
+
+
+def shared_name(text: str) -> LockName:
+    """The name of ``Lock(text)``, and of every ``scope="shared"`` task whose template or callable gives this text.
+
+    The text alone is hashed, not the fields that it was made of: a ``Lock`` knows no fields. So two templates may meet
+    in one text and exclude each other, which is the safe direction. Raises ``LockKeyError`` unless it is a non-empty
+    string.
+    """
+    if wrong := not_text(text):
+        raise LockKeyError(f"the name of a shared lock is a non-empty str, not {wrong}")
+    return _shared_text(escape(text), text_form(text))

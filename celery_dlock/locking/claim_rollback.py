@@ -1,0 +1,67 @@
+"""Release claims whose outcome is unknown. Their publisher has gone on and cannot do it."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import StoreRefused, StoreUnavailable
+from ..keys.key_spec import LockKeys
+from ..store.base import ClaimStore
+from ..store.model import ClaimRequest
+from ..utils.background import Loop
+from ..utils.clock import Clock
+
+__all__ = ["ClaimRollback"]
+
+#: Seconds between two tries.
+AGAIN: Final = 0.5
+#: Claims that are remembered; of more, the eldest end by their queued_ttl.
+MOST: Final = 10_000
+
+
+class ClaimRollback:
+    """A thread that lives while there is something to take back.
+
+    A claim that a slow store takes after all would refuse its caller's next try, and all others, for a message that was
+    never published. So it is given up by its attempt: it takes effect neither now nor later.
+
+    Args:
+        make_store: Makes a store of the thread's own.
+        clock: Where the claims' life is read.
+    """
+
+    def __init__(self, make_store: Callable[[], ClaimStore], clock: Clock) -> None:
+        self._make_store = make_store
+        self._clock = clock
+        # append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
+        self._left: collections.deque[tuple[LockKeys, ClaimRequest, float]] = collections.deque(maxlen=MOST)
+        self._store: ClaimStore | None = None
+        self._loop = Loop("unsure claims", self._turn, needed=lambda: bool(self._left), close=self._close)
+
+    def take_back(self, keys: LockKeys, publication: ClaimRequest) -> None:
+        """Never blocks."""
+        self._left.append((keys, publication, self._clock.monotonic() + publication.life_ms / 1000))
+        self._loop.wake()
+
+    def _turn(self) -> float | None:
+        if not self._left:
+            return None
+        if self._store is None:
+            self._store = self._make_store()
+        keys, publication, end = self._left[0]
+        try:
+            if self._clock.monotonic() < end:
+                self._store.unclaim(keys, publication.task_id, publication.turn, publication.attempt)
+        except StoreRefused:
+            pass  # then it refused the claim, too
+        except StoreUnavailable:
+            return AGAIN
+        self._left.popleft()
+        return 0.0
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()

@@ -1,0 +1,279 @@
+"""The slots of a pool child, in memory shared with the worker's main process.
+
+The main process maps the memory before the fork and reads it whenever it likes, also after the child's death: so it
+knows what a child holds with no message and no guess. Nothing here takes a lock (one held at a fork stays held for
+ever in the child): each word has one writer, the child or the main process, and the text is guarded by a sequence
+number, which is odd while the child writes (a sequence lock).
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import DLockError
+from ..keys.key_spec import LockName
+from ..options.durability import PRIMARY, Durability, number_of, numbered
+from .lease_table import LeaseState
+
+__all__ = ["SharedLeaseTable"]
+
+#: Bytes of one slot; slots of one child. Only pages that were written cost memory.
+_SIZE: Final = 4096
+_COUNT: Final = 64
+_WORDS: Final = _SIZE // 8
+#: Words before the slots: the child's pid, and when the watchdog last looked (on the monotonic clock).
+_PID, _LOOKED = range(2)
+#: Words within a slot that the child writes ...
+_SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
+#: ... of which these are written together, under the sequence number and in this order: from the second one to the
+#: state. Native, which stores whole words: who looks at one alone, to see whether the slot is free, finds the old or
+#: the new one. (Until when the lease may be renewed; who has to confirm what is written.)
+_HEAD: Final = struct.Struct("@QddQQdQQ")
+#: The last one of the child's: the generation whose body is to be stopped. And those that the main process writes, each
+#: naming the generation it speaks of.
+_RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
+_TEXT: Final = 16 * 8
+#: Bytes of text.
+_ROOM: Final = _SIZE - _TEXT
+#: As plain numbers: to make an enum's member of a word takes longer than all else that is done to it.
+_FREE, _HELD, _LEAVING, _LEFT = map(
+    int, (LeaseState.FREE, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED)
+)
+
+
+class SharedLeaseTable:
+    """Made in the main process before the fork; the child calls :meth:`adopt` first."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, _SIZE * (_COUNT + 1))
+        # Views store a whole word at once; slices, and a struct of a fixed byte order, may write byte by byte.
+        self.words = memoryview(self.memory).cast("Q")
+        self.floats = memoryview(self.memory).cast("d")
+        self._generations = itertools.count(1)
+        self._opened: dict[int, SharedLeaseRecord] = {}
+        #: Set by the main process: interrupts the child's body.
+        self.interrupt: Callable[[], None] = lambda: None
+
+    @property
+    def pid(self) -> int:
+        """The child's pid; 0 until it adopted the slots."""
+        return self.words[_PID]
+
+    @property
+    def looked_at(self) -> float:
+        """When the watchdog last looked at these slots."""
+        return self.floats[_LOOKED]
+
+    @looked_at.setter
+    def looked_at(self, now: float) -> None:
+        self.floats[_LOOKED] = now
+
+    def adopt(self) -> None:
+        """Say, in the child, whose slots these are."""
+        # Made after the fork and taken by this child's own threads only.
+        self._opening = threading.Lock()
+        self.words[_PID] = os.getpid()
+
+    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> SharedLeaseRecord:
+        """A slot for a new acquisition. Called by the child."""
+        with self._opening:
+            for base in _BASES:
+                if self._free(base):
+                    slot = SharedLeaseRecord(self, base, next(self._generations), name, acquisition, ttl, durability)
+                    self._opened[base] = slot
+                    slot.write()
+                    return slot
+        raise DLockError(f"cannot take {name.text}: a worker process can hold at most {_COUNT} locks at once")
+
+    def find(self, acquisition: str) -> SharedLeaseRecord | None:
+        """The slot that this child opened for ``acquisition``, if it is not free. Called by the child."""
+        for slot in list(self._opened.values()):
+            if slot.acquisition == acquisition and slot.state is not LeaseState.FREE:
+                return slot
+        return None
+
+    def taken(self, *, dead: bool = False) -> list[WatchdogRecord]:
+        """Every slot that is not free. Called by the main process.
+
+        Args:
+            dead: The child is gone, so a half-written slot will never be whole: take it as it is. Its acquire was
+                not sent yet, or its name and acquisition are what they were; releasing either is harmless.
+        """
+        slots = (self._read(base, dead=dead) for base in _BASES if not self._free(base))
+        return [slot for slot in slots if slot is not None]
+
+    def _free(self, base: int) -> bool:
+        words = self.words
+        return words[base + _STATE] == _FREE or words[base + _CLEARED] == words[base + _GENERATION]
+
+    def _read(self, base: int, *, dead: bool) -> WatchdogRecord | None:
+        """What the child wrote; None if it is writing just now."""
+        words = self.words
+        sequence = words[base + _SEQUENCE]
+        if sequence % 2 and not dead:
+            return None
+        lengths = words[base + _LENGTHS]
+        start = base * 8 + _TEXT
+        middle = start + (lengths >> 32)
+        end = middle + (lengths >> 16 & 0xFFFF)
+        name = LockName(self.memory[start:middle].decode("ascii", "replace"), words[base + _BUCKET])
+        acquisition = self.memory[middle:end].decode("ascii", "replace")
+        durability, ttl = numbered(words[base + _DURABILITY]), self.floats[base + _TTL]
+        slot = WatchdogRecord(self, base, words[base + _GENERATION], name, acquisition, ttl, durability)
+        slot.ending = self.memory[end : end + (lengths & 0xFFFF)].decode("utf-8", "replace")
+        return slot if words[base + _SEQUENCE] == sequence else None
+
+    def close(self) -> None:
+        """Give the memory back. Called by the main process once the child is gone and its slots are free."""
+        self.words.release()
+        self.floats.release()
+        self.memory.close()
+
+
+_BASES: Final = tuple(range(_WORDS, _WORDS * (_COUNT + 1), _WORDS))
+
+
+class SharedLeaseRecord:
+    """One acquisition, as the child that holds it sees it."""
+
+    __slots__ = ("_base", "_generation", "_slots", "acquisition", "durability", "ending", "name", "ttl")
+
+    def __init__(
+        self,
+        slots: SharedLeaseTable,
+        base: int,
+        generation: int,
+        name: LockName,
+        acquisition: str,
+        ttl: float,
+        durability: Durability = PRIMARY,
+    ) -> None:
+        self._slots = slots
+        self._base = base
+        self._generation = generation
+        self.name = name
+        self.acquisition = acquisition
+        self.ttl = ttl
+        self.durability = durability
+        self.ending = ""
+
+    @property
+    def state(self) -> LeaseState:
+        return LeaseState(self._slots.words[self._base + _STATE]) if self._ours() else LeaseState.FREE
+
+    def _ours(self) -> bool:
+        words, base = self._slots.words, self._base
+        if words[base + _GENERATION] != self._generation or words[base + _CLEARED] == self._generation:
+            return False
+        return words[base + _STATE] != _FREE
+
+    @property
+    def pid(self) -> int:
+        return self._slots.pid
+
+    @property
+    def deadline(self) -> float:
+        words, floats, base = self._slots.words, self._slots.floats, self._base
+        deadline = floats[base + _DEADLINE]
+        if words[base + _RENEWED] == self._generation:
+            renewed = floats[base + _RENEWED_UNTIL]
+            # Read again: the main process may have begun to speak of another generation meanwhile.
+            if words[base + _RENEWED] == self._generation:
+                return max(deadline, renewed)
+        return deadline
+
+    @property
+    def lost(self) -> bool:
+        return self._slots.words[self._base + _LOST] == self._generation
+
+    @property
+    def max_hold_until(self) -> float:
+        return self._slots.floats[self._base + _UNTIL]
+
+    def lose(self) -> None:
+        self._slots.words[self._base + _LOST] = self._generation
+
+    def on_loss(self, stop: Callable[[], None] | None) -> None:
+        # The main process stops it by a signal; here stands only that it is to. A fork of the body has no say.
+        if self._slots.pid != os.getpid():
+            return
+        self._slots.words[self._base + _STOPS] = 0 if stop is None else self._generation
+
+    def stop(self) -> None:
+        if self._slots.words[self._base + _STOPS] == self._generation:
+            self._slots.interrupt()
+
+    # A late word about an acquisition that the keeper has ended must not touch the slot's next one.
+
+    def held(self, deadline: float) -> None:
+        self._slots.floats[self._base + _DEADLINE] = deadline
+        self._slots.words[self._base + _STATE] = _HELD
+
+    def set_max_hold(self, until: float) -> None:
+        self._slots.floats[self._base + _UNTIL] = until
+
+    def renewed(self, deadline: float) -> None:
+        self._slots.floats[self._base + _DEADLINE] = max(self._slots.floats[self._base + _DEADLINE], deadline)
+
+    def begin_release(self) -> bool:
+        if not self._ours() or self._slots.words[self._base + _STATE] == _LEFT:
+            return False
+        self._slots.words[self._base + _STATE] = _LEAVING
+        return True
+
+    def delegate_release(self, ending: str) -> None:
+        if self._ours():
+            # It always fits (names and ids are cut); should it not, the lock is freed without its marks.
+            self.ending = ending if self._fits(ending) else ""
+            self.write(LeaseState.RELEASE_DELEGATED)
+
+    def clear(self) -> None:
+        if self._ours():
+            self._slots.words[self._base + _STATE] = _FREE
+
+    def _fits(self, ending: str) -> bool:
+        return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _ROOM
+
+    def write(self, state: LeaseState = LeaseState.ACQUIRING) -> None:
+        """Write the whole slot under the sequence number."""
+        words, memory, base = self._slots.words, self._slots.memory, self._base
+        text, owner = self.name.text, self.acquisition
+        data = f"{text}{owner}{self.ending}".encode()
+        if len(data) > _ROOM:
+            raise DLockError(f"{len(data)} bytes do not fit a slot of {_ROOM}")
+        # Names and acquisitions are ASCII.
+        lengths = len(text) << 32 | len(owner) << 16 | len(data) - len(text) - len(owner)
+        deadline = until = 0.0
+        if state is not LeaseState.ACQUIRING:
+            deadline, until = self._slots.floats[base + _DEADLINE], self._slots.floats[base + _UNTIL]
+        durability = 0 if self.durability is PRIMARY else number_of(self.durability)
+        sequence = words[base + _SEQUENCE] | 1
+        words[base + _SEQUENCE] = sequence
+        start = base * 8
+        memory[start + _TEXT : start + _TEXT + len(data)] = data
+        _HEAD.pack_into(
+            memory, start + 8, self._generation, deadline, self.ttl, self.name.bucket, lengths, until, durability, state
+        )
+        words[base + _SEQUENCE] = sequence + 1
+
+
+class WatchdogRecord(SharedLeaseRecord):
+    """The same acquisition, as the keeper in the main process sees it."""
+
+    __slots__ = ()
+
+    def renewed(self, deadline: float) -> None:
+        words, base = self._slots.words, self._base
+        deadline = max(deadline, self.deadline)
+        words[base + _RENEWED] = 0
+        self._slots.floats[base + _RENEWED_UNTIL] = deadline
+        words[base + _RENEWED] = self._generation
+
+    def clear(self) -> None:
+        self._slots.words[self._base + _CLEARED] = self._generation

@@ -1,0 +1,340 @@
+"""The watchdog: one thread per process renews every lease, and frees what the dead held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..errors import StoreRefused, StoreUnavailable
+from ..keys.key_spec import LockKeys
+from ..store.base import LockStore, ReleaseRequest
+from ..store.model import Released, Renewal
+from ..utils import threads as native
+from ..utils.background import Loop
+from ..utils.clock import Clock
+from ..utils.log import logger
+from .lease import drift_margin
+from .lease_table import LeaseRecord, LeaseState
+
+__all__ = ["KILL_GRACE", "LeaseSource", "Watchdog"]
+
+
+#: Seconds between two looks at the slots, unless a child dies.
+TICK = 0.2
+#: Seconds in which another server answers while one is silent.
+QUICK = 0.1
+#: A keeper with nothing to keep ends after so many ticks.
+IDLE_TICKS = 50
+#: Seconds within which a process ends that Celery kills for its hard time limit.
+KILL_GRACE = 10.0
+#: A release under way for so many seconds has failed without saying so; longer where the store may take longer.
+LINGER = 15.0
+
+
+class LeaseSource(Protocol):
+    """A process whose slots are kept: this one, or a child."""
+
+    def taken(self) -> Sequence[LeaseRecord]: ...
+    def gone(self) -> bool:
+        """The process is dead; all that it held is to be freed."""
+        ...
+
+    def pidfd(self) -> int | None:
+        """A descriptor that can be read as soon as the process is dead, where there is one."""
+        ...
+
+    def closed(self) -> bool:
+        """Asked when the source holds nothing: forget it?"""
+        ...
+
+    def looked_at(self, now: float) -> None:
+        """The watchdog has looked at everything at ``now``; 0: it has nothing to do and ends."""
+        ...
+
+    def freed(self, slot: LeaseRecord, released: Released) -> None:
+        """The keeper released what the dead process held in ``slot``."""
+        ...
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look at the slots found."""
+
+    due: list[LeaseRecord] = field(default_factory=list)
+    ends: list[tuple[LeaseSource, LeaseRecord]] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    held: list[LeaseRecord] = field(default_factory=list)
+    ends_at: float = math.inf
+    busy: bool = False
+    #: Those that were looked at, and what failed at another one.
+    at: list[LeaseSource] = field(default_factory=list)
+    error: Exception | None = None
+
+
+class Watchdog:
+    """Renews at a third of each ttl, or a long round earlier; tells of leases that are over before their holders do.
+
+    Only runs scripts, so that no broker can hold renewals up; takes no lock that other code takes. It is told what
+    to keep by slots alone, and reads time and sleeps through its arguments, so that a test can be its scheduler.
+
+    Args:
+        store: A store of its own, shared with no other thread.
+        clock: Where deadlines are read.
+        prefix: Of all keys.
+        timeout: Seconds that one call to ``store`` may take.
+        patient: More stores, by the seconds that a call to them may take: for while nothing ends soon, so that a slow
+            store does not cost leases that can wait for it.
+        lost: Called once for each lost lease, with its slot and the reason; must not block.
+        doubtful: Is there perhaps another live copy of this acquisition's message? Then word is left in the lock.
+        linger: Seconds after which a release that is under way has failed without saying so.
+        killed_by: When the process of this acquisition should have ended, after its hard time limit; 0: no limit was
+            enforced. Later its lease counts as lost.
+    """
+
+    def __init__(
+        self,
+        store: LockStore,
+        clock: Clock,
+        prefix: str,
+        timeout: float,
+        lost: Callable[[LeaseRecord, str], None],
+        doubtful: Callable[[str], bool] = lambda acquisition: False,
+        patient: Mapping[float, LockStore] | None = None,
+        linger: float = LINGER,
+        killed_by: Callable[[str], float] = lambda acquisition: 0.0,
+    ) -> None:
+        self._stores = {timeout: store, **(patient or {})}
+        self._hasty = timeout
+        self._store = store
+        self._clock = clock
+        self._prefix = prefix
+        # A lease that ends before the next call could have failed too is told now, while its holder can still act.
+        self._grace = TICK + timeout + QUICK + 0.1
+        self._lost = lost
+        self._doubtful = doubtful
+        self._linger = linger
+        self._killed_by = killed_by
+        self._sources: list[LeaseSource] = []
+        self._refused: set[str] = set()
+        self._duplicate_reported: set[str] = set()
+        self._release_started: dict[str, float] = {}
+        self._release_failed: dict[str, float] = {}
+        #: Seconds that the last round took: while a server is silent, the next one will take as long.
+        self._lasted = 0.0
+        self._idle = 0
+        self._loop = Loop("watchdog", self._turn, needed=self._busy, close=self._close, rest=self._rest)
+        #: What was held at the last look, and not lost.
+        self.held: Sequence[LeaseRecord] = ()
+
+    def watch(self, source: LeaseSource) -> bool:
+        """Keep this source's slots from now on; return False if the thread cannot be started."""
+        if source not in self._sources:
+            self._sources.append(source)
+        return self.wake()
+
+    def wake(self) -> bool:
+        """Make sure that the thread runs; return False if it cannot be started. Never blocks."""
+        return self._loop.wake()
+
+    def _turn(self) -> float | None:
+        idle, self._idle = self._idle, 0  # also after a round that fails, or ends the thread
+        if self.tick():
+            return TICK
+        if idle + 1 >= IDLE_TICKS:
+            return None
+        self._idle = idle + 1
+        return TICK
+
+    def _rest(self, seconds: float) -> None:
+        native.wait([fd for source in self._sources if (fd := source.pidfd()) is not None], seconds)
+
+    def _close(self) -> None:
+        for source in list(self._sources):
+            source.looked_at(0.0)
+        for store in self._stores.values():
+            store.close()
+
+    def _busy(self) -> bool:
+        return any(source.taken() or not source.closed() for source in list(self._sources))
+
+    def tick(self) -> bool:
+        """One look at everything; true if there was anything to keep."""
+        began = self._clock.monotonic()
+        look = _Look()
+        try:
+            self._round(look)
+        except Exception as error:
+            # A lease that ends unrenewed is reported, whichever error ended the round.
+            self._lose_what_ends(self.held, f"the watchdog failed: {type(error).__name__}")
+            raise
+        finally:
+            self._lasted = self._clock.monotonic() - began
+        for source in look.at:
+            source.looked_at(began)
+        if look.error is not None:
+            raise look.error
+        return look.busy
+
+    def _round(self, look: _Look) -> None:
+        for source in list(self._sources):
+            try:
+                self._look_at(source, look)
+                look.at.append(source)
+            except Exception as error:  # noqa: BLE001  # raised once the leases of the others are renewed
+                look.error = error
+        self._forget_all_but(look.seen)
+        self.held = look.held
+        # Three calls must fit before the first lease ends: this one, and two more if it fails.
+        budget = (look.ends_at - self._clock.monotonic() - TICK) / 3
+        self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
+        # The living first: the dead can wait for one round trip, a lease may not.
+        if look.due and not self._renew(look.due, look.held):
+            return  # the store is away, and no lease can wait for a second timeout
+        began = self._clock.monotonic()
+        # Those that failed before come last: of several servers, another one may answer.
+        for source, slot in sorted(look.ends, key=lambda end: end[1].acquisition in self._release_failed):
+            if not self._end(source, slot):
+                # The store is away; the others would wait for its timeout one by one.
+                self._unanswered((), (), look.held, "the store did not answer")
+                break
+            if self._clock.monotonic() - began > TICK:
+                break  # many ends, or a slow store: the living are looked at between them
+
+    def _lose_what_ends(self, slots: Sequence[LeaseRecord], reason: str) -> None:
+        for slot in slots:
+            if self._ends(slot):
+                self._lose(slot, f"its deadline came unanswered: {reason}")
+
+    def _ends(self, slot: LeaseRecord) -> bool:
+        """Is it over before another call could have failed?"""
+        grace = min(self._grace, slot.ttl * 2 / 3)  # no lease is given up before it was even due
+        return slot.state is LeaseState.HELD and not slot.lost and slot.deadline - grace <= self._clock.monotonic()
+
+    def _look_at(self, source: LeaseSource, look: _Look) -> None:
+        now = self._clock.monotonic()
+        gone, slots = source.gone(), source.taken()
+        for slot in slots:
+            look.seen.add(slot.acquisition)
+            if slot.state is LeaseState.HELD and not slot.lost and (reason := self._spent(slot, now)):
+                self._lose(slot, reason)
+            if slot.state is LeaseState.HELD and not slot.lost:
+                look.held.append(slot)
+                look.ends_at = min(look.ends_at, slot.deadline)
+            if gone or self._left(slot, now):
+                look.ends.append((source, slot))
+            elif slot.state is LeaseState.HELD and self._due(slot, now):
+                look.due.append(slot)
+        look.busy = look.busy or bool(slots) or not source.closed()
+        if gone and not slots:
+            self._sources.remove(source)
+
+    def _due(self, slot: LeaseRecord, now: float) -> bool:
+        if slot.acquisition in self._refused or self._spent(slot, now):
+            return False
+        # What comes due in a long round is renewed before it, not behind it.
+        return slot.deadline - slot.ttl * 2 / 3 <= now + self._lasted or (
+            slot.acquisition not in self._duplicate_reported and self._doubtful(slot.acquisition)
+        )
+
+    def _left(self, slot: LeaseRecord, now: float) -> bool:
+        if slot.state is LeaseState.RELEASE_DELEGATED:
+            return True
+        if slot.state is not LeaseState.RELEASING:
+            return False
+        return now - self._release_started.setdefault(slot.acquisition, now) >= self._linger
+
+    def _renew(self, due: Sequence[LeaseRecord], held: Sequence[LeaseRecord], within: float | None = None) -> bool:
+        """False if the store did not answer.
+
+        Args:
+            due: What to renew.
+            held: Everything that is held.
+            within: Seconds after which the answer is of no use.
+        """
+        sent = self._clock.monotonic()
+        worded = {slot.acquisition for slot in due if self._doubtful(slot.acquisition)}
+        renewals = [
+            Renewal(
+                LockKeys.of(self._prefix, slot.name).lock,
+                slot.acquisition,
+                round(slot.ttl * 1000),
+                (("word", "1"),) if slot.acquisition in worded else (),
+                slot.durability,
+            )
+            for slot in due
+        ]
+        try:
+            answers = self._store.renew(renewals, within)
+        except StoreUnavailable as error:
+            self._unanswered(due, due, held, str(error))
+            return isinstance(error, StoreRefused)
+        for slot, renewed in zip(due, answers, strict=True):
+            if renewed:
+                slot.renewed(sent + slot.ttl - drift_margin(slot.ttl))
+                self._duplicate_reported |= worded & {slot.acquisition}
+            elif renewed is False and slot.state is LeaseState.HELD:
+                # Read again: a release between our look and the store's answer is no loss.
+                self._refused.add(slot.acquisition)
+                self._lose(slot, "the store no longer knows it")
+        unknown = [slot for slot, renewed in zip(due, answers, strict=True) if renewed is None]
+        if unknown:
+            self._unanswered(unknown, due, held, "not all that keep it have confirmed it")
+        return True
+
+    def _unanswered(
+        self, slots: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], held: Sequence[LeaseRecord], reason: str
+    ) -> None:
+        """Only whoever was asked for is judged: of several servers, another one may answer."""
+        self._lose_what_ends(slots, reason)
+        # What was not due, and yet ends before another call could have failed, is asked for now.
+        others = [slot for slot in held if slot not in asked and self._ends(slot)]
+        if others:
+            left = min(slot.deadline for slot in others) - self._clock.monotonic()
+            self._renew(others, (), min(QUICK, max(0.02, left - 0.05)))
+
+    def _lose(self, slot: LeaseRecord, reason: str) -> None:
+        if not slot.lost:
+            slot.lose()
+            try:
+                slot.stop()
+            finally:
+                self._lost(slot, reason)
+
+    def _end(self, source: LeaseSource, slot: LeaseRecord) -> bool:
+        ending = ReleaseRequest.from_text(slot.ending) if slot.ending else ReleaseRequest(outcome_unknown=True)
+        keys = LockKeys.of(self._prefix, slot.name)
+        try:
+            released = self._store.release(keys, slot.acquisition, ending, slot.durability)
+        except StoreUnavailable as error:
+            refused = isinstance(error, StoreRefused)
+            self._not_ended(slot, error, refused=refused)
+            return refused
+        slot.clear()
+        source.freed(slot, released)
+        return True
+
+    def _not_ended(self, slot: LeaseRecord, error: StoreUnavailable, *, refused: bool) -> None:
+        now = self._clock.monotonic()
+        if slot.acquisition not in self._release_failed:
+            self._release_failed[slot.acquisition] = now
+            logger.warning("cannot free %s yet: %s", slot.name, error)
+        elif refused and now - self._release_failed[slot.acquisition] > slot.ttl:
+            logger.error("%s was not freed and is left to its ttl: %s", slot.name, error)
+            slot.clear()
+
+    def _forget_all_but(self, seen: set[str]) -> None:
+        self._refused &= seen
+        self._duplicate_reported &= seen
+        for since in (self._release_started, self._release_failed):
+            for acquisition in since.keys() - seen:
+                del since[acquisition]
+
+    def _spent(self, slot: LeaseRecord, now: float) -> str:
+        """Return why the lease may be renewed no more; "" if it may be."""
+        if 0 < slot.max_hold_until <= now:
+            return "it was held for as long as max_hold allows"
+        if 0 < self._killed_by(slot.acquisition) <= now:
+            return f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
+        return ""

@@ -1,0 +1,313 @@
+"""What a store of locks promises; the rooms above know nothing else of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple, Protocol
+
+from ..keys.key_spec import LockKeys, LockName
+from ..options.durability import PRIMARY, Durability
+from .model import (
+    Acquired,
+    AcquireRequest,
+    ClaimRequest,
+    ExistingCall,
+    Grant,
+    Holder,
+    LastRun,
+    Refusal,
+    Released,
+    Renewal,
+    Requester,
+    Waiting,
+)
+
+__all__ = [
+    "FOREIGN_MS",
+    "ClaimStore",
+    "LockStore",
+    "QueueStepResult",
+    "QueueStore",
+    "ReleaseListener",
+    "ReleaseRequest",
+    "StoreInfo",
+    "UseStore",
+]
+
+#: Characters of an ending that surely fit a slot, beside the longest name.
+MOST_TEXT: Final = 1200
+_NOBODY: Final = Requester.of(None, None, "", 0).text
+
+
+class ReleaseRequest(NamedTuple):
+    """What an acquisition's end means beyond freeing the lock.
+
+    Args:
+        final: The message is acknowledged with a stored end; its identity must not run again.
+        identity: Whose end it is: the digest of an :class:`Identity`; "" outside any message.
+        used_ms: Milliseconds that the name stays used by this success; 0: it does not.
+        by: Who used it: the text of a :class:`~celery_dlock.store.model.Requester`.
+        unsure: The acquire may still be on its way: leave a tombstone that refuses it.
+        undone: Nothing came of the acquisition, so its lock is not kept (``min_hold``). With ``unsure``.
+        queue: The task's policy is to queue, so the lock is expected to have waiters.
+        once: The acquisition has a mark (``once_per``), and its body did not die: unless it used the name, that is
+            free again, or as unknown as it was before.
+        tick: Of which tick that mark is; "" of any.
+        seed: Of the idempotency key that the body read.
+        window_ms: Milliseconds that the mark of a free name keeps that seed.
+        heir: The identity of its retry, for which the lock is kept (``keep_on_retry``); "" for none.
+        heir_ms: Milliseconds that it is kept for that one at most.
+    """
+
+    final: bool = False
+    identity: str = ""
+    used_ms: int = 0
+    by: str = ""
+    outcome_unknown: bool = False
+    queue: bool = False
+    once: bool = False
+    tick: str = ""
+    seed: str = ""
+    window_ms: int = 0
+    reserved_for: str = ""
+    heir_ms: int = 0
+    rolled_back: bool = False
+
+    @property
+    def text(self) -> str:
+        """As JSON, for a slot that is left to the keeper."""
+        text = json.dumps(self)
+        # A slot has so much room: what the end means goes before whose it was.
+        return text if len(text) <= MOST_TEXT else json.dumps(self._replace(by=_NOBODY))
+
+    @classmethod
+    def from_text(cls, text: str) -> ReleaseRequest:
+        """Reads :attr:`text`; torn text (its writer was killed) means no more than that the lock is to be freed."""
+        try:
+            return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
+        except (ValueError, TypeError):
+            return cls(outcome_unknown=True)
+
+
+class ReleaseListener(Protocol):
+    """Tells of releases of one lock."""
+
+    def wait(self, timeout: float) -> bool:
+        """Block at most ``timeout`` s; true if a release was told. May be wrong either way: ask the store again."""
+        ...
+
+
+class LockStore(Protocol):
+    """Where locks live.
+
+    Every method is one round trip, takes effect as a whole or not at all, and is safe to be sent twice. Losing a
+    race is an answer. Raises :class:`~celery_dlock.errors.StoreUnavailable` when the store did not carry a command
+    out, and its subclass :class:`~celery_dlock.errors.ReplyLost` when that is not known.
+    """
+
+    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+        """Take the lock for ``acquisition``, or say why not; park the message where the claim brings its entry.
+
+        Raises:
+            NotConfirmed: It was carried out, and is to be taken back: not all confirmed it that the claim asks for.
+            StoreNotReady: The store may have lost leases, and grants nothing new for a while.
+        """
+        ...
+
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+        """Move deadlines; false where another holds the lock or nobody does. Never creates a lock.
+
+        None where it is not known, because one server of several did not answer; or where not all confirmed it.
+
+        Args:
+            renewals: What to renew.
+            within: Seconds after which the answer is of no use.
+        """
+        ...
+
+    def release(
+        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+    ) -> Released:
+        """End an acquisition and grant the next waiter. Harmless for one that ended before or never was.
+
+        What is not confirmed has happened all the same; that is logged once.
+        """
+        ...
+
+    def shard(self, keys: LockKeys) -> int:
+        """Which part of the store keeps a lock, as a number: parts fail apart from one another. Asks nobody."""
+        ...
+
+    def inspect(self, keys: LockKeys) -> Holder | None:
+        """Who holds the lock now."""
+        ...
+
+    def waker(self, keys: LockKeys) -> AbstractContextManager[ReleaseListener]:
+        """Listen for releases; from entering on, none is missed while the connection lives."""
+        ...
+
+    def close(self) -> None:
+        """Give up all connections of this process. The store may be used again afterwards."""
+        ...
+
+
+#: Milliseconds that a granted message waits for a worker of its broker while only workers of other brokers come.
+FOREIGN_MS: Final = 5 * 60 * 1000
+
+
+class QueueStepResult(NamedTuple):
+    """What a step on a queue brought to light.
+
+    Args:
+        entry: Of the waiter that was taken out; "" if there was none.
+        granted: The waiter for which the lock is kept now; its message is to be published.
+        buried: The identity that went to the dead letters, "" if none did.
+        foreign: It did so because no worker of its broker published it.
+    """
+
+    entry: str = ""
+    granted: Grant | None = None
+    buried: str = ""
+    foreign: bool = False
+
+
+class StoreInfo(NamedTuple):
+    """How a store is set up.
+
+    Args:
+        durable: All but its last second survives a restart.
+        eviction: What it does when its memory is full: ``noeviction``, or the policy by which it drops keys of its
+            own choice; "" where that cannot be told.
+        silent: Those of its servers that did not answer, each with the reason.
+        fsyncs: It can say that a write is on disk (WAITAOF).
+        replicas: How many of them follow a server, at the least; None where it does not say.
+        twins: Which of its servers are one under two names, in words; "" where none is.
+    """
+
+    durable: bool
+    eviction: str
+    silent: tuple[str, ...] = ()
+    fsyncs: bool = False
+    replicas: int | None = None
+    twins: str = ""
+
+
+class ClaimStore(Protocol):
+    """Claims of names, made when a message is published. Each method is as those of :class:`LockStore`."""
+
+    def claim(self, publications: Sequence[tuple[LockKeys, ClaimRequest]]) -> list[ExistingCall | None]:
+        """Claim names, in one write: None for each that is claimed, else who was first.
+
+        Raises:
+            NotConfirmed: Not all confirmed it that a publication asks for: all of these are to be given up.
+        """
+        ...
+
+    def unclaim(self, keys: LockKeys, task_id: str, turn: int, attempt: str = "") -> bool:
+        """Give a claim up; a message that follows this one keeps its own. False if there was none.
+
+        With an ``attempt``, a claim of that name that comes later takes no effect, and one of another name stays.
+        """
+        ...
+
+    def keep_claims(self, claims: Sequence[tuple[LockKeys, str, int]]) -> None:
+        """Let claims (of a name, by a task id) last so many milliseconds from now at least. Never creates one."""
+        ...
+
+    def close(self) -> None:
+        """Give up all connections of this process. The store may be used again afterwards."""
+        ...
+
+
+class UseStore(Protocol):
+    """What became of the last run of a name, for operators. ``tick``: of the run of that tick alone."""
+
+    def use(self, keys: LockKeys, tick: str = "") -> LastRun | None:
+        """What became of the name's last run; None where nobody has to care."""
+        ...
+
+    def forget(self, keys: LockKeys, tick: str = "") -> bool:
+        """The name is as if it had never run; false if it was so before."""
+        ...
+
+    def resolve(self, keys: LockKeys, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+        """The run whose outcome nobody knows did its work, or did not; false if there is none such."""
+        ...
+
+
+class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
+    """The steps that belong to no acquisition: on queues, and on what workers note about themselves."""
+
+    def sweep(
+        self, keys: LockKeys, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+    ) -> QueueStepResult:
+        """Grant a lock that is free, and end a grant that is due."""
+        ...
+
+    def published(self, keys: LockKeys, identity: str, turn_ms: int) -> bool:
+        """Note that a granted message was published; false if its grant is over."""
+        ...
+
+    def pass_on(self, keys: LockKeys, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+        """Leave a grant that was not published to another worker; false if it is published, or over.
+
+        Args:
+            keys: Of the lock.
+            grant: The waiter.
+            foreign: Its message is of another broker. If no worker of that one comes, it becomes a dead letter.
+            present: A worker of that other broker runs, so it does not.
+        """
+        ...
+
+    def remove_waiter(
+        self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+    ) -> QueueStepResult:
+        """Take a waiter out, to the dead letters with ``bury``; its turn passes on. One that runs is left alone.
+
+        Copies of a waiter that was taken out do not run; nor, if it has ``ended``, those of one that did not wait.
+        """
+        ...
+
+    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+        """The message of this identity has ended: copies of it do not run.
+
+        Marks nothing where a message that was sent later, with the same id, holds the lock by now.
+
+        Args:
+            keys: Of its lock.
+            identity: The message's.
+            owner: Who ran it.
+            age_us: Microseconds since that run began.
+        """
+        ...
+
+    def waiting(self, keys: LockKeys, most: int) -> Waiting:
+        """Who waits."""
+        ...
+
+    def facts(self) -> StoreInfo:
+        """How the store is set up."""
+        ...
+
+    @property
+    def clustered(self) -> bool:
+        """Does each bucket take a command of its own?"""
+        ...
+
+    def sweep_lease(self, key: str, worker: str, life_ms: int) -> int:
+        """Take or keep a lease of the sweepers: 0 if this worker has it, else milliseconds until it ends."""
+        ...
+
+    def due(self, prefix: str, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+        """The locks of these buckets that a sweep has to look after within so many s, at most so many of each."""
+        ...
+
+    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
+        """Keep what a worker noted, at least so long; "" takes it away."""
+        ...
+
+    def notes(self, key: str) -> dict[str, str]:
+        """What workers noted under this key, by worker."""
+        ...

@@ -1,0 +1,81 @@
+"""From a place to the store there. A driver is imported only when its place is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidLockOptions
+from .location import StoreLocation, safe_error_text
+
+if TYPE_CHECKING:
+    from .base import QueueStore
+    from .redis.quarantine import Quarantine
+    from .redis.topology import Topology
+
+__all__ = ["from_url", "open_store"]
+
+
+def open_store(places: Sequence[StoreLocation], *, timeout: float, probation: Quarantine | None = None) -> QueueStore:
+    """The store that is kept at some places.
+
+    Args:
+        places: One; or several independent servers, of which a majority makes one store (Redlock).
+        timeout: Seconds after which a command counts as unanswered.
+        probation: For how long a server that may have lost leases grants nothing new; None: it grants at once.
+
+    Raises:
+        InvalidLockOptions: No connection can be made of what was said of a place.
+    """
+    from .redis.store import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
+
+    if len(places) > 1:
+        from .redlock.store import RedlockStore  # noqa: PLC0415  # as above
+
+        names: dict[str, str] = {}
+        members = [RedisStore(_topology(place, timeout, names), probation) for place in places]
+        return RedlockStore(members, [place.shown for place in places], timeout=timeout)
+    return RedisStore(_topology(places[0], timeout), probation)
+
+
+def from_url(url: str, *, timeout: float) -> QueueStore:
+    """The store at one place.
+
+    Raises:
+        InvalidLockOptions: The URL cannot be used; the message shows no password.
+    """
+    return open_store((StoreLocation.of(url),), timeout=timeout)
+
+
+def _topology(place: StoreLocation, timeout: float, names: dict[str, str] | None = None) -> Topology:
+    from .redis.endpoint import ServerEndpoint  # noqa: PLC0415  # as above
+    from .redis.pool import ConnectionPool  # noqa: PLC0415  # as above
+
+    try:
+        if place.kind == "cluster":
+            from .redis.cluster.topology import Cluster  # noqa: PLC0415  # as above
+
+            ServerEndpoint(place.options_at(place.addresses[0]))  # what it cannot make is told now
+            return Cluster(
+                place.addresses,
+                lambda address: ServerEndpoint(place.options_at(address)),
+                timeout=timeout,
+                heard=place.heard,
+            )
+        if place.kind == "sentinel":
+            from .redis.sentinel import SentinelDoor  # noqa: PLC0415  # as above
+
+            return ConnectionPool(SentinelDoor(place, timeout=timeout), timeout=timeout)
+        door = ServerEndpoint(place.options_at(place.addresses[0] if place.addresses else None))
+        if names is None:
+            return ConnectionPool(door, timeout=timeout)
+
+        from .redlock.endpoint import MemberDoor  # noqa: PLC0415  # as above
+
+        return ConnectionPool(MemberDoor(door, place.shown, names), timeout=timeout)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InvalidLockOptions):
+            raise
+        raise InvalidLockOptions(
+            f"{place.setting}: cannot keep locks at {place.shown!r}; {safe_error_text(error)}"
+        ) from None

@@ -1,0 +1,351 @@
+"""Where locks are to be kept, as a URL says it: read once, checked, shown without secrets."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from ..errors import InvalidLockOptions
+
+__all__ = [
+    "NOT_TAKEN",
+    "SCHEMES",
+    "Address",
+    "StoreLocation",
+    "provided",
+    "safe_error_text",
+    "scheme_of",
+    "shown",
+    "tls",
+]
+
+Address: TypeAlias = tuple[str, int]
+Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
+
+_SOCKETS = ("unix", "redis+socket")
+_CLUSTERS = ("redis+cluster", "rediss+cluster")
+SCHEMES: Final = ("redis", "rediss", *_SOCKETS, "sentinel", *_CLUSTERS)
+
+#: Times and retries are this library's own, and it has no pools.
+NOT_TAKEN: Final = frozenset((
+    "max_connections", "timeout", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error",
+    "health_check_interval", "protocol", "decode_responses", "encoding", "encoding_errors",
+))  # fmt: skip
+#: Begins another URL behind the first.
+_ANOTHER: Final = re.compile(r"[,;]\s*[a-z+]+://")
+#: What may be shown as a host and its port, and the begin of a query's value.
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[^:=\[\]]*)(:\d{1,5})?")
+_QUERY: Final = re.compile(r"[?#&][^=]*=")
+#: In no host: a query without its "?" would be shown by every error of connecting there, with its password.
+_NO_HOST: Final = re.compile(r"[\s&=;,?#@\\]")
+_FORMS: Final = {
+    **dict.fromkeys(("redis", "rediss"), "host:port/number of the database"),
+    **dict.fromkeys(_SOCKETS, "/path of the socket"),
+    **dict.fromkeys(_CLUSTERS, "host:port,host:port"),
+    "sentinel": "host:port;sentinel://host:port/number of the database",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLocation:
+    """One server, or several that are one place: a Sentinel set or a Cluster.
+
+    Args:
+        kind: What has to be asked there.
+        shown: The URL for people: without user and password.
+        setting: The setting that it comes from.
+        addresses: Of the server, of the sentinels, or of some nodes of the Cluster; none for a socket of Unix.
+        options: How to connect, in redis-py's words, but for host and port; it holds the secrets.
+        master_name: What the sentinels call the primary.
+        sentinel_options: How to connect to the sentinels, in redis-py's words.
+        heard: What one of the many that connect there has learnt of its servers, for the others.
+        said: What one of the many that connect there has put into the log, so that the others need not.
+    """
+
+    kind: Kind
+    shown: str
+    setting: str
+    addresses: tuple[Address, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    master_name: str | None = None
+    sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    heard: dict[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
+    said: set[str] = field(default_factory=set, repr=False, hash=False, compare=False)
+
+    @classmethod
+    def of(cls, url: str, *, setting: str = "dlock_url", more: Mapping[str, Any] | None = None) -> StoreLocation:
+        """The place that a URL names.
+
+        Args:
+            url: In one of the forms of :data:`SCHEMES`.
+            setting: Where the URL stands, for the error.
+            more: What its query leaves out: ``master_name``, ``sentinel_kwargs``, ``credential_provider``, ``ssl``.
+
+        Raises:
+            InvalidLockOptions: The URL cannot be used; the message shows no password.
+        """
+        scheme = scheme_of(url)
+        if scheme not in SCHEMES:
+            allowed = ", ".join(f"{s}://" for s in SCHEMES)
+            valkey = "; a Valkey is redis://, too" if scheme.startswith("valkey") else ""
+            raise InvalidLockOptions(
+                f"{setting}={shown(url)!r} is not allowed; allowed: a URL that starts with one of {allowed}{valkey}"
+            )
+        try:
+            return _with_hosts(_READERS.get(scheme, _server)(url, scheme, setting, dict(more or {})))
+        except _Form:
+            wanted = f"allowed: {scheme}://{_FORMS[scheme]}"
+            if "@" in url:
+                # Where one of these ends what is read as the host, what is shown looks as it should.
+                wanted += " (percent-encode / @ : ? # in user and password: p%2Fw for p/w)"
+        except (ValueError, TypeError, ImportError, AttributeError) as error:
+            wanted = safe_error_text(error)
+        raise InvalidLockOptions(f"{setting}: cannot keep locks at {shown(url)!r}; {wanted}") from None
+
+    def options_at(self, address: Address | None) -> dict[str, Any]:
+        """Everything that redis-py needs for a connection to one of the servers."""
+        return dict(self.options) | ({"host": address[0], "port": address[1]} if address else {})
+
+
+class _Form(ValueError):
+    """The URL has not the form of its scheme."""
+
+
+def _with_hosts(found: StoreLocation) -> StoreLocation:
+    """Return what was found, unless a host cannot be one.
+
+    Raises:
+        _Form: A host holds what stands in none.
+    """
+    if any(_NO_HOST.search(host) for host, _ in found.addresses):
+        raise _Form
+    return found
+
+
+def shown(url: str) -> str:
+    """Return the URL for people: without user, password and query; "…" stands for what may be one of them."""
+    # Only where a scheme follows does a semicolon or comma end a URL: a password may hold one.
+    return "".join(map(_shown, re.split(r"([,;]\s*)(?=[a-z+]+://)", url)))
+
+
+def _shown(url: str) -> str:
+    # Not by urlsplit: a password may hold what ends a URL's host.
+    scheme, colon, rest = url.partition(":")
+    if not rest.startswith("/"):
+        return _public(url.lstrip("/"))  # without a scheme, it begins with the secrets
+    place = rest.lstrip("/")
+    return f"{scheme}{colon}{rest[: len(rest) - len(place)]}{_public(place)}"
+
+
+def _public(place: str) -> str:
+    """Return what stands between the password and the query, as far as it can be neither."""
+    secret, _, rest = place.rpartition("@")
+    if _QUERY.search(secret):
+        return "…"  # the @ may belong to a value of the query, and what follows it be the rest of a password
+    rest = re.split("[?#&]", rest)[0]
+    hosts, slash, path = rest.partition("/")
+    if not all(map(_HOST.fullmatch, hosts.split(","))):
+        # Where the host was forgotten, a password stands where its port should.
+        user = hosts.partition(":")[0]
+        return "…" if "=" in user else f"{user}:…"
+    return hosts + slash + (path if "=" not in path else "…")
+
+
+def scheme_of(url: str) -> str:
+    """What stands before the first colon. Not by urlsplit: its errors quote the password."""
+    return url.partition(":")[0].lower()
+
+
+def safe_error_text(error: Exception) -> str:
+    """What an error in reading a URL says, in one line, without what stands in the URL."""
+    if "Port" in str(error):
+        # It quotes what it took for the port: the begin of a password that holds one of / ? #
+        return "its port is no number up to 65535, or its password is not percent-encoded"
+    if any(word in str(error) for word in ("netloc", "IPv6", "IPvFuture", "IPv4")):
+        # Of urlsplit, and likewise: the whole of user and password, or what stands in brackets.
+        return "its host cannot be read, or its password is not percent-encoded"
+    if str(error).startswith("invalid literal for int()"):
+        # Of Celery's backend: what it took for the path may be the end of a password that holds one of / ? #
+        return "no number of a database, or its password is not percent-encoded"
+    if "unexpected keyword argument" in str(error):
+        # Where a password ends what is read as the host, its end begins the query.
+        named = re.search(r"argument ('\w+')", str(error))
+        return f"redis-py knows no option {named[1]}" if named else "redis-py does not know all options of its query"
+    return " ".join(str(error).split())
+
+
+def tls(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of TLS as Celery users write them, in redis-py's words."""
+    # Celery's words for them; redis-py knows `none`, or the numbers of the standard library.
+    return {
+        key: value.removeprefix("CERT_").lower() if key == "ssl_cert_reqs" and isinstance(value, str) else value
+        for key, value in options.items()
+        if key.startswith("ssl_")
+    }
+
+
+def _server(url: str, scheme: str, setting: str, more: dict[str, Any]) -> StoreLocation:
+    parts = urlsplit(url)
+    if _ANOTHER.search(url) or "," in _hosts(parts):
+        raise ValueError(
+            "this is one server; for Redlock give a list of URLs and not one text, for a Cluster redis+cluster://"
+        )
+    if not url.startswith(f"{scheme}://") or (scheme not in _SOCKETS and not re.fullmatch(r"/?\d*/?", parts.path)):
+        # redis-py would read the first as localhost, and the second as database 0.
+        raise _Form
+    from redis.connection import parse_url  # noqa: PLC0415  # importing celery_dlock loads no driver
+
+    # By hand, because urlunsplit drops the slashes of a URL without a host.
+    bare = f"{'unix' if scheme in _SOCKETS else scheme}://{parts.netloc}{parts.path}"
+    options = dict(parse_url(bare)) | _asked(parts.query, more)
+    if scheme != "rediss" and any(key.startswith("ssl_") for key, _ in parse_qsl(parts.query)):
+        raise ValueError("its ssl_ options ask for rediss://")
+    if scheme in _SOCKETS and _secured(more):
+        raise ValueError("a socket of this machine speaks no TLS: take 'ssl' out of dlock_transport_options")
+    address = () if scheme in _SOCKETS else ((options.pop("host", "localhost"), options.pop("port", 6379)),)
+    return StoreLocation("server", shown(url), setting, address, options)
+
+
+def _sentinels(url: str, _scheme: str, setting: str, more: dict[str, Any]) -> StoreLocation:
+    chunks = [urlsplit(chunk) for chunk in url.split(";")]
+    if any("," in _hosts(chunk) for chunk in chunks):
+        raise ValueError("sentinels are separated by semicolons: sentinel://host1:26379;sentinel://host2:26379")
+    if not all(chunk.scheme == "sentinel" and chunk.hostname for chunk in chunks):
+        raise _Form
+    if not all(re.fullmatch(r"/?\d*/?", chunk.path) for chunk in chunks):
+        raise _Form
+    user = _one("users", [unquote(chunk.username or "") for chunk in chunks])
+    password = _one("passwords", [unquote(chunk.password or "") for chunk in chunks])
+    options = _credentials(user, password)
+    options["db"] = int(_one("databases", [chunk.path.strip("/") for chunk in chunks]) or 0)
+    queries = dict(parse_qsl(_one("options", [chunk.query for chunk in chunks])))
+    name = queries.pop("master_name", None) or more.get("master_name")
+    if not name:
+        raise ValueError(
+            f"{setting.partition('_')[0]}_transport_options={{'master_name': ...}} has to name the primary"
+        )
+    options |= _asked(urlencode(queries), more)
+    addresses = tuple(_address(chunk, 26379) for chunk in chunks)
+    return StoreLocation("sentinel", shown(url), setting, addresses, options, name, more.get("sentinel_kwargs") or {})
+
+
+def _cluster(url: str, scheme: str, setting: str, more: dict[str, Any]) -> StoreLocation:
+    parts = urlsplit(url)
+    if _ANOTHER.search(url):
+        raise ValueError(f"nodes are separated by commas: {scheme}://host1:7000,host2:7000")
+    secret, _, hosts = parts.netloc.rpartition("@")
+    if "@" in secret:
+        raise ValueError("user and password stand once, before the first host, percent-encoded")
+    nodes = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    if not all(node.hostname for node in nodes):
+        raise _Form
+    if "@" in parts.path:
+        raise _Form
+    if parts.path.strip("/") not in ("", "0"):
+        raise ValueError("a Redis Cluster has no database but 0")
+    user, _, password = secret.partition(":")
+    options = _credentials(unquote(user), unquote(password)) | _asked(parts.query, more)
+    if scheme.startswith("rediss"):
+        options["connection_class"] = _ssl_connection()
+    return StoreLocation("cluster", shown(url), setting, tuple(_address(node, 6379) for node in nodes), options)
+
+
+_READERS: Final = {"sentinel": _sentinels, **dict.fromkeys(_CLUSTERS, _cluster)}
+
+
+def _one(what: str, given: Iterable[str]) -> str:
+    """What some of several addresses say, and none of them otherwise."""
+    different = set(given) - {""}
+    if len(different) > 1:
+        raise ValueError(f"its addresses name different {what}")
+    return different.pop() if different else ""
+
+
+def _hosts(parts: SplitResult) -> str:
+    return parts.netloc.rpartition("@")[2]
+
+
+def _address(parts: SplitResult, port: int) -> Address:
+    return unquote(parts.hostname or ""), parts.port or port
+
+
+def _credentials(user: str | None, password: str | None) -> dict[str, Any]:
+    return {key: text for key, text in (("username", user), ("password", password)) if text}
+
+
+def _asked(query: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a URL's query, and those that stand beside it, typed."""
+    from redis.connection import parse_url  # noqa: PLC0415  # as above
+
+    words = {"db" if key == "virtual_host" else key: value for key, value in parse_qsl(query)}
+    # redis-py reads the types of those that it knows.
+    options = dict(parse_url(f"redis://h?{urlencode({k: v for k, v in words.items() if k not in NOT_TAKEN})}"))
+    options.pop("host")
+    secure = tls(options)
+    given = more.get("ssl")
+    options |= (tls(given) if isinstance(given, Mapping) else {}) | secure
+    if secure or _secured(more):
+        options["connection_class"] = _ssl_connection()
+    provider = options.get("credential_provider") or more.get("credential_provider")
+    if provider:
+        options |= provided(provider)
+    return options
+
+
+def _secured(more: Mapping[str, Any]) -> bool:
+    """Is TLS asked for beside the URL? Also by a dict without any options, as with ``broker_use_ssl``."""
+    return more.get("ssl") is True or isinstance(more.get("ssl"), Mapping)
+
+
+def provided(provider: Any) -> dict[str, Any]:
+    """A provider of credentials, or the dotted path of its class; it stands in the place of user and password.
+
+    Raises:
+        ValueError: It is none, or no class is there.
+    """
+    from redis import CredentialProvider  # noqa: PLC0415  # as above
+
+    # A text that names no class is not shown: it may be the secret itself.
+    found = _made(_named(provider)) if isinstance(provider, str) else provider
+    if not isinstance(found, CredentialProvider):
+        raise ValueError(f"credential_provider=<{type(found).__name__}> is no redis.CredentialProvider")  # noqa: TRY004  # a setting
+    return {"username": None, "password": None, "credential_provider": found}
+
+
+def _made(provider: Callable[[], Any]) -> Any:
+    try:
+        return provider()
+    except Exception as error:
+        raise ValueError(f"credential_provider cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _named(path: str) -> Any:
+    """Return the class at a dotted path.
+
+    Raises:
+        ValueError: There is none; the error does not quote the path.
+        ImportError: Its module could not be imported, because another one is missing.
+    """
+    if "." not in path:
+        raise ValueError("credential_provider is no dotted path of a class")
+    try:
+        return pkgutil.resolve_name(path)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{path}.".startswith(f"{error.name}."):
+            raise
+        missing = "there is no module of that name"
+    except AttributeError:
+        missing = "its module has nothing of that name"
+    except ValueError:
+        missing = "it is no dotted name"
+    raise ValueError(f"credential_provider cannot be imported: {missing}")
+
+
+def _ssl_connection() -> type[Any]:
+    from redis.connection import SSLConnection  # noqa: PLC0415  # as above
+
+    return SSLConnection

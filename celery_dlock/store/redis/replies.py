@@ -1,0 +1,150 @@
+"""What the scripts answer, as records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ...keys.lock_name import idempotency_key
+from ..model import (
+    Duplicate,
+    ExistingCall,
+    Grant,
+    Held,
+    Holder,
+    LastRun,
+    Parked,
+    Queued,
+    Refusal,
+    Tombstoned,
+    Unknown,
+    Used,
+    Waiter,
+)
+
+__all__ = ["first", "grant", "holder", "refusal", "use", "waiter"]
+
+
+def refusal(reply: Sequence[Any], identity: str) -> Refusal:
+    """Why an acquire was refused; ``identity``: the digest of who asked."""
+    verb, *facts = reply
+    return _REFUSALS[verb](facts, identity)
+
+
+def holder(fields: Sequence[Any]) -> Holder:
+    """Who holds a lock."""
+    acquisition, identity, token, since, left, count, pttl, *by = fields
+    return Holder(
+        *_who(*(text.decode("utf-8", "replace") for text in by)),
+        since=int(since) / 1e6,
+        owner=acquisition.decode().rpartition(".")[0],
+        identity=identity.decode(),
+        token=int(token),
+        hold_count=int(count),
+        left=left == b"1",
+        expires_in=max(0, int(pttl)) / 1000,
+        kept=acquisition == b"kept",
+        retries=acquisition.startswith(b"keep:"),
+    )
+
+
+class _Mark(NamedTuple):
+    """A name's mark, line by line as ``scripts/mark.lua`` has it."""
+
+    state: str
+    at: str
+    identity: str
+    acquisition: str
+    seed: str
+    by: str
+    crashed_at: str
+    crashed_of: str
+    crashed_by: str
+
+    @classmethod
+    def of(cls, mark: bytes) -> _Mark:
+        return cls(*mark.decode("utf-8", "replace").split("\n"))
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(*_who(*json.loads(self.by)), since=int(self.at) / 1e6, identity=self.identity)
+
+
+def _used(facts: Sequence[Any], identity: str) -> Used:
+    holder = _Mark.of(facts[0]).holder
+    return Used(holder, holder.identity == identity, _passed_on(facts[1:]))
+
+
+def _unknown(facts: Sequence[Any], _identity: str) -> Unknown:
+    return Unknown(_Mark.of(facts[0]).holder, _passed_on(facts[1:]))
+
+
+def use(reply: Sequence[Any], name: str) -> LastRun | None:
+    """What became of a name's last run."""
+    if not reply:
+        return None
+    mark, pttl, holding = _Mark.of(reply[0]), max(0, int(reply[1])) / 1000, reply[2].decode()
+    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
+    if mark.state == "begun" and mark.acquisition == holding:
+        state = "running"
+    by = mark.holder
+    # Of several servers, it stands behind the token of their agreement.
+    seed = mark.seed.rpartition("/")[2]
+    return LastRun(state, by.task, by.task_id, by.node, by.since, pttl, idempotency_key(name, seed))
+
+
+def _who(task: str, task_id: str, node: str, pid: str) -> tuple[str | None, str | None, str, int]:
+    return task or None, task_id or None, node, int(pid)
+
+
+def _held(facts: Sequence[Any], identity: str) -> Held:
+    held = holder(facts[1:])
+    return Held(held, bool(identity) and held.identity == identity, int(facts[0]))
+
+
+def _queued(facts: Sequence[Any], _identity: str) -> Queued:
+    waiting, rank, *held = facts
+    return Queued(waiting, int(rank), holder(held) if held else None)
+
+
+def _parked(facts: Sequence[Any], _identity: str) -> Parked:
+    rank, position, *grants = facts
+    return Parked(int(rank), int(position), grant(*grants[:3]), grant(*grants[3:]))
+
+
+def _passed_on(facts: Sequence[Any]) -> Grant | None:
+    return grant(*facts) if facts else None
+
+
+_REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
+    b"held": _held,
+    b"used": _used,
+    b"unknown": _unknown,
+    b"done": lambda facts, _identity: Duplicate(_passed_on(facts)),
+    b"gone": lambda _facts, _identity: Tombstoned(),
+    b"queue": _queued,
+    b"parked": _parked,
+}
+
+
+def grant(identity: bytes, entry: bytes, turn: bytes = b"") -> Grant | None:
+    """Whose turn it is, if it is anybody's."""
+    return Grant(identity.decode(), entry.decode("utf-8", "replace"), turn.decode()) if identity else None
+
+
+def first(reply: Sequence[Any]) -> ExistingCall | None:
+    """Who has the name that was to be claimed; None: it is claimed."""
+    if not reply:
+        return None
+    state, task_id, task, node, since = ((part or b"").decode("utf-8", "replace") for part in reply)
+    return ExistingCall(state, task or None, task_id or None, node, int(since or 0) / 1e6)
+
+
+def waiter(rank: bytes, who: bytes) -> Waiter:
+    """Who waits; nameless where its entry cannot be read: its turn will show that to be said aloud."""
+    try:
+        task, task_id = json.loads(who)
+    except (TypeError, ValueError):
+        task = task_id = ""
+    return Waiter(task, task_id, float(rank) / 1e6)

@@ -1,0 +1,58 @@
+"""Names that were used (``once_per``), as operators see and settle them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidLockOptions
+from ..keys.key_spec import LockKeys
+from ..options.validation import invalid_value
+from .call_options import ARGUMENT, Call, call_of, headers_for
+
+if TYPE_CHECKING:
+    from ..store.model import LastRun
+    from .base import SingletonTask
+
+__all__ = ["forget", "last_run", "resolve"]
+
+
+def last_run(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
+    """What became of the last run of a call's name."""
+    if not task.locks_enabled:
+        return None
+    return task.dlock.uses.use(_keys(task, args, kwargs), tick)
+
+
+def forget(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
+    """Make a call's name free; false if it was."""
+    if not task.locks_enabled:
+        return False
+    return task.dlock.uses.forget(_keys(task, args, kwargs), tick)
+
+
+def resolve(
+    task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = ""
+) -> bool:
+    """Settle what became of a run that died; false if there is none such."""
+    call = _call(task, kwargs)
+    window = call.options.once_seconds
+    if window is None:
+        allowed = "for a task with once_per, or with the call's own dlock={'once_per': ...}"
+        raise InvalidLockOptions(f"task {task.name!r}: resolve() is not allowed; allowed: {allowed}")
+    if not isinstance(sent, bool):
+        raise InvalidLockOptions(f"task {task.name!r}: {invalid_value('resolve(): sent', sent, 'True or False')}")
+    if not task.locks_enabled:
+        return False
+    keys = _keys(task, args, kwargs)
+    return task.dlock.uses.resolve(keys, sent=sent, window_ms=round(window * 1000), tick=tick)
+
+
+def _keys(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+    name = _call(task, kwargs).name_of(args, {key: value for key, value in kwargs.items() if key != ARGUMENT})
+    return LockKeys.of(task.dlock.settings.prefix, name)
+
+
+def _call(task: SingletonTask, kwargs: Mapping[str, Any]) -> Call:
+    chosen = kwargs.get(ARGUMENT)
+    return call_of(task, None if chosen is None else headers_for(task, chosen, None))

@@ -1,0 +1,216 @@
+"""The step with which a worker begins to keep locks and to look after queues."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps
+from celery.apps.worker import Worker
+from celery.bootsteps import RUN, TERMINATE  # type: ignore[attr-defined]  # missing in the stubs
+from celery.concurrency import prefork
+from celery.utils.imports import symbol_by_name
+
+from ..errors import InvalidLockOptions, NoLockStore
+from ..messaging.results import has_backend
+from ..runtime import Runtime
+from ..task.base import SingletonTask
+from ..task.topology_support import check_topology_support
+from ..utils import threads as native
+from ..utils.log import logger
+from .abort import aborter_for_pool
+from .broker_check import BrokerInspection
+from .claim_renewal import ClaimRenewer
+from .crash_record import WorkerRecord
+from .crash_recovery import CrashRecovery
+from .delivery_registry import DeliveryRegistry
+from .pool_children import PoolChildren
+from .queue_sweeper import QueueSweeper
+from .request import SingletonRequest
+from .store_check import StoreCheck, refuse_without_disk
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["KeeperStep", "SingletonRequest"]
+
+
+class KeeperStep(bootsteps.StartStopStep):
+    """Starts the keeper with the worker.
+
+    It is never stopped: a body may run until the very end of a warm shutdown, and the thread dies with the process.
+    """
+
+    def __init__(self, _worker: Any, **_kwargs: Any) -> None:
+        self._threads: list[CrashRecovery | StoreCheck | BrokerInspection | QueueSweeper | ClaimRenewer] = []
+        self._living: _WorkerHandle
+
+    def include_if(self, worker: Any) -> bool:
+        with _refusing_to_start(worker):
+            tasks = _singletons(worker.app)
+            if not tasks or not Runtime.of(worker.app).enabled:
+                return False
+            return _has_store(worker, tasks)
+
+    def create(self, worker: Any) -> None:
+        with _refusing_to_start(worker):
+            self._create(worker)
+
+    def _create(self, worker: Any) -> None:
+        tasks = _singletons(worker.app)
+        deliveries = DeliveryRegistry.of(worker.app)
+        # Kombu keeps this table up to date, also for queues that are added later.
+        deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
+        deliveries.dispatcher = lambda: getattr(worker.consumer, "event_dispatcher", None)
+        self._living = living = _WorkerHandle(worker)
+        deliveries.consumes = living.consumes
+        deliveries.runtime.stopper = aborter_for_pool(worker.pool_cls)
+        aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
+        if aborts and deliveries.runtime.stopper is None:
+            logger.warning(
+                "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
+                ", ".join(aborts), worker.pool_cls.__module__,
+            )  # fmt: skip
+        returning = [task for task in tasks if task.lock_options.on_used == "return"]
+        unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
+        if unreturned:
+            logger.warning(
+                "on_used='return' of %s: no result is stored (no result backend, or ignore_result), so a call of a "
+                "used name is skipped",
+                ", ".join(unreturned),
+            )
+        if issubclass(worker.pool_cls, prefork.TaskPool):
+            PoolChildren(deliveries.runtime, deliveries.freed).map_before_forks()
+        if (mine := WorkerRecord.of_this_process()) is not None:
+            self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, living.goes_on, mine))
+        parks = any(task.lock_options.on_conflict == "queue" for task in tasks)
+        replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
+        self._threads.append(StoreCheck(deliveries.runtime, living.goes_on, parks=parks, replicas=replicas))
+        self._threads.append(BrokerInspection(worker.app, living.goes_on))
+        # Also where no task parks: a call may choose to.
+        sweeper = QueueSweeper(
+            deliveries.runtime,
+            deliveries.newly_revoked,
+            living.soon,
+            living.goes_on,
+            deliveries.unheard.look,
+            parks=parks,
+        )
+        deliveries.runtime.sweeper = sweeper
+        self._threads.append(sweeper)
+        # Likewise: a call may choose to claim.
+        claim_keeper = ClaimRenewer(deliveries.runtime, deliveries.with_claims, living.goes_on)
+        deliveries.runtime.claim_keeper = claim_keeper
+        self._threads.append(claim_keeper)
+
+    def start(self, worker: Any) -> None:
+        self._living.watch(worker.consumer, DeliveryRegistry.of(worker.app).unheard.connection_broke)
+        # Not in `create`: under gevent, a thread that imports while the main one makes its pool ends the worker
+        # (LoopExit: the import's lock is a greenlet's).
+        native.preload_imports()
+        for thread in self._threads:
+            thread.start()
+
+
+@contextmanager
+def _refusing_to_start(worker: Any) -> Iterator[None]:
+    """One line in the log, and exit status 78 (EX_CONFIG), in the place of the traceback that Celery would leave."""
+    try:
+        yield
+    except InvalidLockOptions as error:
+        if not isinstance(worker, Worker):
+            raise  # within somebody's program
+        logger.critical("the worker does not start: %s", error)
+        raise SystemExit(os.EX_CONFIG) from None
+
+
+def _has_store(worker: Any, tasks: list[SingletonTask]) -> bool:
+    """Check the settings. Return whether there is a store; only a worker within a program may do without.
+
+    Tests start such a worker, where calls may take no lock (``dlock={"enabled": False}``).
+    """
+    try:
+        _check(worker.app, tasks)
+    except NoLockStore as error:
+        if isinstance(worker, Worker):
+            raise
+        logger.warning("singleton tasks will fail in this worker, except for calls without a lock: %s", error)
+        return False
+    return True
+
+
+def _check(app: Celery, tasks: list[SingletonTask]) -> None:
+    """Bad settings and keys stop the worker here, with their reason, not the first task that meets them."""
+    durabilities = {}
+    for task in tasks:
+        task.lock_spec  # noqa: B018  # made at its first use
+        settings = task.dlock.settings  # likewise
+        check_topology_support(app.conf.get("dlock_url"), task.lock_options, task.name)
+        if task.lock_options.skips_with_result and has_backend(task):
+            _refuse_unstorable(task)
+        option = f"task {task.name!r}: durability"
+        durabilities[task.name] = settings.confirmed_by(task.lock_options.confirmation, option)
+        request = symbol_by_name(task.Request)
+        if not issubclass(request, SingletonRequest):
+            raise InvalidLockOptions(
+                f"task {task.name!r}: Request={request!r} is not allowed; allowed: a subclass of {SingletonRequest!r}"
+            )
+    refuse_without_disk(tasks[0].dlock, durabilities)
+
+
+def _refuse_unstorable(task: SingletonTask) -> None:
+    value = task.lock_options.skip_result
+    try:
+        task.backend.encode(value)
+    except Exception as error:
+        allowed = f"what result_serializer={task.app.conf.result_serializer!r} can store: {error}"
+        raise InvalidLockOptions(
+            f"task {task.name!r}: skip_result={value!r} is not allowed; allowed: {allowed}"
+        ) from error
+
+
+def _singletons(app: Celery) -> list[SingletonTask]:
+    return [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+
+
+class _WorkerHandle:
+    """A worker, as its sweeper sees it; the sweeper must not keep it alive."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = weakref.ref(worker)
+        self._broken: Any = None
+
+    def goes_on(self) -> bool:
+        worker = self._worker()
+        return worker is not None and worker.blueprint.state != TERMINATE
+
+    def watch(self, consumer: Any, broke: Callable[[], None]) -> None:
+        """Call `broke` as soon as the consumer's connection is found broken.
+
+        Celery then closes it first, for which it takes up to a second, and only then turns to its state.
+        """
+        celerys = consumer.on_connection_error_after_connected
+
+        def on_connection_error(error: BaseException) -> Any:
+            self._broken = consumer.connection
+            broke()
+            return celerys(error)
+
+        consumer.on_connection_error_after_connected = on_connection_error
+
+    def consumes(self) -> bool:
+        worker = self._worker()
+        consumer = None if worker is None else worker.consumer
+        if consumer is None:
+            return True
+        connection, broken = consumer.connection, self._broken
+        lost = broken is not None and (connection is None or connection is broken)
+        return consumer.blueprint.state == RUN and not lost
+
+    def soon(self, call: Callable[[], None]) -> None:
+        worker = self._worker()
+        if worker is not None and worker.consumer is not None:
+            worker.consumer.call_soon(call)

@@ -1,0 +1,50 @@
+"""What a fork of the main process does to the slots of its children."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from celery_dlock.runtime import Runtime
+from celery_dlock.worker import pool_children
+from celery_dlock.worker.pool_children import PoolChildren
+from tests.unit.fakes import FakeClock
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    app = Celery("here", broker="memory://", set_as_current=False)
+    app.conf.dlock_url = "redis://127.0.0.1:1"
+    runtime = Runtime.of(app)
+    runtime.clock = FakeClock()
+    return runtime
+
+
+@pytest.fixture
+def children(runtime: Runtime) -> PoolChildren:
+    return PoolChildren(runtime, lambda slot, released: None)
+
+
+def test_child_counts_the_time_without_a_watchdog_from_its_fork(runtime: Runtime, children: PoolChildren) -> None:
+    """Also where the watchdog never starts: its acquires notice that."""
+    children._before()
+    children._in_child()
+    assert runtime.slots.looked_at == runtime.clock.monotonic()
+
+
+def test_fork_without_memory_for_slots_gives_no_child_those_of_another(
+    runtime: Runtime, children: PoolChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two children that write into the same slots would free each other's locks."""
+
+    def fail() -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    children._before()
+    first = children._forking.slots
+    monkeypatch.setattr(pool_children, "SharedLeaseTable", fail)
+    with pytest.raises(OSError, match="allocate"):  # Python prints what a fork's hook raises, and forks
+        children._before()
+    children._in_child()
+    assert runtime.slots is not first
+    assert first.pid == 0

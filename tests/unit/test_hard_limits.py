@@ -1,0 +1,79 @@
+"""When Celery has enforced a hard time limit, and what follows if the process lives on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock.locking.watchdog import KILL_GRACE, TICK
+from celery_dlock.worker.ack_tracking import AckTrackingRequest
+from celery_dlock.worker.delivery_registry import REMEMBERED, DeliveryRegistry
+from celery_dlock.worker.request import SingletonRequest
+from tests.unit.fakes import KeeperScene
+
+REASON = "its process did not end within 10 s after its hard time limit"
+
+
+class Request(SingletonRequest):
+    """A delivery of which only the time limit matters here."""
+
+    def __init__(self, app: Celery, owner: str = "owner") -> None:
+        self._app = app
+        self.dlock_owner = owner
+
+    def dlock_acknowledge(self) -> None: ...
+    def _dlock_settle(self, ended_at: float) -> None: ...
+    def _dlock_died(self) -> None: ...
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery("limits", set_as_current=False)
+
+
+def test_lease_is_lost_when_the_killed_process_outlives_the_grace() -> None:
+    scene = KeeperScene()
+    slot = scene.hold()
+    scene.killed_by[slot.acquisition] = scene.clock.now + KILL_GRACE
+    scene.run(KILL_GRACE - 2 * TICK)
+    assert not scene.lost
+    scene.run(3 * TICK)
+    assert [(who, why) for who, why, _ in scene.lost] == [(slot.acquisition, REASON)]
+    asked = len(scene.store.asked)
+    scene.run(60)
+    assert len(scene.store.asked) == asked, "a lost lease was renewed"
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_grace_begins_only_when_celery_has_handled_the_hard_limit(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, *, raises: bool
+) -> None:
+    """If the handler raises, billiard does not come to kill the process."""
+
+    def on_timeout(*_: Any) -> None:
+        if raises:
+            raise ConnectionError
+
+    monkeypatch.setattr(AckTrackingRequest, "on_timeout", on_timeout)
+    deliveries = DeliveryRegistry.of(app)
+    request = Request(app)
+    if raises:
+        with pytest.raises(ConnectionError):
+            request.on_timeout(soft=False, timeout=2)
+        assert deliveries.runtime.killed_by("owner.1") == 0
+        return
+    request.on_timeout(soft=True, timeout=1)
+    assert deliveries.runtime.killed_by("owner.1") == 0
+    request.on_timeout(soft=False, timeout=2)
+    now = deliveries.runtime.clock.monotonic()
+    assert now < deliveries.runtime.killed_by("owner.1") <= now + KILL_GRACE
+    assert deliveries.runtime.killed_by("other.1") == 0
+
+
+def test_only_the_latest_killed_processes_are_remembered(app: Celery) -> None:
+    deliveries = DeliveryRegistry.of(app)
+    for number in range(REMEMBERED + 1):
+        deliveries.killing(Request(app, str(number)))
+    assert deliveries.killed_by("0.1") == 0 < deliveries.killed_by("1.1")

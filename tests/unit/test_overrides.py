@@ -1,0 +1,78 @@
+"""A decorator's keywords override the fields of its base's ``lock_options`` one by one."""
+
+import logging
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
+
+pytestmark = pytest.mark.core
+
+
+class Waiting(SingletonTask):
+    lock_options = LockOptions(ttl=5, on_conflict="wait", wait_timeout=3, key=["n"], once_per=60, on_used="raise")
+
+
+def body(n: int) -> None: ...
+
+
+def lock_options(**options: Any) -> LockOptions:
+    task = singleton_task(app=Celery("here", set_as_current=False), name="t", base=Waiting, **options)(body)
+    chosen: LockOptions = task.lock_options
+    return chosen
+
+
+def test_keyword_of_decorator_leaves_the_other_options_of_its_base() -> None:
+    assert lock_options(ttl=9) == LockOptions(**{**vars(Waiting.lock_options), "ttl": 9})
+
+
+def test_keyword_of_decorator_drops_options_of_its_base_that_lose_their_meaning() -> None:
+    chosen = lock_options(on_conflict="retry", once_per=None)
+    assert (chosen.on_conflict, chosen.ttl, chosen.key) == ("retry", 5, ("n",))
+    assert (chosen.wait_timeout, chosen.on_used) == (10, "skip")
+
+
+def test_keyword_of_decorator_that_does_not_fit_its_base_is_refused() -> None:
+    with pytest.raises(InvalidLockOptions, match="task 't': queue_limit=3"):
+        lock_options(queue_limit=3)
+
+
+def test_base_whose_lock_options_are_no_lock_options_is_refused() -> None:
+    class Wrong(SingletonTask):
+        lock_options: Any = 3
+
+    with pytest.raises(InvalidLockOptions, match=r"task 't': base=.*lock_options=3"):
+        singleton_task(app=Celery("here", set_as_current=False), name="t", base=Wrong, ttl=4)(body)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "celery_dlock"):
+        singleton_task(app=Celery("here", set_as_current=False), name="t", lazy=False, **options)(body)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("policy", [{}, {"on_conflict": "wait", "after_wait": "skip"}])
+def test_unique_task_that_skips_published_calls_warns_at_definition(
+    policy: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (warning,) = warnings_of(caplog, unique="queued", **policy)
+    assert warning.startswith("task 't': unique='queued' publishes a call while the first one runs")
+    assert f"on_conflict={policy.get('on_conflict', 'skip')!r} then skips it" in warning
+
+
+@pytest.mark.parametrize(
+    "options", [{"unique": "queued", "on_conflict": "retry"}, {"unique": "queued+running"}, {"on_conflict": "skip"}]
+)
+def test_unique_task_that_keeps_published_calls_warns_of_nothing(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warnings_of(caplog, **options) == []
+
+
+def test_shared_task_overrides_the_options_of_its_base() -> None:
+    singleton_task(name="shared.t", base=Waiting, ttl=9)(body)
+    task: Any = Celery("here", set_as_current=False).tasks["shared.t"]
+    assert (task.lock_options.ttl, task.lock_options.on_conflict) == (9, "wait")

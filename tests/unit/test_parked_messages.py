@@ -1,0 +1,279 @@
+"""A granted message is published, or becomes a dead letter; none is tried again for ever."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import amqp.serialization
+import pytest
+from celery import Celery
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kombu.messaging import Producer
+from kombu.transport import pyamqp
+
+from celery_dlock.keys.key_spec import PRESENT, sweeper_key
+from celery_dlock.keys.lock_name import shared_name
+from celery_dlock.messaging.broker_identity import broker_of
+from celery_dlock.messaging.handoff import GrantPublisher
+from celery_dlock.messaging.message import HEADER, RawMessage, RepublishHeader
+from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.messaging.validation import MAX_COUNT
+from celery_dlock.store.model import Grant, Identity
+
+NAME = shared_name("n")
+APP = Celery("parked", broker="memory://localhost", backend="cache+memory://", set_as_current=False)
+
+
+@APP.task(name="app.known")
+def known() -> None:
+    """A task that this process knows: what expires is ended here."""
+
+
+class Store:
+    """Records what becomes of the granted message."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.passed: list[str] = []
+        self.noted: dict[str, dict[str, str]] = {}
+
+    def remove_waiter(self, keys: Any, identity: str, token: str, *, bury: bool = False, ended: bool = False) -> Any:
+        self.ends.append("dead letter" if bury else "ended" if ended else "taken out")
+        return SimpleNamespace(entry=None, granted=None)
+
+    def published(self, keys: Any, identity: str, turn_ms: int) -> None:
+        self.ends.append("published")
+
+    def pass_on(self, keys: Any, grant: Grant, *, foreign: bool, present: bool = False) -> None:
+        self.passed.append(("foreign, attended" if present else "foreign") if foreign else "own")
+
+    def notes(self, key: str) -> dict[str, str]:
+        return self.noted.get(key, {})
+
+    def unclaim(self, *_: Any) -> None:
+        """Of no matter here."""
+
+
+class AMQPChannel:
+    """Encodes as py-amqp does, and sends nothing."""
+
+    prepare_message = pyamqp.Channel.prepare_message
+
+    def basic_publish(self, message: Any, exchange: str, routing_key: str, **_: Any) -> None:
+        message._serialize_properties()
+        amqp.serialization.dumps("Bssbb", (0, exchange, routing_key, False, False))
+        assert isinstance(message.body, bytes | str)
+
+
+class AMQPProducer(Producer):
+    """Over that channel."""
+
+    connection: Any = SimpleNamespace(  # type: ignore[assignment]
+        transport=SimpleNamespace(driver_name="without confirms"),
+        transport_options={},
+        ensure=lambda _producer, publish, **_policy: publish,
+    )
+
+
+@contextmanager
+def over_amqp() -> Iterator[Producer]:
+    producer = AMQPProducer(None)
+    producer.channel = AMQPChannel()
+    yield producer
+
+
+@contextmanager
+def over_memory() -> Iterator[Producer]:
+    with APP.connection_for_write() as connection:
+        yield APP.amqp.Producer(connection, auto_declare=False)
+
+
+OVER = {"amqp": over_amqp, "memory": over_memory}
+
+
+def carried(entry: str, over: str) -> list[str]:
+    store = Store()
+    GrantPublisher(APP, store, "dlock", 60, OVER[over]).publish_next(NAME, Grant("identity", entry, "turn"))  # type: ignore[arg-type]
+    return store.ends
+
+
+def entry(headers: Any = None, properties: Any = None, facts: Any = None) -> str:
+    """A message as it would be parked, with these parts changed."""
+    broker = broker_of(APP)
+    raw = RawMessage(
+        "[[], {}, {}]", "application/json", "utf-8", {"task": "app.known", "id": "id1"}, {"priority": 3}, "celery"
+    )
+    who, _, rest = ParkedMessage.of(tuple(raw), broker, 10**15, 2).text().partition("\n")
+    whole = json.loads(rest)
+    whole["headers"].update(headers or {})
+    whole["properties"].update(properties or {})
+    return f"{who}\n{json.dumps({**whole, **(facts or {})})}"
+
+
+# The forms of `expires`
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("expires", ["2130", "2130-01-01T00:00:00.000000001Z", "2130-01-01 00:00", None])
+def test_parked_message_with_any_expiry_of_celery_is_published(over: str, expires: Any) -> None:
+    assert carried(entry(headers={"expires": expires}), over) == ["published"]
+
+
+@pytest.mark.parametrize("expires", ["2020", "2020-01-01T00:00:00.000000001Z"])
+def test_parked_message_that_expired_is_taken_out(expires: str) -> None:
+    assert carried(entry(headers={"expires": expires}), "amqp") == ["taken out"]
+
+
+@pytest.mark.parametrize("expires", ["", "soon", 5, True, {}, [], {"__type__": "datetime", "__value__": "soon"}])
+def test_parked_message_with_unreadable_expiry_is_a_dead_letter(expires: Any) -> None:
+    assert carried(entry(headers={"expires": expires}), "amqp") == ["dead letter"]
+
+
+# Whatever else stands in it
+
+numbers = st.integers(-(2**70), 2**70) | st.sampled_from([10**400, 256, -1, 2**31, 2**63])
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | numbers
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["2030", "zlib", "utf-16", "x" * 300]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(), inner, max_size=3)
+        | st.fixed_dictionaries(
+            {"__type__": st.sampled_from(["datetime", "date", "time", "decimal", "uuid", "bytes", "base64", "?"])},
+            optional={"__value__": inner},
+        )
+    ),
+    max_leaves=6,
+)
+known_headers = st.sampled_from(
+    ["task", "id", "expires", "eta", "compression", "retries", "replaced_task_nesting", "timelimit", "dlock", "any"]
+)
+known_properties = st.sampled_from(["priority", "delivery_mode", "correlation_id", "reply_to", "any"])
+known_facts = st.sampled_from(
+    ["body", "binary", "type", "encoding", "headers", "properties", "queue", "rank", "tries", "redelivered", "any"]
+)
+ENDS = (["published"], ["dead letter"], ["taken out"])
+
+
+@pytest.mark.parametrize("over", OVER)
+@given(
+    headers=st.dictionaries(known_headers, values, max_size=3),
+    properties=st.dictionaries(known_properties, values, max_size=2),
+    facts=st.dictionaries(known_facts, values, max_size=2),
+)
+@example(headers={"any": {"__type__": "decimal", "__value__": "x"}}, properties={}, facts={})  # ArithmeticError
+@example(
+    headers={"any": {"__type__": "uuid", "__value__": "0" * 31 + "1"}}, properties={}, facts={}
+)  # FrameSyntaxError
+@example(headers={}, properties={"priority": 256}, facts={})  # struct.error
+@example(headers={}, properties={}, facts={"queue": "x" * 300})  # longer than AMQP allows
+@example(headers={"any": 2**70}, properties={}, facts={})
+@example(headers={"retries": ["1"], "expires": "2020"}, properties={}, facts={})
+def test_parked_message_with_any_content_is_published_or_a_dead_letter(
+    over: str, headers: dict[str, Any], properties: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    assert carried(entry(headers=headers, properties=properties, facts=facts), over) in ENDS
+
+
+@given(st.text() | st.lists(values.map(json.dumps), min_size=2, max_size=2).map("\n".join))
+@example("[" * 100_000)
+@example('["app.known", "id1"]\n' + '{"a":' * 100_000)
+def test_parked_entry_of_any_text_is_a_dead_letter(text: str) -> None:
+    assert carried(text, "memory") == ["dead letter"]
+
+
+# Faults of the broker
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("gone"), TimeoutError(), ssl.SSLCertVerificationError("refused"), Exception("odd")]
+)
+def test_broker_that_fails_leaves_the_message_to_the_next_sweep(error: Exception) -> None:
+    @contextmanager
+    def failing() -> Iterator[Producer]:
+        raise error
+        yield
+
+    store = Store()
+    GrantPublisher(APP, store, "dlock", 60, failing).publish_next(NAME, Grant("identity", entry(), "turn"))  # type: ignore[arg-type]
+    assert store.ends == []
+    assert store.passed == ["own"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("tries", [MAX_COUNT - 1, MAX_COUNT, 2**53])
+def test_parked_message_with_the_largest_count_of_tries_keeps_its_turn(tries: int) -> None:
+    """Without its turn it would be parked again at its arrival, and its name blocked for as long as the grant lasts."""
+    told: list[Any] = []
+
+    @contextmanager
+    def noting() -> Iterator[Any]:
+        with over_memory() as producer:
+            yield SimpleNamespace(
+                connection=producer.connection, publish=lambda headers, **_: told.append(headers[HEADER])
+            )
+
+    identity = Identity("id1").digest
+    grant = Grant(identity, entry(facts={"tries": tries}), "turn")
+    GrantPublisher(APP, Store(), "dlock", 60, noting).publish_next(NAME, grant)  # type: ignore[arg-type]
+    assert [RepublishHeader.of(header, Identity("id1"))[1:3] for header in told] == [(MAX_COUNT, "turn")]
+
+
+def test_connection_that_broke_once_does_not_bury_a_message() -> None:
+    """py-amqp raises an AttributeError for some broken connections."""
+    opened = []
+
+    @contextmanager
+    def breaks_once() -> Iterator[Producer]:
+        opened.append(1)
+        if len(opened) == 1:
+            raise AttributeError("'NoneType' object has no attribute 'sendall'")
+        with over_memory() as producer:
+            yield producer
+
+    store = Store()
+    GrantPublisher(APP, store, "dlock", 60, breaks_once).publish_next(NAME, Grant("identity", entry(), "turn"))  # type: ignore[arg-type]
+    assert (store.ends, len(opened)) == (["published"], 2)
+
+
+# Messages of another broker
+
+
+def test_message_of_another_broker_is_left_to_it_with_one_warning_a_name(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    handover = GrantPublisher(APP, store, "dlock", 60, over_memory)  # type: ignore[arg-type]
+    foreign = entry(facts={"broker": "amqp://rabbit:5672//"})
+    for name in (NAME, NAME, shared_name("m"), NAME):
+        handover.publish_next(name, Grant("identity", foreign, "turn"))
+    assert (store.ends, store.passed) == ([], 4 * ["foreign"])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.split(": ")[0] for text in warnings] == [str(NAME), str(shared_name("m"))]
+    assert all("set dlock_broker='amqp://rabbit:5672//'" in text for text in warnings)
+
+
+def test_message_of_another_broker_that_has_workers_is_left_to_them_for_good() -> None:
+    store = Store()
+    store.noted[sweeper_key("dlock", "amqp://rabbit:5672//", PRESENT)] = {"workers": "running"}
+    handover = GrantPublisher(APP, store, "dlock", 60, over_memory)  # type: ignore[arg-type]
+    for broker in ("amqp://rabbit:5672//", "amqp://rabbit:5672/other"):
+        handover.publish_next(NAME, Grant("identity", entry(facts={"broker": broker}), "turn"))
+    assert store.passed == ["foreign, attended", "foreign"]
+
+
+def test_message_parked_under_another_url_of_the_broker_is_published_when_dlock_broker_names_it() -> None:
+    store = Store()
+    named = GrantPublisher(APP, store, "dlock", 60, over_memory, "amqp://rabbit:5672//")  # type: ignore[arg-type]
+    foreign = entry(facts={"broker": "amqp://rabbit:5672//"})
+    named.publish_next(NAME, Grant("identity", foreign, "turn"))
+    assert (store.ends, store.passed) == (["published"], [])

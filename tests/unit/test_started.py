@@ -1,0 +1,70 @@
+"""A call that had read QUEUED reads STARTED when its body starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_dlock.task import execution
+from celery_dlock.task.execution import Execution
+
+NOT_QUEUED = {"turn": "", "is_copy": False}
+
+
+def a_run(*, queues: bool = True, tracked: bool = False, refused: str = "", flagged: bool = False, **of: Any) -> Any:
+    run: Any = object.__new__(Execution)
+    run.task = SimpleNamespace(name="app.pay", stores_started=tracked)
+    run.request = SimpleNamespace(id="id1", delivery_info={"redelivered": flagged})
+    run.delivery = SimpleNamespace(**{**NOT_QUEUED, **of})
+    run.refused_because = refused
+    run._queues = queues
+    return run
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    ids: list[str] = []
+    monkeypatch.setattr(execution, "store_started", lambda task, request: ids.append(request.id))
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, False),
+        ({"turn": "t"}, True),
+        ({"is_copy": True}, True),
+        ({"flagged": True}, True),
+        ({"refused": "held by another"}, True),
+        ({"queues": False, "is_copy": True, "flagged": True}, False),
+        ({"queues": False, "tracked": True}, True),
+    ],
+    ids=str,
+)
+def test_started_is_stored_where_queued_may_have_been(facts: dict[str, Any], expected: bool, stored: list[str]) -> None:
+    """Any other call costs the result backend nothing more."""
+    a_run(**facts)._store_started()
+    assert stored == (["id1"] if expected else [])
+
+
+def test_body_runs_though_its_start_cannot_be_stored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(execution, "store_started", fails)
+    a_run(turn="t")._store_started()
+    assert "app.pay[id1] runs, and its state stays QUEUED: gone" in caplog.text
+
+
+def test_soft_limit_while_the_start_is_stored_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(execution, "store_started", limited)
+    with pytest.raises(SoftTimeLimitExceeded):
+        a_run(turn="t")._store_started()

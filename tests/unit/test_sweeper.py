@@ -1,0 +1,253 @@
+"""Which of several workers looks for queues that are due, and how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_dlock.errors import ReplyTimeout, StoreRefused, StoreUnavailable
+from celery_dlock.keys.key_spec import PRESENT, LockName, sweeper_key
+from celery_dlock.store.base import QueueStepResult
+from celery_dlock.store.model import Grant
+from celery_dlock.worker.queue_sweeper import (
+    ASIDE,
+    LATE,
+    PRESENT_AGAIN,
+    ROUND,
+    ROUND_OF_CLUSTER,
+    SPARE,
+    TICK,
+    QueueSweeper,
+)
+from tests.unit.fakes import FakeClock
+
+NAME = LockName("n:x", 7)
+
+
+class Leases:
+    """A store with leases of sweepers, which counts the scripts that it is asked to run."""
+
+    clustered = False
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.leases: dict[str, tuple[str, float]] = {}
+        self.found: list[LockName] = []
+        self.swept = QueueStepResult()
+        self.lease_error: StoreUnavailable | None = None
+        self.looks: list[float] = []
+        self.noted: list[tuple[float, str]] = []
+        self.scripts: Counter[str] = Counter()
+
+    def sweep_lease(self, key: str, worker: str, life_ms: int) -> int:
+        self.scripts["sweep_lease"] += 1
+        if self.lease_error is not None:
+            raise self.lease_error
+        holder, until = self.leases.get(key, ("", 0.0))
+        if holder != worker and until > self.clock.now:
+            return max(1, round((until - self.clock.now) * 1000))
+        self.leases[key] = worker, self.clock.now + life_ms / 1000
+        return 0
+
+    def note(self, key: str, *_asked: object) -> None:
+        self.scripts["note"] += 1
+        self.noted.append((self.clock.now, key))
+
+    def due(self, *_asked: object) -> list[LockName]:
+        self.scripts["due"] += 1
+        self.looks.append(self.clock.now)
+        return self.found
+
+    def sweep(self, *_asked: object) -> QueueStepResult:
+        self.scripts["sweep"] += 1
+        return self.swept
+
+
+class Scene:
+    """Workers of one store; each tick of their sweepers' threads is made by hand."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = Leases(self.clock)
+
+    def worker(self, broker: str = "memory://") -> QueueSweeper:
+        runtime: Any = SimpleNamespace(
+            app=Celery("sweeping", broker=broker, set_as_current=False),
+            clock=self.clock,
+            settings=SimpleNamespace(timeout=1.0, prefix="dlock", turn=60.0, turn_tries=5, broker=None),
+            store=lambda _timeout: self.store,
+            monitored_as=lambda: None,
+        )
+        return QueueSweeper(runtime, list, lambda call: call(), lambda: True)
+
+    def pass_time(self, workers: list[QueueSweeper], seconds: float) -> None:
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            for worker in workers:
+                worker._take_part()
+            self.clock.now += TICK
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(scene: Scene) -> None:
+    scene.pass_time([scene.worker() for _ in range(10)], seconds=20)
+    assert scene.store.scripts.total() <= 20 * 30
+    assert set(scene.store.scripts) == {"sweep_lease", "due", "note"}
+
+
+@pytest.mark.parametrize("pause", [ROUND, ROUND_OF_CLUSTER])
+def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: Scene, pause: float) -> None:
+    scene.store.clustered = pause == ROUND_OF_CLUSTER
+    workers = [scene.worker() for _ in range(5)]
+    while workers:
+        scene.pass_time(workers, seconds=3)
+        died = scene.clock.now
+        (holder, _), *_ = scene.store.leases.values()
+        workers = [worker for worker in workers if worker._worker != holder]
+        scene.pass_time(workers, seconds=3)
+        looks = [look for look in scene.store.looks if look >= died]
+        assert not workers or looks[0] - scene.store.looks[-len(looks) - 1] <= pause + SPARE + LATE + 2 * TICK < 2
+
+
+@pytest.mark.parametrize(
+    ("error", "clustered"),
+    [(StoreRefused("no memory"), False), (StoreRefused("no right"), True), (ReplyTimeout("its node is down"), True)],
+)
+def test_workers_sweep_without_the_sweep_lease_when_it_cannot_be_taken(
+    scene: Scene, error: StoreUnavailable, clustered: bool
+) -> None:
+    """It saves work only; in a Cluster it is on one node of several."""
+    scene.store.lease_error, scene.store.clustered = error, clustered
+    scene.worker()._take_part()
+    assert scene.store.looks
+
+
+def test_store_that_does_not_answer_is_asked_once_in_a_round(scene: Scene) -> None:
+    scene.store.lease_error = ReplyTimeout("away")
+    with pytest.raises(ReplyTimeout):
+        scene.worker()._take_part()
+    assert scene.store.scripts == {"note": 1, "sweep_lease": 1}
+
+
+def test_worker_looks_again_at_once_when_something_was_due(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.store.found = [NAME]
+    scene.pass_time([worker], seconds=1)
+    assert scene.store.scripts["sweep"] == scene.store.scripts["due"] == pytest.approx(1 / TICK, abs=1)
+
+
+def test_worker_leaves_the_sweep_to_others_when_its_broker_takes_no_message(scene: Scene) -> None:
+    first, second = scene.worker(), scene.worker()
+    first._handover.publish_next = lambda *_given: False  # type: ignore[method-assign]
+    scene.store.found = [NAME]
+    first._take_part()
+    scene.store.found = []
+    scene.pass_time([first, second], seconds=ASIDE + 1)
+    ((holder, _),) = scene.store.leases.values()
+    assert holder == second._worker
+
+
+def test_message_that_no_worker_of_its_broker_published_is_an_error(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = scene.worker()
+    scene.store.found = [NAME]
+    scene.store.swept = QueueStepResult(buried="identity", foreign=True)
+    worker._take_part()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "among the dead letters of dlock:{007}:dead:n:x" in record.getMessage()
+    assert "set dlock_broker" in record.getMessage()
+
+
+def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end is stored, and it would run once its lock's key is repaired."""
+    worker, out = scene.worker(), []
+
+    def remove_waiter(_name: LockName, identity: str, _reason: str) -> None:
+        if identity == "refused":
+            raise StoreRefused("a key was overwritten")
+        out.append(identity)
+
+    worker._handover.remove_waiter = remove_waiter  # type: ignore[method-assign]
+    for identity in ("refused", "a", "b"):
+        worker.gone(NAME, identity)
+    for _ in range(3):
+        worker._do_what_is_left_to_it()
+    assert out == ["a", "b"]
+    assert [waiter[1] for waiter in worker._out] == ["refused"]
+    assert caplog.messages[0] == f"{NAME}: a waiter that has ended is still queued, trying again: a key was overwritten"
+
+
+def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) -> None:
+    """Else a waiter whose end is stored gets its turn later, and runs."""
+    worker, asked = scene.worker(), []
+    worker._revoked = lambda: [(NAME, "revoked")] if not asked else []
+    worker.gone(NAME, "gone")
+    errors = [StoreUnavailable("away"), KeyError("broken"), None, None]
+
+    def take_out(_name: LockName, identity: str, reason: str) -> None:
+        asked.append((identity, reason))
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    worker._handover.remove_waiter = take_out  # type: ignore[method-assign]
+    worker._do_what_is_left_to_it()
+    assert asked == [("gone", "")]
+    with pytest.raises(KeyError):
+        worker._do_what_is_left_to_it()
+    worker._do_what_is_left_to_it()
+    assert asked[1:] == [("revoked", "revoked while it waited"), ("gone", "")]
+    assert not worker._out
+
+
+def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) -> None:
+    """Else workers of another broker make its messages dead letters while its own broker does not answer."""
+    worker = scene.worker()
+    scene.pass_time([worker], seconds=2 * PRESENT_AGAIN + 1)
+    assert len(scene.store.noted) == 3
+    assert {key for _, key in scene.store.noted} == {sweeper_key("dlock", worker._handover.broker, PRESENT)}
+
+    def carry(*_given: object) -> bool:
+        scene.clock.now += PRESENT_AGAIN + 10
+        return False
+
+    worker._handover.publish_next = carry  # type: ignore[method-assign]
+    scene.store.found = 3 * [NAME]
+    scene.store.noted.clear()
+    worker._next_round = worker._next_note = 0.0
+    worker._take_part()
+    worker.hand_over(NAME, Grant("a", "entry"))
+    worker._do_what_is_left_to_it()
+    assert len(scene.store.noted) == 1 + 3 + 1
+
+
+def test_workers_of_another_broker_sweep_for_themselves(scene: Scene) -> None:
+    """A worker publishes to its own broker only."""
+    workers = [scene.worker(), scene.worker("memory://elsewhere")]
+    for worker in workers:
+        worker._take_part()
+    assert scene.store.scripts["due"] == 2
+
+
+def test_one_of_the_workers_without_queues_looks_for_waiters(scene: Scene) -> None:
+    workers = [scene.worker() for _ in range(10)]
+    for worker in workers:
+        worker._sweeps = False
+        worker._look()
+    assert scene.store.scripts == {"sweep_lease": 10, "due": 1}
+    scene.store.found = [NAME]
+    scene.clock.now += 31
+    for worker in workers:
+        worker._look()
+    assert [worker._sweeps for worker in workers] == [True] + 9 * [False]
