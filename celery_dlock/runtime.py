@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import signals
 from .config.settings import Settings
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from .keys.key_spec import LockName
     from .store.base import ClaimStore, QueueStore, UseStore
-    from .store.model import Released
+    from .store.model import Grant, Released
 
-__all__ = ["Runtime"]
+__all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 
 #: Seconds after which a command of the keeper counts as unanswered: the shortest, and those that it may wait while no
 #: lease ends soon. Not a setting: a lease that may last for seconds allows no more.
@@ -51,6 +52,62 @@ RELEASE_STEPS = 4
 _ATTRIBUTE = "_celery_dlock"
 
 
+class WorkerHooks(Protocol):
+    """What the main process of a worker knows and does for its app's runtime."""
+
+    @property
+    def aborter(self) -> BodyAborter | None:
+        """Stops the body of a lost lease (``on_lost="abort"``); None if the worker's pool cannot stop a body."""
+        ...
+
+    def may_be_redelivered(self, acquisition: str) -> bool:
+        """Return whether the broker may have delivered the message of this acquisition to another worker."""
+        ...
+
+    def kill_deadline(self, acquisition: str) -> float:
+        """Return when the process of this acquisition must have ended, after its hard time limit was enforced.
+
+        On the monotonic clock; 0 if no limit was enforced.
+        """
+        ...
+
+    def describe(self, owner: str) -> dict[str, Any]:
+        """Return the task and the task id of an owner, as fields of an event; empty if the owner is unknown."""
+        ...
+
+    def monitored_as(self) -> str | None:
+        """Return the name under which to send monitor events; None while the worker sends none."""
+        ...
+
+    def hand_off(self, name: LockName, grant: Grant | None) -> None:
+        """Have the queue sweeper publish a granted message. None is ignored."""
+        ...
+
+
+class _NoWorker:
+    """The hooks of a process that is no worker: a publisher, beat, a program that takes a `Lock`."""
+
+    aborter = None
+
+    def may_be_redelivered(self, acquisition: str) -> bool:
+        return False
+
+    def kill_deadline(self, acquisition: str) -> float:
+        return 0.0
+
+    def describe(self, owner: str) -> dict[str, Any]:
+        return {}
+
+    def monitored_as(self) -> str | None:
+        return None
+
+    def hand_off(self, name: LockName, grant: Grant | None) -> None:
+        """Do nothing: the queue sweeper of some worker finds the grant."""
+
+
+NO_WORKER: Final = _NoWorker()
+
+
 class Runtime:
     """Everything of one app; found by :meth:`of`, kept on the app itself, so that two apps share nothing."""
 
@@ -58,28 +115,14 @@ class Runtime:
         self.app = app
         self.clock: Clock = SystemClock()
         self.listeners = Listeners()
-        #: Set by the worker: as which worker to send monitor events; None while they are off.
-        self.monitored_as: Callable[[], str | None] = lambda: None
-        #: Set by the worker: what it knows of an owner, as fields of an event.
-        self.describe: Callable[[str], dict[str, Any]] = lambda owner: {}
-        #: Set by the worker: may another live copy of this acquisition's message exist?
-        self.doubtful: Callable[[str], bool] = lambda acquisition: False
-        #: Set by the worker: when the process of an acquisition should have ended after its hard time limit; 0 if no
-        #: limit was enforced.
-        self.killed_by: Callable[[str], float] = lambda acquisition: 0.0
+        #: Attached by the worker before it forks; its pool children inherit it.
+        self.worker: WorkerHooks = NO_WORKER
         #: Made by the worker before it forks; of no use elsewhere.
         self.arrivals = ReceiveOrder()
         #: Likewise shared with the children: what one of them finds out about the store spares the others.
         self._store_state = shared_words()
         #: Shared with the children: when the worker last lost its broker's connection, on the monotonic clock.
         self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-        #: The worker's rooms keep their state of this app here.
-        self.deliveries: Any = None
-        self.sweeper: Any = None
-        self.claim_keeper: Any = None
-        self.children: Any = None
-        #: Set by the worker, where its pool has a way to stop a body.
-        self.stopper: BodyAborter | None = None
         self._switch = Switch(app)
         self._settings: Settings | None = None
         self._said: set[str] = set()
@@ -142,8 +185,6 @@ class Runtime:
         """Of this process: takes back the claims of which nobody knows whether they were made."""
         return self._here().unsure_claims
 
-    # Asked through a method, because the worker sets it after this runtime was made.
-
     @property
     def disconnected_at(self) -> float:
         """When the worker last lost its broker's connection; 0 if it never did.
@@ -157,19 +198,19 @@ class Runtime:
     def disconnected_at(self, now: float) -> None:
         self._disconnected_at[0] = now
 
-    def _doubtful(self, acquisition: str) -> bool:
-        return self.doubtful(acquisition)
+    # These read the hooks at each call: the worker attaches them after this runtime was made.
 
-    def _monitored_as(self) -> str | None:
-        return self.monitored_as()
+    def monitored_as(self) -> str | None:
+        return self.worker.monitored_as()
 
-    def _killed_by(self, acquisition: str) -> float:
-        return self.killed_by(acquisition)
+    def _may_be_redelivered(self, acquisition: str) -> bool:
+        return self.worker.may_be_redelivered(acquisition)
+
+    def _kill_deadline(self, acquisition: str) -> float:
+        return self.worker.kill_deadline(acquisition)
 
     def _freed(self, slot: LeaseRecord, released: Released) -> None:
-        # Without a sweeper here, that of a worker finds the grant.
-        if released.granted is not None and self.sweeper is not None:
-            self.sweeper.hand_over(slot.name, released.granted)
+        self.worker.hand_off(slot.name, released.granted)
 
     def first_of(self, remark: str) -> bool:
         """Is it the first time in this process? What each message could say is said by the first one."""
@@ -223,10 +264,10 @@ class Runtime:
             settings.prefix,
             KEEPER_TIMEOUT,
             teller.lost,
-            self._doubtful,
+            self._may_be_redelivered,
             {timeout: self.store(timeout) for timeout in PATIENT_TIMEOUTS},
             max(LINGER, RELEASE_STEPS * settings.timeout),
-            self._killed_by,
+            self._kill_deadline,
         )
         slots: LeaseTable
         if kept is None:
@@ -244,7 +285,7 @@ class Runtime:
             settings.turn,
             self.app.producer_or_acquire,
             settings.broker,
-            self._monitored_as,
+            self.monitored_as,
         )
         locker = LockClient(
             store,
@@ -316,7 +357,7 @@ class _LossNotifier:
 
     def _tell(self, name: str, owner: str, reason: str) -> None:
         with no_fork():
-            facts = self._runtime.describe(owner)
+            facts = self._runtime.worker.describe(owner)
             self._runtime.listeners.tell("lost", name=name, owner=owner, reason=reason, **facts)
 
 

@@ -7,7 +7,6 @@ found: in the pool child, or, for a lease that was lost, in the worker's main pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery.utils.dispatch import Signal
@@ -61,9 +60,11 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
 
 
 class Watched(Protocol):
-    """Knows as which worker to send monitor events; None while they are off."""
+    """Knows under which name the worker sends monitor events."""
 
-    monitored_as: Callable[[], str | None]
+    def monitored_as(self) -> str | None:
+        """Return the worker's name; None while it sends no events."""
+        ...
 
 
 def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:

@@ -151,7 +151,7 @@ class Execution:
 
     def body(self, run_body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the body, which is stopped if its lease is lost and the task wants that."""
-        stopper = self._runtime.stopper if self.options.on_lost == "abort" else None
+        stopper = self._runtime.worker.aborter if self.options.on_lost == "abort" else None
         try:
             if stopper is None or self.delivery is None or self.lease is None:
                 return run_body(*args, **kwargs)

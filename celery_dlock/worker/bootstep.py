@@ -67,9 +67,9 @@ class KeeperStep(bootsteps.StartStopStep):
         deliveries.dispatcher = lambda: getattr(worker.consumer, "event_dispatcher", None)
         self._living = living = _WorkerHandle(worker)
         deliveries.consumes = living.consumes
-        deliveries.runtime.stopper = aborter_for_pool(worker.pool_cls)
+        deliveries.aborter = aborter_for_pool(worker.pool_cls)
         aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
-        if aborts and deliveries.runtime.stopper is None:
+        if aborts and deliveries.aborter is None:
             logger.warning(
                 "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
                 ", ".join(aborts), worker.pool_cls.__module__,
@@ -83,7 +83,8 @@ class KeeperStep(bootsteps.StartStopStep):
                 ", ".join(unreturned),
             )
         if issubclass(worker.pool_cls, prefork.TaskPool):
-            PoolChildren(deliveries.runtime, deliveries.freed).map_before_forks()
+            deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed)
+            deliveries.children.map_before_forks()
         if (mine := WorkerRecord.of_this_process()) is not None:
             self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, living.goes_on, mine))
         parks = any(task.lock_options.on_conflict == "queue" for task in tasks)
@@ -99,12 +100,10 @@ class KeeperStep(bootsteps.StartStopStep):
             deliveries.unheard.look,
             parks=parks,
         )
-        deliveries.runtime.sweeper = sweeper
-        self._threads.append(sweeper)
         # Likewise: a call may choose to claim.
         claim_keeper = ClaimRenewer(deliveries.runtime, deliveries.with_claims, living.goes_on)
-        deliveries.runtime.claim_keeper = claim_keeper
-        self._threads.append(claim_keeper)
+        deliveries.attach(sweeper, claim_keeper)
+        self._threads += [sweeper, claim_keeper]
 
     def start(self, worker: Any) -> None:
         self._living.watch(worker.consumer, DeliveryRegistry.of(worker.app).unheard.connection_broke)

@@ -100,6 +100,8 @@ class CompletionMarker:
     def __init__(self, runtime: Runtime, died_holding: Callable[[str], bool]) -> None:
         self._runtime = runtime
         self._died_holding = died_holding
+        #: Set once a thread calls `look` again and again. Without one, what is expected would only use up memory.
+        self.is_polled = False
         # Deques: append and popleft are atomic, so no lock that a greenlet could sit on.
         self._awaited: deque[tuple[float, CompletedDelivery]] = deque()
         self._dead: deque[tuple[float, CompletedDelivery]] = deque()
@@ -109,12 +111,12 @@ class CompletionMarker:
 
     def expect(self, request: CompletedDelivery) -> None:
         """Its end is stored, and its acknowledgement is to be tried in a moment."""
-        if self._runtime.sweeper is not None:  # else nobody looks
+        if self.is_polled:
             self._awaited.append((time.monotonic(), request))
 
     def expect_of_dead(self, request: CompletedDelivery) -> None:
         """Likewise, and its child died or is dying."""
-        if self._runtime.sweeper is not None:
+        if self.is_polled:
             self._dead.append((time.monotonic(), request))
 
     def mark(self, request: CompletedDelivery) -> None:

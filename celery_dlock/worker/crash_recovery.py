@@ -144,8 +144,7 @@ class CrashRecovery:
         if released.ours:
             pid = kept.holder.pid
             logger.info("%s is free: process %d of an earlier worker of this name held it and is gone", kept.name, pid)
-        if released.granted is not None and self._runtime.sweeper is not None:
-            self._runtime.sweeper.hand_over(kept.name, released.granted)
+        self._runtime.worker.hand_off(kept.name, released.granted)
         return True
 
     # What this worker holds

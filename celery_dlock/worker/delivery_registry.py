@@ -20,7 +20,10 @@ from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..store.model import Released
+    from ..locking.lease_table import BodyAborter
+    from ..store.model import Grant, Released
+    from .pool_children import PoolChildren
+    from .queue_sweeper import HeldBack
 
 __all__ = ["DeliveryRegistry", "sends_task_events"]
 
@@ -52,6 +55,38 @@ class Delivered(CompletedDelivery, Protocol):
     dlock_asked_at: float
 
 
+class Sweeper(Protocol):
+    """What the registry and the requests ask of the queue sweeper."""
+
+    def sweep(self) -> None: ...
+    def hand_over(self, name: LockName, grant: Grant) -> None: ...
+    def gone(self, name: LockName, identity: str) -> None: ...
+    def acknowledge(self, request: HeldBack) -> None: ...
+
+
+class Renewer(Protocol):
+    """What the requests ask of the thread that renews claims."""
+
+    def give_up(self, request: Any) -> None: ...
+
+
+class _NoSweeper:
+    """The sweeper of a worker that has no store, and so no queues: its calls take no lock."""
+
+    def sweep(self) -> None: ...
+    def hand_over(self, name: LockName, grant: Grant) -> None: ...
+    def gone(self, name: LockName, identity: str) -> None: ...
+
+    def acknowledge(self, request: HeldBack) -> None:
+        request.dlock_acknowledge()
+
+
+class _NoRenewer:
+    """The claim renewer of a worker that has no store."""
+
+    def give_up(self, request: Any) -> None: ...
+
+
 class DeliveryRegistry:
     """What the main process knows of its deliveries, kept on the app's runtime."""
 
@@ -78,21 +113,33 @@ class DeliveryRegistry:
         self._holding: OrderedDict[str, None] = OrderedDict()
         self.unheard = CompletionMarker(runtime, self._holding.__contains__)
         #: By owner: when the process should have ended that Celery kills for its hard time limit.
-        self._killed_by: OrderedDict[str, float] = OrderedDict()
-        runtime.doubtful = self.doubtful
-        runtime.killed_by = self.killed_by
-        runtime.describe = self.describe
-        runtime.monitored_as = self.monitored_as
+        self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
+        #: Stops the body of a lost lease, if the worker's pool has a way to do so.
+        self.aborter: BodyAborter | None = None
+        #: The lease tables of the pool children; kept alive here, because the hooks of a fork hold it weakly.
+        self.children: PoolChildren | None = None
+        self.sweeper: Sweeper = _NoSweeper()
+        self.claim_renewer: Renewer = _NoRenewer()
 
     @classmethod
     def of(cls, app: Celery) -> DeliveryRegistry:
+        """Return the registry of ``app``, attached to its runtime at the first use."""
         runtime = Runtime.of(app)
-        found: DeliveryRegistry | None = runtime.deliveries
-        if found is None:
-            found = runtime.deliveries = cls(runtime)
-        return found
+        if not isinstance(runtime.worker, cls):
+            runtime.worker = cls(runtime)
+        return runtime.worker
 
-    def doubtful(self, acquisition: str) -> bool:
+    def attach(self, sweeper: Sweeper, claim_renewer: Renewer) -> None:
+        """Set the threads that publish grants and give claims up; until then both are left undone."""
+        self.sweeper, self.claim_renewer = sweeper, claim_renewer
+        self.unheard.is_polled = True
+
+    def hand_off(self, name: LockName, grant: Grant | None) -> None:
+        """Have the queue sweeper publish a granted message. None is ignored."""
+        if grant is not None:
+            self.sweeper.hand_over(name, grant)
+
+    def may_be_redelivered(self, acquisition: str) -> bool:
         """Has the broker perhaps delivered this holder's message once more?
 
         So with a message whose acknowledgement was not heard, and with a late-acknowledged one whose channel is gone,
@@ -133,8 +180,7 @@ class DeliveryRegistry:
             request: The message that is handed over.
             name: Of its lock; None for a copy, which has its place already.
         """
-        if self.runtime.sweeper is not None:
-            self.runtime.sweeper.sweep()
+        self.sweeper.sweep()
         number = self.runtime.arrivals.next_number()
         elder = 0
         if name is not None:
@@ -181,13 +227,13 @@ class DeliveryRegistry:
 
     def killing(self, request: Delivered) -> None:
         """Record that Celery is about to kill this delivery's process, because its hard time limit is over."""
-        self._killed_by[request.dlock_owner] = self.runtime.clock.monotonic() + KILL_GRACE
-        if len(self._killed_by) > REMEMBERED:
-            self._killed_by.popitem(last=False)
+        self._kill_deadlines[request.dlock_owner] = self.runtime.clock.monotonic() + KILL_GRACE
+        if len(self._kill_deadlines) > REMEMBERED:
+            self._kill_deadlines.popitem(last=False)
 
-    def killed_by(self, acquisition: str) -> float:
+    def kill_deadline(self, acquisition: str) -> float:
         """Return when the process of this acquisition should have ended; 0 if its hard time limit was not enforced."""
-        return self._killed_by.get(acquisition.rpartition(".")[0], 0.0) if self._killed_by else 0.0
+        return self._kill_deadlines.get(acquisition.rpartition(".")[0], 0.0) if self._kill_deadlines else 0.0
 
     # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
     # and acknowledged. The done mark needs both.
@@ -204,8 +250,7 @@ class DeliveryRegistry:
         self._mark(request.dlock_owner)
 
     def freed(self, slot: LeaseRecord, released: Released) -> None:
-        if released.granted is not None and self.runtime.sweeper is not None:
-            self.runtime.sweeper.hand_over(slot.name, released.granted)
+        self.hand_off(slot.name, released.granted)
         owner = slot.acquisition.rpartition(".")[0]
         if released.ours:
             self._holding[owner] = None

@@ -43,7 +43,6 @@ class PoolChildren:
         """From now on, each child of this process gets slots."""
         # The hooks cannot be taken back, so they must not keep the worker's objects alive.
         me = weakref.ref(self)
-        self._runtime.children = self
 
         def call(name: str) -> Callable[[], None]:
             def hook() -> None:

@@ -194,8 +194,8 @@ class SingletonRequest(AckTrackingRequest):
         super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
-        if self._dlock_held_back and (sweeper := DeliveryRegistry.of(self._app).runtime.sweeper) is not None:
-            sweeper.acknowledge(self)
+        if self._dlock_held_back:
+            DeliveryRegistry.of(self._app).sweeper.acknowledge(self)
         else:
             super().acknowledge()
 
@@ -270,9 +270,8 @@ class SingletonRequest(AckTrackingRequest):
         self._dlock_settle(ended_at)
         self._dlock_died()
         self._dlock_give_claim_up()
-        sweeper = DeliveryRegistry.of(self._app).runtime.sweeper
-        if sweeper is not None and self._dlock_queues and (name := self.dlock_lock) is not None:
-            sweeper.gone(name, self.dlock_identity.digest)
+        if self._dlock_queues and (name := self.dlock_lock) is not None:
+            DeliveryRegistry.of(self._app).sweeper.gone(name, self.dlock_identity.digest)
 
     def _dlock_settle(self, ended_at: float) -> None:
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
@@ -287,9 +286,8 @@ class SingletonRequest(AckTrackingRequest):
 
     def _dlock_give_claim_up(self) -> None:
         """By a thread: a store that is away must not hold the consumer up."""
-        keeper = DeliveryRegistry.of(self._app).runtime.claim_keeper
-        if keeper is not None and self.dlock_claiming is not None:
-            keeper.give_up(self)
+        if self.dlock_claiming is not None:
+            DeliveryRegistry.of(self._app).claim_renewer.give_up(self)
 
 
 def _cold_shutdown() -> bool:

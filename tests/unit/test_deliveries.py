@@ -42,7 +42,7 @@ def test_an_early_acknowledgement_is_doubted_when_it_failed_or_is_overdue_and_no
     deliveries = DeliveryRegistry(Runtime(Celery("deliveries", set_as_current=False)))
     request = EarlyAcknowledged(**state)
     deliveries.by_owner["owner"] = request  # type: ignore[assignment]  # what is asked of it here
-    assert deliveries.doubtful("owner.1") is expected
+    assert deliveries.may_be_redelivered("owner.1") is expected
 
 
 class Waits:

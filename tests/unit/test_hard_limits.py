@@ -62,18 +62,18 @@ def test_grace_begins_only_when_celery_has_handled_the_hard_limit(
     if raises:
         with pytest.raises(ConnectionError):
             request.on_timeout(soft=False, timeout=2)
-        assert deliveries.runtime.killed_by("owner.1") == 0
+        assert deliveries.runtime.worker.kill_deadline("owner.1") == 0
         return
     request.on_timeout(soft=True, timeout=1)
-    assert deliveries.runtime.killed_by("owner.1") == 0
+    assert deliveries.runtime.worker.kill_deadline("owner.1") == 0
     request.on_timeout(soft=False, timeout=2)
     now = deliveries.runtime.clock.monotonic()
-    assert now < deliveries.runtime.killed_by("owner.1") <= now + KILL_GRACE
-    assert deliveries.runtime.killed_by("other.1") == 0
+    assert now < deliveries.runtime.worker.kill_deadline("owner.1") <= now + KILL_GRACE
+    assert deliveries.runtime.worker.kill_deadline("other.1") == 0
 
 
 def test_only_the_latest_killed_processes_are_remembered(app: Celery) -> None:
     deliveries = DeliveryRegistry.of(app)
     for number in range(REMEMBERED + 1):
         deliveries.killing(Request(app, str(number)))
-    assert deliveries.killed_by("0.1") == 0 < deliveries.killed_by("1.1")
+    assert deliveries.kill_deadline("0.1") == 0 < deliveries.kill_deadline("1.1")

@@ -46,8 +46,8 @@ class Stage:
         self.runtime = Runtime.of(app)
         self.store = MarkingStore()
         self.runtime.store = lambda timeout: self.store  # type: ignore[assignment, method-assign, return-value]
-        self.runtime.sweeper = object()
         self.deliveries = DeliveryRegistry.of(app)
+        self.deliveries.unheard.is_polled = True
         self.app = app
 
     def request(self, name: str = "id", *, told: bool = False, kind: Any = None) -> Any:

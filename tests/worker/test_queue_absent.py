@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from celery_dlock import Lock
+from celery_dlock.runtime import NO_WORKER
 from tests.apps.queueing_stage import staged
 from tests.servers import Server
 from tests.waiting import eventually
@@ -106,7 +107,7 @@ def test_a_publisher_needs_no_store_and_gets_no_thread(clean_server):
             tasks.early.delay(f"n{number}")
         assert time.monotonic() - start < 2
         assert psutil.Process().num_threads() <= threads
-        assert tasks.early.dlock.sweeper is None
+        assert tasks.early.dlock.worker is NO_WORKER
         with clean_server.client() as client:
             assert client.llen("celery") == 51
 
@@ -118,4 +119,4 @@ def test_a_program_that_takes_a_lock_sweeps_nothing(clean_server, lock_server):
             before = scripts(lock_server)
             assert not asked_within(lock_server, 0.3)
             assert scripts(lock_server) == before
-        assert tasks.early.dlock.sweeper is None
+        assert tasks.early.dlock.worker is NO_WORKER
