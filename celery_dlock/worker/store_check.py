@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from ..errors import InvalidLockOptions, StoreRefused, StoreUnavailable
 from ..keys.key_spec import LockKeys, LockName
 from ..options.durability import shown
-from ..store.redis.tls_probe import tls_mismatch
 from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
 
@@ -116,8 +115,7 @@ class StoreCheck:
                 raise
             except StoreUnavailable as error:
                 if not told:
-                    cures = "".join(f"; {cure}" for cure in map(tls_mismatch, self._places) if cure)
-                    logger.warning("the lock store at %s is not there yet: %s%s", self._place, error, cures)
+                    logger.warning("the lock store at %s is not there yet: %s", self._place, error)
                 told = True
                 time.sleep(AGAIN)
                 continue
