@@ -31,9 +31,8 @@ from . import unique as claims
 from .call_options import ARGUMENT, OPTIONS_HEADER, headers_for, options_of, reject_misplaced_options
 from .execution import Execution
 from .outcomes import HandledElsewhere, Replaced, Skipped
-from .topology_support import check_topology_support
 from .unique_groups import patch_group_publishing
-from .validation import task_signature
+from .validation import check_topology_support, task_signature
 
 if TYPE_CHECKING:
     from typing_extensions import Self

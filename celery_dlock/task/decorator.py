@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from celery import Celery, Task, shared_task
 from celery.local import Proxy
 
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
+from ..lock import Lock
+from ..locking.lease import BypassLease, Lease, NullLease
 from ..options.lock_options import LockOptions
 from ..options.other_libraries import equivalent
 from ..options.overrides import overridden
 from ..options.validation import did_you_mean
+from ..store.model import LastRun
 from .base import SingletonTask
-from .typed import TypedTask
 from .validation import task_signature
 
-__all__ = ["singleton_task"]
+__all__ = ["TypedTask", "singleton_task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+R_co = TypeVar("R_co", covariant=True)
 
 #: Keywords of ``app.task`` that are not attributes of Celery's task class.
 _CELERYS: Final = frozenset({
@@ -32,6 +35,32 @@ _CELERYS: Final = frozenset({
     "pydantic_dump_kwargs", "pydantic_strict", "queue", "retry_backoff", "retry_backoff_max", "retry_jitter",
     "retry_kwargs", "routing_key", "shared", "soft_time_limit", "time_limit",
 })  # fmt: skip
+
+
+class TypedTask(Protocol[P, R_co]):
+    """A singleton task made of a function ``(P) -> R``."""
+
+    name: str
+    lock_options: LockOptions
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    def lock_name(self, *args: P.args, **kwargs: P.kwargs) -> str: ...
+    def lock_for(self, *args: P.args, **kwargs: P.kwargs) -> Lock: ...
+    def used(self, *args: P.args, **kwargs: P.kwargs) -> LastRun | None: ...
+    def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool: ...
+    # A signature and a keyword of our own cannot stand beside each other in a type.
+    def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool: ...
+    @property
+    def lease(self) -> Lease | BypassLease | NullLease: ...
+
+    # Celery's own names, which take any arguments.
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any: ...
+    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any: ...
+    def s(self, *args: Any, **kwargs: Any) -> Any: ...
+    def si(self, *args: Any, **kwargs: Any) -> Any: ...
+    def signature(self, args: Any = None, **options: Any) -> Any: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 
 @overload

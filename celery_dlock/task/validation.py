@@ -1,4 +1,4 @@
-"""What may be the body of a task, and with which arguments it is called."""
+"""Checks of a task when it is defined: its body, its signature, and its options on the configured servers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from types import MethodType
 from typing import Any, Final
 
 from ..errors import InvalidLockOptions
+from ..options.lock_options import LockOptions
 
-__all__ = ["task_signature"]
+__all__ = ["check_topology_support", "task_signature"]
 
 #: Where Celery wraps a body for ``pydantic=True``: its wrapper is a plain function whatever the body is.
 _WRAPPING: Final = "celery.app.base"
+_WHERE: Final = "where dlock_url names several servers (Redlock)"
+_QUEUE: Final = f"{_WHERE}: none of them knows the order of the waiters; allowed: 'skip', 'retry', 'wait', 'raise'"
+_CLAIMS: Final = f"{_WHERE}: they keep no claims of queued calls; allowed: None"
 
 
 def task_signature(task: str, body: Callable[..., Any], *, bind: bool = False) -> Signature:
@@ -55,3 +59,25 @@ def _is_async(body: Any) -> bool:
         body = body.__wrapped__
     called = type(body).__call__  # of an object that is called like a function
     return any(iscoroutinefunction(each) or isasyncgenfunction(each) for each in (body, called))
+
+
+def check_topology_support(urls: Any, options: LockOptions | None, task: str | None) -> None:
+    """Check a task's, or a call's, options against ``dlock_url``.
+
+    Args:
+        urls: That setting.
+        options: The options; None for a call without a lock.
+        task: The task's name.
+
+    Raises:
+        InvalidLockOptions: One of them cannot be had there.
+    """
+    if options is None or not isinstance(urls, list | tuple):
+        return
+    unfit = {
+        "on_conflict": _QUEUE if options.on_conflict == "queue" else "",
+        "unique": _CLAIMS if options.claims else "",
+    }
+    for option, why in unfit.items():
+        if why:
+            raise InvalidLockOptions(f"task {task!r}: {option}={getattr(options, option)!r} is not allowed {why}")

@@ -18,7 +18,7 @@ from ..errors import InvalidLockOptions, NoLockStore
 from ..messaging.results import has_backend
 from ..runtime import Runtime
 from ..task.base import SingletonTask
-from ..task.topology_support import check_topology_support
+from ..task.validation import check_topology_support
 from ..utils import threads as native
 from ..utils.log import logger
 from .abort import aborter_for_pool
