@@ -5,21 +5,42 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from celery import Task, states
+from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
 from celery.exceptions import TaskRevokedError
 
 from ..errors import CallNotRun
 
-__all__ = ["QUEUED", "CallSkipped", "has_backend", "store_queued", "store_revoked", "store_started", "stored_failure"]
+__all__ = [
+    "QUEUED",
+    "CallSkipped",
+    "ResultTask",
+    "has_backend",
+    "store_queued",
+    "store_revoked",
+    "store_started",
+    "stored_failure",
+]
 
 #: The state of a parked task.
 QUEUED = "QUEUED"
 
 Signature = Mapping[str, Any]  # as it stands in a message
+
+
+class ResultTask(Protocol):
+    """A Celery task, as far as storing its results needs it."""
+
+    ignore_result: bool
+    store_eager_result: bool
+
+    @property
+    def app(self) -> Celery: ...
+    @property
+    def backend(self) -> Any: ...
 
 
 # Not in `errors`, which does not import Celery.
@@ -33,7 +54,7 @@ class CallSkipped(CallNotRun, TaskRevokedError):
     __module__ = "celery_dlock"
 
 
-def store_revoked(task: Task[..., Any], request: Context, error: TaskRevokedError) -> None:
+def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -> None:
     """Store REVOKED for a task that is not run, and for all that can never run now.
 
     Meant for the process that skips the task, just before it raises ``Ignore``: that alone would leave the task
@@ -70,12 +91,12 @@ def store_revoked(task: Task[..., Any], request: Context, error: TaskRevokedErro
             end.backend.on_chord_part_return(_with_body_id(end.request), states.REVOKED, error)
 
 
-def has_backend(task: Task[..., Any]) -> bool:
+def has_backend(task: ResultTask) -> bool:
     """Is there a result backend? Without one, Celery's raises ``NotImplementedError`` or ``AttributeError``."""
     return not isinstance(task.backend, DisabledBackend)
 
 
-def stored_failure(task: Task[..., Any], task_id: str) -> tuple[Any, str | None] | None:
+def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | None:
     """The exception and traceback of a task that has failed; None for any other state, or if that cannot be told."""
     if not has_backend(task):
         return None
@@ -86,14 +107,14 @@ def stored_failure(task: Task[..., Any], task_id: str) -> tuple[Any, str | None]
     return (stored.get("result"), stored.get("traceback")) if stored.get("status") == states.FAILURE else None
 
 
-def store_started(task: Task[..., Any], request: Any) -> None:
+def store_started(task: ResultTask, request: Any) -> None:
     """Store STARTED as Celery does for ``track_started``, unless the result is ignored."""
     if not _ignored(task, vars(request)):
         meta = {"pid": os.getpid(), "hostname": request.hostname}
         task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
 
-def store_queued(task: Task[..., Any], request: Any, position: int, reason: str, *, copied: bool) -> None:
+def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, copied: bool) -> None:
     """Store that the task waits for its turn, unless its result is ignored. ``get()`` goes on waiting.
 
     Args:
@@ -118,7 +139,7 @@ class _End(NamedTuple):
     ignored: bool
 
 
-def _never_run(task: Task[..., Any], request: Any) -> Iterator[_End]:
+def _never_run(task: ResultTask, request: Any) -> Iterator[_End]:
     for signature in _followers(request.chain or (), request.chord):
         options = signature["options"]
         # None where it belongs to another app: then nothing but its options is known of it.
@@ -148,7 +169,7 @@ def _last_id(signature: Signature) -> str | None:
     return own or next(filter(None, map(_last_id, reversed(_parts(signature) or []))), None)
 
 
-def _ignored(task: Task[..., Any] | None, options: Mapping[str, Any]) -> bool:
+def _ignored(task: ResultTask | None, options: Mapping[str, Any]) -> bool:
     explicit = options.get("ignore_result")
     if explicit is None and task is not None:
         explicit = task.ignore_result

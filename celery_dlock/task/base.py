@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, Task, states
-from celery.app.trace import TraceInfo, report_internal_error, trace_ok_t
-from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
+from celery.exceptions import Ignore, Retry, TaskRevokedError
 from celery.result import AsyncResult, EagerResult
 
 from ..config.masking import mask_secrets
@@ -19,20 +17,17 @@ from ..lock import Lock
 from ..locking.lease import BypassLease, Lease, NullLease
 from ..messaging import ticks
 from ..options.lock_options import DEFAULT_TTL, LockOptions
-from ..options.other_libraries import UNMISTAKABLE, equivalent
 from ..options.overrides import overridden
 from ..options.permissions import Permissions
 from ..runtime import Runtime
 from ..store.model import LastRun, Waiting
 from ..utils.log import logger
-from . import execution
-from . import once_per as uses
-from . import unique as claims
+from . import hooks, once_per, unique
 from .call_options import ARGUMENT, OPTIONS_HEADER, headers_for, options_of, reject_misplaced_options
-from .execution import Execution
+from .execution import current
 from .outcomes import HandledElsewhere, Replaced, Skipped
 from .unique_groups import patch_group_publishing
-from .validation import check_topology_support, task_signature
+from .validation import check_topology_support, reject_stray_attributes, task_signature
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,11 +39,6 @@ else:
 __all__ = ["SingletonTask"]
 
 _NULL_LEASE: Final = NullLease()
-#: What a subclass would hide, and with it the lock's own work or what users read.
-_RESERVED: Final = frozenset({
-    "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "lock_ttl", "locks_enabled", "resolve", "used",
-    "waiting",
-})  # fmt: skip
 #: What belongs to the call, and so to its retries.
 _OWN_HEADERS: Final = (OPTIONS_HEADER, ticks.HEADER)
 
@@ -78,13 +68,13 @@ class SingletonTask(_Task):
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         task = super().__new__(cls)
         # The tracer reads these from the instance, so here they hold whatever a subclass defines.
-        task.before_start = _acquiring(task, task.before_start)  # type: ignore[method-assign]  # this is the point
-        task.after_return = _releasing(task, task.after_return)  # type: ignore[method-assign]  # likewise
+        task.before_start = hooks.wrap_before_start(task, task.before_start)  # type: ignore[method-assign]  # this is the point
+        task.after_return = hooks.wrap_after_return(task, task.after_return)  # type: ignore[method-assign]  # likewise
         body = task.run
-        task.run = _body(task, body)  # type: ignore[method-assign]  # likewise
+        task.run = hooks.wrap_body(task, body)  # type: ignore[method-assign]  # likewise
         if not isinstance(cls.lock_options, LockOptions):
             raise InvalidLockOptions(f"task {cls.name!r}: lock_options={cls.lock_options!r}: allowed: a LockOptions")
-        _refuse_stray_options(cls)
+        reject_stray_attributes(str(cls.name or cls.__name__), cls.__mro__[: cls.__mro__.index(SingletonTask)])
         _warn_of_lost_calls(cls)
         signature = task_signature(str(cls.name or cls.__name__), body)
         if cls.name:
@@ -119,8 +109,8 @@ class SingletonTask(_Task):
     @property
     def lease(self) -> Lease | BypassLease | NullLease:
         """The running execution's lease; a null lease in a direct call."""
-        run = execution.current(self.request)
-        return (run.lease or run.unlocked or _NULL_LEASE) if run is not None else _NULL_LEASE
+        run = current(self.request)
+        return (run.lease or run.bypass or _NULL_LEASE) if run is not None else _NULL_LEASE
 
     def lock_name(self, *args: Any, **kwargs: Any) -> str:
         """The name of the lock that this call would take."""
@@ -139,7 +129,7 @@ class SingletonTask(_Task):
         Raises:
             StoreUnavailable: The store did not answer.
         """
-        return uses.last_run(self, args, kwargs)
+        return once_per.last_run(self, args, kwargs)
 
     def forget(self, *args: Any, **kwargs: Any) -> bool:
         """Make this call's name free at once, whatever became of its last run; false if there was nothing to forget.
@@ -150,7 +140,7 @@ class SingletonTask(_Task):
         Raises:
             StoreUnavailable: The store did not answer.
         """
-        return uses.forget(self, args, kwargs)
+        return once_per.forget(self, args, kwargs)
 
     def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool:
         """Settle what became of a run that died; false if there is none such, or the name's body runs just now.
@@ -167,7 +157,7 @@ class SingletonTask(_Task):
             InvalidLockOptions: The task has no ``once_per``, or ``sent`` is neither True nor False.
             StoreUnavailable: The store did not answer.
         """
-        return uses.resolve(self, args, kwargs, sent=sent)
+        return once_per.resolve(self, args, kwargs, sent=sent)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
         """The lock that this call would take, for use outside a worker or inside a body (where it re-enters)."""
@@ -213,7 +203,7 @@ class SingletonTask(_Task):
     @__trace__.setter
     def __trace__(self, tracer: Any) -> None:
         # Celery sets the tracer here; after_return is not called on retry, ignore, reject and terminate, this is.
-        self._trace = tracer and _wrap_tracer(self, tracer)
+        self._trace = tracer and hooks.wrap_tracer(self, tracer)
 
     _trace: Any = None
 
@@ -228,21 +218,11 @@ class SingletonTask(_Task):
         """
         self._carry(kwargs)
         check_topology_support(self.app.conf.get("dlock_url"), options_of(self, kwargs.get("headers")), self.name)
-        return claims.publish(self, super().apply_async, args, kwargs)
+        return unique.publish(self, super().apply_async, args, kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> EagerResult[Any]:
         self._carry(kwargs)
-        before = execution.running()
-        state, died = None, True
-        try:
-            result = super().apply(*args, **kwargs)
-            state = result.state
-            died = False
-        except Exception:
-            died = False
-            raise
-        finally:
-            _release_pending_run(before, final=state is not None, success=state == states.SUCCESS, died=died)
+        result = hooks.trace_eagerly(super().apply, args, kwargs)
         if isinstance(result.result, Skipped | HandledElsewhere):
             # Celery's eager tracer calls this IGNORED; the worker calls it REVOKED.
             ignored = result.result
@@ -257,26 +237,26 @@ class SingletonTask(_Task):
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         reject_misplaced_options(self, kwargs)  # before Celery, which would reject the message because of it
-        _leave(self, retries=True)
+        hooks.announce_end(self, retries=True)
         # A tracing tool may have put headers of its own in the place of those that Celery collects.
         known = self.request.headers if isinstance(self.request.headers, Mapping) else {}
         own = {name: every[name] for every in (vars(self.request), known) for name in _OWN_HEADERS if name in every}
         if "headers" in kwargs or own.keys() - known.keys():
             # Celery takes these instead of the message's own, and the retry would be another call.
             kwargs["headers"] = {**own, **(kwargs.get("headers", known) or {})}
-        run = execution.current(self.request)
+        run = current(self.request)
         try:
             published = super().retry(*args, **kwargs)
         except Retry as error:
             if run is not None:
-                run.retried(error)
+                run.reserve_for_retry(error)
             raise
         if run is not None:
-            run.retried(published)
+            run.reserve_for_retry(published)
         return published
 
     def on_replace(self, sig: Any) -> Any:
-        _leave(self)
+        hooks.announce_end(self)
         try:
             return super().on_replace(sig)
         except Ignore as error:
@@ -314,137 +294,6 @@ def _warn_of_lost_calls(cls: type[SingletonTask]) -> None:
             "set on_conflict='retry' or 'queue', or unique='queued+running'",
             cls.name or cls.__name__, cls.lock_options.on_conflict,
         )  # fmt: skip
-
-
-def _refuse_stray_options(cls: type[SingletonTask]) -> None:
-    """Celery makes a class attribute of any keyword; an option given so would silently do nothing."""
-    for ancestor in cls.__mro__[: cls.__mro__.index(SingletonTask)]:
-        for option in LockOptions.names():
-            if option in vars(ancestor):
-                given = f"{option}={vars(ancestor)[option]!r}"
-                raise InvalidLockOptions(
-                    f"task {cls.name or cls.__name__!r}: {given} is not allowed here; "
-                    f"allowed: lock_options=LockOptions({option}=...)"
-                )
-        for reserved in _RESERVED & vars(ancestor).keys():
-            raise InvalidLockOptions(
-                f"task {cls.name or cls.__name__!r}: the attribute {reserved!r} is reserved for SingletonTask's own; "
-                "allowed: another name"
-            )
-        for option in UNMISTAKABLE:
-            if option in vars(ancestor):
-                raise InvalidLockOptions(
-                    f"task {cls.name or cls.__name__!r}: unknown option {option!r}{equivalent(option)}, in "
-                    "lock_options=LockOptions(...)"
-                )
-
-
-def _acquiring(task: SingletonTask, users: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(users)
-    def before_start(task_id: str, args: Any, kwargs: Any) -> None:
-        run = Execution(task)
-        run.begin(args, kwargs)
-        if not run.skipped:
-            users(task_id, args, kwargs)
-
-    return before_start
-
-
-def _releasing(task: SingletonTask, users: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(users)
-    def after_return(status: str, *args: Any, **kwargs: Any) -> None:
-        # On a hard limit Celery calls this in the main process while the body still runs in the child. There is no
-        # request and so no run there: nothing is released.
-        run = execution.current(task.request)
-        try:
-            users(status, *args, **kwargs)
-        finally:
-            if run is not None:
-                run.finish(
-                    final=True,
-                    success=status == states.SUCCESS and not run.skipped,
-                    copies_end=status != states.FAILURE or not _rejects_failures(task),
-                )
-
-    return after_return
-
-
-def _rejects_failures(task: SingletonTask) -> bool:
-    """Does Celery reject the message of a failure, which may be for a dead letter exchange?"""
-    return bool(task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout))
-
-
-def _body(task: SingletonTask, run_body: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(run_body)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        here = execution.current(task.request)
-        if here is None:
-            return run_body(*args, **kwargs)
-        if here.skipped:
-            return here.skip_value
-        here.depth += 1
-        try:
-            if here.depth > 1:
-                return run_body(*args, **kwargs)
-            value = here.body(run_body, args, kwargs)
-            here.returned = True
-            return value
-        finally:
-            here.depth -= 1
-            # Callbacks, errbacks and the chain's next step are published between here and after_return. A body that
-            # calls its own task comes by here too, and has not ended.
-            if not here.depth:
-                here.leave_if_followed()
-
-    return run
-
-
-def _wrap_tracer(task: SingletonTask, tracer: Callable[..., Any]) -> Callable[..., Any]:
-    def trace(*args: Any, **kwargs: Any) -> Any:
-        before = execution.running()
-        final = success = False
-        copies_end = died = True
-        try:
-            result = tracer(*args, **kwargs)
-            died = False
-            state = states.SUCCESS if result.info is None else result.info.state
-            # Reject(requeue=True) comes back; every other way of returning stores or keeps its end.
-            final = not (state == states.REJECTED and getattr(result.info.retval, "requeue", False))
-            if state in (states.IGNORED, states.REJECTED):
-                copies_end = isinstance(result.info.retval, Skipped | HandledElsewhere | Replaced)
-            success = state == states.SUCCESS
-        except (MemoryError, Reject):
-            died = False
-            raise
-        except Exception as error:  # noqa: BLE001  # Celery's tracer, in what a message makes of its callbacks
-            died = False
-            # As Celery's slow path does. Only a pool of processes would tell the main process of the error: in a pool
-            # of threads or greenlets the message stays unacknowledged for ever, and solo ends with its worker.
-            result = trace_ok_t(report_internal_error(task, error), TraceInfo(states.FAILURE, error), 0.0, None)
-        finally:
-            try:
-                _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
-            except BaseException:
-                # No door comes after this one, so whatever struck in it must not leave its work undone.
-                _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
-                raise
-        return result
-
-    return trace
-
-
-def _release_pending_run(
-    before: Execution | None, *, final: bool, success: bool, died: bool, copies_end: bool = True
-) -> None:
-    run = execution.running()
-    if run is not None and run is not before:
-        run.finish(final=final, success=success and not run.skipped, died=died, copies_end=copies_end)
-
-
-def _leave(task: SingletonTask, *, retries: bool = False) -> None:
-    run = execution.current(task.request)
-    if run is not None:
-        run.leave(retries=retries)
 
 
 patch_group_publishing(lambda task: isinstance(task, SingletonTask))

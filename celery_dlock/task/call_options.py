@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
@@ -17,7 +17,23 @@ from ..options.overrides import overridden
 from ..options.permissions import ENABLED, Permissions
 from ..utils.text import written
 
-__all__ = ["ARGUMENT", "OPTIONS_HEADER", "Call", "call_of", "headers_for", "options_of", "reject_misplaced_options"]
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.result import AsyncResult
+
+    from ..runtime import Runtime
+
+__all__ = [
+    "ARGUMENT",
+    "OPTIONS_HEADER",
+    "Call",
+    "Called",
+    "LockedTask",
+    "call_of",
+    "headers_for",
+    "options_of",
+    "reject_misplaced_options",
+]
 
 #: The argument of ``apply_async`` and ``apply``, and the option of a signature.
 ARGUMENT: Final = "dlock"
@@ -41,6 +57,29 @@ class Called(Protocol):
     def lock_spec(self) -> KeySpec: ...
     @property
     def call_permissions(self) -> Permissions: ...
+
+
+class LockedTask(Called, Protocol):
+    """The task, as far as publishing and running it need it. :class:`~celery_dlock.SingletonTask` implements it."""
+
+    acks_late: bool
+    ignore_result: bool
+    serializer: str
+    store_eager_result: bool
+    #: Store STARTED once the lock is held (``track_started``).
+    stores_started: bool
+    typing: bool
+
+    @property
+    def app(self) -> Celery: ...
+    @property
+    def backend(self) -> Any: ...
+    @property
+    def dlock(self) -> Runtime: ...
+    @property
+    def request(self) -> Any: ...
+    def AsyncResult(self, task_id: str) -> AsyncResult[Any]: ...  # noqa: N802  # Celery's name
+    def send_event(self, *args: Any, **fields: Any) -> Any: ...
 
 
 class Call(NamedTuple):

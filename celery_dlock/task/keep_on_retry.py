@@ -12,7 +12,7 @@ from .call_options import ARGUMENT, call_of, headers_for
 if TYPE_CHECKING:
     from celery.exceptions import Retry
 
-    from .execution import Execution
+    from .run import Run
 
 __all__ = ["RetryReservation", "reservation_for_retry"]
 
@@ -29,7 +29,7 @@ class RetryReservation(NamedTuple):
     life_ms: int
 
 
-def reservation_for_retry(run: Execution, published: Retry) -> RetryReservation | None:
+def reservation_for_retry(run: Run, published: Retry) -> RetryReservation | None:
     """For whom a run keeps its lock, once its retry is published; None where it does not.
 
     The retry may have other arguments, or options of its own, and so another lock or none.

@@ -8,32 +8,29 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import LockKeys
 from ..options.validation import invalid_value
-from .call_options import ARGUMENT, Call, call_of, headers_for
+from .call_options import ARGUMENT, Call, LockedTask, call_of, headers_for
 
 if TYPE_CHECKING:
     from ..store.model import LastRun
-    from .base import SingletonTask
 
 __all__ = ["forget", "last_run", "resolve"]
 
 
-def last_run(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
+def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
     """What became of the last run of a call's name."""
     if not task.locks_enabled:
         return None
     return task.dlock.uses.use(_keys(task, args, kwargs), tick)
 
 
-def forget(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
+def forget(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
     """Make a call's name free; false if it was."""
     if not task.locks_enabled:
         return False
     return task.dlock.uses.forget(_keys(task, args, kwargs), tick)
 
 
-def resolve(
-    task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = ""
-) -> bool:
+def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = "") -> bool:
     """Settle what became of a run that died; false if there is none such."""
     call = _call(task, kwargs)
     window = call.options.once_seconds
@@ -48,11 +45,11 @@ def resolve(
     return task.dlock.uses.resolve(keys, sent=sent, window_ms=round(window * 1000), tick=tick)
 
 
-def _keys(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+def _keys(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
     name = _call(task, kwargs).name_of(args, {key: value for key, value in kwargs.items() if key != ARGUMENT})
     return LockKeys.of(task.dlock.settings.prefix, name)
 
 
-def _call(task: SingletonTask, kwargs: Mapping[str, Any]) -> Call:
+def _call(task: LockedTask, kwargs: Mapping[str, Any]) -> Call:
     chosen = kwargs.get(ARGUMENT)
     return call_of(task, None if chosen is None else headers_for(task, chosen, None))

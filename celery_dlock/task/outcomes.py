@@ -41,7 +41,7 @@ from .policy import (
 
 if TYPE_CHECKING:
     from ..locking.events import Kind
-    from .execution import Execution
+    from .run import Run
 
 __all__ = [
     "HandledElsewhere",
@@ -50,9 +50,10 @@ __all__ = [
     "Skipped",
     "apply_decision",
     "apply_on_store_error",
-    "misfire",
-    "parcel_text",
-    "run_again",
+    "parked_entry",
+    "report_misfire",
+    "rerun_after_loss",
+    "skip",
 ]
 
 
@@ -88,7 +89,7 @@ class Replaced(Ignore):
     """Ends a trace whose task has replaced itself: as Celery's own, and known for what it is."""
 
 
-def apply_decision(run: Execution, name: LockName, answer: Refusal, decision: Decision) -> None:
+def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision) -> None:
     """Do what was decided. Returns only if the run goes on with the ``skip_result`` instead of its body.
 
     Raises:
@@ -102,7 +103,7 @@ def apply_decision(run: Execution, name: LockName, answer: Refusal, decision: De
         _tell(run, "refused", name, reason)
     match decision:
         case Skip():
-            _skip(run, name, CallSkipped(*facts))
+            skip(run, name, CallSkipped(*facts))
         case ReturnFirstResult(first):
             _recall(run, name, first, CallSkipped(*facts))
         case DropDuplicate():
@@ -129,16 +130,15 @@ def _earlier(answer: Refusal) -> tuple[str | None, str, float] | tuple[()]:
     return (earlier.task_id, earlier.node, earlier.since) if earlier else ()
 
 
-def misfire(run: Execution, name: LockName, late: str) -> None:
-    """End a run that came too late for its tick, as one that is skipped."""
+def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
+    """Report that a run is too late for its tick, and return the end that :func:`skip` gives it."""
     reason = f"{name}: {late}"
     logger.warning("Task %s[%s] misfired: %s", run.task.name, run.request.id, reason)
     _tell(run, "misfired", name, reason)
-    run.leave()  # the next tick, which may be on its heels, is not to be refused for this one
-    _skip(run, name, CallSkipped(reason, name.text))
+    return CallSkipped(reason, name.text)
 
 
-def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | None) -> str:
+def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) -> str:
     """The message as it will be parked; its state says so before, lest a slow process write it over the end.
 
     Raises:
@@ -157,7 +157,7 @@ def parcel_text(run: Execution, name: LockName, decision: Park, rank_us: int | N
     return text
 
 
-def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) -> NoReturn:
+def _await_turn(run: Run, name: LockName, answer: Refusal, reason: str) -> NoReturn:
     run.keeps_claim = True
     if isinstance(answer, Parked):
         place = f"{name}: {run.refused_because or 'it waits already'}; at place {answer.position}"
@@ -174,7 +174,7 @@ def _await_turn(run: Execution, name: LockName, answer: Refusal, reason: str) ->
     raise HandledElsewhere(reason)
 
 
-def apply_on_store_error(run: Execution, name: LockName, error: StoreUnavailable) -> BypassLease:
+def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease:
     """The store did not give the lock, nor refuse it. Returns only if the body is to run without the lock.
 
     Where the task wants nothing else, the message comes back later; if the broker is away too, the task fails loudly.
@@ -196,13 +196,13 @@ def apply_on_store_error(run: Execution, name: LockName, error: StoreUnavailable
     return BypassLease(name.text, run.scope.owner)
 
 
-def run_again(run: Execution, error: LockLost) -> NoReturn:
+def rerun_after_loss(run: Run, error: LockLost) -> NoReturn:
     """The body has ended because its lease was lost: the message comes back."""
     run.redelivered = False  # no end of another copy is in the way of one whose body has begun
     _come_back(run, error)
 
 
-def _come_back(run: Execution, error: DLockError, rank_us: int | None = None) -> NoReturn:
+def _come_back(run: Run, error: DLockError, rank_us: int | None = None) -> NoReturn:
     """Not because of a conflict, so that it is no try.
 
     Args:
@@ -220,11 +220,11 @@ def _come_back(run: Execution, error: DLockError, rank_us: int | None = None) ->
     raise Postponed(str(error))
 
 
-def _recall(run: Execution, name: LockName, first: str, otherwise: CallSkipped) -> None:
+def _recall(run: Run, name: LockName, first: str, otherwise: CallSkipped) -> None:
     """Go on with the first run's result, as long as the result backend has it."""
     if not has_backend(run.task):
         logger.warning("no result of %s can be returned (on_used='return'): no result backend is configured", first)
-        _skip(run, name, otherwise)
+        skip(run, name, otherwise)
         return
     try:
         stored = run.task.backend.get_task_meta(first, cache=False)
@@ -232,14 +232,19 @@ def _recall(run: Execution, name: LockName, first: str, otherwise: CallSkipped) 
         logger.warning("the result of %s is not known any more: %s", first, error)
         stored = {}
     if stored.get("status") != states.SUCCESS:
-        _skip(run, name, otherwise)
+        skip(run, name, otherwise)
         return
     logger.info("Task %s[%s] returns the result of %s: %s", run.task.name, run.request.id, first, otherwise)
     _tell(run, "skipped", name, str(otherwise))
     run.skipped, run.skip_value = True, stored.get("result")
 
 
-def _skip(run: Execution, name: LockName, error: CallSkipped) -> None:
+def skip(run: Run, name: LockName, error: CallSkipped) -> None:
+    """End the run REVOKED, or have it return its ``skip_result`` instead of running its body.
+
+    Raises:
+        Skipped: The end is stored.
+    """
     task, request = run.task, run.request
     logger.info("Task %s[%s] skipped: %s", task.name, request.id, error)
     _tell(run, "skipped", name, str(error))
@@ -255,7 +260,7 @@ def _skip(run: Execution, name: LockName, error: CallSkipped) -> None:
 
 
 def _publish_again(
-    run: Execution, rank_us: int | None, delay: float, otherwise: Exception, *, conflict: bool, copy: bool = False
+    run: Run, rank_us: int | None, delay: float, otherwise: Exception, *, conflict: bool, copy: bool = False
 ) -> None:
     """Publish the message before this delivery is acknowledged, so that a crash between doubles it, never loses it.
 
@@ -290,6 +295,6 @@ def _publish_again(
     run.keeps_claim = True
 
 
-def _tell(run: Execution, kind: Kind, name: LockName, reason: str) -> None:
+def _tell(run: Run, kind: Kind, name: LockName, reason: str) -> None:
     facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason}
     run.task.dlock.listeners.tell(kind, name=name.text, owner=run.scope.owner, **facts)

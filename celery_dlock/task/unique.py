@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from celery import states
 from celery.app.task import Context
@@ -22,10 +22,7 @@ from ..options.validation import as_seconds
 from ..runtime import Runtime
 from ..store.model import CUT, ClaimRequest, ExistingCall, Identity, Requester
 from ..utils.log import logger
-from .call_options import ARGUMENT, OPTIONS_HEADER, Call, call_of, headers_for
-
-if TYPE_CHECKING:
-    from .base import SingletonTask
+from .call_options import ARGUMENT, OPTIONS_HEADER, Call, LockedTask, call_of, headers_for
 
 __all__ = ["BatchClaim", "claiming_call", "publish", "release_claim"]
 
@@ -46,7 +43,7 @@ _together: ContextVar[dict[str, _Answer] | None] = ContextVar("celery_dlock_toge
 class _Wanted(NamedTuple):
     """One call that wants its name."""
 
-    task: SingletonTask
+    task: LockedTask
     name: LockName
     keys: LockKeys
     options: LockOptions
@@ -62,7 +59,7 @@ class _Wanted(NamedTuple):
         return LockHeld(f"{self.name}: {first}", self.name.text, first.task_id, first.node, first.since)
 
 
-def claiming_call(task: SingletonTask, headers: Mapping[str, Any] | None) -> Call | None:
+def claiming_call(task: LockedTask, headers: Mapping[str, Any] | None) -> Call | None:
     """A call's options, if it claims its name when it is published."""
     if not task.lock_options.claims and OPTIONS_HEADER not in (headers or ()):
         return None
@@ -71,7 +68,7 @@ def claiming_call(task: SingletonTask, headers: Mapping[str, Any] | None) -> Cal
 
 
 def publish(
-    task: SingletonTask, send: Callable[..., AsyncResult[Any]], args: tuple[Any, ...], options: dict[str, Any]
+    task: LockedTask, send: Callable[..., AsyncResult[Any]], args: tuple[Any, ...], options: dict[str, Any]
 ) -> AsyncResult[Any]:
     """Publish a call, if its name is free.
 
@@ -130,7 +127,7 @@ class BatchClaim:
         StoreUnavailable: The store could not be asked, and not all may be published without a claim.
     """
 
-    def __init__(self, calls: Iterable[tuple[SingletonTask, dict[str, Any]]]) -> None:
+    def __init__(self, calls: Iterable[tuple[LockedTask, dict[str, Any]]]) -> None:
         self._wanted: dict[str, _Wanted] = {}
         for task, given in calls:
             chosen, headers = given.get(ARGUMENT), given.get("headers")
@@ -159,7 +156,7 @@ class BatchClaim:
         _give_back([self._wanted[task_id] for task_id, answer in self._answers.items() if answer is None])
 
 
-def _wanted(task: SingletonTask, call: Call, given: Mapping[str, Any]) -> _Wanted | None:
+def _wanted(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _Wanted | None:
     """None where it is not to be claimed, and a worker will say why."""
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
     # Celery publishes it for a task that has run: nobody is there to be told of an error.

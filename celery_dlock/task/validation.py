@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import Signature, isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction, signature
 from types import MethodType
 from typing import Any, Final
 
 from ..errors import InvalidLockOptions
 from ..options.lock_options import LockOptions
+from ..options.other_libraries import UNMISTAKABLE, equivalent
 
-__all__ = ["check_topology_support", "task_signature"]
+__all__ = ["check_topology_support", "reject_stray_attributes", "task_signature"]
 
 #: Where Celery wraps a body for ``pydantic=True``: its wrapper is a plain function whatever the body is.
 _WRAPPING: Final = "celery.app.base"
+#: Attributes of :class:`SingletonTask` that a subclass must not hide: the lock's own work and its public interface.
+_RESERVED: Final = frozenset({
+    "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "lock_ttl", "locks_enabled", "resolve", "used",
+    "waiting",
+})  # fmt: skip
 _WHERE: Final = "where dlock_url names several servers (Redlock)"
 _QUEUE: Final = f"{_WHERE}: none of them knows the order of the waiters; allowed: 'skip', 'retry', 'wait', 'raise'"
 _CLAIMS: Final = f"{_WHERE}: they keep no claims of queued calls; allowed: None"
@@ -81,3 +87,31 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
     for option, why in unfit.items():
         if why:
             raise InvalidLockOptions(f"task {task!r}: {option}={getattr(options, option)!r} is not allowed {why}")
+
+
+def reject_stray_attributes(task: str, classes: Iterable[type]) -> None:
+    """Check the attributes of a task's classes. Celery makes an attribute of any keyword, which then does nothing.
+
+    Args:
+        task: The task's name, for errors.
+        classes: The task's class and its bases up to :class:`SingletonTask`.
+
+    Raises:
+        InvalidLockOptions: An attribute is a lock option, an option of another library, or reserved.
+    """
+    for attributes in map(vars, classes):
+        for option in LockOptions.names():
+            if option in attributes:
+                raise InvalidLockOptions(
+                    f"task {task!r}: {option}={attributes[option]!r} is not allowed here; "
+                    f"allowed: lock_options=LockOptions({option}=...)"
+                )
+        for reserved in _RESERVED & attributes.keys():
+            raise InvalidLockOptions(
+                f"task {task!r}: the attribute {reserved!r} is reserved for SingletonTask's own; allowed: another name"
+            )
+        for option in UNMISTAKABLE:
+            if option in attributes:
+                raise InvalidLockOptions(
+                    f"task {task!r}: unknown option {option!r}{equivalent(option)}, in lock_options=LockOptions(...)"
+                )

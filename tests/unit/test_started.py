@@ -20,7 +20,7 @@ def a_run(*, queues: bool = True, tracked: bool = False, refused: str = "", flag
     run.request = SimpleNamespace(id="id1", delivery_info={"redelivered": flagged})
     run.delivery = SimpleNamespace(**{**NOT_QUEUED, **of})
     run.refused_because = refused
-    run._queues = queues
+    run.queues = queues
     return run
 
 

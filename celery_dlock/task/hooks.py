@@ -1,0 +1,149 @@
+"""Wrappers around the methods that Celery calls on a task instance. Each one calls the :class:`Execution`.
+
+A run ends in one of three exit hooks: ``after_return``, the tracer, or the eager call. The first of them releases the
+lock. The tracer is needed because Celery calls ``after_return`` for success and failure only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.app.trace import TraceInfo, report_internal_error, trace_ok_t
+from celery.exceptions import Reject
+from celery.result import EagerResult
+
+from .execution import Execution, current, running
+from .outcomes import HandledElsewhere, Replaced, Skipped
+
+if TYPE_CHECKING:
+    from celery import Task
+
+    from .call_options import LockedTask
+
+__all__ = ["announce_end", "trace_eagerly", "wrap_after_return", "wrap_before_start", "wrap_body", "wrap_tracer"]
+
+
+def wrap_before_start(task: LockedTask, before_start: Callable[..., None]) -> Callable[..., None]:
+    """Acquire the lock, then call the task's own ``before_start`` unless the body is skipped."""
+
+    @functools.wraps(before_start)
+    def acquire_first(task_id: str, args: Any, kwargs: Any) -> None:
+        run = Execution(task)
+        run.begin(args, kwargs)
+        if not run.skipped:
+            before_start(task_id, args, kwargs)
+
+    return acquire_first
+
+
+def wrap_body(task: LockedTask, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the body under the run's lease. Outside a run, call it as it is."""
+
+    @functools.wraps(body)
+    def run_under_lease(*args: Any, **kwargs: Any) -> Any:
+        run = current(task.request)
+        return body(*args, **kwargs) if run is None else run.body(body, args, kwargs)
+
+    return run_under_lease
+
+
+def wrap_after_return(task: LockedTask, after_return: Callable[..., None]) -> Callable[..., None]:
+    """Call the task's own ``after_return``, then release everything that the run acquired."""
+
+    @functools.wraps(after_return)
+    def release_last(status: str, *args: Any, **kwargs: Any) -> None:
+        # After a hard time limit, Celery calls this in the main process while the child's body still runs.
+        # The main process has no request and no run, so nothing is released there.
+        run = current(task.request)
+        try:
+            after_return(status, *args, **kwargs)
+        finally:
+            if run is not None:
+                run.finish(
+                    final=True,
+                    success=status == states.SUCCESS and not run.skipped,
+                    copies_end=status != states.FAILURE or not _rejects_failures(task),
+                )
+
+    return release_last
+
+
+def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..., Any]:
+    """Release in the tracer what ``after_return`` did not: it is not called on retry, ignore, reject and terminate."""
+
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        before = running()
+        final = success = False
+        copies_end = died = True
+        try:
+            result = tracer(*args, **kwargs)
+            died = False
+            state = states.SUCCESS if result.info is None else result.info.state
+            # Only Reject(requeue=True) brings the message back. Every other return has stored or ignored its end.
+            final = not (state == states.REJECTED and getattr(result.info.retval, "requeue", False))
+            if state in (states.IGNORED, states.REJECTED):
+                copies_end = isinstance(result.info.retval, Skipped | HandledElsewhere | Replaced)
+            success = state == states.SUCCESS
+        except (MemoryError, Reject):
+            died = False
+            raise
+        except Exception as error:  # noqa: BLE001  # the tracer fails on malformed callbacks in the message
+            died = False
+            # Return what Celery's slow path returns. Only a prefork pool reports a raised error to the main process:
+            # a pool of threads or greenlets would never acknowledge the message, and a solo worker would end.
+            result = trace_ok_t(report_internal_error(task, error), TraceInfo(states.FAILURE, error), 0.0, None)
+        finally:
+            try:
+                _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
+            except BaseException:
+                # This is the last exit hook. An exception that struck in it must not leave the lock unreleased.
+                _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
+                raise
+        return result
+
+    return trace
+
+
+def trace_eagerly(apply: Callable[..., EagerResult[Any]], args: Any, kwargs: Any) -> EagerResult[Any]:
+    """Call Celery's ``apply`` and release what its run left unreleased."""
+    before = running()
+    state, died = None, True
+    try:
+        result = apply(*args, **kwargs)
+        state = result.state
+        died = False
+    except Exception:
+        died = False
+        raise
+    finally:
+        _release_pending_run(before, final=state is not None, success=state == states.SUCCESS, died=died)
+    return result
+
+
+def announce_end(task: LockedTask, *, retries: bool = False) -> None:
+    """Announce the end of the body before a message that follows the running one is published.
+
+    Args:
+        task: The running task.
+        retries: The message that follows is the retry of the running one.
+    """
+    run = current(task.request)
+    if run is not None:
+        run.announce_end(retries=retries)
+
+
+def _release_pending_run(
+    before: Execution | None, *, final: bool, success: bool, died: bool, copies_end: bool = True
+) -> None:
+    """Release the innermost run if it began after ``before`` and no exit hook has released it."""
+    run = running()
+    if run is not None and run is not before:
+        run.finish(final=final, success=success and not run.skipped, died=died, copies_end=copies_end)
+
+
+def _rejects_failures(task: Any) -> bool:
+    """Return whether Celery rejects the message of a failed task, which may route it to a dead-letter exchange."""
+    return bool(task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout))

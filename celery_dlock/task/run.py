@@ -1,0 +1,92 @@
+"""The state of one run of a task.
+
+:mod:`~celery_dlock.task.execution` drives a run and :mod:`~celery_dlock.task.outcomes` ends one that did not get its
+lock. Both read and write this state, and neither imports the other for it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any, Final
+
+from ..locking.lease import BypassLease, Lease
+from ..locking.owner import OwnerContext
+from ..messaging.message import PROPERTY, Delivery, RawMessage
+from ..messaging.ticks import Tick, tick_of, unstamped
+from ..store.model import Identity, Requester
+from ..utils.log import logger
+from .call_options import LockedTask, call_of
+
+__all__ = ["Run"]
+
+#: Position of the headers in a :class:`RawMessage`, which the pool child receives as a bare tuple.
+_HEADERS: Final = RawMessage._fields.index("headers")
+
+
+class Run:
+    """The state of one run of a task.
+
+    Args:
+        task: The task that runs. The run's request is on top of the task's request stack.
+
+    Raises:
+        InvalidLockOptions: The message carries call options that the task does not allow.
+        InvalidTick: The message carries a malformed due time.
+    """
+
+    #: The lease, once the lock is acquired.
+    lease: Lease | None = None
+    #: Replaces the lease if the body runs without the lock (``on_store_error="run"``).
+    bypass: BypassLease | None = None
+    #: The body does not run. The task returns ``skip_value`` instead.
+    skipped = False
+    skip_value: Any = None
+    #: Why the message was parked; empty if this delivery did not park it.
+    refused_because = ""
+    #: Another live copy of the message may exist.
+    maybe_duplicated = False
+    #: The broker flagged this delivery as redelivered, or flagged the message of which this is a copy.
+    redelivered = False
+    #: The body returned a value.
+    returned = False
+    #: The message was republished or parked, so the claim made when it was published stays.
+    keeps_claim = False
+    #: Under ``once_per="tick"``: the due time that the message is for.
+    tick: Tick | None = None
+    #: The message's rank among the waiters of its lock, once the store has reported it.
+    rank_us: int | None = None
+
+    def __init__(self, task: LockedTask) -> None:
+        self.task = task
+        request: Any = task.request
+        self.request = request
+        given = (request.properties or {}).get(PROPERTY)
+        self.delivery = Delivery(*given) if given else None
+        # Use the message's headers: a tracing tool may have replaced those of the request.
+        headers = self.delivery.raw[_HEADERS] if self.delivery else request.headers
+        if not request.headers and "headers" not in (headers or ()):
+            request.headers = None  # as in a run without this library
+        self.call = call_of(task, headers)
+        self.options = self.call.options
+        self.queues = self.options.on_conflict == "queue"
+        self.runtime = runtime = task.dlock
+        if self.options.once_per == "tick" and self.call.enabled:
+            self.tick = self._tick_of(headers)
+        self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
+        by = Requester.of(task.name, request.id, request.hostname or runtime.node, os.getpid())
+        # An eager run is nested in its caller, so it re-enters the locks that the caller holds.
+        outer = runtime.scope() if self.delivery is None else None
+        owner = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
+        self.scope = OwnerContext(owner, by, task.name, request.id, outer, delivered=self.delivery is not None)
+
+    def _tick_of(self, headers: Any) -> Tick | None:
+        task, runtime = self.task, self.runtime
+        tick = tick_of(task.name, headers, runtime.clock.wall())
+        if tick is None and unstamped(headers) and runtime.first_of(f"unstamped {task.name}"):
+            logger.warning(
+                "Task %s runs as if without once_per='tick': its message is from a beat that says no due time; start "
+                "that with -S celery_dlock.beat:DLockScheduler (in worker -B by beat_scheduler), or a TickScheduler",
+                task.name,
+            )
+        return tick
