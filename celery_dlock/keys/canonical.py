@@ -1,12 +1,15 @@
-"""The canonical form of a value: the same bytes on both sides of a serialiser, in every process and Python.
+"""The canonical form of a value: the same bytes on both sides of a serialiser, in every process and Python version.
 
-``form_of`` gives the bytes to hash, ``plain`` the value to show, both from the normal value.
+:func:`form_of` returns the bytes to hash, :func:`plain` the value to show. Both start from the normal value.
 
-Two forms are equal only if the normal values are. Each begins with a byte that tells its kind, and its end can be
-told from its own bytes: a constant has no more, a number ends at its first ``;``, text is preceded by its length, and
-a container is closed by a bracket with which no form begins. No form is thus the beginning of another, and forms put
-one after the other read back in one way only. ``-0.0`` is ``0.0`` and all NaN are one; of two keys that JSON writes
-alike, the later one counts, as it does when JSON is read.
+Two forms are equal only if the normal values are equal. A form begins with a byte for its kind, and its end follows
+from its own bytes: a constant has one byte, a number ends at the first ``;``, text is preceded by its length, and a
+container ends with a bracket with which no form begins. So no form is the beginning of another, and a sequence of forms
+can be read in one way only. ``-0.0`` is ``0.0``, all NaN are one, and of two keys that JSON writes alike the later one
+counts, as when JSON is read.
+
+Naming large arguments is the slowest part of a lock, so the walk carries only the depth, not the path to the value
+and keeps the forms of short mapping keys, which rows of a table repeat. An error collects the path on its way out.
 """
 
 from __future__ import annotations
@@ -14,98 +17,150 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
-from .normalize import ValuePath, deeper, key_text, normalize
+from .normalize import MAX_DEPTH, UnstableValue, key_text, normalize, too_deep
 
 __all__ = ["form_of", "plain", "text_form", "utf8"]
 
 
-def form_of(value: Any, at: ValuePath) -> bytes:
-    """The bytes that stand for a value; equal for what serialisers make equal, else different.
+def form_of(value: Any, label: str) -> bytes:
+    """Return the bytes that stand for a value: equal for what serialisers make equal, else different.
 
-    Raises ``LockKeyError`` for a value without a stable form; it tells the place and the type, never the value.
+    Args:
+        value: One argument of a call.
+        label: What an error calls the value, for example ``task 't': argument 'a'``.
+
+    Raises:
+        LockKeyError: The value has no stable form. The message names the path and the type, never the value.
     """
-    fast = _AS_THEY_ARE.get(type(value))
-    if fast is not None:
-        return fast(value, at)
-    reduced = normalize(value, at)
-    return _FORMS[type(reduced)](reduced, at)
+    try:
+        return _form(value, 0)
+    except UnstableValue as error:
+        raise error.located(label) from None
 
 
-def plain(value: Any, at: ValuePath) -> Any:
-    """The value to show and to format: built-in types only, equal wherever the forms are equal.
+def plain(value: Any, label: str) -> Any:
+    """Return the value to show and to format: built-in types only, equal wherever the forms are equal.
 
-    Raises ``LockKeyError`` like :func:`form_of`.
+    Raises:
+        LockKeyError: The value has no stable form, as for :func:`form_of`.
     """
-    reduced = normalize(value, at)
-    show = _SHOWN.get(type(reduced))
-    return reduced if show is None else show(reduced, at)
+    try:
+        return _plain(value, 0)
+    except UnstableValue as error:
+        raise error.located(label) from None
 
 
-def text_form(text: str) -> bytes:
-    """The form of a string."""
-    raw = utf8(text)
+def text_form(text: str, _depth: int = 0) -> bytes:
+    """Return the form of a string."""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raw = utf8(text)
     return b"s%d:%b" % (len(raw), raw)
 
 
+#: The most characters of a key whose form is cached: a message with large keys must not fill the cache with them.
+_SHORT: Final = 64
+_short_key_form = lru_cache(1024)(text_form)
+
+
 def utf8(text: str) -> bytes:
-    """The text in UTF-8; lone surrogates, which JSON carries, are kept."""
+    """Return the text in UTF-8. Lone surrogates, which JSON carries, are kept."""
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # By way of UTF-16, because JSON too reads two surrogates that stand side by side as one character.
+        # Through UTF-16, because JSON reads two adjacent surrogates as one character, too.
         joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         return joined.encode("utf-8", "surrogatepass")
 
 
-def _list_form(value: Iterable[Any], at: ValuePath) -> bytes:
-    depth = deeper(at)
-    return b"[%b]" % b"".join([form_of(item, (at, index, depth)) for index, item in enumerate(value)])
+def _form(value: Any, depth: int) -> bytes:
+    write = _AS_THEY_ARE.get(type(value), _reduced_form)
+    return write(value, depth)
 
 
-def _dict_form(value: dict[Any, Any], at: ValuePath) -> bytes:
-    depth = deeper(at)
-    forms = {_key_form(key, (at, (key,), depth)): form_of(item, (at, (key,), depth)) for key, item in value.items()}
+def _reduced_form(value: Any, depth: int) -> bytes:
+    reduced = normalize(value)
+    return _FORMS[type(reduced)](reduced, depth)
+
+
+def _list_form(value: Iterable[Any], depth: int) -> bytes:
+    if depth >= MAX_DEPTH:
+        raise too_deep()
+    depth += 1
+    forms: list[bytes] = []
+    try:
+        for item in value:
+            write = _AS_THEY_ARE.get(type(item), _reduced_form)
+            forms.append(write(item, depth))
+    except UnstableValue as error:
+        error.steps.append(len(forms))
+        raise
+    return b"[%b]" % b"".join(forms)
+
+
+def _dict_form(value: dict[Any, Any], depth: int) -> bytes:
+    if depth >= MAX_DEPTH:
+        raise too_deep()
+    depth += 1
+    forms = {}
+    key = None
+    try:
+        for key, item in value.items():
+            write = _AS_THEY_ARE.get(type(item), _reduced_form)
+            short = type(key) is str and len(key) <= _SHORT
+            forms[_short_key_form(key) if short else _key_form(key, depth)] = write(item, depth)
+    except UnstableValue as error:
+        error.steps.append((key,))
+        raise
     return b"{%b}" % b"".join([key + item for key, item in sorted(forms.items())])
 
 
-def _key_form(key: Any, at: ValuePath) -> bytes:
-    text = key_text(key, at)
-    return form_of(key, at) if text is None else text_form(text)
+def _key_form(key: Any, depth: int) -> bytes:
+    text = key_text(key)
+    return _form(key, depth) if text is None else text_form(text)
 
 
-def _set_form(value: frozenset[Any], at: ValuePath) -> bytes:
-    return b"<%b>" % b"".join([form for form, _ in _in_order(value, at)])
+def _set_form(value: frozenset[Any], depth: int) -> bytes:
+    return b"<%b>" % b"".join([form for form, _ in _in_order(value, depth)])
 
 
-def _in_order(value: frozenset[Any], at: ValuePath) -> list[tuple[bytes, Any]]:
-    here = (at, None, deeper(at))
-    return sorted({form_of(item, here): item for item in value}.items(), key=lambda pair: pair[0])
+def _in_order(value: frozenset[Any], depth: int) -> list[tuple[bytes, Any]]:
+    if depth >= MAX_DEPTH:
+        raise too_deep()
+    try:
+        forms = {_form(item, depth + 1): item for item in value}
+    except UnstableValue as error:
+        error.steps.append(None)
+        raise
+    return sorted(forms.items(), key=lambda pair: pair[0])
 
 
-def _tagged(tag: bytes, write: Callable[[Any], str]) -> Callable[[Any, ValuePath], bytes]:
-    def form(value: Any, _at: ValuePath) -> bytes:
+def _tagged(tag: bytes, write: Callable[[Any], str]) -> Callable[[Any, int], bytes]:
+    def form(value: Any, _depth: int) -> bytes:
         raw = write(value).encode()
         return b"%b%d:%b" % (tag, len(raw), raw)
 
     return form
 
 
-#: The types that JSON keeps as they are, or kombu keeps beside them, and that need no bringing to a normal value.
-_AS_THEY_ARE: Final[dict[type, Callable[[Any, ValuePath], bytes]]] = {
-    str: lambda value, _at: text_form(value),
-    int: lambda value, _at: b"i%x;" % value,
-    bool: lambda value, _at: b"T" if value else b"F",
-    type(None): lambda _value, _at: b"N",
-    float: lambda value, _at: b"r%b;" % repr(value + 0.0).encode(),
-    bytes: lambda value, _at: b"b%d:%b" % (len(value), value),
+#: The types that JSON or kombu keeps, which are their own normal value.
+_AS_THEY_ARE: Final[dict[type, Callable[[Any, int], bytes]]] = {
+    str: text_form,
+    int: lambda value, _depth: b"i%x;" % value,
+    bool: lambda value, _depth: b"T" if value else b"F",
+    type(None): lambda _value, _depth: b"N",
+    float: lambda value, _depth: b"r%b;" % repr(value + 0.0).encode(),
+    bytes: lambda value, _depth: b"b%d:%b" % (len(value), value),
     list: _list_form,
     tuple: _list_form,
     dict: _dict_form,
 }
-_FORMS: Final[dict[type, Callable[[Any, ValuePath], bytes]]] = {
+_FORMS: Final[dict[type, Callable[[Any, int], bytes]]] = {
     **_AS_THEY_ARE,
     datetime: _tagged(b"m", datetime.isoformat),
     date: _tagged(b"d", date.isoformat),
@@ -117,28 +172,50 @@ _FORMS: Final[dict[type, Callable[[Any, ValuePath], bytes]]] = {
 }
 
 
-def _plain_list(value: Iterable[Any], at: ValuePath) -> list[Any]:
-    depth = deeper(at)
-    return [plain(item, (at, index, depth)) for index, item in enumerate(value)]
+def _plain(value: Any, depth: int) -> Any:
+    reduced = normalize(value)
+    show = _SHOWN.get(type(reduced))
+    return reduced if show is None else show(reduced, depth)
 
 
-def _plain_dict(value: dict[Any, Any], at: ValuePath) -> dict[str, Any]:
-    depth = deeper(at)
-    shown = {_plain_key(key, (at, (key,), depth)): plain(item, (at, (key,), depth)) for key, item in value.items()}
+def _plain_list(value: Iterable[Any], depth: int) -> list[Any]:
+    if depth >= MAX_DEPTH:
+        raise too_deep()
+    shown: list[Any] = []
+    try:
+        for item in value:
+            shown.append(_plain(item, depth + 1))  # noqa: PERF401 - its length is the failed item's index
+    except UnstableValue as error:
+        error.steps.append(len(shown))
+        raise
+    return shown
+
+
+def _plain_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    if depth >= MAX_DEPTH:
+        raise too_deep()
+    shown = {}
+    key = None
+    try:
+        for key, item in value.items():
+            shown[_plain_key(key, depth + 1)] = _plain(item, depth + 1)
+    except UnstableValue as error:
+        error.steps.append((key,))
+        raise
     return dict(sorted(shown.items()))
 
 
-def _plain_key(key: Any, at: ValuePath) -> str:
-    text = key_text(key, at)
-    return ascii(plain(key, at)) if text is None else text
+def _plain_key(key: Any, depth: int) -> str:
+    text = key_text(key)
+    return ascii(_plain(key, depth)) if text is None else text
 
 
-_SHOWN: Final[dict[type, Callable[[Any, ValuePath], Any]]] = {
-    str: lambda value, _at: value if value.isascii() else utf8(value).decode("utf-8", "surrogatepass"),
-    float: lambda value, _at: value + 0.0,
-    bytes: lambda value, _at: value.decode("utf-8", "backslashreplace"),
+_SHOWN: Final[dict[type, Callable[[Any, int], Any]]] = {
+    str: lambda value, _depth: value if value.isascii() else utf8(value).decode("utf-8", "surrogatepass"),
+    float: lambda value, _depth: value + 0.0,
+    bytes: lambda value, _depth: value.decode("utf-8", "backslashreplace"),
     list: _plain_list,
     tuple: _plain_list,
     dict: _plain_dict,
-    frozenset: lambda value, at: [plain(item, (at, None, at[2] + 1)) for _, item in _in_order(value, at)],
+    frozenset: lambda value, depth: [_plain(item, depth + 1) for _, item in _in_order(value, depth)],
 }

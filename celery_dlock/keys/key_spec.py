@@ -9,11 +9,12 @@ from inspect import Signature, iscoroutinefunction, signature
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import InvalidLockOptions, LockKeyError
+from ..utils.clock import SystemClock
+from ..utils.log import logger
 from ..utils.text import cut, written
 from .arguments import ArgumentBinder
 from .canonical import form_of, text_form
 from .lock_name import BUCKETS, LockName, escape, name_builder, not_text, shared_name
-from .normalize import root_path
 from .template import Template
 
 __all__ = [
@@ -28,6 +29,11 @@ __all__ = [
     "sweeper_key",
 ]
 
+#: Seconds after which naming a call is reported as slow, once per task and process.
+SLOW: Final = 0.010
+
+_now: Final = SystemClock.monotonic
+_slow_tasks: Final[set[str]] = set()  # reported already
 _Values = Sequence[Any]
 _SCOPES: Final = "'task', or 'shared' together with key="
 _KEYS: Final = (
@@ -183,7 +189,27 @@ class KeySpec:
         Raises :class:`LockKeyError`, which shows no argument's value, when the arguments do not fit the signature,
         a value has no stable form, or the key callable fails: the call cannot be locked, so it must not run.
         """
-        return self._name(self._binding.values(args, kwargs))
+        started = _now()
+        values = self._binding.values(args, kwargs)
+        name = self._name(values)
+        if _now() - started > SLOW and self._task not in _slow_tasks:
+            self._check_slow(values)
+        return name
+
+    def _check_slow(self, values: _Values) -> None:
+        # Measure once more: the operating system may have suspended this process the first time.
+        started = _now()
+        self._name(values)
+        seconds = _now() - started
+        if seconds > SLOW:
+            _slow_tasks.add(self._task)
+            logger.warning(
+                "Task %s: computing the lock name took %.0f ms, in which the interpreter runs nothing else; "
+                "set key= to the arguments that identify a call",
+                self._task,
+                seconds * 1000,
+                extra={"task_name": self._task},
+            )
 
     def _compiled(self, key: object, *, carried: bool) -> Callable[[_Values], LockName]:
         if key is None:
@@ -213,14 +239,13 @@ class KeySpec:
 
     def _by_arguments(self, names: Sequence[str]) -> Callable[[_Values], LockName]:
         chosen = sorted(set(names))  # sorted: the order in which names are listed or declared tells nothing
-        places = {name: root_path(f"task {self._task!r}: argument {name!r}") for name in chosen}
-        picks = [(self._binding.names.index(name), places[name]) for name in chosen]
+        picks = [(self._binding.names.index(name), f"task {self._task!r}: argument {name!r}") for name in chosen]
         whose = ("shared",) if self._shared else ("task", self._task)
         shown = escape(",".join(chosen) if self._shared else self._task)
         make = name_builder(*whose, "arguments", *chosen)
 
         def name_of(values: _Values) -> LockName:
-            return make(shown, b"".join([form_of(values[index], at) for index, at in picks]))
+            return make(shown, b"".join([form_of(values[index], label) for index, label in picks]))
 
         return name_of
 

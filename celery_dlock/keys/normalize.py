@@ -1,12 +1,12 @@
-"""The normal value of a value: what is left when it is of no account which serialiser it went through.
+"""The normal value of a value: the same before and after any serialiser.
 
-Normal values have one of a closed set of built-in types. A tuple is its list, a subclass or an enum member its base
-value, a mapping's keys the strings that JSON makes of them, an aware datetime its instant in UTC. Containers are
-normal on the outside only: their items are brought to normal values by whoever walks them.
+Normal values have one of a closed set of built-in types. A tuple is its list, and a subclass or an enum member is its
+base value. The keys of a mapping are the strings that JSON makes of them, and an aware datetime is its instant in UTC.
+Only the container itself is normal: the caller brings its items to normal values as it walks them.
 
-Where serialisers or equality make two values one, they are one here too, because a lock that excludes too much is
-safe: ``Decimal("1.0")`` is ``Decimal("1.00")``, a dataclass is the mapping of its fields, and an object that kombu's
-``__json__`` turns into plain data is that data.
+Where a serialiser or equality makes two values one, they are one here too, because a lock that excludes too much is
+safe. ``Decimal("1.0")`` is ``Decimal("1.00")``, a dataclass is the mapping of its fields, and an object with kombu's
+``__json__`` is the plain data that the method returns.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uuid import UUID
 
 from ..errors import LockKeyError
 
-__all__ = ["AS_THEY_ARE", "MAX_DEPTH", "ValuePath", "deeper", "key_text", "normalize", "root_path"]
+__all__ = ["AS_THEY_ARE", "MAX_DEPTH", "UnstableValue", "key_text", "normalize", "too_deep"]
 
-#: The types that JSON keeps as they are (bytes: that kombu keeps beside them). A tuple is walked as its list is.
+#: The types that JSON keeps, and bytes, which kombu keeps. A tuple is walked as a list.
 AS_THEY_ARE: Final = frozenset((str, int, bool, type(None), float, bytes, list, tuple, dict))
 #: How deep containers may be nested; a value that contains itself meets this limit too.
 MAX_DEPTH: Final = 100
@@ -33,45 +33,55 @@ _EXPANDED_ZEROS: Final = 40
 _SHOWN_KEY_LENGTH: Final = 40
 _CURE: Final = "give key= the arguments that tell the task's calls apart, or a callable that returns a string"
 
-#: Where a value stands, for errors only: what it is in, the step from there, and how deep. A step is a list's index,
-#: a mapping's key in a tuple, or None in a set. Plain tuples, since one is made for every item of a container.
-ValuePath = tuple["ValuePath | None", object, int]
 _Reducers = tuple[tuple[type | tuple[type, ...], Callable[[Any], Any]], ...]
 
 
-def root_path(label: str) -> ValuePath:
-    """The outermost place of a value; errors about it or anything in it begin with this label."""
-    return (None, label, 0)
+class UnstableValue(LockKeyError):
+    """A value without a stable form.
+
+    The walk through the arguments keeps no path, because an error is rare. Each container that the error leaves adds
+    its step to ``steps``: a list's index, a mapping's key in a tuple, or None for a set.
+    """
+
+    def __init__(self, problem: str, *, deep: bool = False) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.deep = deep
+        self.steps: list[object] = []
+
+    def located(self, label: str) -> LockKeyError:
+        """Return the error to show. It names the path and the type, never the value, which may be a secret."""
+        if self.deep:
+            return LockKeyError(f"{label} {self.problem}; {_CURE}")
+        return LockKeyError(f"{label}{''.join(map(_step, reversed(self.steps)))}: {self.problem}; {_CURE}")
 
 
-def deeper(at: ValuePath) -> int:
-    """The depth of what is in the container that stands here; ``LockKeyError`` where that is too deep."""
-    if at[2] >= MAX_DEPTH:
-        raise LockKeyError(f"{_root(at)} is nested deeper than {MAX_DEPTH} levels, or contains itself; {_CURE}")
-    return at[2] + 1
+def too_deep() -> UnstableValue:
+    """Return the error for containers that are nested deeper than ``MAX_DEPTH``."""
+    return UnstableValue(f"is nested deeper than {MAX_DEPTH} levels, or contains itself", deep=True)
 
 
-def normalize(value: Any, at: ValuePath) -> Any:
-    """The normal value; ``LockKeyError`` with the place and the type, never the value, where there is none."""
+def normalize(value: Any) -> Any:
+    """Return the normal value; raise :class:`UnstableValue` if there is none."""
     if type(value) in AS_THEY_ARE:
         return value
     try:
         return _reduced(value)
     except Exception:  # noqa: BLE001 - a value's own methods run here and may raise anything, RecursionError too
-        raise _unstable(value, at) from None  # their message may show the value
+        raise _unstable(value) from None  # the original message may show the value
 
 
-def key_text(key: Any, at: ValuePath) -> str | None:
-    """The string that JSON makes of a mapping's key, or None where JSON takes no such key."""
+def key_text(key: Any) -> str | None:
+    """Return the string that JSON makes of a mapping's key, or None if JSON takes no such key."""
     if type(key) is str:
         return key
-    reduced = normalize(key, at)
+    reduced = normalize(key)
     if isinstance(reduced, str):
         return reduced
     try:
         return json.dumps(reduced) if reduced is None or isinstance(reduced, int | float) else None
     except ValueError:  # an int of more digits than Python writes
-        raise _unstable(key, at) from None
+        raise _unstable(key) from None
 
 
 def _reduced(value: Any) -> Any:
@@ -91,7 +101,7 @@ def _reduced(value: Any) -> Any:
 
 
 def _utc(value: datetime) -> datetime:
-    # From its fields: subclasses give values of their own class, and `fold` does not survive a serialiser.
+    # From the fields: a subclass returns values of its own class, and `fold` does not survive a serialiser.
     wall = datetime(  # noqa: DTZ001 - naive on purpose, the offset is taken off below
         value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond
     )
@@ -106,7 +116,7 @@ def _clock_time(value: time) -> time:
 
 
 def _decimal(value: Decimal) -> Decimal:
-    # By hand: Decimal.normalize rounds to the context's precision, which differs between processes.
+    # Not Decimal.normalize: it rounds to the context's precision, which differs between processes.
     sign, digits, exponent = Decimal.as_tuple(value)
     if not isinstance(exponent, int):
         return Decimal(("-" * sign + "Infinity") if exponent == "F" else "NaN")
@@ -120,7 +130,7 @@ def _decimal(value: Decimal) -> Decimal:
     return Decimal((sign, tuple(map(int, kept)), exponent))
 
 
-#: The methods of the base type, as in JSON's encoder: a subclass may have its own ``__str__`` or ``__int__``.
+#: The base type's methods, as in JSON's encoder: a subclass may define its own ``__str__`` or ``__int__``.
 _NATIVE_TO_JSON: Final[_Reducers] = (
     (str, str.__str__),
     (int, int.__int__),
@@ -128,7 +138,7 @@ _NATIVE_TO_JSON: Final[_Reducers] = (
     ((list, tuple), list),
     (dict, lambda value: dict(value.items())),
 )
-#: In this order: a datetime is a date, and a member of an enum of dates is a date to kombu.
+#: The order matters: a datetime is a date, and kombu takes a member of an enum of dates for a date.
 _KNOWN: Final[_Reducers] = (
     ((bytes, bytearray, memoryview), lambda value: memoryview(value).tobytes()),
     (datetime, _utc),
@@ -143,26 +153,16 @@ _KNOWN: Final[_Reducers] = (
 )
 
 
-def _unstable(value: object, at: ValuePath) -> LockKeyError:
+def _unstable(value: object) -> UnstableValue:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return LockKeyError(f"{_root(at)}{_path(at)}: a value of type {name} has no stable form; {_CURE}")
-
-
-def _root(at: ValuePath) -> object:
-    while at[0] is not None:
-        at = at[0]
-    return at[1]
-
-
-def _path(at: ValuePath) -> str:
-    return "" if at[0] is None else _path(at[0]) + _step(at[1])
+    return UnstableValue(f"a value of type {name} has no stable form")
 
 
 def _step(step: object) -> str:
     if isinstance(step, int):
         return f"[{step}]"
     key = step[0] if isinstance(step, tuple) else None
-    # Only what reads as a field's name: any other key may be as secret as a value.
+    # Show only keys that read as a field's name: any other key may be as secret as a value.
     named = type(key) is str and key.isidentifier() and len(key) <= _SHOWN_KEY_LENGTH
     return f"[{key!r}]" if named else "[...]"

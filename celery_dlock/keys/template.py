@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..errors import LockKeyError
 from .canonical import form_of, plain, text_form
-from .normalize import key_text, root_path
+from .normalize import UnstableValue, key_text
 
 __all__ = ["Template"]
 
@@ -49,11 +49,10 @@ class _Field:
         value = values[self.argument]
         for attribute, index in self.steps:
             value = self._tried(_attribute, value, attribute) if attribute else self._tried(_item, value, index)
-        at = root_path(self.label)
-        text: str = self._tried(self._text, plain(value, at))
+        text: str = self._tried(self._text, plain(value, self.label))
         # The author who formats a value ({d:%Y-%m}) means the text; otherwise 1 and "1" are to differ.
         formatted = self.spec or self.conversion
-        return text, text_form(text) if formatted else form_of(value, at)
+        return text, text_form(text) if formatted else form_of(value, self.label)
 
     def _text(self, value: Any) -> str:
         if isinstance(value, list | dict) and not (self.spec or self.conversion):
@@ -161,5 +160,7 @@ def _item(value: Any, index: str) -> Any:
     if not isinstance(value, Mapping):
         return value[int(index) if index.isdigit() else index]
     # By the text of the key: 1 before a serialiser is "1" behind it; of two such keys JSON keeps the later.
-    at = root_path("key")
-    return {key_text(key, at): item for key, item in value.items()}[index]
+    try:
+        return {key_text(key): item for key, item in value.items()}[index]
+    except UnstableValue as error:
+        raise error.located("key") from None

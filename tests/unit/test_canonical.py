@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from celery_dlock.errors import LockKeyError
 from celery_dlock.keys.canonical import form_of, plain
-from celery_dlock.keys.normalize import MAX_DEPTH, root_path
+from celery_dlock.keys.normalize import MAX_DEPTH
 
 pytestmark = pytest.mark.core
 
-AT = root_path("task 't': argument 'a'")
+AT = "task 't': argument 'a'"
 PARIS = timezone(timedelta(hours=2))
 
 

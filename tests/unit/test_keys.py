@@ -408,3 +408,18 @@ def test_names_are_the_same_in_every_process_hash_seed_and_python(seed: str) -> 
         [sys.executable, "-bb", "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stdout == PINNED
+
+
+@pytest.mark.parametrize("rows", [20_000, 1])
+def test_slow_naming_warns_once_per_task_and_names_key(rows: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The limit is 10 ms. 20,000 rows take about 100 ms, one row takes microseconds."""
+    named = spec(lambda table: None, task=f"shop.report{rows}")
+    table = [{"id": number, "email": f"user{number}@example.com", "total": number / 7} for number in range(rows)]
+    with caplog.at_level("WARNING", "celery_dlock"):
+        first, second = name(named, table), name(named, table)
+    assert first == second
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (rows > 1)
+    assert all(text.startswith(f"Task shop.report{rows}: computing the lock name took ") for text in told)
+    assert all(text.endswith("; set key= to the arguments that identify a call") for text in told)
+    assert "user1@" not in "".join(told)
