@@ -11,7 +11,6 @@ from ..store.base import ReleaseRequest
 from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
 from .crash_record import HeldLease, WorkerRecord
-from .process_identity import uptime
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -99,16 +98,9 @@ class CrashRecovery:
         """The notes of those about whom this machine can tell whether they are gone."""
         here = self._mine.home
         notes = {worker: WorkerRecord.from_text(text) for worker, text in self._store.notes(self._key).items()}
-        return {
-            worker: note
-            for worker, note in notes.items()
-            if note is not None and (note.home == here or here.rebooted_from(note.home))
-        }
+        return {worker: note for worker, note in notes.items() if note is not None and note.home == here}
 
     def _freed_all_of(self, worker: str, note: WorkerRecord) -> bool:
-        if note.home != self._mine.home:
-            renewed = [kept for kept in note.kept if not self._skipping_refused(self._freed_if_unrenewed, kept)]
-            return not renewed
         if not note.gone():
             return False
         # Read again, because it may have noted more before it died.
@@ -116,36 +108,22 @@ class CrashRecovery:
         if not last.gone():
             return False
         for kept in last.kept:
-            self._skipping_refused(self._free, kept)
+            try:
+                self._free(kept)
+            except StoreRefused as error:
+                # The worker's other locks are released all the same.
+                logger.warning(
+                    "%s: cannot release the lease of a dead worker, it ends by its ttl: %s", kept.name, error
+                )
         return True
 
-    def _skipping_refused(self, step: Callable[[HeldLease], bool], kept: HeldLease) -> bool:
-        """Take the step; a lock that the store refuses to touch must not keep the others of its worker held."""
-        try:
-            return step(kept)
-        except StoreRefused as error:
-            logger.warning("%s: cannot release the lease of a dead worker, it ends by its ttl: %s", kept.name, error)
-            return True
-
-    def _freed_if_unrenewed(self, kept: HeldLease) -> bool:
-        """Was it held by this machine before its boot? A clone of the machine, which has its id too, renews."""
-        holder = self._store.inspect(LockKeys.of(self._prefix, kept.name))
-        if holder is None or holder.owner != kept.acquisition.rpartition(".")[0]:
-            return True
-        unrenewed = kept.ttl - holder.expires_in
-        if unrenewed <= max(uptime(), kept.ttl / 2):
-            return False
-        self._free(kept)
-        return True
-
-    def _free(self, kept: HeldLease) -> bool:
+    def _free(self, kept: HeldLease) -> None:
         # By acquisition: a lock that has changed hands is left alone. No end of the message: it may come again.
         released = self._store.release(LockKeys.of(self._prefix, kept.name), kept.acquisition, ReleaseRequest())
         if released.ours:
             pid = kept.holder.pid
             logger.info("%s is free: process %d of an earlier worker of this name held it and is gone", kept.name, pid)
         self._runtime.worker.hand_off(kept.name, released.granted)
-        return True
 
     # What this worker holds
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["HostIdentity", "Process", "home", "process", "uptime"]
-
-#: The kernel's own number of the first namespace of pids, on every machine and after every boot.
-_FIRST: Final = "pid:[4026531836]"
+__all__ = ["HostIdentity", "Process", "home", "process"]
 
 
 class HostIdentity(NamedTuple):
@@ -26,14 +23,6 @@ class HostIdentity(NamedTuple):
     boot: str
     pids: str
     times: str
-
-    def rebooted_from(self, other: HostIdentity) -> bool:
-        """Was ``other`` perhaps this machine, before its last boot?
-
-        Perhaps: a clone of it has the same machine id. Containers never are: their namespaces are numbered anew.
-        """
-        same = bool(self.machine) and self.machine == other.machine and self.pids == other.pids == _FIRST
-        return same and self.boot != other.boot
 
 
 class Process(NamedTuple):
@@ -84,11 +73,6 @@ def process(pid: int) -> Process | None:
     """The process that has this pid now; None if there is none, or the system does not say."""
     found = _stat(pid)
     return None if found is None or found.dead else Process(pid, found.started)
-
-
-def uptime() -> float:
-    """Seconds since this machine's boot."""
-    return float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
 
 
 class _Stat(NamedTuple):

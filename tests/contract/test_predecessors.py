@@ -6,14 +6,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_dlock.keys.key_spec import LockKeys, node_key, shared_name
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.redis.store import RedisStore
-from celery_dlock.worker import crash_recovery as predecessors
 from celery_dlock.worker.crash_record import HeldLease, WorkerRecord
 from celery_dlock.worker.crash_recovery import CrashRecovery
 from celery_dlock.worker.process_identity import Process, process
@@ -140,6 +138,7 @@ def test_a_dead_process_that_nobody_has_reaped_is_gone(store, looker, started) -
 
 ELSEWHERE = {
     "another machine": HOME._replace(machine="0" * 32),
+    "this machine before a reboot": HOME._replace(boot="other"),
     "another machine and boot": HOME._replace(machine="0" * 32, boot="other"),
     "another namespace of pids": HOME._replace(pids="pid:[1]"),
     "another namespace of clocks": HOME._replace(times="time:[1]"),
@@ -150,10 +149,8 @@ ELSEWHERE = {
 
 @pytest.mark.core
 @pytest.mark.parametrize("home", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, monkeypatch, home) -> None:
-    after_a_boot(monkeypatch, seconds_ago=1.0)
+def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, home) -> None:
     hold(store, home=home)
-    unrenewed_for(client, 50.0)
     looker.free_the_dead()
     assert not free(store)
     assert client.exists(KEY) == 1
@@ -207,46 +204,6 @@ def test_what_a_dying_worker_noted_last_is_freed_too(store, client, looker, star
     popen.wait()
     looker.free_the_dead()
     assert client.keys("dlock:*:lock:*") == []
-
-
-# The same machine before its last boot: all is gone, but a clone of it that lives has the same id.
-
-
-def after_a_boot(monkeypatch: pytest.MonkeyPatch, *, seconds_ago: float) -> None:
-    monkeypatch.setattr(predecessors, "uptime", lambda: seconds_ago)
-
-
-BEFORE = HOME._replace(machine="m" * 32, boot="before", pids="pid:[4026531836]")
-NOW = ME._replace(home=BEFORE._replace(boot="now"))
-
-
-@pytest.fixture
-def rebooted(app: Celery) -> CrashRecovery:
-    return CrashRecovery(Runtime.of(app), NODE, lambda: True, NOW)
-
-
-def unrenewed_for(client: redis.Redis, seconds: float) -> None:
-    assert client.pexpire(LockKeys.of("dlock", LOCK).lock, round((TTL - seconds) * 1000))
-
-
-def test_after_a_boot_what_was_not_renewed_since_is_free(store, client, rebooted, monkeypatch) -> None:
-    after_a_boot(monkeypatch, seconds_ago=20.0)
-    hold(store, home=BEFORE)
-    unrenewed_for(client, 40.0)
-    rebooted.free_the_dead()
-    assert free(store)
-    assert client.exists(KEY) == 0
-
-
-@pytest.mark.parametrize(("unrenewed", "uptime"), [(40.0, 45.0), (25.0, 20.0), (0.0, 20.0)])
-def test_after_a_boot_what_was_renewed_since_or_just_now_belongs_to_a_living_clone(
-    store, client, rebooted, monkeypatch, unrenewed, uptime
-) -> None:
-    after_a_boot(monkeypatch, seconds_ago=uptime)
-    hold(store, home=BEFORE)
-    unrenewed_for(client, unrenewed)
-    rebooted.free_the_dead()
-    assert not free(store)
 
 
 # What is noted, in the store

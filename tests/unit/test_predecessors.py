@@ -9,6 +9,7 @@ import pytest
 
 from celery_dlock.keys.key_spec import node_key, shared_name
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
+from celery_dlock.runtime import NO_WORKER
 from celery_dlock.worker.crash_record import HeldLease, WorkerRecord
 from celery_dlock.worker.crash_recovery import TICK, CrashRecovery
 from celery_dlock.worker.process_identity import HostIdentity, Process
@@ -45,7 +46,7 @@ class Scene:
         self.keeper = SimpleNamespace(held=())
         settings = SimpleNamespace(prefix="dlock", timeout=3.0)
         runtime: Any = SimpleNamespace(
-            clock=self.clock, keeper=self.keeper, settings=settings, sweeper=None, store=lambda timeout: self.store
+            clock=self.clock, keeper=self.keeper, settings=settings, worker=NO_WORKER, store=lambda timeout: self.store
         )
         self.notes = CrashRecovery(runtime, NODE, lambda: True, ME)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from celery_dlock.worker import process_identity as processes
-from celery_dlock.worker.process_identity import HostIdentity, Process, home, process
+from celery_dlock.worker.process_identity import Process, home, process
 from tests.waiting import eventually
 
 
@@ -99,28 +99,3 @@ def test_all_processes_of_a_machine_have_one_home() -> None:
     here = home()
     assert here is not None
     assert told.stdout.strip() == str(list(here))
-
-
-FIRST = "pid:[4026531836]"
-BEFORE = HostIdentity("m", "before", FIRST, "time:[1]")
-
-
-@pytest.mark.parametrize(
-    ("home_now", "is_it"),
-    [
-        (HostIdentity("m", "now", FIRST, "time:[1]"), True),
-        (HostIdentity("m", "before", FIRST, "time:[1]"), False),
-        (HostIdentity("n", "now", FIRST, "time:[1]"), False),
-        (HostIdentity("", "now", FIRST, "time:[1]"), False),
-        (HostIdentity("m", "now", "pid:[4026532000]", "time:[1]"), False),
-    ],
-    ids=["the same machine", "not booted since", "another machine", "no machine id", "a container"],
-)
-def test_which_home_may_be_what_another_was_before_its_boot(home_now: HostIdentity, is_it: bool) -> None:
-    assert home_now.rebooted_from(BEFORE) is is_it
-
-
-def test_containers_are_never_one_machine_before_and_after_a_boot() -> None:
-    inside = "pid:[4026532000]"
-    assert not HostIdentity("m", "now", inside, "").rebooted_from(HostIdentity("m", "before", inside, ""))
-    assert not HostIdentity("", "now", FIRST, "").rebooted_from(HostIdentity("", "before", FIRST, ""))
