@@ -85,7 +85,7 @@ class CrashRecovery:
         """
         if self._earlier is None:
             self._earlier = self._read()
-            longest = max((kept.ttl for note in self._earlier.values() for kept in note.kept), default=0.0)
+            longest = max((kept.ttl for note in self._earlier.values() for kept in note.leases), default=0.0)
             self._look_until = self._clock.monotonic() + longest
         elif self._earlier and self._clock.monotonic() > self._look_until:
             self._earlier = {}
@@ -96,18 +96,18 @@ class CrashRecovery:
 
     def _read(self) -> dict[str, WorkerRecord]:
         """The notes of those about whom this machine can tell whether they are gone."""
-        here = self._mine.home
+        here = self._mine.host
         notes = {worker: WorkerRecord.from_text(text) for worker, text in self._store.notes(self._key).items()}
-        return {worker: note for worker, note in notes.items() if note is not None and note.home == here}
+        return {worker: note for worker, note in notes.items() if note is not None and note.host == here}
 
     def _freed_all_of(self, worker: str, note: WorkerRecord) -> bool:
-        if not note.gone():
+        if not note.is_dead():
             return False
         # Read again, because it may have noted more before it died.
         last = self._read().get(worker, note)
-        if not last.gone():
+        if not last.is_dead():
             return False
-        for kept in last.kept:
+        for kept in last.leases:
             try:
                 self._free(kept)
             except StoreRefused as error:
@@ -141,7 +141,7 @@ class CrashRecovery:
         held = [slots[acquisition] for acquisition in steady]
         # Twice: so it lives as long as the locks do until it is written again, once half its life has passed.
         life = 2 * max((max(slot.ttl, slot.deadline - now) for slot in held), default=0.0)
-        text = self._mine.keeping(held).text if held else ""
-        self._store.note(self._key, self._mine.worker, text, round(life * 1000))
+        text = self._mine.with_leases(held).text if held else ""
+        self._store.note(self._key, self._mine.worker_id, text, round(life * 1000))
         self._noted, self._fresh_until = steady, now + life / 2
         self._again_at = now + TICK * (len(held) // A_LOOK)

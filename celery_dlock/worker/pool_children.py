@@ -1,8 +1,14 @@
-"""The pool children of a worker: each gets slots in memory that its main process keeps."""
+"""The pool children of a worker: their lease tables, and whether each child still lives.
+
+The main process maps a lease table before each fork. The child writes its leases there, and the watchdog of the main
+process reads them.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,37 +17,97 @@ from typing import TYPE_CHECKING
 from ..locking.shared_lease_table import SharedLeaseTable
 from ..locking.watchdog import LeaseSource
 from .abort import STOP_SIGNAL
-from .child_liveness import ChildWatch
 
 if TYPE_CHECKING:
     from ..locking.lease_table import LeaseRecord
     from ..runtime import Runtime
     from ..store.model import Released
 
-__all__ = ["PoolChildren"]
+__all__ = ["ChildWatch", "PoolChildren"]
 
-#: Ticks that a fork may take to name its pid, before the fork counts as failed.
-NAMELESS_TICKS = 150
+#: Ticks of the watchdog after which a fork that has not stored its pid counts as failed.
+MAX_TICKS_WITHOUT_PID = 150
+
+
+class ChildWatch:
+    """Watches one child of this process.
+
+    A pid alone is not enough. The system reuses pids, and until a dead child is reaped, ``kill(pid, 0)`` succeeds.
+    A pidfd names the process itself (Linux). On other systems ``waitid`` looks without reaping.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = -1
+        self._gone = False
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._gone = True
+            except OSError:
+                self._fd = -1  # an old kernel, or a sandbox that forbids the call
+
+    @property
+    def pidfd(self) -> int | None:
+        """The descriptor that becomes readable when the child dies; None if the child is dead, or without pidfds."""
+        return self._fd if self._fd >= 0 else None
+
+    def gone(self) -> bool:
+        """Return whether the child has ended."""
+        if not self._gone:
+            self._gone = self._exited()
+            if self._gone:
+                self.close()
+        return self._gone
+
+    def send(self, number: int) -> None:
+        """Send the child a signal. A child that has ended is left alone."""
+        if self.gone():
+            return
+        try:
+            if self._fd >= 0:
+                signal.pidfd_send_signal(self._fd, number)
+            else:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            pass  # the child has ended since the check
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _exited(self) -> bool:
+        if self._fd >= 0:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            return bool(poll.poll(0))
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
 
 class PoolChildren:
-    """Maps memory before each fork of the main process, and has the keeper watch what the child writes there.
+    """Maps a lease table before each fork of the main process, and has the watchdog read it.
 
     Args:
-        runtime: The app's; in the child it is told to use the mapped slots.
-        freed: Called with each slot whose lock the keeper freed after the child's death.
+        runtime: The app's runtime. In the child, it uses the mapped table.
+        freed: Called with each lease that the watchdog released after the child's death.
     """
 
     def __init__(self, runtime: Runtime, freed: Callable[[LeaseRecord, Released], None]) -> None:
         self._runtime = runtime
         self._freed = freed
         self._main_pid = os.getpid()
-        # A fork runs its three hooks in one thread, which in the child is the one that goes on.
+        # A fork runs its three hooks in one thread. In the child, that thread is the one that goes on.
         self._forking = threading.local()
 
     def map_before_forks(self) -> None:
-        """From now on, each child of this process gets slots."""
-        # The hooks cannot be taken back, so they must not keep the worker's objects alive.
+        """Give a lease table to every child that this process forks from now on."""
+        # The hooks cannot be removed. A strong reference here would keep the worker's objects alive for ever.
         me = weakref.ref(self)
 
         def call(name: str) -> Callable[[], None]:
@@ -56,40 +122,40 @@ class PoolChildren:
         )
 
     def _before(self) -> None:
-        # First: if the memory cannot be mapped, the fork goes on, and the child may not get the slots of another one.
-        self._forking.slots = None
-        # A body that forks in a child runs these hooks too: only the main process maps.
+        # First, because the mapping may fail and the fork then goes on: the child must not get another child's table.
+        self._forking.table = None
+        # If a task body in a child forks, these hooks run there too. Only the main process maps tables.
         if os.getpid() == self._main_pid:
-            self._forking.slots = SharedLeaseTable()
+            self._forking.table = SharedLeaseTable()
 
     def _in_parent(self) -> None:
-        if self._forking.slots is not None:
-            self._runtime.keeper.watch(_Child(self._forking.slots, self._freed))
+        if self._forking.table is not None:
+            self._runtime.keeper.watch(_Child(self._forking.table, self._freed))
 
     def _in_child(self) -> None:
-        if self._forking.slots is not None:
-            # Also where the watchdog cannot be started: the child notices that it never looked.
-            self._forking.slots.looked_at = self._runtime.clock.monotonic()
-            self._forking.slots.adopt()
-            self._runtime.adopt(self._forking.slots)
+        if self._forking.table is not None:
+            # Set even if the watchdog cannot be started: the child then notices that the watchdog never looked.
+            self._forking.table.looked_at = self._runtime.clock.monotonic()
+            self._forking.table.adopt()
+            self._runtime.adopt(self._forking.table)
 
 
 class _Child(LeaseSource):
-    """One child, as the keeper sees it."""
+    """One pool child, as the watchdog sees it."""
 
-    def __init__(self, slots: SharedLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
-        self._slots = slots
+    def __init__(self, table: SharedLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
+        self._table = table
         self._on_freed = freed
         self._watch: ChildWatch | None = None
-        self._nameless = 0
-        slots.interrupt = self._interrupt
+        self._ticks_without_pid = 0
+        table.interrupt = self._interrupt
 
     def gone(self) -> bool:
         if self._watch is None:
-            if not self._slots.pid:
-                self._nameless += 1
-                return self._nameless > NAMELESS_TICKS
-            self._watch = ChildWatch(self._slots.pid)
+            if not self._table.pid:
+                self._ticks_without_pid += 1
+                return self._ticks_without_pid > MAX_TICKS_WITHOUT_PID
+            self._watch = ChildWatch(self._table.pid)
         return self._watch.gone()
 
     def pidfd(self) -> int | None:
@@ -100,14 +166,14 @@ class _Child(LeaseSource):
             self._watch.send(STOP_SIGNAL)
 
     def taken(self) -> Sequence[LeaseRecord]:
-        return self._slots.taken(dead=self._watch is not None and self._watch.gone())
+        return self._table.taken(dead=self._watch is not None and self._watch.gone())
 
     def closed(self) -> bool:
         return self._watch is not None and self._watch.gone()
 
     def looked_at(self, now: float) -> None:
-        if now:  # a watchdog that ended must not hide from the child that it no longer looks
-            self._slots.looked_at = now
+        if now:  # 0 means that the watchdog ended. The child must notice that the watchdog no longer looks.
+            self._table.looked_at = now
 
     def freed(self, slot: LeaseRecord, released: Released) -> None:
         self._on_freed(slot, released)

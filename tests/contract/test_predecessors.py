@@ -12,9 +12,8 @@ from celery_dlock.keys.key_spec import LockKeys, node_key, shared_name
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.redis.store import RedisStore
-from celery_dlock.worker.crash_record import HeldLease, WorkerRecord
+from celery_dlock.worker.crash_record import HeldLease, ProcessIdentity, WorkerRecord, identify_process
 from celery_dlock.worker.crash_recovery import CrashRecovery
-from celery_dlock.worker.process_identity import Process, process
 from tests.contract.kit import claim_of, commands_seen
 from tests.waiting import eventually
 
@@ -22,14 +21,14 @@ NODE = "celery@host"
 KEY = node_key("dlock", NODE)
 LOCK = shared_name("x")
 TTL = 60.0
-DEAD = Process(2**22 - 1, 1)  # above every pid_max
+DEAD = ProcessIdentity(2**22 - 1, 1)  # above every pid_max
 
 _me = WorkerRecord.of_this_process()
 assert _me is not None
 ME = _me
-HOME = ME.home
+HOST = ME.host
 
-Started = Callable[[], "tuple[Process, subprocess.Popen[bytes]]"]
+Started = Callable[[], "tuple[ProcessIdentity, subprocess.Popen[bytes]]"]
 
 
 @pytest.fixture
@@ -37,10 +36,10 @@ def started() -> Iterator[Started]:
     """A factory of processes that live until the end of the test."""
     with contextlib.ExitStack() as stack:
 
-        def start() -> tuple[Process, "subprocess.Popen[bytes]"]:
+        def start() -> tuple[ProcessIdentity, "subprocess.Popen[bytes]"]:
             popen = stack.enter_context(subprocess.Popen(["sleep", "60"]))
             stack.callback(popen.kill)
-            found = process(popen.pid)
+            found = identify_process(popen.pid)
             assert found is not None
             return found, popen
 
@@ -53,7 +52,7 @@ def looker(app: Celery) -> CrashRecovery:
     return CrashRecovery(Runtime.of(app), NODE, lambda: True, ME)
 
 
-def hold(store: RedisStore, *holders: Process, home=HOME, main=DEAD, text: str | None = None) -> WorkerRecord:
+def hold(store: RedisStore, *holders: ProcessIdentity, host=HOST, main=DEAD, text: str | None = None) -> WorkerRecord:
     """Take the lock, and one more for each further holder, as a worker does that notes it."""
     kept = []
     for number, holder in enumerate(holders or (main,)):
@@ -61,8 +60,8 @@ def hold(store: RedisStore, *holders: Process, home=HOME, main=DEAD, text: str |
         acquired = store.acquire(LockKeys.of("dlock", name), f"o{number}.1", round(TTL * 1000), claim_of("id"))
         assert acquired
         kept.append(HeldLease(name, f"o{number}.1", TTL, holder))
-    note = WorkerRecord(home, main, tuple(kept))
-    store.note(KEY, note.worker, note.text if text is None else text, 60_000)
+    note = WorkerRecord(host, main, tuple(kept))
+    store.note(KEY, note.worker_id, note.text if text is None else text, 60_000)
     return note
 
 
@@ -131,26 +130,26 @@ def test_a_dead_process_that_nobody_has_reaped_is_gone(store, looker, started) -
     main, popen = started()
     hold(store, main=main)
     popen.kill()
-    eventually(lambda: process(popen.pid) is None)
+    eventually(lambda: identify_process(popen.pid) is None)
     looker.free_the_dead()
     assert free(store)
 
 
 ELSEWHERE = {
-    "another machine": HOME._replace(machine="0" * 32),
-    "this machine before a reboot": HOME._replace(boot="other"),
-    "another machine and boot": HOME._replace(machine="0" * 32, boot="other"),
-    "another namespace of pids": HOME._replace(pids="pid:[1]"),
-    "another namespace of clocks": HOME._replace(times="time:[1]"),
-    "a container of another boot": HOME._replace(boot="other", pids="pid:[1]"),
-    "an unknown machine of another boot": HOME._replace(machine="", boot="other"),
+    "another machine": HOST._replace(machine="0" * 32),
+    "this machine before a reboot": HOST._replace(boot="other"),
+    "another machine and boot": HOST._replace(machine="0" * 32, boot="other"),
+    "another namespace of pids": HOST._replace(pids="pid:[1]"),
+    "another namespace of clocks": HOST._replace(times="time:[1]"),
+    "a container of another boot": HOST._replace(boot="other", pids="pid:[1]"),
+    "an unknown machine of another boot": HOST._replace(machine="", boot="other"),
 }
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("home", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, home) -> None:
-    hold(store, home=home)
+@pytest.mark.parametrize("host", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, host) -> None:
+    hold(store, host=host)
     looker.free_the_dead()
     assert not free(store)
     assert client.exists(KEY) == 1
@@ -158,7 +157,7 @@ def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, home) -> 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "[1,2,3]", '[["a"],[1,2],[]]', "{}", "null"])
 def test_a_note_that_cannot_be_read_is_left_to_the_ttl(store, looker, client, text) -> None:
-    worker = hold(store).worker
+    worker = hold(store).worker_id
     client.hset(KEY, worker, text)
     looker.free_the_dead()
     assert not free(store)
@@ -166,7 +165,7 @@ def test_a_note_that_cannot_be_read_is_left_to_the_ttl(store, looker, client, te
 
 @pytest.mark.parametrize("pid", [0, -1, 2**40])
 def test_a_note_of_no_possible_process_is_left_to_the_ttl(store, looker, pid) -> None:
-    hold(store, main=Process(pid, 1))
+    hold(store, main=ProcessIdentity(pid, 1))
     looker.free_the_dead()
     assert not free(store)
 

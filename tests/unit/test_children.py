@@ -41,7 +41,7 @@ def test_fork_without_memory_for_slots_gives_no_child_those_of_another(
         raise OSError(12, "Cannot allocate memory")
 
     children._before()
-    first = children._forking.slots
+    first = children._forking.table
     monkeypatch.setattr(pool_children, "SharedLeaseTable", fail)
     with pytest.raises(OSError, match="allocate"):  # Python prints what a fork's hook raises, and forks
         children._before()

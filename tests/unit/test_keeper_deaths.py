@@ -11,7 +11,7 @@ import pytest
 
 from celery_dlock.locking import watchdog as keeper_room
 from celery_dlock.locking.watchdog import Watchdog
-from celery_dlock.worker.child_liveness import ChildWatch
+from celery_dlock.worker.pool_children import ChildWatch
 from tests.unit.fakes import FakeSource, KeeperScene
 from tests.waiting import eventually
 

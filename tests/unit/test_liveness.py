@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_dlock.worker.child_liveness import ChildWatch
+from celery_dlock.worker.pool_children import ChildWatch
 from tests.waiting import eventually
 
 

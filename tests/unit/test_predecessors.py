@@ -10,9 +10,8 @@ import pytest
 from celery_dlock.keys.key_spec import node_key, shared_name
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.runtime import NO_WORKER
-from celery_dlock.worker.crash_record import HeldLease, WorkerRecord
+from celery_dlock.worker.crash_record import HeldLease, HostIdentity, ProcessIdentity, WorkerRecord
 from celery_dlock.worker.crash_recovery import TICK, CrashRecovery
-from celery_dlock.worker.process_identity import HostIdentity, Process
 from tests.unit.fakes import FakeClock
 
 ME = WorkerRecord.of_this_process() or pytest.fail("this system does not tell processes apart")
@@ -34,7 +33,7 @@ class FakeNotes:
     def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
         if self.away is not None:
             raise self.away
-        assert (key, worker) == (node_key("dlock", NODE), ME.worker)
+        assert (key, worker) == (node_key("dlock", NODE), ME.worker_id)
         self.written.append((text, life_ms))
 
 
@@ -90,7 +89,7 @@ def test_what_is_held_at_one_look_only_costs_nothing(scene: Scene) -> None:
 def test_what_is_held_at_two_looks_is_noted_once(scene: Scene) -> None:
     slot = scene.hold("x")
     assert [scene.looks(1) for _ in range(5)] == [0, 1, 0, 0, 0]
-    assert scene.noted == ME._replace(kept=(HeldLease(slot.name, "owner.x", 30.0, ME.main),))
+    assert scene.noted == ME._replace(leases=(HeldLease(slot.name, "owner.x", 30.0, ME.main),))
 
 
 def test_a_note_grows_with_what_is_held_and_is_not_written_for_what_ends(scene: Scene) -> None:
@@ -100,7 +99,7 @@ def test_a_note_grows_with_what_is_held_and_is_not_written_for_what_ends(scene: 
     assert scene.looks(5) == 0
     scene.hold("z")
     assert scene.looks(5) == 1
-    assert {kept.acquisition for kept in scene.noted.kept} == {"owner.y", "owner.z"}
+    assert {kept.acquisition for kept in scene.noted.leases} == {"owner.y", "owner.z"}
     assert second.ttl == 30.0
 
 
@@ -150,7 +149,9 @@ def test_a_thousand_new_locks_at_each_look_are_noted_every_two_seconds(scene: Sc
 
 
 def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_noted(scene: Scene) -> None:
-    living = ME._replace(main=Process(ME.main.pid, ME.main.started), kept=(_kept("x", 20.0), _kept("y", 10.0)))
+    living = ME._replace(
+        main=ProcessIdentity(ME.main.pid, ME.main.started), leases=(_kept("x", 20.0), _kept("y", 10.0))
+    )
     scene.store.others = {"another of this process": living.text}
     scene.notes.free_the_dead()
     for _ in range(2):
@@ -171,21 +172,21 @@ def _kept(text: str, ttl: float) -> HeldLease:
 
 def test_a_note_survives_as_text() -> None:
     note = WorkerRecord(
-        HostIdentity("m", "b", "pid:[1]", "time:[2]"), Process(7, 8), (_kept("x", 1.5), _kept("y", 30.0))
+        HostIdentity("m", "b", "pid:[1]", "time:[2]"), ProcessIdentity(7, 8), (_kept("x", 1.5), _kept("y", 30.0))
     )
     assert WorkerRecord.from_text(note.text) == note
 
 
 def test_two_workers_of_one_node_have_notes_of_their_own() -> None:
-    home = HostIdentity("m", "b", "pid:[1]", "time:[2]")
+    host = HostIdentity("m", "b", "pid:[1]", "time:[2]")
     notes = [
-        WorkerRecord(home, Process(7, 8)),
-        WorkerRecord(home, Process(7, 9)),
-        WorkerRecord(home, Process(8, 8)),
-        WorkerRecord(home._replace(boot="c"), Process(7, 8)),
-        WorkerRecord(home._replace(pids="pid:[3]"), Process(7, 8)),
+        WorkerRecord(host, ProcessIdentity(7, 8)),
+        WorkerRecord(host, ProcessIdentity(7, 9)),
+        WorkerRecord(host, ProcessIdentity(8, 8)),
+        WorkerRecord(host._replace(boot="c"), ProcessIdentity(7, 8)),
+        WorkerRecord(host._replace(pids="pid:[3]"), ProcessIdentity(7, 8)),
     ]
-    assert len({note.worker for note in notes}) == 5
+    assert len({note.worker_id for note in notes}) == 5
 
 
 def test_a_node_has_one_key_of_printable_text_in_a_bucket() -> None:

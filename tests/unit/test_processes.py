@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_dlock.worker import process_identity as processes
-from celery_dlock.worker.process_identity import Process, home, process
+from celery_dlock.worker import crash_record
+from celery_dlock.worker.crash_record import ProcessIdentity, current_host, identify_process
 from tests.waiting import eventually
 
 
@@ -23,8 +23,8 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         popen.kill()
 
 
-def known(popen: subprocess.Popen[bytes]) -> Process:
-    found = process(popen.pid)
+def known(popen: subprocess.Popen[bytes]) -> ProcessIdentity:
+    found = identify_process(popen.pid)
     assert found is not None
     return found
 
@@ -32,25 +32,25 @@ def known(popen: subprocess.Popen[bytes]) -> Process:
 @pytest.mark.core
 def test_a_living_process_is_not_gone_also_when_it_is_stopped(child: subprocess.Popen[bytes]) -> None:
     found = known(child)
-    assert not found.gone()
+    assert not found.is_dead()
     child.send_signal(signal.SIGSTOP)
-    assert not found.gone()
+    assert not found.is_dead()
 
 
 @pytest.mark.core
 def test_a_killed_process_is_gone_before_and_after_it_was_reaped(child: subprocess.Popen[bytes]) -> None:
     found = known(child)
     child.kill()
-    eventually(found.gone)
-    assert process(child.pid) is None
+    eventually(found.is_dead)
+    assert identify_process(child.pid) is None
     child.wait()
-    assert found.gone()
-    assert process(child.pid) is None
+    assert found.is_dead()
+    assert identify_process(child.pid) is None
 
 
 def test_another_process_of_that_pid_is_another(child: subprocess.Popen[bytes]) -> None:
     found = known(child)
-    assert found._replace(started=found.started - 1).gone()
+    assert found._replace(started=found.started - 1).is_dead()
     assert known(child) == found
 
 
@@ -66,9 +66,9 @@ def test_a_process_whose_first_thread_has_ended_lives_on() -> None:
         found = known(popen)
         stat = Path(f"/proc/{popen.pid}/stat")
         eventually(lambda: b") Z " in stat.read_bytes(), message="its first thread lives")
-        assert not found.gone()
+        assert not found.is_dead()
         popen.kill()
-        eventually(found.gone)
+        eventually(found.is_dead)
 
 
 def test_a_process_of_another_user_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +76,8 @@ def test_a_process_of_another_user_that_proc_hides_is_not_gone(monkeypatch: pyte
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", forbidden)
-    monkeypatch.setattr(processes, "_stat", lambda pid: None)
-    assert not Process(1, 1).gone()
+    monkeypatch.setattr(crash_record, "_stat", lambda pid: None)
+    assert not ProcessIdentity(1, 1).is_dead()
 
 
 def test_a_name_with_spaces_and_parentheses_does_not_confuse() -> None:
@@ -88,14 +88,14 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse() -> None:
         assert popen.stdout is not None
         popen.stdout.readline()
         assert ") Z 1 (x" in Path(f"/proc/{popen.pid}/comm").read_text()
-        assert not found.gone()
+        assert not found.is_dead()
         assert known(popen) == found
         popen.kill()
 
 
 def test_all_processes_of_a_machine_have_one_home() -> None:
-    program = "from celery_dlock.worker.process_identity import home; print(list(home()))"
+    program = "from celery_dlock.worker.crash_record import current_host; print(list(current_host()))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    here = home()
+    here = current_host()
     assert here is not None
     assert told.stdout.strip() == str(list(here))
