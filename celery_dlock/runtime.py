@@ -53,7 +53,7 @@ _ATTRIBUTE = "_celery_dlock"
 
 
 class WorkerHooks(Protocol):
-    """What the main process of a worker knows and does for its app's runtime."""
+    """The part of a runtime that only the main process of a worker can provide."""
 
     @property
     def aborter(self) -> BodyAborter | None:
