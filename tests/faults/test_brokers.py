@@ -119,7 +119,7 @@ def test_a_copy_that_comes_after_the_end_of_a_body_whose_broker_was_killed_is_no
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
     stage.broker_process.kill()
     # Over RabbitMQ a worker learns of an end only when it is connected again, and another has the copy before it:
-    # what it did not notice in time costs a second run (docs/brokers.md, note 2).
+    # what it did not notice in time costs a second run (docs/explanation/broker-faults.md, note 2).
     if noticed or not isinstance(stage.broker_process, Server):
         stage.word_is_left(holding)
     assert holding.end() == holding.n

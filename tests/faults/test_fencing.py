@@ -1,4 +1,4 @@
-"""Holders that really come late, and resources that refuse their writes: the patterns of docs/fencing.md."""
+"""Late holders, and resources that refuse their writes: the patterns of docs/how-to/use-fencing-tokens.md."""
 
 import inspect
 import sqlite3
@@ -79,7 +79,7 @@ def test_a_claim_keeps_other_holders_out_until_its_transaction_ends(scene):
 
 
 def test_the_guide_shows_what_is_tried_here():
-    guide = (ROOT / "docs" / "fencing.md").read_text()
+    guide = (ROOT / "docs/how-to/use-fencing-tokens.md").read_text()
     code = {name: value for name, value in vars(fencing_patterns).items() if not name.startswith("_")}
     shown = [
         value if isinstance(value, str) else inspect.getsource(value)

@@ -1,4 +1,4 @@
-"""Real late holders, and PostgreSQL under the statements of docs/fencing.md."""
+"""Real late holders, and PostgreSQL under the statements of docs/how-to/use-fencing-tokens.md."""
 
 import threading
 

@@ -156,7 +156,12 @@ FAULTS = [
     (busy, StoreNotReady, "it is busy with somebody's script (SCRIPT KILL ends that)", "BUSY"),
     (memory_full, StoreRefused, "it has no memory left for locks: raise its maxmemory or make room", "OOM"),
     (disk_full, StoreRefused, "it cannot write to its disk, and so takes no writes: see its log", "MISCONF"),
-    (right_taken, StoreRefused, "grant what docs/operations.md lists under Permissions", "the 'hset' command"),
+    (
+        right_taken,
+        StoreRefused,
+        "grant what docs/reference/redis-keys-and-permissions.md lists under Permissions",
+        "the 'hset' command",
+    ),
     (password_changed, StoreRefused, "user or password is wrong: correct dlock_url", "invalid username-password"),
     (overwritten, StoreRefused, "a key of a lock was overwritten by somebody else", "WRONGTYPE"),
 ]

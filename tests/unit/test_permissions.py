@@ -132,7 +132,7 @@ def test_a_wrong_setting_is_refused(setting: Any, said: str) -> None:
 
 
 def test_every_option_has_been_thought_of() -> None:
-    """A new option stands here, and in docs/security.md, with what a publisher can do by it."""
+    """A new option stands here, and in docs/explanation/security.md, with what a publisher can do by it."""
     bounded = {next(iter(reversed(chosen))) for _, chosen, _ in REFUSED} | {"scope"}
     harmless = {
         "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "after_wait", "queue_limit",

@@ -26,7 +26,7 @@ _LASTING: Final = {
     "MISCONF": "it cannot write to its disk, and so takes no writes: see its log",
     "NOAUTH": "it wants a password: put it into dlock_url",
     "WRONGPASS": "user or password is wrong: correct dlock_url",
-    "NOPERM": "a right is missing: grant what docs/operations.md lists under Permissions",
+    "NOPERM": "a right is missing: grant what docs/reference/redis-keys-and-permissions.md lists under Permissions",
     "MOVED": "it is a node of a Redis Cluster: let dlock_url begin with redis+cluster:// (with TLS rediss+cluster://)",
     "CROSSSLOT": "it is a Redis Cluster, perhaps behind a proxy: let dlock_url be redis+cluster://, and name its nodes",
     "NOCLUSTER": "it is a single server and no node of a Redis Cluster: let dlock_url begin with redis:// or rediss://",

@@ -1,1 +1,1 @@
-"""Workers under random faults, and a checker of what their bodies wrote down; see docs/chaos.md."""
+"""Workers under random faults, and a checker of what their bodies wrote; see docs/contributing/fault-injection.md."""

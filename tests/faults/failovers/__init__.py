@@ -1,1 +1,1 @@
-"""Locks under load while their servers fail over, and what that cost; see docs/chaos.md."""
+"""Locks under load while their servers fail over, and what that cost; see docs/contributing/fault-injection.md."""

@@ -19,7 +19,8 @@ from tests.workers import Urls, loaded_app, running_worker
 pytestmark = [pytest.mark.core, pytest.mark.celerys]
 #: Celery from 5.6 on: it hears how what it cancelled has ended, and a cold shutdown stores nothing of what comes back.
 newer = pytest.mark.skipif(
-    "emit_retry" not in inspect.signature(Request.cancel).parameters, reason="docs/guarantees.md says so of Celery 5.5"
+    "emit_retry" not in inspect.signature(Request.cancel).parameters,
+    reason="docs/explanation/guarantees.md says so of Celery 5.5",
 )
 
 
