@@ -170,9 +170,9 @@ FAILOVERS ?= 20
 
 chaos: .venv/.ready
 ifdef STORE
-	$(BIN)/python -m tests.faults.failovers --store $(STORE) --seed $(SEED) --failovers $(FAILOVERS) $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m chaos.failovers --store $(STORE) --seed $(SEED) --failovers $(FAILOVERS) $(if $(JSON),--json $(JSON))
 else
-	$(BIN)/python -m tests.faults.chaos --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES)
 endif
 
 # One solution for every Python (markers), without naming an index: pip uses the one it is configured for.

@@ -12,7 +12,7 @@ from benchmarks.tables import percentile, table
 from benchmarks.targets import Target
 from celery_dlock import Lock
 from celery_dlock.store.redis.scripts import ACQUIRE, RELEASE
-from tests.servers import Server
+from tests.support.servers import Server
 
 #: Locks held at once to weigh one of them.
 WEIGHED = 2000

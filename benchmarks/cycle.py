@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import calls, drain
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 def main() -> int:

@@ -15,9 +15,9 @@ from celery import Celery, Task
 
 from benchmarks.tables import spread, table
 from benchmarks.targets import Target
-from tests.processes import kill_session, spawn, tail
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import kill_session, spawn, tail
+from tests.support.servers import Server
 
 NODE = "bench@localhost"
 #: The kinds of task, named as in benchmarks/app.py.

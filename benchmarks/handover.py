@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import handover_profile, handover_rounds, queue_scale
 from benchmarks.handover_stage import Stage, working
 from benchmarks.targets import Target
-from tests.servers import Server
+from tests.support.servers import Server
 
 PARTS = ("rounds", "compare", "scale", "profile")
 

@@ -15,7 +15,7 @@ from benchmarks.handover_stage import CHILDREN, Event, Stage, gaps
 from benchmarks.tables import percentile, spread, table
 from benchmarks.targets import Target
 from celery_dlock.store.base import ReleaseRequest
-from tests.waiting import eventually
+from tests.support.polling import eventually
 
 #: Samples of one kind before the next kind's turn: few, because what else the machine does changes quickly.
 BLOCK = 5

@@ -14,9 +14,9 @@ from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
-from tests.processes import kill_session, spawn, tail
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import kill_session, spawn, tail
+from tests.support.servers import Server
 
 if TYPE_CHECKING:
     from celery_dlock.task.base import SingletonTask

@@ -21,9 +21,9 @@ from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.store.model import AcquireRequest, QueueRequest
 from celery_dlock.store.redis import scripts
-from tests.processes import Process, kill_session, spawn, tail
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import Process, kill_session, spawn, tail
+from tests.support.servers import Server
 
 #: Scripts a second that ten idle workers may send in all, and seconds from the end of a dead holder's lease until the
 #: next waiter's body starts.

@@ -22,7 +22,7 @@ from benchmarks.tables import table
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 from celery_dlock.messaging.message import PROPERTY, Delivery, RawMessage
 from celery_dlock.runtime import Runtime
-from tests.servers import Server
+from tests.support.servers import Server
 
 KINDS = ("plain", "singleton", "locked")
 #: Runs before the one that is counted: caches are filled, scripts loaded.

@@ -19,11 +19,11 @@ from celery import Celery
 from benchmarks.tables import percentile, table
 from celery_dlock import Lock
 from celery_dlock.errors import StoreNotReady
-from tests.clusters import ClusterSet
-from tests.replicas import ReplicaSet
-from tests.sentinels import MASTER_NAME, SentinelSet
-from tests.servers import Server
-from tests.topologies import RedlockSet
+from tests.support.clusters import ClusterSet
+from tests.support.replicas import ReplicaSet
+from tests.support.sentinels import MASTER_NAME, SentinelSet
+from tests.support.servers import Server
+from tests.support.topologies import RedlockSet
 
 REPLICAS_1: dict[str, Any] = {"dlock_durability": {"replicas": 1}}
 REPLICAS_2: dict[str, Any] = {"dlock_durability": {"replicas": 2}}

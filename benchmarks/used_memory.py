@@ -16,7 +16,7 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.store import RedisStore
-from tests.servers import Server
+from tests.support.servers import Server
 
 BATCH = 10_000
 #: 39 characters, as the name of a task with a short key.

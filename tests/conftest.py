@@ -15,10 +15,10 @@ import redis
 from celery import _state
 from redis.utils import HIREDIS_AVAILABLE
 
-from tests.proxy import Proxy
-from tests.rabbitmq import running_rabbitmq
-from tests.servers import Server, server_binary
-from tests.topology_fixtures import (  # noqa: F401  # fixtures are found by being here
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import running_rabbitmq
+from tests.support.servers import Server, server_binary
+from tests.support.topology_fixtures import (  # noqa: F401  # fixtures are found by being here
     cluster_set,
     own_cluster,
     own_redlock,
@@ -27,7 +27,7 @@ from tests.topology_fixtures import (  # noqa: F401  # fixtures are found by bei
     redlock_set,
     sentinel_set,
 )
-from tests.workers import Urls, Worker, loaded_app, running_worker
+from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background so, and every process of a test would inherit it.
@@ -49,8 +49,16 @@ def pytest_report_header() -> list[str]:
     return [versions, f"server: {server_binary()}"]
 
 
+TESTS = Path(__file__).parent
 #: Folders and files that take long, the longest first; all others come after them.
-LONG = ["unheard", "model", "test_interruptions.py", "test_queue_stateful.py", "worker", "faults"]
+LONG = [
+    "worker/lost_acks",
+    "model",
+    "contract/test_interruptions.py",
+    "contract/test_queue_stateful.py",
+    "worker",
+    "faults",
+]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -63,8 +71,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # At the end one process would be busy with a long one and the others idle.
     def place(item: pytest.Item) -> int:
-        names = {item.path.name, item.path.parent.name}
-        return next((number for number, name in enumerate(LONG) if name in names), len(LONG))
+        path = item.path.relative_to(TESTS)
+        return next((number for number, long in enumerate(LONG) if path.is_relative_to(long)), len(LONG))
 
     items.sort(key=place)
 

@@ -17,8 +17,8 @@ from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.majority import ManyClients, Settled
-from tests.servers import Server
-from tests.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
+from tests.support.servers import Server
+from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
 
 MakeApp = Callable[..., Celery]
 LockUrl = str | list[str]
@@ -31,7 +31,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
     "test_store_marks": (CLUSTER, REDLOCK3),
     "test_store_uses": (CLUSTER, REDLOCK3),
-    "test_kept_for_retry": (CLUSTER, REDLOCK3),
+    "test_keep_on_retry": (CLUSTER, REDLOCK3),
     "test_claims": (CLUSTER,),  # and no claims or queues on Redlock
     "test_queue_grants": (CLUSTER,),
     "test_queue_parking": (CLUSTER,),
@@ -48,7 +48,7 @@ NOT_OVER: Final[Mapping[str, str]] = {
 }
 _QUEUES: Final = "it is about waiters in the queue, of which Redlock has none"
 #: ... and why on Redlock alone they do not.
-NOT_ON_REDLOCK: Final[Mapping[str, str]] = {"test_kept_for_retry::TestWaiters": _QUEUES}
+NOT_ON_REDLOCK: Final[Mapping[str, str]] = {"test_keep_on_retry::TestWaiters": _QUEUES}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

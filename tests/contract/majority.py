@@ -7,7 +7,7 @@ from typing import Any
 import redis
 from typing_extensions import Self
 
-from tests.waiting import eventually
+from tests.support.polling import eventually
 
 
 class ManyClients:

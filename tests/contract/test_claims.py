@@ -5,7 +5,7 @@ import pytest
 from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import ClaimRequest, ExistingCall, Requester
 from celery_dlock.store.redis.scripts import CLAIM, UNCLAIM
-from tests.contract.kit import claim_of, keys_of, take
+from tests.contract.helpers import claim_of, keys_of, take
 
 
 def call_of(task_id, *, turn=0, life_ms=30_000, running=False, attempt="x"):

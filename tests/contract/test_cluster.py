@@ -21,14 +21,14 @@ from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import ClaimRequest, Held, Renewal, Requester
 from celery_dlock.store.redis.cluster.topology import Cluster
 from celery_dlock.store.redis.store import RedisStore
-from tests.cluster_nodes import ask
-from tests.contract import queue_kit
-from tests.contract.kit import TTL, claim_of, keys_of, take
-from tests.processes import free_port
-from tests.servers import Server
-from tests.tls import TlsNode, make_certificates
-from tests.topologies import ClusterSet
-from tests.waiting import eventually
+from tests.contract import queue_helpers
+from tests.contract.helpers import TTL, claim_of, keys_of, take
+from tests.support.cluster_nodes import ask
+from tests.support.polling import eventually
+from tests.support.processes import free_port
+from tests.support.servers import Server
+from tests.support.tls import TlsNode, make_certificates
+from tests.support.topologies import ClusterSet
 
 NAMES = [keys_of(f"n{n}") for n in range(30)]
 
@@ -140,8 +140,8 @@ def test_many_calls_are_one_write_to_each_node_and_all_are_written_before_one_is
 def test_every_bucket_is_swept_wherever_it_is(store: RedisStore) -> None:
     named = [keys_of(f"q{n}") for n in range(20)]
     for keys in named:
-        queue_kit.take(store, "a.1", "a", keys)
-        queue_kit.park(store, "b.1", "b", keys)
+        queue_helpers.take(store, "a.1", "a", keys)
+        queue_helpers.park(store, "b.1", "b", keys)
     found = store.due("dlock", range(BUCKETS), 10, 3600)
     assert sorted(name.text for name in found) == sorted(keys.name for keys in named)
 
@@ -288,15 +288,15 @@ class TestHalfMoved:
     ) -> None:
         """Where all keys that it works on are in one place, but it deletes one: the next look at that is refused."""
         keys = NAMES[5]
-        queue_kit.take(store, "a.1", "a", keys)
+        queue_helpers.take(store, "a.1", "a", keys)
         for waiter in "bcd":
-            queue_kit.park(store, f"{waiter}.1", waiter, keys)
-        store.release(keys, "a.1", queue_kit.ending("a"))
-        assert queue_kit.lose_turn(store, client, "b", keys) == ""
-        assert queue_kit.lose_turn(store, client, "c", keys, tries=1)  # a dead letter
-        assert store.published(keys, queue_kit.digest("d"), 60_000)
-        queue_kit.make_due(client, keys)
-        client.zadd(keys.queue()[0], {queue_kit.digest("e"): 1})
+            queue_helpers.park(store, f"{waiter}.1", waiter, keys)
+        store.release(keys, "a.1", queue_helpers.ending("a"))
+        assert queue_helpers.lose_turn(store, client, "b", keys) == ""
+        assert queue_helpers.lose_turn(store, client, "c", keys, tries=1)  # a dead letter
+        assert store.published(keys, queue_helpers.digest("d"), 60_000)
+        queue_helpers.make_due(client, keys)
+        client.zadd(keys.queue()[0], {queue_helpers.digest("e"): 1})
         every = [keys.lock, *keys.queue(), keys.dead()]
         assert client.exists(*every) == 6
         before = [client.dump(key) for key in every if key != keys.lock]
@@ -310,7 +310,7 @@ class TestHalfMoved:
         hasty.close()
         moved.end()
         assert [client.dump(key) for key in every if key != keys.lock] == before
-        assert client.hget(keys.lock, "acq") == f"grant:{queue_kit.digest('d')}"
+        assert client.hget(keys.lock, "acq") == f"grant:{queue_helpers.digest('d')}"
 
 
 class TestWaking:

@@ -15,9 +15,9 @@ from celery_dlock.locking.lease import Lease
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired
-from tests.contract.kit import TTL, Party, claim_of, keys_of
-from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, Party, claim_of, keys_of
+from tests.support.polling import eventually
+from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 
 KEYS = keys_of()
 

@@ -20,11 +20,11 @@ from celery_dlock.options.durability import Durability
 from celery_dlock.store.factory import from_url, open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, ClaimRequest, Parked, QueueRequest, Renewal, Requester
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
-from tests.replicas import ReplicaSet
-from tests.servers import LOCK_USER, Server
-from tests.topologies import ClusterSet
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
+from tests.support.polling import eventually
+from tests.support.replicas import ReplicaSet
+from tests.support.servers import LOCK_USER, Server
+from tests.support.topologies import ClusterSet
 
 ONE, TWO = Durability(1, fsync=False, timeout_ms=400), Durability(2, fsync=False, timeout_ms=400)
 #: For what is to succeed: nobody waits for it, and other tests may keep the machine busy.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 PREPARE = """
 import sys

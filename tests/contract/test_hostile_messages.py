@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 
 @pytest.mark.core

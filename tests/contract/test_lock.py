@@ -16,7 +16,7 @@ from celery_dlock import InvalidLockOptions, Lock, LockLost, singleton_task
 from celery_dlock.errors import NotHeld
 from celery_dlock.keys.key_spec import LockKeys, shared_name
 from tests.contract.conftest import MakeApp
-from tests.contract.kit import commands_seen
+from tests.contract.helpers import commands_seen
 
 KEYS = LockKeys.of("dlock", shared_name("x"))
 

@@ -15,7 +15,7 @@ from celery import Celery
 from celery_dlock import Lock
 from celery_dlock.keys.key_spec import LockKeys, shared_name
 from tests.contract.conftest import MakeApp
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 KEYS = LockKeys.of("dlock", shared_name("x"))
 Program = Callable[[str], "subprocess.Popen[str]"]
@@ -23,11 +23,11 @@ Program = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def program(redis_url: str) -> Iterator[Program]:
-    """Starts a program of tests/apps/locks.py."""
+    """Starts a program of tests/support/apps/locks.py."""
     with_pipes = []
 
     def start(name: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "tests.apps.locks", name, redis_url]
+        command = [sys.executable, "-m", "tests.support.apps.locks", name, redis_url]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         with_pipes.append(process)
         return process

@@ -15,10 +15,10 @@ from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.store.model import AcquireRequest, Identity, Tombstoned
 from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
-from tests.contract.kit import TTL, Party, claim_of, commands_seen, ending_of
-from tests.proxy import Mode, Proxy
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, Party, claim_of, commands_seen, ending_of
+from tests.support.polling import eventually
+from tests.support.proxy import Mode, Proxy
+from tests.support.servers import Server
 
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)

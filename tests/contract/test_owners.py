@@ -15,7 +15,7 @@ from celery import Celery, states
 
 from celery_dlock import Lock, singleton_task
 from celery_dlock.errors import NotHeld
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 Ways = Callable[..., list[Any]]
 

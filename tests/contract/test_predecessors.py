@@ -14,8 +14,8 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.worker.crash_record import HeldLease, ProcessIdentity, WorkerRecord, identify_process
 from celery_dlock.worker.crash_recovery import CrashRecovery
-from tests.contract.kit import claim_of, commands_seen
-from tests.waiting import eventually
+from tests.contract.helpers import claim_of, commands_seen
+from tests.support.polling import eventually
 
 NODE = "celery@host"
 KEY = node_key("dlock", NODE)

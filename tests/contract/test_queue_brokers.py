@@ -21,9 +21,9 @@ from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.worker.queue_sweeper import QueueSweeper
-from tests.contract.queue_kit import KEYS, NAME, digest, expire, make_due, park, take
-from tests.proxy import Proxy
-from tests.servers import Server
+from tests.contract.queue_helpers import KEYS, NAME, digest, expire, make_due, park, take
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.core
 

@@ -6,8 +6,8 @@ import redis
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Unknown, Used
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import claim_of as plain_claim
-from tests.contract.queue_kit import (
+from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.queue_helpers import (
     KEYS,
     NAME,
     SECOND,

@@ -11,9 +11,9 @@ from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, Parked, QueueRequest
 from celery_dlock.store.redis.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import Party
-from tests.contract.kit import claim_of as plain_claim
-from tests.contract.queue_kit import (
+from tests.contract.helpers import Party
+from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.queue_helpers import (
     KEYS,
     NAME,
     TRIES,
@@ -27,8 +27,8 @@ from tests.contract.queue_kit import (
     park,
     take,
 )
-from tests.proxy import Proxy
-from tests.servers import Server
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.core
 

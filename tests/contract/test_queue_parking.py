@@ -5,7 +5,7 @@ import redis
 
 from celery_dlock.store.model import Grant, Parked, Queued
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.queue_kit import (
+from tests.contract.queue_helpers import (
     KEYS,
     SECOND,
     TRIES,

@@ -6,7 +6,7 @@ import redis
 from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Acquired, Duplicate, Parked, Used
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.queue_kit import (
+from tests.contract.queue_helpers import (
     KEYS,
     TRIES,
     TURN,

@@ -10,9 +10,9 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Grant
 from celery_dlock.store.redis.scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import claim_of as plain_claim
-from tests.contract.kit import commands_seen
-from tests.contract.queue_kit import (
+from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.helpers import commands_seen
+from tests.contract.queue_helpers import (
     KEYS,
     NAME,
     TRIES,

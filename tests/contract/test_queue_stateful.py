@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, precondition, rule, run_state_machine_as_test
 
 from celery_dlock.store.model import Identity
-from tests.contract.queue_kit import TURN, entry_of
-from tests.contract.queue_laws import Laws
-from tests.contract.queue_machine import PEOPLE, told
+from tests.contract.queue_helpers import TURN, entry_of
+from tests.contract.queue_invariants import Laws
+from tests.contract.queue_state_machine import PEOPLE, told
 from tests.contract.queue_values import PAST, Ask, Granted, Held
-from tests.servers import Server
+from tests.support.servers import Server
 
 name = st.sampled_from([0, 0, 0, 1])
 person = st.sampled_from(PEOPLE)

@@ -9,7 +9,7 @@ from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import FOREIGN_MS, QueueStepResult, ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.store import _NEVER_BURY, RedisStore
-from tests.contract.queue_kit import (
+from tests.contract.queue_helpers import (
     KEYS,
     NAME,
     SECOND,
@@ -31,8 +31,8 @@ from tests.contract.queue_kit import (
     waiting,
     whose,
 )
-from tests.servers import LOCK_USER
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.servers import LOCK_USER
 
 PARKED = KEYS.queue()[1]
 LATER = KEYS.queue()[2]

@@ -9,8 +9,8 @@ import redis
 from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Duplicate, Held, Waiter
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import claim_of as plain_claim
-from tests.contract.queue_kit import (
+from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.queue_helpers import (
     KEYS,
     SECOND,
     TTL,

@@ -42,13 +42,13 @@ from celery_dlock.store.model import (
 from celery_dlock.store.redis.quarantine import Quarantine
 from celery_dlock.store.redis.scripts import AGREE
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.kit import TTL, Party, claim_of, ending_of, keys_of
+from tests.contract.helpers import TTL, Party, claim_of, ending_of, keys_of
 from tests.contract.test_interruptions import Strike, assert_no_doubt, run
-from tests.processes import ROOT
-from tests.proxy import Proxy
-from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
-from tests.topologies import RedlockSet
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import ROOT
+from tests.support.proxy import Proxy
+from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.topologies import RedlockSet
 
 KEYS = keys_of()
 #: Seconds: long for a server that is well on a busy machine, and short for one that hangs.
@@ -952,7 +952,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.store.factory import open_store
-from tests.contract.kit import claim_of, keys_of
+from tests.contract.helpers import claim_of, keys_of
 store = open_store(locations_from_settings({five.lock_urls()!r}, {{}}), timeout=30)
 print(type(store.acquire(keys_of(), "o.1", 30_000, claim_of())).__name__, flush=True)
 """

@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_dlock import Lock
-from tests.proxy import CHUNK, Proxy, _Link
-from tests.servers import Server
+from tests.support.proxy import CHUNK, Proxy, _Link
+from tests.support.servers import Server
 
 TTL = 8
 LATE = 0.6

@@ -15,8 +15,8 @@ from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.redis.connection import RespConnection
 from celery_dlock.store.redis.endpoint import ServerEndpoint
 from celery_dlock.store.redis.pool import ConnectionPool
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.servers import Server
 
 IDLE = 8
 

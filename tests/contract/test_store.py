@@ -7,8 +7,8 @@ from celery_dlock.keys.key_spec import LockKeys, LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Held, Released, Renewal
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
+from tests.support.polling import eventually
 
 KEYS = keys_of()
 LOCK, LAST = KEYS.lock, KEYS.last

@@ -7,8 +7,8 @@ from celery_dlock.keys.key_spec import LockKeys, shared_name
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, Released, Renewal, Tombstoned, Used
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import TTL, claim_of, ending_of, keys_of, take
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, claim_of, ending_of, keys_of, take
+from tests.support.polling import eventually
 
 KEYS = keys_of()
 DONE = KEYS.done(Identity("id1").digest)

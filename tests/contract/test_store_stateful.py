@@ -39,7 +39,7 @@ from celery_dlock.store.model import (
     Unknown,
     Used,
 )
-from tests.servers import Server
+from tests.support.servers import Server
 
 TTL = 60_000
 IDENTITIES = st.sampled_from([None, Identity("a"), Identity("b"), Identity("a", 1)])

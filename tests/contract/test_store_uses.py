@@ -13,10 +13,10 @@ from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, Requester, Unknown, Used
 from celery_dlock.store.redis.scripts import ACQUIRE, FORGET, RELEASE, RESOLVE, Script
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import TTL, Party, claim_of, ending_of, of_one_acquisition, take
-from tests.proxy import Proxy
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, Party, claim_of, ending_of, of_one_acquisition, take
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)

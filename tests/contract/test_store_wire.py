@@ -13,8 +13,8 @@ from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, Renewal
 from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.kit import TTL, claim_of, commands_seen, ending_of, keys_of, take
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, claim_of, commands_seen, ending_of, keys_of, take
+from tests.support.polling import eventually
 
 KEYS = keys_of()
 LOCK = KEYS.lock

@@ -7,7 +7,7 @@ import sys
 import redis
 
 from benchmarks import calls
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 def test_every_timed_call_and_every_weighed_hold_works(clean_server: Server, client: redis.Redis) -> None:

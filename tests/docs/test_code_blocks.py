@@ -10,7 +10,7 @@ from celery import _state
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 

@@ -10,9 +10,9 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Identity
-from tests.apps.queueing_stage import staged
 from tests.conftest import WORKERS
-from tests.processes import ROOT
+from tests.support.environments.queueing import staged
+from tests.support.processes import ROOT
 
 
 def recipe(app: object) -> dict[str, Any]:

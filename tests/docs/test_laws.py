@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 NAMED = re.compile(r"`([TFW])/([\w/]+\.py)::([\w:]+)`")
 FOLDERS = {"T": "", "F": "faults/", "W": "worker/"}

@@ -15,9 +15,9 @@ from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, 
 from celery_dlock.store.redis import scripts
 from celery_dlock.store.redis.scripts import Script
 from celery_dlock.store.redis.store import RedisStore
-from tests.processes import HOST, ROOT
-from tests.servers import CLUSTER_COMMANDS, LOCK_COMMANDS, LOCK_RIGHTS, LOCK_USER, Server, cluster_rights
-from tests.topologies import ClusterSet
+from tests.support.processes import HOST, ROOT
+from tests.support.servers import CLUSTER_COMMANDS, LOCK_COMMANDS, LOCK_RIGHTS, LOCK_USER, Server, cluster_rights
+from tests.support.topologies import ClusterSet
 
 #: Rights without which a Cluster's nodes are told apart less well.
 NOT_NEEDED = ("cluster|myid", "cluster|nodes")

@@ -1,15 +1,15 @@
 """The broker's connection is cut, or it is killed and comes back, while bodies run and messages were read ahead.
 
-More of it is in tests/worker: test_redelivery.py (visibility timeout, lost connections), test_keeping.py (an outage
+More of it is in tests/worker: test_redelivery.py (visibility timeout, lost connections), test_renewal.py (an outage
 longer than the ttl), test_rabbitmq.py, test_queue_restarts.py and test_queue_rabbitmq.py (the queue policy).
 """
 
 import pytest
 
-from tests.apps.brokers_stage import staged
 from tests.conftest import WORKERS
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.environments.brokers import staged
+from tests.support.polling import eventually
+from tests.support.servers import Server
 
 CONF = {
     # A worker that died leaves what it had read to the visibility timeout.

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.faults.chaos.checker import judge
-from tests.faults.chaos.report import report
-from tests.faults.chaos.run import Settings, run
+from chaos.checker import judge
+from chaos.report import report
+from chaos.run import Settings, run
 
 SEED = 4
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from tests.faults.chaos.checker import check, too_late
-from tests.faults.chaos.schedule import KINDS, schedule
-from tests.faults.chaos.story import Story
+from chaos.checker import check, too_late
+from chaos.schedule import KINDS, schedule
+from chaos.timeline import Story
 
 TTL = 2.0
 

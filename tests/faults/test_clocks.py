@@ -14,13 +14,13 @@ from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, Held, Renewal
 from celery_dlock.store.redis.store import RedisStore
 from tests.conftest import LoadApp, OwnServer, StartWorker
-from tests.contract.kit import claim_of, ending_of, keys_of, take
-from tests.processes import ROOT
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.contract.helpers import claim_of, ending_of, keys_of, take
+from tests.support.polling import eventually
+from tests.support.processes import ROOT
+from tests.support.servers import Server
 
 HOUR = 3600
-QUEUEING = "tests.apps.queueing"
+QUEUEING = "tests.support.apps.queueing"
 WRONG_CLOCK = "import time\nright = time.time\ntime.time = lambda: right() + {ahead}\n"
 LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 

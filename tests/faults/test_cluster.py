@@ -27,12 +27,12 @@ from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Held, Identity, Requester
 from celery_dlock.store.redis.cluster import members as cluster_members
 from celery_dlock.store.redis.store import RedisStore
-from tests.cluster_nodes import ask, myself, slots_of
-from tests.contract import queue_kit
-from tests.contract.kit import Party, claim_of, take
-from tests.servers import Server
-from tests.topologies import ClusterSet
-from tests.waiting import eventually
+from tests.contract import queue_helpers
+from tests.contract.helpers import Party, claim_of, take
+from tests.support.cluster_nodes import ask, myself, slots_of
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.topologies import ClusterSet
 
 
 class Keeping(Party):
@@ -349,14 +349,16 @@ def _queue(url: str, keys: LockKeys, stop: threading.Event) -> int:
     count = 0
     while not stop.is_set():
         first, second = f"a{count}", f"b{count}"
-        queue_kit.take(store, f"{first}.1", first, keys)
-        queue_kit.park(store, f"{second}.1", second, keys)
-        granted = store.release(keys, f"{first}.1", queue_kit.ending(first)).granted
+        queue_helpers.take(store, f"{first}.1", first, keys)
+        queue_helpers.park(store, f"{second}.1", second, keys)
+        granted = store.release(keys, f"{first}.1", queue_helpers.ending(first)).granted
         assert isinstance(granted, Grant)
-        assert granted.identity == queue_kit.digest(second)
-        assert store.published(keys, granted.identity, queue_kit.TURN)
-        assert isinstance(queue_kit.ask(store, f"{second}.2", second, keys, parks=True, turn=granted.turn), Acquired)
-        assert store.release(keys, f"{second}.2", queue_kit.ending(second)).ours
+        assert granted.identity == queue_helpers.digest(second)
+        assert store.published(keys, granted.identity, queue_helpers.TURN)
+        assert isinstance(
+            queue_helpers.ask(store, f"{second}.2", second, keys, parks=True, turn=granted.turn), Acquired
+        )
+        assert store.release(keys, f"{second}.2", queue_helpers.ending(second)).ours
         count += 1
     store.close()
     return count

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps.losing_stage import losing_stage
 from tests.conftest import WORKERS
-from tests.servers import Server
-from tests.waiting import eventually
-from tests.workers import Urls, loaded_app, running_worker
+from tests.support.environments.losing import losing_stage
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
@@ -34,17 +34,17 @@ def test_an_early_acknowledged_message_of_which_nobody_heard_runs_again_when_a_g
     """Celery takes the killed body for a success; it has no end, and nobody will ever know one if it is marked."""
     with Server(tmp_path / "server") as server:
         urls = Urls(server.url(0), server.url(1), server.url(2))
-        with loaded_app("tests.apps.unheard", urls) as tasks:
+        with loaded_app("tests.support.apps.lost_acks", urls) as tasks:
             tasks.notes.set("deaf", 1)
             tasks.notes.set("stay", 1)
-            with running_worker("tests.apps.unheard", folder=tmp_path, urls=urls, pool=pool) as first:
+            with running_worker("tests.support.apps.lost_acks", folder=tmp_path, urls=urls, pool=pool) as first:
                 result = tasks.early.delay("killed", "stay")
                 first.wait_for_log("Couldn't ack")
                 eventually(lambda: tasks.notes.lrange("ran", 0, -1) == ["killed"], 10)
                 first.signal(signal.SIGQUIT)
                 eventually(lambda: not first.running, 40)
             tasks.notes.delete("deaf", "stay")
-            with running_worker("tests.apps.unheard", folder=tmp_path, urls=urls, pool=pool) as second:
+            with running_worker("tests.support.apps.lost_acks", folder=tmp_path, urls=urls, pool=pool) as second:
                 request.node.stash[WORKERS] = [first, second]
                 with tasks.app.connection_for_read() as connection:
                     for tag in server.client(0).hkeys("unacked"):

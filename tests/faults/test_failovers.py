@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.faults.failovers.__main__ import WAYS, plan
-from tests.faults.failovers.judge import TTL, judge
-from tests.faults.failovers.run import Failover, Plan, Record, run
-from tests.faults.failovers.stands import STANDS
-from tests.faults.failovers.table import HEAD, figures, table
+from chaos.failovers.__main__ import WAYS, plan
+from chaos.failovers.checker import TTL, judge
+from chaos.failovers.run import Failover, Plan, Record, run
+from chaos.failovers.table import HEAD, figures, table
+from chaos.failovers.topologies import STANDS
 
 SHORT = {"failovers": 1, "workers": 1, "settle": 1.0, "names": 6, "rate": 6.0, "longest": 3.5}
 

@@ -9,11 +9,11 @@ import pytest
 import redis
 
 from celery_dlock import LockLost
-from tests.apps import fencing_patterns
-from tests.apps.fencing_patterns import claim
-from tests.apps.fencing_resources import SAME, SQL, WRITES, create, open_account, opened, served_fenced, stored
-from tests.apps.fencing_stage import CAUSES, running_scene
-from tests.processes import ROOT
+from tests.support.apps import fencing_patterns
+from tests.support.apps.fencing_patterns import claim
+from tests.support.apps.fencing_resources import SAME, SQL, WRITES, create, open_account, opened, served_fenced, stored
+from tests.support.environments.fencing import CAUSES, running_scene
+from tests.support.processes import ROOT
 
 #: The last of two writes by the holder after the late one; one of the patterns posts for each.
 ITS_VALUE = {"several rows": (2, 2)}

@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from celery_dlock import LockLost
-from tests.apps.fencing_patterns import SET_BALANCE, claim, write_fenced
-from tests.apps.fencing_resources import SAME, SQL, create, open_account, opened, stored
-from tests.apps.fencing_stage import running_scene
-from tests.postgresql import running_postgresql
-from tests.waiting import eventually
+from tests.support.apps.fencing_patterns import SET_BALANCE, claim, write_fenced
+from tests.support.apps.fencing_resources import SAME, SQL, create, open_account, opened, stored
+from tests.support.environments.fencing import running_scene
+from tests.support.polling import eventually
+from tests.support.postgresql import running_postgresql
 
 pytestmark = pytest.mark.servers
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import eventually
-from tests.worker.stage import Row, Stage, running_stage
+from tests.support.environments.worker import Row, Stage, running_stage
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ WATCHED = LIMIT + 10.0 + TTL + 1.0
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with running_stage(tmp_path, "tests.apps.endings") as running:
+    with running_stage(tmp_path, "tests.support.apps.endings") as running:
         yield running
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.apps.losing_stage import Stage, ended, losing_stage
 from tests.conftest import WORKERS
-from tests.waiting import eventually
+from tests.support.environments.losing import Stage, ended, losing_stage
+from tests.support.polling import eventually
 
 TTL, KEPT = 2.0, 1.5
 #: Seconds more on a loaded machine. Never less: by the store's own clock.

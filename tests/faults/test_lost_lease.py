@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from celery_dlock import LockLost
-from tests.apps.losing_stage import Stage, ended, losing_stage
 from tests.conftest import WORKERS
-from tests.waiting import eventually
-from tests.workers import Worker
+from tests.support.environments.losing import Stage, ended, losing_stage
+from tests.support.polling import eventually
+from tests.support.workers import Worker
 
 TTL = 2.0
 #: Renewals are sent each third of the ttl, and the keeper looks each 0.2 s; the rest is a loaded machine's.

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from celery_dlock.store.redis.scripts import RELEASE
-from tests.apps.network_stage import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes, environment
 from tests.conftest import WORKERS
-from tests.namespaces import Host, hosts, inside
-from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
-from tests.waiting import eventually
-from tests.workers import Urls, Worker, loaded_app, running_worker
+from tests.support.environments.network import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes, environment
+from tests.support.namespaces import Host, hosts, inside
+from tests.support.polling import eventually
+from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
 #: A packet that was dropped is sent again later and later: after twice the time for which it was dropped, at worst.
 AFTERWARDS = 60.0

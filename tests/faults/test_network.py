@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from celery_dlock.store.redis.scripts import RELEASE
-from tests.apps.network_stage import (
+from tests.conftest import WORKERS
+from tests.support.environments.network import (
     BESIDE,
     COMEBACK,
     LONG_TTL,
@@ -21,9 +22,8 @@ from tests.apps.network_stage import (
     Stage,
     network_stage,
 )
-from tests.conftest import WORKERS
-from tests.proxy import Proxy
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
 
 #: Of a machine that runs other tests too.
 SLACK = 1.0

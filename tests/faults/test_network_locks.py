@@ -8,10 +8,10 @@ import pytest
 from celery import Celery
 
 from celery_dlock import Lock, LockLost, signals
-from tests.apps.network_stage import TIMEOUT, TO_STORE, TTL
-from tests.proxy import Proxy
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.environments.network import TIMEOUT, TO_STORE, TTL
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 
 
 def plain_lock(url: str) -> Lock:

@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 from celery_dlock.keys.key_spec import node_key
-from tests.processes import kill_session
-from tests.waiting import eventually
-from tests.worker.stage import Stage, running_stage
-from tests.workers import Worker
+from tests.support.environments.worker import Stage, running_stage
+from tests.support.polling import eventually
+from tests.support.processes import kill_session
+from tests.support.workers import Worker
 
-APP = "tests.apps.faults_processes"
+APP = "tests.support.apps.faults_processes"
 NODE = "same@host"
 SOON = 1.5
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.processes import session_of
-from tests.waiting import eventually
-from tests.worker.stage import FREED, Stage, running_stage
-from tests.workers import Worker
+from tests.support.environments.worker import FREED, Stage, running_stage
+from tests.support.polling import eventually
+from tests.support.processes import session_of
+from tests.support.workers import Worker
 
-APP = "tests.apps.faults_processes"
+APP = "tests.support.apps.faults_processes"
 BRIEF = 2.0
 
 

@@ -13,9 +13,9 @@ from celery_dlock.locking.lease import drift_margin
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Requester
 from celery_dlock.store.redis.quarantine import Quarantine
-from tests.replicas import ReplicaSet
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.replicas import ReplicaSet
+from tests.support.servers import Server
 
 #: Seconds. Nobody renews: a holder that was cut off believes in its lease for as long as this ...
 TTL = 1.0

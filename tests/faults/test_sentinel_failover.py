@@ -17,11 +17,11 @@ from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.factory import from_url, open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.redis.sentinel import SentinelDoor
-from tests.processes import free_port
-from tests.sentinels import SentinelProcess
-from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
-from tests.topologies import MASTER_NAME, How, SentinelSet
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import free_port
+from tests.support.sentinels import SentinelProcess
+from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.topologies import MASTER_NAME, How, SentinelSet
 
 #: Longer than a failover takes whose first election had no winner.
 TTL = 20.0

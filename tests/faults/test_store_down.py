@@ -16,12 +16,12 @@ from celery.result import AsyncResult
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE
-from tests.proxy import Proxy
-from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
-from tests.waiting import eventually
-from tests.workers import Urls, Worker, loaded_app, running_worker
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
-APP = "tests.apps.faults_store"
+APP = "tests.support.apps.faults_store"
 CONCURRENCY = 2
 
 

@@ -11,8 +11,8 @@ from celery import Celery
 from celery_dlock import Lock, LockLost, signals
 from celery_dlock.locking.events import Event
 from tests.conftest import OwnServer
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.servers import Server
 
 TTL = 1.5
 #: For who holds a lock while its store restarts.

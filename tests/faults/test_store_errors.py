@@ -13,10 +13,10 @@ from celery_dlock import Lock
 from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
 from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Renewal
-from tests.contract.kit import TTL, claim_of, keys_of
-from tests.processes import HOST
-from tests.servers import LOCK_PASSWORD, LOCK_USER, Server
-from tests.waiting import eventually
+from tests.contract.helpers import TTL, claim_of, keys_of
+from tests.support.polling import eventually
+from tests.support.processes import HOST
+from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 
 MB = 1024 * 1024
 

@@ -9,12 +9,12 @@ from celery import states
 
 from celery_dlock import Lock
 from celery_dlock.errors import ReplyTimeout, StoreUnavailable
-from tests.proxy import Proxy
-from tests.servers import Server
-from tests.waiting import eventually
-from tests.workers import Urls, loaded_app
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app
 
-APP = "tests.apps.faults_store"
+APP = "tests.support.apps.faults_store"
 
 
 @pytest.fixture

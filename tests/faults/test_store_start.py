@@ -22,9 +22,9 @@ from celery_dlock.worker import store_check as inspection
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from celery_dlock.worker.store_check import StoreCheck
 from tests.conftest import OwnServer
-from tests.processes import HOST, free_port
-from tests.servers import Server
-from tests.topologies import MASTER_NAME, RedlockSet, SentinelSet, TlsServer
+from tests.support.processes import HOST, free_port
+from tests.support.servers import Server
+from tests.support.topologies import MASTER_NAME, RedlockSet, SentinelSet, TlsServer
 from tests.unit.fakes import FakeClock
 
 Start = Callable[..., str]

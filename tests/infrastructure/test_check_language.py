@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 TOOL: dict[str, Any] = runpy.run_path(str(ROOT / "tools/check_language.py"))
 LONG = " ".join(["word"] * 26) + "."

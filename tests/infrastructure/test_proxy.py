@@ -11,10 +11,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.conftest import OwnServer
-from tests.processes import HOST
-from tests.proxy import Mode, Proxy
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import HOST
+from tests.support.proxy import Mode, Proxy
+from tests.support.servers import Server
 
 StartProxy = Callable[[Server], Proxy]
 

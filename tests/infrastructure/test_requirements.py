@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 

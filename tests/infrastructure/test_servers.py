@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from tests.conftest import OwnServer
-from tests.processes import ROOT, session_of
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import ROOT, session_of
+from tests.support.servers import Server
 
 
 @pytest.mark.core
@@ -80,8 +80,8 @@ def test_a_server_that_cannot_start_is_an_error_with_its_log(own_server: OwnServ
 
 def test_no_server_outlives_a_test_run_that_is_killed(tmp_path: Path) -> None:
     program = """
-        import os, pathlib, sys, tests.servers
-        server = tests.servers.Server(pathlib.Path(sys.argv[1])).start()
+        import os, pathlib, sys, tests.support.servers
+        server = tests.support.servers.Server(pathlib.Path(sys.argv[1])).start()
         print(server.pid, flush=True)
         os.kill(os.getpid(), 9)
     """

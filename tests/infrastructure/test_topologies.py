@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.processes import session_of
-from tests.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import session_of
+from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
 
 KEYS = [f"{{tag}}:{n}" for n in range(5)]
 

@@ -5,7 +5,7 @@ import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 
 def built_wheel(folder: Path) -> Path:

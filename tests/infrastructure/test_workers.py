@@ -3,8 +3,8 @@ import signal
 import pytest
 
 from tests.conftest import LoadApp, StartWorker
-from tests.processes import session_of
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import session_of
 
 APP = "tests.infrastructure.echo_app"
 

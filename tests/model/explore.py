@@ -30,9 +30,9 @@ from array import array
 from itertools import permutations
 from typing import NamedTuple
 
-from tests.model.alike import canonical, renamed, trimmed
+from tests.model.broker_and_workers import first, steps
 from tests.model.state import EVENTS, LETTER, NOW, READY, RULES, SPARE, TOO_MANY, Setup, State, spent
-from tests.model.world import first, steps
+from tests.model.symmetry import canonical, renamed, trimmed
 
 
 class Verdict(NamedTuple):

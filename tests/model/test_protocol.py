@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.model.alike import canonical
+from tests.model.broker_and_workers import first
 from tests.model.explore import Search, Verdict, overtaken, setup_of, wrong, wrong_end
 from tests.model.protocol import waiting
 from tests.model.state import EVENTS, FREE, LETTER, READY, RULES, TOO_MANY, Entry, Lock, State
-from tests.model.world import first
+from tests.model.symmetry import canonical
 
 
 def slow(*rows: str) -> list[Any]:

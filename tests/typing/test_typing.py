@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 CALLS = ROOT / "tests" / "typing" / "tasks.py"
 

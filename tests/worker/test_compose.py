@@ -19,9 +19,9 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from example_project.demo.sinks import Mailbox, smtp_server
-from tests.processes import HOST, ROOT, free_port, kill_session, spawn, tail
-from tests.servers import Server
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import HOST, ROOT, free_port, kill_session, spawn, tail
+from tests.support.servers import Server
 
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}

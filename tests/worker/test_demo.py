@@ -14,8 +14,8 @@ from example_project.demo import promises
 from example_project.demo.history import Fact
 from example_project.demo.ledgers import LedgerRow, ledger_rows
 from example_project.demo.verdict import Evidence, Line, Overlap, overlaps, rows
-from tests.processes import ROOT, kill_session, spawn, tail
-from tests.waiting import eventually
+from tests.support.polling import eventually
+from tests.support.processes import ROOT, kill_session, spawn, tail
 
 # One after the other: each is a whole shop, and its promises are in seconds.
 

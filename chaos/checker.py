@@ -1,0 +1,142 @@
+"""Was the promise kept? Each overlap, each lost and each doubled message needs a fault that explains it."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+from chaos.ends import Trail
+from chaos.explanations import why_doubled, why_lost, why_overlapping
+from chaos.run import Record
+from chaos.schedule import TTL
+from chaos.timeline import Run, Story
+
+#: Seconds within which a key has to be free after this kind of death; of the others, a lease (and a look at it).
+CHILD_BOUND = 1.0
+KINDS_OF_CHILD = ("kill child", "exit in body")
+
+
+@dataclass
+class Findings:
+    """What a run showed. `broken` is empty if the promise was kept."""
+
+    executions: int = 0
+    hows: Counter[str] = field(default_factory=Counter)
+    overlaps: Counter[str] = field(default_factory=Counter)
+    #: Writes of late holders that the resource refused, and those of an older token that it let through.
+    refused: int = 0
+    fenced_overlaps: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    doubled: Counter[str] = field(default_factory=Counter)
+    still: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+
+def judge(record: Record) -> Findings:
+    """What the record of a run shows."""
+    story = Story.of(record.events)
+    found = check(story, record.landed, record.ends, record.waiting, record.trails, TTL)
+    found.broken += too_late(record.freed, TTL)
+    found.broken += [f"a lock was never given back: {lock}" for lock in record.locks_left]
+    return found
+
+
+def check(
+    story: Story,
+    landed: list[tuple[str, int, str]],
+    ends: dict[str, str],
+    waiting: dict[str, str],
+    trails: dict[str, Trail],
+    ttl: float,
+) -> Findings:
+    """Compare a history with what was promised.
+
+    Args:
+        story: What happened.
+        landed: Writes in the order in which the resource took them: name, token, task.
+        ends: The stored end of each message that has one.
+        waiting: Where a message without an end is.
+        trails: What the workers' logs say of each message.
+        ttl: Of a lease, in seconds.
+    """
+    found = Findings(executions=len(story.runs), hows=Counter(run.how for run in story.runs))
+    found.refused = sum(run.refused for run in story.runs)
+    _overlaps(story, ttl, found)
+    _tokens(story, landed, found)
+    _lost(story, ends, waiting, trails, found)
+    _doubled(story, found)
+    return found
+
+
+def _overlaps(story: Story, ttl: float, found: Findings) -> None:
+    inside: dict[str, list[Run]] = {}
+    for run in story.runs:
+        here = inside.setdefault(run.name, [])
+        here[:] = [other for other in here if other.end > run.start]
+        for other in here:
+            elder, younger = sorted((other, run), key=lambda one: one.token)
+            why, kept = why_overlapping(elder, younger, story.windows, ttl)
+            found.overlaps[why] += 1
+            if not kept:
+                found.broken.append(f"overlap, {why}: {elder} and {younger}")
+            if why != "data lost" and any(asked > younger.start for asked in elder.ensured):
+                found.broken.append(f"ensure() passed although another was inside: {elder} and {younger}")
+        here.append(run)
+
+
+def _tokens(story: Story, landed: list[tuple[str, int, str]], found: Findings) -> None:
+    newest: dict[str, int] = {}
+    for name, token, task in landed:
+        if token < newest.get(name, 0):
+            found.fenced_overlaps += 1
+            found.broken.append(f"a write with token {token} of {task} landed on {name} after {newest[name]}")
+        newest[name] = max(token, newest.get(name, 0))
+    for (name, token), times in Counter((run.name, run.token) for run in story.runs).items():
+        if times > 1:
+            found.broken.append(f"token {token} of {name} was given {times} times")
+
+
+def _lost(
+    story: Story, ends: dict[str, str], waiting: dict[str, str], trails: dict[str, Trail], found: Findings
+) -> None:
+    done = {run.id for run in story.runs if run.how == "return"}
+    for task_id, sent in story.sent.items():
+        if end := ends.get(task_id):
+            if end.startswith("FAILURE") and not _fair(end, story, task_id):
+                found.broken.append(f"{sent.task} {task_id} ended {end}")
+        elif task_id in done:
+            continue  # its end was not stored any more; that is no loss of work
+        elif place := waiting.get(task_id):
+            found.still[place] += 1
+        else:
+            trail = trails.get(task_id, [])
+            why = why_lost(sent, trail, [run for run in story.runs if run.id == task_id], story.windows)
+            found.lost[why or "unexplained"] += 1
+            if not why:
+                found.broken.append(f"lost: {sent.task} {task_id}, {trail}")
+
+
+def _fair(end: str, story: Story, task_id: str) -> bool:
+    """A message that was acknowledged at its start fails where its process dies."""
+    return end == "FAILURE WorkerLostError" and story.sent[task_id].task.endswith("_early")
+
+
+def _doubled(story: Story, found: Findings) -> None:
+    whole: dict[str, list[Run]] = {}
+    for run in story.runs:
+        if run.how == "return":
+            whole.setdefault(run.id, []).append(run)
+    for runs in whole.values():
+        for first, second in itertools.pairwise(runs):
+            why = why_doubled(first, second, story.windows)
+            found.doubled[why or "unexplained"] += 1
+            if not why:
+                found.broken.append(f"done twice: {first} and {second}")
+
+
+def too_late(freed: dict[str, list[float]], ttl: float) -> list[str]:
+    """Keys that were free too late after a death."""
+    late = []
+    for kind, seconds in freed.items():
+        bound = CHILD_BOUND if kind in KINDS_OF_CHILD else ttl + 0.1
+        late += [f"a key was free {took:.2f} s after {kind!r} (at most {bound})" for took in seconds if took > bound]
+    return late

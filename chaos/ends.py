@@ -1,0 +1,82 @@
+"""What became of a message, as results, queues and logs tell."""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from tests.support.servers import Server
+
+READY = ("SUCCESS", "FAILURE", "REVOKED")
+KEY = "celery-task-meta-"
+LINE = re.compile(r"\[(\d+-\d+-\d+ [\d:]+,\d+): \w+/[\w-]+\] Task chaos\.\w+\[([0-9a-f-]{36})\] (.*)")
+#: What a line of a worker's log says of a message, by its first words; other lines do not matter.
+WORDS = {
+    "received": "received",
+    "comes back": "again",
+    "is parked": "parked",
+    "is a duplicate": "duplicate",
+    "skipped": "skipped",
+    "succeeded": "succeeded",
+}
+
+#: What, when (monotonic, s), and which worker says so.
+Trail = list[tuple[str, float, str]]
+
+
+class Ends:
+    """The stored ends of messages, looked up until each has one."""
+
+    def __init__(self, results: Server) -> None:
+        self._client = results.client()
+        self.of: dict[str, str] = {}
+
+    def look(self, sent: Sequence[str]) -> int:
+        """How many of `sent` have no end yet."""
+        open_ = [task_id for task_id in sent if task_id not in self.of]
+        for start in range(0, len(open_), 500):
+            ids = open_[start : start + 500]
+            for task_id, text in zip(ids, self._client.mget([KEY + task_id for task_id in ids]), strict=True):
+                result = json.loads(text) if text else {}
+                if result.get("status") in READY:
+                    self.of[task_id] = result["status"]
+                    if result["status"] == "FAILURE":
+                        self.of[task_id] += f" {result['result']['exc_type']}"
+        return len(sent) - sum(task_id in self.of for task_id in sent)
+
+
+def waiting(ids: Iterable[str], broker: Server, store: Server) -> dict[str, str]:
+    """Where each of these messages still is."""
+    places: list[tuple[str, str]] = []
+    with broker.client() as client:
+        places += [("queue", text) for text in client.lrange("celery", 0, -1)]
+        places += [("unacknowledged", text) for text in client.hvals("unacked")]
+    with store.client() as client:
+        for kind in ("parked", "dead"):
+            for key in client.scan_iter(f"dlock:*:{kind}:*"):
+                places += [(kind, text) for text in client.hvals(key)]
+    return {task_id: place for task_id in ids for place, text in places if task_id in text}
+
+
+def held(store: Server) -> set[str]:
+    """Locks that somebody holds, each with its token."""
+    with store.client() as client:
+        found = {key: client.hget(key, "token") for key in client.scan_iter("dlock:*:lock:*")}
+    # A grant has no holder, and no token.
+    return {f"{key} with token {token}" for key, token in found.items() if token not in (None, "0")}
+
+
+def trails(logs: Iterable[Path]) -> dict[str, Trail]:
+    """What the workers' logs say of each message, in order of time."""
+    wall = time.time() - time.monotonic()
+    found: dict[str, Trail] = {}
+    for log in logs:
+        for line in log.read_text(errors="replace").splitlines():
+            matched = LINE.match(line)
+            what = matched and next((short for words, short in WORDS.items() if matched[3].startswith(words)), "")
+            if matched and what:
+                at = datetime.strptime(matched[1], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp() - wall
+                found.setdefault(matched[2], []).append((what, at, log.stem))
+    return {task_id: sorted(trail, key=lambda step: step[1]) for task_id, trail in found.items()}

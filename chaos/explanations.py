@@ -1,0 +1,128 @@
+"""Which fault explains an overlap, a lost or a doubled message; nothing where none does."""
+
+from collections.abc import Sequence
+
+from chaos.ends import Trail
+from chaos.timeline import Run, Sent, Window
+
+#: The task with `on_lost="abort"`.
+ABORTS = "chaos.aborts"
+PAUSES = ("pause worker, short", "pause worker, long", "gap")
+CHILD_PAUSES = ("pause child, short", "pause child, long")
+#: Not those after which the store answers the next command.
+AWAY = (
+    "pause store, short", "pause store, long", "restart store", "kill store", "cut", "black hole", "cut replies",
+)  # fmt: skip
+#: Seconds between what the store or the broker did and what a body could write down of it.
+STEP = 0.3
+#: Seconds that a message may wait in the broker for a worker that then takes it along.
+POPPED = 10.0
+#: Seconds after which the broker gives a message of a dead worker out again, by `tests.support.apps.chaos`,
+#: and until it has.
+VISIBILITY = 6.0
+RESTORED = 4.0
+#: Seconds after the end of a body within which its message is acknowledged.
+ACKNOWLEDGED = 1.5
+GIVEN_BACK = "given back by a worker that was told to end, and taken by its last request"
+#: Seconds from the moment at which the broker takes a message for lost until the holder's keeper has left word.
+WORD = 0.6
+
+
+def why_overlapping(elder: Run, younger: Run, windows: Sequence[Window], ttl: float) -> tuple[str, bool]:
+    """Why two were inside, the one with the older token and the one with the newer; and is that as promised?"""
+    until = max(elder.start, younger.start)
+    if any(w.kind == "FLUSHALL" and w.touches(elder.start - STEP, until) for w in windows):
+        return "data lost", True
+    if _paused(elder, until, windows) >= ttl / 2:
+        return "holder paused", True
+    if any(w.kind in AWAY and w.touches(elder.start - ttl / 2, until) for w in windows):
+        return _store_away(elder, younger, windows)
+    return "no fault", False
+
+
+def _store_away(elder: Run, younger: Run, windows: Sequence[Window]) -> tuple[str, bool]:
+    stopped = [w for w in windows if w.kind in CHILD_PAUSES and elder.pid in w.pids]
+    if any(w.touches(younger.start - STEP, younger.start) for w in stopped):
+        return "store away, holder paused", True
+    if elder.told > younger.start:
+        return "store away, holder NOT told", False
+    # Who is to be aborted must be out; the exception strikes at its next step.
+    if elder.task == ABORTS and elder.end > younger.start + STEP:
+        return "store away, holder NOT aborted", False
+    return "store away, holder told", True
+
+
+def _paused(run: Run, until: float, windows: Sequence[Window]) -> float:
+    """Seconds for which nobody could renew, or for which it was stopped between its lock and its first step."""
+    total = 0.0
+    for window in windows:
+        before = window.start < run.start and window.end >= run.start - STEP
+        if window.kind in PAUSES and window.main == run.main:
+            total += window.shared(window.start if before else run.start, until)
+        elif window.kind in CHILD_PAUSES and run.pid in window.pids and before:
+            total += window.end - window.start
+    return total
+
+
+def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Window]) -> str:
+    """Why a message has neither an end nor a place; "" if it must not be so."""
+    if runs and runs[-1].how == "GreenletExit":
+        # Celery's gevent pool gives back a killed greenlet as a success, so that its message is acknowledged.
+        return "killed in a gevent pool by a cold shutdown"
+    last, at, log = trail[-1] if trail else ("", sent.at, "")
+    after = [window for window in windows if window.end >= at - STEP]
+    if last == "parked":
+        return "store emptied while it was parked" if any(w.kind == "FLUSHALL" for w in after) else ""
+    if last in ("", "again"):
+        return _why_popped(at, POPPED, after)
+    if sent.task.endswith("_early") and any(_ended(w) and w.log == log for w in after):
+        return "acknowledged early, and its process died"
+    if last == "received" and any(_ended(w) and w.log == log for w in after):
+        # Then the broker gave it out again. A cut connection is no excuse here: that was not seen to lose one.
+        back = at + VISIBILITY
+        again = [window for window in after if back - STEP <= window.start and window.target == "worker"]
+        return _why_popped(back, RESTORED, again)
+    return GIVEN_BACK if last == "received" and _given_back(at, log, runs, after) else ""
+
+
+def _given_back(at: float, log: str, runs: Sequence[Run], after: Sequence[Window]) -> bool:
+    """Did it wait for its ETA in a worker that was told to end?
+
+    That gives it back while its own BRPOP still stands. Seen in the broker's append-only file: the next command took it
+    out again, and nobody noted it.
+    """
+    return any(w.kind == "SIGTERM" and w.log == log for w in after) and not any(run.start >= at for run in runs)
+
+
+def _why_popped(at: float, within: float, after: Sequence[Window]) -> str:
+    """Why nobody has a message that lay in the broker; kombu takes it from its list before it notes that it has it."""
+    soon = [window for window in after if window.start <= at + within]
+    if any(window.deadly and window.main in window.pids for window in soon):
+        return "taken from the broker by a killed worker"
+    return "taken from the broker by a connection that was cut" if any(w.target == "broker" for w in soon) else ""
+
+
+def why_doubled(first: Run, second: Run, windows: Sequence[Window]) -> str:
+    """Why a message was done twice; "" if it must not be so."""
+    reasons = {
+        "data lost": lambda w: w.kind == "FLUSHALL" and w.touches(first.start - STEP, second.start),
+        "its process died before the acknowledgement": lambda w: (
+            _ended(w) and _own(w, first) and w.touches(first.end - STEP, first.end + ACKNOWLEDGED)
+        ),
+        "its process was paused": lambda w: (
+            w.kind in PAUSES and _own(w, first) and w.touches(first.lost_from - STEP, first.end + ACKNOWLEDGED)
+        ),
+        "the broker was away at the acknowledgement": lambda w: (
+            w.target == "broker" and w.touches(first.end - WORD, first.end + ACKNOWLEDGED)
+        ),
+        "the store was away": lambda w: w.kind in AWAY and w.touches(first.lost_from - STEP, first.end + ACKNOWLEDGED),
+    }
+    return next((reason for reason, holds in reasons.items() if any(map(holds, windows))), "")
+
+
+def _own(window: Window, run: Run) -> bool:
+    return window.main == run.main or run.pid in window.pids
+
+
+def _ended(window: Window) -> bool:
+    return window.deadly or window.kind == "SIGQUIT"

@@ -1,0 +1,241 @@
+"""The stores that fail over, each with its way to lose a server and to have it back."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from redis.crc import key_slot
+
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
+from tests.support.servers import Server
+from tests.support.topologies import MASTER_NAME, ClusterSet, How, RedlockSet, SentinelSet
+
+#: Seconds for which a server that is not replaced stays away.
+AWAY = 3.0
+
+
+class Stand(AbstractContextManager["Stand"], ABC):
+    """Servers that keep locks. `strike`, then `replaced`, then `heal`; before that perhaps `cut_off`."""
+
+    #: Whether tasks may wait in it, and whether one server copies what another takes.
+    queues = True
+    copies = False
+    #: In turn.
+    hows: tuple[How, ...] = ("kill", "stop")
+
+    @property
+    @abstractmethod
+    def conf(self) -> dict[str, Any]:
+        """What an app sets to keep its locks here."""
+
+    @abstractmethod
+    def keepers(self) -> Sequence[Server]:
+        """The servers that keep the locks now."""
+
+    @abstractmethod
+    def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
+        """Choose what to strike the next time; gives those locks that are kept there."""
+
+    @abstractmethod
+    def strike(self, how: How) -> float:
+        """Returns when (monotonic, s) the victim was gone."""
+
+    def cut_off(self, seconds: float) -> None:
+        """For so long nothing that the victim takes is copied; what it says yes to is lost if it then fails."""
+
+    def replaced(self) -> None:
+        """Wait until another server is in its place, where that is so."""
+
+    @abstractmethod
+    def heal(self, *, wait: bool) -> None:
+        """Bring the victim back, and perhaps wait until all is as it should be."""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Standalone(Stand):
+    """One server that dies or hangs and comes back; `persistent` with all that it said yes to, else empty."""
+
+    def __init__(self, folder: Path, *, persistent: bool) -> None:
+        self._server = Server(folder / "store", persistent=persistent).start()
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        return {"dlock_url": self._server.url()}
+
+    def keepers(self) -> Sequence[Server]:
+        return [self._server]
+
+    def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
+        return set(names)
+
+    def strike(self, how: How) -> float:
+        self._server.kill() if how == "kill" else self._server.pause()
+        gone = time.monotonic()
+        if how == "kill":
+            self._server.start()
+        else:
+            time.sleep(AWAY)
+            self._server.resume()
+        return gone
+
+    def heal(self, *, wait: bool) -> None: ...
+
+    def close(self) -> None:
+        self._server.kill()
+
+
+class Sentinels(Stand):
+    copies = True
+
+    def __init__(self, folder: Path) -> None:
+        self._set = SentinelSet(folder / "store").__enter__()
+        self._victim = self._set.primary()
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        return {"dlock_url": self._set.url(), "dlock_transport_options": {"master_name": MASTER_NAME}}
+
+    def keepers(self) -> Sequence[Server]:
+        return [self._set.primary()]
+
+    def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
+        self._victim = self._set.primary()
+        return set(names)
+
+    def cut_off(self, seconds: float) -> None:
+        _cut_off(self._victim, seconds)
+
+    def strike(self, how: How) -> float:
+        self._set.fail_over(how, wait=False)
+        return time.monotonic()
+
+    def replaced(self) -> None:
+        self._set.wait_for_promotion(self._victim, within=60)
+
+    def heal(self, *, wait: bool) -> None:
+        self._set.bring_back(wait=False)
+        _copied_again(self._victim)
+        if wait:
+            self._set.wait_until_whole(within=90)
+
+    def close(self) -> None:
+        self._set.__exit__()
+
+
+class Cluster(Stand):
+    copies = True
+
+    def __init__(self, folder: Path) -> None:
+        self._set = ClusterSet(folder / "store").__enter__()
+        self._slot, self._victim = 0, self._set.nodes[0]
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        return {"dlock_url": self._set.url()}
+
+    def keepers(self) -> Sequence[Server]:
+        return self._set.primaries()
+
+    def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
+        slots = {name: key_slot(LockKeys.of("dlock", name).lock.encode()) for name in names}
+        self._slot = list(slots.values())[number % len(slots)]
+        self._victim = self._set.node_of(self._slot)
+        return {name for name, slot in slots.items() if self._set.node_of(slot) is self._victim}
+
+    def cut_off(self, seconds: float) -> None:
+        _cut_off(self._victim, seconds)
+
+    def strike(self, how: How) -> float:
+        self._set.fail_over(self._slot, how, wait=False)
+        return time.monotonic()
+
+    def replaced(self) -> None:
+        self._set.wait_for_promotion(self._slot, self._victim, within=60)
+
+    def heal(self, *, wait: bool) -> None:
+        self._set.bring_back(wait=False)
+        _copied_again(self._victim)
+        if wait:
+            self._set.wait_until_whole(within=60)
+
+    def close(self) -> None:
+        self._set.__exit__()
+
+
+class Redlock(Stand):
+    """Of three nodes one fails at a time, of five one and two in turn; a killed one comes back empty."""
+
+    queues = False
+    # Two in a row come back empty: with what the first took no part in, a majority knows nothing of a lock.
+    hows = ("kill", "kill", "stop", "stop")
+
+    def __init__(self, folder: Path, *, nodes: int) -> None:
+        self._set = RedlockSet(folder / "store", nodes=nodes).__enter__()
+        self._victims: list[Server] = []
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        return {"dlock_url": self._set.urls()}
+
+    def keepers(self) -> Sequence[Server]:
+        return self._set.nodes
+
+    def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
+        # In turn: a minority is struck so that it changes each time.
+        count = 1 + number % (len(self._set.nodes) // 2)
+        self._victims = [self._set.nodes[(number + n) % len(self._set.nodes)] for n in range(count)]
+        return set(names)
+
+    def strike(self, how: How) -> float:
+        for victim in self._victims:
+            victim.kill() if how == "kill" else victim.pause()
+        return time.monotonic()
+
+    def replaced(self) -> None:
+        time.sleep(AWAY)
+
+    def heal(self, *, wait: bool) -> None:
+        for victim in self._victims:
+            victim.resume() if victim.running else victim.start()
+
+    def close(self) -> None:
+        self._set.__exit__()
+
+
+#: By the name that `make chaos STORE=` takes.
+STANDS: dict[str, Callable[..., Stand]] = {
+    "standalone": Standalone,
+    "sentinel": Sentinels,
+    "cluster": Cluster,
+    "redlock3": Redlock,
+    "redlock5": Redlock,
+}
+
+
+def stand(store: str, folder: Path, *, persistent: bool = False) -> Stand:
+    """The servers of one name, running."""
+    if store == "standalone":
+        return Standalone(folder, persistent=persistent)
+    return Redlock(folder, nodes=int(store[-1])) if store.startswith("redlock") else STANDS[store](folder)
+
+
+def _cut_off(victim: Server, seconds: float) -> None:
+    """A replica comes back at once and asks for what it missed, so it has to be refused as well."""
+    with victim.client() as client:
+        client.execute_command("ACL SETUSER", "default", "-psync", "-sync")
+        client.execute_command("CLIENT KILL", "TYPE", "replica")
+    time.sleep(seconds)
+
+
+def _copied_again(victim: Server) -> None:
+    with victim.client() as client:
+        client.execute_command("ACL SETUSER", "default", "+psync", "+sync")

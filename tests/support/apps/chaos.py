@@ -1,0 +1,135 @@
+"""The app of `make chaos`: bodies that write down when they run, and write to a fenced resource."""
+
+import os
+import sqlite3
+import time
+from contextlib import closing, suppress
+from typing import Any
+
+from celery import Celery
+
+from celery_dlock import LockLost, StoreUnavailable, singleton_task
+from celery_dlock.locking.watchdog import Watchdog
+from chaos.gaps import watch_for_gaps
+from chaos.history import History
+from chaos.resource import TRIES, write
+
+TTL = 2.0
+SLICE = 0.05
+
+app = Celery("chaos", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    dlock_turn=4,
+    dlock_turn_tries=10,
+    task_publish_retry=False,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={
+        "visibility_timeout": 6,
+        "unacked_restore_interval": 0.5,
+        # A worker that dies while it restores keeps the others from it for so long, else for 5 minutes.
+        "unacked_mutex_expire": 2,
+        "socket_timeout": 5,
+    },
+)
+history = History.of_environ()
+
+
+def noted(kind: str, **facts: Any) -> None:
+    history.note(kind, **facts)
+
+
+def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
+    """Be inside `name` for `seconds`; `end` is how: "return", or once "exit" (the process dies)."""
+    lease, run = task.lease, os.urandom(6).hex()
+    how = "return"
+    noted(
+        "in", run=run, id=task.request.id, name=name, token=lease.token, pid=os.getpid(),
+        main=os.getppid() if task.request.delivery_info and _prefork() else os.getpid(), task=task.name,
+    )  # fmt: skip
+    try:
+        written(run, name, lease.token, task.request.id)
+        inside(run, lease, seconds)
+        if end == "exit" and first_time(task.request.id):
+            noted("exit", run=run, pid=os.getpid(), log=os.environ["DLOCK_CHAOS_LOG"])
+            os._exit(3)
+        if number % 2 and task.lock_options.on_lost == "continue":
+            asked = time.monotonic_ns()
+            noted("ensure", run=run, ok=ensured(lease), asked=asked)
+        written(run, name, lease.token, task.request.id)
+    except BaseException as error:
+        how = type(error).__name__
+        raise
+    finally:
+        try:
+            noted("out", run=run, how=how)
+        except LockLost as late:
+            # The exception that stops a body may strike just here.
+            noted("out", run=run, how=type(late).__name__)
+            raise
+
+
+def inside(run: str, lease: Any, seconds: float) -> None:
+    until, told = time.monotonic() + seconds, False
+    while True:
+        if not told and not lease.held:
+            told = True
+            noted("told", run=run)
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(SLICE, left))
+
+
+def written(run: str, name: str, token: int, task_id: str) -> None:
+    noted("write", run=run, ok=write(os.environ["DLOCK_CHAOS_RESOURCE"], name, token, task_id))
+
+
+def ensured(lease: Any) -> bool:
+    """What `ensure()` says; a body that says nothing of it goes on, to have its late write refused."""
+    try:
+        lease.ensure()
+    except (LockLost, StoreUnavailable):
+        return False
+    return True
+
+
+def first_time(task_id: str) -> bool:
+    """Only the first run of a message dies: it is delivered again."""
+    with closing(sqlite3.connect(os.environ["DLOCK_CHAOS_RESOURCE"], timeout=TRIES)) as db, suppress(sqlite3.Error), db:
+        return db.execute("INSERT OR IGNORE INTO exits VALUES (?)", (task_id,)).rowcount == 1
+    return False
+
+
+def _prefork() -> bool:
+    return os.environ.get("DLOCK_CHAOS_POOL") == "prefork"
+
+
+def singleton(name: str, on_conflict: str, *, late: bool = True, **options: Any) -> Any:
+    made: Any = singleton_task(
+        app=app, bind=True, name=f"chaos.{name}", scope="shared", key="chaos:{name}", ttl=TTL,
+        on_conflict=on_conflict, acks_late=late, **options,
+    )  # fmt: skip
+    return made(body)
+
+
+BACK: dict[str, Any] = {"retry_delay": 0.3, "retry_delay_max": 2.0}
+
+skips = singleton("skips", "skip")
+retries = singleton("retries", "retry", **BACK)
+queues = singleton("queues", "queue")
+waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
+aborts = singleton("aborts", "retry", on_lost="abort", after_lost="retry", **BACK)
+retries_early = singleton("retries_early", "retry", late=False, **BACK)
+queues_early = singleton("queues_early", "queue", late=False)
+
+
+watch_for_gaps(history)
+
+if os.environ.get("DLOCK_CHAOS_RENEWAL") == "off" and "DLOCK_CHAOS_POOL" in os.environ:  # in workers only
+    # The checker is checked with this: locks that nobody renews have to show.
+    Watchdog._renew = lambda self, due, held: True  # type: ignore[method-assign]  # this is the point

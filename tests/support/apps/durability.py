@@ -1,0 +1,52 @@
+"""Tasks that want different confirmations of their locks, and different things where those are missing."""
+
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+from celery_dlock import singleton_task
+from tests.support.apps.marks import mark
+
+app = Celery("durability", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    dlock_timeout=8,
+    dlock_durability={"replicas": 1, "timeout": 0.8},
+    dlock_failover_quarantine=float(os.environ.get("DLOCK_TEST_QUARANTINE", "0")),
+    broker_connection_retry_on_startup=True,
+    worker_prefetch_multiplier=1,
+)
+
+
+def body(self: Any, row: str) -> bool:
+    """Whether it holds a lock."""
+    mark(row, "start")
+    return bool(self.lease.held)
+
+
+def singleton(name: str, **options: Any) -> Any:
+    made: Any = singleton_task(app=app, bind=True, name=f"durability.{name}", **options)
+    return made(body)
+
+
+unconfirmed = singleton("unconfirmed", durability="primary", on_store_error="fail")
+failing = singleton("failing", on_store_error="fail")
+bypassing = singleton("bypassing", on_store_error="run")
+returning = singleton("returning")
+queueing = singleton("queueing", on_conflict="queue", durability="primary")
+parking = singleton("parking", on_conflict="queue")
+
+
+@singleton_task(app=app, name="durability.working", ttl=3, on_lost="abort")
+def working(row: str) -> None:
+    """Works until it is stopped."""
+    mark(row, "start")
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        time.sleep(0.02)
+
+
+if "DLOCK_TEST_FSYNC" in os.environ:
+    on_disk = singleton("on_disk", durability={"fsync": "local"})

@@ -1,0 +1,29 @@
+"""Holders that write to a resource when they are told to, with their tokens or all with one and the same."""
+
+import os
+
+from celery import Celery
+
+from celery_dlock import LockLost, singleton_task
+from tests.support.apps.fencing_resources import SAME, WRITES
+from tests.support.apps.marks import mark, marks_client
+
+app = Celery("fencing", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+app.conf.update(dlock_url=os.environ["DLOCK_TEST_LOCK_URL"], broker_connection_retry_on_startup=True)
+
+
+@singleton_task(app=app, bind=True, key=["name"], ttl=2, on_conflict="wait", wait_timeout=60)
+def writes(self, name, row, kind, place, values, fenced):
+    """Is sure of its lease, waits until the test lets it go, and writes without asking again."""
+    token = self.lease.token if fenced else SAME
+    self.lease.ensure()
+    mark(row, "sure")
+    with marks_client() as client:
+        client.blpop(f"go:{row}", timeout=60)
+    try:
+        for value in values:
+            WRITES[kind](place, name, value, token)
+            mark(row, f"wrote {value}")
+    except LockLost:
+        mark(row, "refused")
+    return token

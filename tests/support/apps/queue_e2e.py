@@ -1,0 +1,31 @@
+"""A ledger whose entries note their start and their end, for runs with kills."""
+
+import json
+import os
+import time
+
+from celery import Celery
+
+from celery_dlock import singleton_task
+from tests.support.apps.marks import marks_client
+
+app = Celery("queue_e2e", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    dlock_turn=8,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_ignore_result=True,
+    broker_connection_retry_on_startup=True,
+    # The last one: for so long a worker that dies while it restores keeps the others from it, else for 5 minutes.
+    broker_transport_options={"visibility_timeout": 6, "unacked_restore_interval": 0.5, "unacked_mutex_expire": 1},
+)
+
+
+@singleton_task(app=app, name="e2e.post", on_conflict="queue", key=["account"], ttl=3)
+def post(account: int, number: int) -> None:
+    with marks_client() as client:
+        client.rpush("e2e", json.dumps(["in", account, number, os.getpid()]))
+        time.sleep(0.001)
+        with client.pipeline() as pipe:
+            pipe.rpush("e2e", json.dumps(["out", account, number, os.getpid()])).sadd("e2e:done", number).execute()

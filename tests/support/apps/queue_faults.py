@@ -1,0 +1,81 @@
+"""Tasks under the queue policy, acknowledged late and early.
+
+Their processes can be killed at the steps of `tests.support.apps.steps`.
+"""
+
+import json
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+from celery_dlock import singleton_task
+from celery_dlock.messaging.handoff import GrantPublisher
+from celery_dlock.messaging.message import PROPERTY, Delivery
+from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
+from celery_dlock.worker.request import SingletonRequest
+from tests.support.apps.marks import marks_client
+from tests.support.apps.steps import step, stepped
+
+BROKER = os.environ["DLOCK_TEST_BROKER_URL"]
+
+app = Celery("queue_faults", broker=BROKER, backend=os.environ["DLOCK_TEST_RESULT_URL"])
+app.conf.update(
+    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+    dlock_turn=2,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    worker_log_color=False,
+)
+if BROKER.startswith("redis"):
+    # RabbitMQ delivers again as soon as a connection is gone.
+    app.conf.broker_transport_options = {
+        "visibility_timeout": 4,
+        "unacked_restore_interval": 0.2,
+        "unacked_restore_throttle": 1,
+        # A worker that dies while it restores keeps the others from it for so long.
+        "unacked_mutex_expire": 1,
+    }
+
+
+def parks(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, claim: Any) -> bool:
+    return claim.place is not None and bool(claim.place.entry)
+
+
+def takes_its_turn(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, claim: Any) -> bool:
+    return claim.place is not None and not claim.place.entry and bool(claim.place.turn)
+
+
+def is_turn(_deliveries: Any, request: Any, _name: Any) -> bool:
+    """Called in the main process, for what is on its way to the pool."""
+    return bool(Delivery(*request.request_dict["properties"][PROPERTY]).turn)
+
+
+if "DLOCK_TEST_STEPS" in os.environ:
+    stepped(RedisStore, "acquire", "park", parks)
+    stepped(RedisStore, "acquire", "take", takes_its_turn)
+    stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
+    stepped(RedisStore, "published", "published")
+    stepped(RedisStore, "sweep", "sweep", answered=lambda taken: taken.granted is not None)
+    stepped(GrantPublisher, "_carry", "carry")
+    stepped(DeliveryRegistry, "number", "received", is_turn)
+    stepped(SingletonRequest, "dlock_acknowledge", "acknowledge", lambda request: request._dlock_held_back)
+
+
+def post(account: str, number: int) -> int:
+    with marks_client() as client:
+        client.rpush(f"runs:{account}", json.dumps(["in", number, os.getpid()]))
+        end = time.monotonic() + 30
+        while client.exists(f"gate:{account}:{number}") and time.monotonic() < end:
+            time.sleep(0.01)
+        step("body")
+        client.rpush(f"runs:{account}", json.dumps(["out", number, os.getpid()]))
+    return number
+
+
+QUEUED = {"on_conflict": "queue", "key": ["account"], "ttl": 2, "scope": "task"}
+
+late = singleton_task(app=app, name="faults.late", acks_late=True, reject_on_worker_lost=True, **QUEUED)(post)
+early = singleton_task(app=app, name="faults.early", **QUEUED)(post)

@@ -1,0 +1,48 @@
+"""What became of the messages of `tests.support.apps.lost_acks`."""
+
+import redis
+
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.model import Identity
+
+APP = "tests.support.apps.lost_acks"
+
+
+def deliver_again(tasks, broker):
+    """What kombu does after the visibility timeout."""
+    with tasks.app.connection_for_read() as connection:
+        for tag in broker.hkeys("unacked"):
+            connection.default_channel.qos.restore_by_tag(tag.decode())
+
+
+def all_heard(broker):
+    return not broker.llen("celery") and not broker.hlen("unacked")
+
+
+def is_marked(tasks, urls, result, n, nesting=0, name="late"):
+    done = LockKeys.of("dlock", getattr(tasks, name).lock_spec.name_of((n,), {})).done(
+        Identity(result.id, 0, nesting).digest
+    )
+    with redis.Redis.from_url(urls.lock) as locks:
+        return locks.exists(done) == 1
+
+
+def has_word(tasks, urls, n):
+    """Has the keeper left word in the lock that a copy may be about?"""
+    with redis.Redis.from_url(urls.lock) as locks:
+        return locks.hget(LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).lock, "word") == b"1"
+
+
+def ran_once(tasks, result, n, end=""):
+    assert tasks.notes.lrange("ran", 0, -1).count(n) == 1
+    assert result.state == ("FAILURE" if end else "SUCCESS")
+
+
+def ran(tasks, n):
+    """How often."""
+    return tasks.notes.lrange("ran", 0, -1).count(n)
+
+
+def stored(result):
+    """Its state, as the backend has it now."""
+    return result.backend.get_task_meta(result.id, cache=False)["status"]

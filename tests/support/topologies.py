@@ -1,0 +1,74 @@
+"""The servers of every topology that locks may be kept on: the door to all of them, and the independent ones."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from typing_extensions import Self
+
+from tests.support.clusters import ClusterSet
+from tests.support.sentinels import MASTER_NAME, How, SentinelSet
+from tests.support.servers import Server
+from tests.support.tls import TlsServer
+
+__all__ = ["MASTER_NAME", "ClusterSet", "How", "RedlockSet", "SentinelSet", "TlsServer"]
+
+
+class RedlockSet:
+    """Servers that know nothing of one another; use as a context manager.
+
+    Args:
+        folder: nobody else's.
+        nodes: how many.
+        persistent: with an append-only file, so that one that is killed comes back with its data.
+        password: of the default user on all nodes.
+        options: further arguments of each.
+        binary: another server than the lane's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: int = 3,
+        persistent: bool = False,
+        password: str | None = None,
+        options: Sequence[str] = (),
+        binary: Path | None = None,
+    ) -> None:
+        if password:
+            options = [*options, "--requirepass", password]
+        self.nodes = [
+            Server(folder / f"node{n}", persistent=persistent, password=password, options=options, binary=binary)
+            for n in range(nodes)
+        ]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as started:
+            for node in self.nodes:
+                started.enter_context(node)
+            self._stack = started.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def node(self, number: int) -> Server:
+        """The server itself: kill, start, pause, resume it."""
+        return self.nodes[number]
+
+    def urls(self, db: int = 0) -> list[str]:
+        return [node.url(db) for node in self.nodes]
+
+    def lock_urls(self, db: int = 0) -> list[str]:
+        """The same for a user who may keep locks and nothing else."""
+        return [node.lock_url(db) for node in self.nodes]
+
+    def flush(self) -> None:
+        for node in self.nodes:
+            if node.answering:
+                node.flush()
+
+    def whole(self) -> bool:
+        return all(node.answering for node in self.nodes)

@@ -1,0 +1,260 @@
+"""Slots in shared memory: written by a child, read without locks by its parent, also after the child's death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_dlock.errors import DLockError
+from celery_dlock.keys.key_spec import LockName, shared_name
+from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.locking.shared_lease_table import SharedLeaseTable, WatchdogRecord
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import Identity
+from tests.support.polling import eventually
+from tests.unit.fakes import a_name
+
+OWNER = "0123456789abcdef0123456789abcdef"
+
+
+@contextlib.contextmanager
+def forked(body: Callable[[], None]) -> Iterator[int]:
+    """A child that runs ``body``; killed and reaped in the end."""
+    with warnings.catch_warnings():
+        # Other tests' threads may live; this child takes none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            body()
+            code = 0
+        os._exit(code)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def child_ends_well(body: Callable[[], None]) -> None:
+    with forked(body) as pid:
+        assert os.waitpid(pid, 0)[1] == 0, "the child failed"
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedLeaseTable]:
+    """Adopted by this process: child and main process at once."""
+    slots = SharedLeaseTable()
+    slots.adopt()
+    yield slots
+    slots.close()
+
+
+def kept(slots: SharedLeaseTable) -> WatchdogRecord:
+    (slot,) = slots.taken()
+    return slot
+
+
+# Its limits
+
+
+def test_a_process_can_hold_64_locks_and_says_so(shared: SharedLeaseTable) -> None:
+    held = [shared.open(a_name(str(number)), f"o.{number}", 30.0) for number in range(64)]
+    with pytest.raises(DLockError, match="at most 64 locks"):
+        shared.open(a_name(), "o.64", 30.0)
+    held[5].clear()
+    assert shared.open(a_name(), "o.64", 30.0).state is LeaseState.ACQUIRING
+
+
+def test_the_longest_name_fits_with_an_ending(shared: SharedLeaseTable) -> None:
+    name = shared_name("ä" * 500)
+    text = f"{'t' * 100}:{name.text}"
+    slot = shared.open(LockName(text, 1023), f"{OWNER}.{10**9}", 30.0)
+    by = '["' + "app.tasks.quite_a_long_name" * 4 + '", "' + OWNER + '", "worker-1@' + "host." * 40 + '", 4194304]'
+    ending = ReleaseRequest(final=True, identity=Identity(OWNER, 99, 99).digest, used_ms=10**11, by=by)
+    slot.delegate_release(ending.text)
+    seen = kept(shared)
+    assert (seen.name, seen.acquisition) == (LockName(text, 1023), f"{OWNER}.{10**9}")
+    assert ReleaseRequest.from_text(seen.ending) == ending
+
+
+@pytest.mark.parametrize("by", ["x" * 5_000, "\udce4"], ids=["too long", "half a character"])
+def test_an_ending_that_does_not_fit_a_slot_still_leaves_the_lock_to_the_keeper(
+    shared: SharedLeaseTable, by: str
+) -> None:
+    """A release never raises for the store's sake, and nothing stays locked."""
+    slot = shared.open(a_name(), "o.1", 30.0)
+    slot.held(130.0)
+    slot.begin_release()
+    slot.delegate_release(ReleaseRequest(final=True, by=by).text)
+    seen = kept(shared)
+    assert seen.state is LeaseState.RELEASE_DELEGATED
+    assert seen.acquisition == "o.1"
+
+
+def test_threads_of_a_child_never_get_one_slot_together(shared: SharedLeaseTable) -> None:
+    opened: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(200):
+            slot = shared.open(a_name(f"{number}"), f"{number}.{turn}", 30.0)
+            slot.held(1.0)
+            opened.append(slot.acquisition)
+            assert slot.state is LeaseState.HELD
+            slot.clear()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(opened)) == 1_600
+    assert not shared.taken()
+
+
+def test_a_slot_is_found_by_its_acquisition_until_it_is_free_also_while_other_threads_open_theirs(
+    shared: SharedLeaseTable,
+) -> None:
+    mine = shared.open(a_name(), "o.1", 30.0)
+    over = threading.Event()
+
+    def others() -> None:
+        while not over.is_set():
+            for slot in [shared.open(a_name(str(number)), f"p.{number}", 30.0) for number in range(50)]:
+                slot.clear()
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        for _ in range(3_000):
+            assert shared.find("o.1") is mine
+            assert shared.find("o.2") is None
+    finally:
+        over.set()
+        thread.join()
+    mine.clear()
+    assert shared.find("o.1") is None
+
+
+# Across a fork
+
+
+@pytest.mark.core
+def test_what_a_child_writes_its_parent_reads_and_the_other_way_round() -> None:
+    slots = SharedLeaseTable()
+    name = shared_name("sms:5")
+
+    def body() -> None:
+        slots.adopt()
+        slot = slots.open(name, f"{OWNER}.1", 2.5)
+        slot.held(100.0)
+        eventually(lambda: slot.deadline == 200.0, within=20)
+        eventually(lambda: slot.lost, within=20)
+        slot.begin_release()
+        eventually(lambda: slot.state is LeaseState.FREE, within=20)
+        # The parent has freed it: the place is free for the next.
+        slots.open(name, f"{OWNER}.2", 2.5).held(300.0)
+
+    with forked(body) as pid:
+        assert eventually(lambda: slots.pid, within=20) == pid
+        seen = eventually(lambda: next((s for s in slots.taken() if s.state is LeaseState.HELD), None), within=20)
+        assert seen
+        assert (seen.name, seen.acquisition, seen.ttl, seen.deadline) == (name, f"{OWNER}.1", 2.5, 100.0)
+        seen.renewed(200.0)
+        seen.lose()
+        eventually(lambda: seen.state is LeaseState.RELEASING, within=20)
+        seen.clear()
+        assert os.waitpid(pid, 0)[1] == 0
+    last = slots.taken(dead=True)
+    assert [(slot.acquisition, slot.deadline, slot.lost) for slot in last] == [(f"{OWNER}.2", 300.0, False)]
+    slots.close()
+
+
+def test_each_child_has_memory_of_its_own() -> None:
+    first, second = SharedLeaseTable(), SharedLeaseTable()
+
+    def body() -> None:
+        first.adopt()
+        first.open(a_name(), "o.1", 30.0)
+
+    child_ends_well(body)
+    assert len(first.taken(dead=True)) == 1
+    assert not second.taken(dead=True)
+    assert second.pid == 0
+
+
+def test_a_half_written_slot_is_not_read_while_its_writer_lives(shared: SharedLeaseTable) -> None:
+    slot = shared.open(a_name(), "o.1", 30.0)
+    shared.words[slot._base] += 1  # odd: writing
+    assert not shared.taken()
+    assert [seen.acquisition for seen in shared.taken(dead=True)] == ["o.1"]
+    shared.words[slot._base] += 1
+    assert len(shared.taken()) == 1
+
+
+def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
+    """The child writes as fast as it can; whatever the parent reads belongs together."""
+    slots = SharedLeaseTable()
+    names = [shared_name(str(number) * (1 + number * 9)) for number in range(10)]
+
+    def body() -> None:
+        slots.adopt()
+        for turn in range(1_000_000):
+            which = turn % 10
+            slot = slots.open(names[which], f"{'o' * which}.{which}", float(which))
+            slot.delegate_release(ReleaseRequest(used_ms=which).text)
+            slot.clear()
+
+    with forked(body):
+        eventually(lambda: slots.pid, within=20)
+        end, read = time.monotonic() + 1.0, 0
+        while time.monotonic() < end:
+            for seen in slots.taken():
+                which = int(seen.ttl)
+                assert (seen.name, seen.acquisition) == (names[which], f"{'o' * which}.{which}")
+                assert seen.ending in ("", ReleaseRequest(used_ms=which).text)
+                read += 1
+        assert read > 50
+    slots.close()
+
+
+@pytest.mark.core
+def test_whatever_a_child_held_when_it_was_killed_is_known_also_when_it_was_just_writing() -> None:
+    """What it surely held stands there whole; what it was just writing may be torn, and breaks nobody."""
+    name, other = shared_name("held"), [shared_name("x" * length) for length in (1, 90)]
+    for turn in range(15):
+        slots = SharedLeaseTable()
+
+        def body(slots: SharedLeaseTable = slots) -> None:
+            slots.adopt()
+            slots.open(name, f"{OWNER}.1", 30.0).held(100.0)
+            for number in range(10_000_000):
+                slot = slots.open(other[number % 2], f"{'o' * (number % 30)}.{number}", 30.0)
+                slot.delegate_release(ReleaseRequest(final=True, by="i" * (number % 500)).text)
+                slot.clear()
+
+        with forked(body) as pid:
+            eventually(lambda slots=slots: slots.taken(), within=20)  # type: ignore[misc]
+            time.sleep(random.Random(turn).random() / 50)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            first, *rest = slots.taken(dead=True)
+            assert (first.name, first.acquisition, first.state) == (name, f"{OWNER}.1", LeaseState.HELD)
+            assert len(rest) <= 1
+            for torn in rest:
+                ReleaseRequest.from_text(torn.ending)
+                torn.clear()
+            first.clear()
+            assert not slots.taken(dead=True)
+        slots.close()

@@ -1,0 +1,171 @@
+"""Copies of one message: a twin is not a rival, a duplicate does not run, and nothing is lost."""
+
+import os
+import signal
+
+import pytest
+from celery.exceptions import WorkerLostError
+
+from tests.conftest import WORKERS
+from tests.support.environments.policies import staged
+from tests.support.polling import eventually
+
+POLICIES = ["skips_late", "retries_late", "waits_late", "raises_late"]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("copies"), concurrency=4) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _show_logs(request):
+    def show(made):
+        request.node.stash[WORKERS] = made.workers
+        return made
+
+    return show
+
+
+@pytest.fixture
+def tasks(stage, _show_logs):
+    return _show_logs(stage).tasks
+
+
+def copied(stage, task, **options):
+    """A holder whose copy was put back once; and the message as the broker had it."""
+    holding = stage.hold(task, stage.fresh(), **options)
+    message = stage.unacked(holding.id)
+    stage.deliver_again(message)
+    stage.wait_for_line(holding.id, "comes back")
+    return holding, message
+
+
+class TestWhileTheHolderLives:
+    @pytest.mark.core
+    @pytest.mark.parametrize("flagged", [True, False], ids=["redelivered", "unflagged"])
+    @pytest.mark.parametrize("name", POLICIES)
+    def test_a_twin_is_neither_run_nor_ended_and_the_result_is_the_holders(self, stage, tasks, name, flagged):
+        task, n = getattr(tasks, name), stage.fresh()
+        holding = stage.hold(task, n)
+        stage.deliver_again(stage.unacked(holding.id), flagged=flagged)
+        stage.wait_for_line(holding.id, "comes back.*another copy of this message is running")
+        assert stage.state(holding.id) == "PENDING"
+        assert holding.end() == n
+        stage.nothing_left()
+        assert stage.state(holding.id) == "SUCCESS"
+        assert [fact["what"] for fact in stage.history(id=holding.id)] == ["in", "out"]
+        assert not stage.locked(task, n)
+
+    def test_a_twin_is_put_back_with_a_growing_delay(self, stage, tasks):
+        holding, _ = copied(stage, tasks.skips_late)
+        eventually(lambda: len(stage.lines(holding.id, "comes back")) >= 2)
+        assert "comes back in 1 s" in stage.lines(holding.id, "comes back")[0]
+        assert "comes back in 2 s" in stage.lines(holding.id, "comes back")[1]
+        holding.end()
+        stage.nothing_left()
+
+    def test_its_copy_has_no_expiry_which_could_end_the_holders_result(self, stage, tasks):
+        holding, message = copied(stage, tasks.skips_late, expires=30)
+        assert message["headers"]["expires"]
+        kept = eventually(lambda: (m := stage.unacked(holding.id))["headers"].get("dlock") and m)
+        assert kept["headers"]["expires"] is None
+        holding.end()
+        stage.nothing_left()
+
+    def test_beside_a_skip_result_a_twin_still_touches_nothing(self, stage, tasks):
+        n = stage.fresh()
+        holding = stage.hold(tasks.skips_as_value_late, n)
+        stage.deliver_again(stage.unacked(holding.id))
+        stage.wait_for_line(holding.id, "comes back")
+        assert stage.state(holding.id) == "PENDING"
+        assert holding.end() == n
+        stage.nothing_left()
+
+
+class TestAfterTheHoldersEnd:
+    @pytest.mark.core
+    def test_a_redelivered_copy_of_a_finished_message_does_not_run(self, stage, tasks):
+        holding, message = copied(stage, tasks.skips_late)
+        value = holding.end()
+        stage.nothing_left()
+        stage.deliver_again(message)
+        stage.wait_for_line(holding.id, "is a duplicate")
+        stage.nothing_left()
+        assert len(stage.history(what="in", id=holding.id)) == 1
+        assert holding.result.get(timeout=1) == value
+
+    @pytest.mark.parametrize("end", ["", "fail"], ids=["success", "failure"])
+    def test_a_duplicate_leaves_the_stored_end_alone(self, stage, tasks, end):
+        holding, message = copied(stage, tasks.tracked_late, end=end)
+        assert stage.state(holding.id) == "STARTED"
+        holding.let_go()
+        expected = "FAILURE" if end else "SUCCESS"
+        eventually(lambda: stage.state(holding.id) == expected)
+        stage.nothing_left()
+        stage.deliver_again(message)
+        eventually(lambda: len(stage.lines(holding.id, "is a duplicate")) == 2)
+        stage.nothing_left()
+        assert stage.state(holding.id) == expected
+        assert len(stage.history(what="in", id=holding.id)) == 1
+
+    def test_a_copy_of_a_message_that_retried_itself_does_not_run_beside_the_retry(self, stage, tasks):
+        holding, message = copied(stage, tasks.skips_late, end="retry")
+        n = holding.end()
+        stage.nothing_left()
+        stage.deliver_again(message)
+        stage.wait_for_line(holding.id, "is a duplicate")
+        assert [fact["retries"] for fact in stage.history(what="in", n=n)] == [0, 1]
+        assert holding.result.get(timeout=1) == n
+
+    def test_a_doubt_about_copies_is_kept_when_a_message_comes_back_from_a_conflict(self, stage, tasks):
+        """Acknowledged early, it was delivered twice and met a held lock; the copy that then runs is the last to."""
+        task, n = tasks.retries, stage.fresh()
+        with stage.hold(task, n):
+            result = task.delay(n)
+            first = stage.unacked(result.id)
+        result.get(timeout=15)
+        stage.nothing_left()
+        with stage.hold(task, n):
+            stage.deliver_again(first)
+            eventually(lambda: len(stage.lines(result.id, "comes back")) >= 2)
+            second = stage.unacked(result.id)
+        stage.entered(id=result.id, count=2)
+        stage.nothing_left()
+        stage.deliver_again(second, flagged=False)
+        stage.wait_for_line(result.id, "is a duplicate")
+        assert len(stage.history(what="in", id=result.id)) == 2
+
+    def test_a_fresh_message_with_the_id_of_a_finished_one_runs(self, stage, tasks):
+        holding, _ = copied(stage, tasks.skips_late)
+        n = holding.end()
+        stage.nothing_left()
+        tasks.skips_late.apply_async((n,), task_id=holding.id)
+        stage.entered(id=holding.id, count=2)
+        stage.nothing_left()
+
+    def test_the_copy_runs_where_the_holders_child_died_and_the_message_was_to_come_back(self, stage, tasks):
+        holding, _ = copied(stage, tasks.comes_back_late)
+        (body,) = stage.history(what="in", id=holding.id)
+        os.kill(body["pid"], signal.SIGKILL)
+        stage.entered(id=holding.id, count=2)
+        stage.open(holding.gate)
+        assert holding.result.get(timeout=15)
+        stage.nothing_left(20)
+        assert len(stage.history(what="out", id=holding.id)) == 1
+
+    def test_a_message_whose_child_died_for_good_is_not_run_again_by_its_late_copy(self, stage, tasks):
+        holding, message = copied(stage, tasks.skips_late)
+        (body,) = stage.history(what="in", id=holding.id)
+        # 8 s until it comes again: Celery may need 5 s to see a child's death, and only then its end is stored.
+        eventually(lambda: len(stage.lines(holding.id, "comes back")) >= 4, 15)
+        os.kill(body["pid"], signal.SIGKILL)
+        with pytest.raises(WorkerLostError):
+            holding.result.get(timeout=15)
+        stage.nothing_left(20)
+        stage.deliver_again(message)
+        eventually(lambda: len(stage.lines(holding.id, "is a duplicate")) >= 1)
+        stage.nothing_left()
+        assert len(stage.history(what="in", id=holding.id)) == 1
+        assert stage.state(holding.id) == "FAILURE"

@@ -1,0 +1,188 @@
+"""What comes back comes back to its own queue, whatever exchange it came through: exactly once, and never nowhere."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from celery import Celery
+
+from celery_dlock import LockHeld
+from tests.conftest import WORKERS
+from tests.support.environments.policies import Stage, _stop_listening
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
+
+APP = "tests.support.apps.exchanges"
+
+QUEUES = {"TOPIC": "q.topic", "DIRECT": "q.direct", "BOUND": "q.bound"}
+
+
+@contextmanager
+def staged(folder, broker=None):
+    with Server(folder / "server") as server:
+        urls = Urls(broker or server.url(0), server.url(1), server.lock_url(2))
+        with loaded_app(APP, urls) as tasks, running_worker(APP, folder=folder, urls=urls, concurrency=4) as worker:
+            made = Stage(server, urls, tasks, folder)
+            made.workers.append(worker)
+            yield made
+            _stop_listening(tasks.app)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("exchanges")) as made:
+        yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return stage.tasks
+
+
+def rounds(stage, task_id, count=2):
+    """Wait until a message came back so many times."""
+    return eventually(
+        lambda: (found := stage.lines(task_id, "comes back"))[count - 1 :] and found,
+        message=f"{task_id} does not come back {count} times",
+    )
+
+
+def bodies(stage, task_id):
+    return [fact["what"] for fact in stage.history(id=task_id)]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("route", ["TOPIC", "DIRECT", "BOUND"])
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_a_message_that_met_a_held_lock_comes_back_to_its_own_queue_and_runs_once(stage, tasks, name, route):
+    task, n = getattr(tasks, name), stage.fresh()
+    holding = stage.hold(task, n)
+    result = task.apply_async((n,), **getattr(tasks, route))
+    rounds(stage, result.id)
+    copy = eventually(lambda: (m := stage.unacked(result.id))["headers"].get("dlock") and m)
+    assert copy["properties"]["delivery_info"] == {"exchange": "", "routing_key": QUEUES[route]}
+    holding.end()
+    assert result.get(timeout=10) == n
+    stage.nothing_left()
+    assert bodies(stage, result.id) == ["in", "out"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("route", ["TOPIC", "DIRECT"])
+def test_a_put_back_twin_comes_back_to_its_own_queue_and_does_not_run(stage, tasks, route):
+    n, options = stage.fresh(), getattr(tasks, route)
+    holding = stage.hold(tasks.skips_late, n, **options)
+    tasks.skips_late.apply_async((n,), task_id=holding.id, **options)
+    stage.wait_for_line(holding.id, "comes back.*another copy of this message is running")
+    first = eventually(lambda: copies(stage, holding.id))
+    assert [copy["properties"]["delivery_info"]["routing_key"] for copy in first] == [QUEUES[route]]
+    assert holding.end() == n
+    stage.wait_for_line(holding.id, "is a duplicate")
+    stage.nothing_left()
+    assert stage.state(holding.id) == "SUCCESS"
+    assert bodies(stage, holding.id) == ["in", "out"]
+
+
+def copies(stage, task_id):
+    """Our copies of a message that the worker has."""
+    kept = [json.loads(text)[0] for text in stage.broker.hvals("unacked")]
+    return [message for message in kept if message["headers"]["id"] == task_id and message["headers"].get("dlock")]
+
+
+def sent_to_two_queues(stage, tasks):
+    """How often a message came back that two queues got, until it was given up after four tries."""
+    n = stage.fresh()
+    with stage.hold(tasks.gives_up, n):
+        result = tasks.gives_up.apply_async((n,), **tasks.PAIR)
+        with pytest.raises(LockHeld, match="given up after 4 tries"):
+            result.get(timeout=10)
+        return len(eventually(lambda: (found := stage.lines(result.id, "comes back"))[7:] and found))
+
+
+def test_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(stage, tasks):
+    """Two copies, four times each. If both queues got each of them again, 2 + 4 + 8 + 16."""
+    assert sent_to_two_queues(stage, tasks) == 8
+    stage.nothing_left()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_what_came_through_a_fanout_fails_loudly_with_lock_held(stage, tasks, name):
+    """Over Redis it came from no queue, so there is none to come back to; and it must not vanish."""
+    task, n = getattr(tasks, name), stage.fresh()
+    with stage.hold(task, n):
+        result = task.apply_async((n,), **tasks.FANOUT)
+        with pytest.raises(LockHeld, match="held by"):
+            result.get(timeout=10)
+        assert stage.state(result.id) == "FAILURE"
+        assert stage.lines(result.id, "cannot publish")
+    stage.nothing_left()
+    assert bodies(stage, result.id) == []
+
+
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_a_twin_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, name):
+    """As where two workers get one broadcast."""
+    task, n = getattr(tasks, name), stage.fresh()
+    holding = stage.hold(task, n, **tasks.FANOUT)
+    task.apply_async((n,), task_id=holding.id, **tasks.FANOUT)
+    stage.wait_for_line(holding.id, "cannot publish")
+    assert stage.state(holding.id) == "PENDING"
+    assert holding.end() == n
+    stage.nothing_left()
+    assert stage.state(holding.id) == "SUCCESS"
+    assert bodies(stage, holding.id) == ["in", "out"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_a_message_of_protocol_1_that_met_a_held_lock_is_delivered_a_few_times_and_fails(stage, tasks, name):
+    """It cannot be published again; going back to the broker, it would go round as fast as the worker can."""
+    task, n = getattr(tasks, name), stage.fresh()
+    old = Celery("old", broker=stage.urls.broker, backend=stage.urls.result, set_as_current=False)
+    old.conf.task_protocol = 1
+    with stage.hold(task, n):
+        result = old.send_task(task.name, (n,))
+        with pytest.raises(LockHeld, match="held by"):
+            stage.app.AsyncResult(result.id).get(timeout=10)
+        assert stage.state(result.id) == "FAILURE"
+        assert len(stage.lines(result.id, "received")) <= 3
+    stage.nothing_left()
+    assert bodies(stage, result.id) == []
+    _stop_listening(old)
+    old.close()
+
+
+# The same on RabbitMQ, where every exchange has queues behind it, and would deliver each copy to all of them
+
+
+@pytest.fixture(scope="module")
+def rabbit(rabbitmq_url, tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("exchanges-rabbitmq"), rabbitmq_url) as made:
+        yield made
+
+
+@pytest.fixture
+def rabbit_tasks(rabbit, request):
+    request.node.stash[WORKERS] = rabbit.workers
+    return rabbit.tasks
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("route", ["TOPIC", "DIRECT", "BOUND", "FANOUT"])
+@pytest.mark.parametrize("name", ["retries", "retries_late"])
+def test_on_rabbitmq_a_message_that_met_a_held_lock_comes_back_and_runs_once(rabbit, rabbit_tasks, name, route):
+    task, n = getattr(rabbit_tasks, name), rabbit.fresh()
+    holding = rabbit.hold(task, n)
+    result = task.apply_async((n,), **getattr(rabbit_tasks, route))
+    rounds(rabbit, result.id)
+    holding.end()
+    assert result.get(timeout=10) == n
+    assert bodies(rabbit, result.id) == ["in", "out"]
+
+
+@pytest.mark.servers
+def test_on_rabbitmq_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(rabbit, rabbit_tasks):
+    assert sent_to_two_queues(rabbit, rabbit_tasks) == 8

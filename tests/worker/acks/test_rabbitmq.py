@@ -1,0 +1,92 @@
+"""The policies on RabbitMQ, which delivers again when a channel is gone."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from tests.conftest import WORKERS
+from tests.support.environments.policies import APP, Stage, took
+from tests.support.polling import eventually
+from tests.support.processes import HOST
+from tests.support.proxy import Proxy
+from tests.support.workers import Urls, loaded_app, running_worker
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(scope="module")
+def stage(rabbitmq_url, server, tmp_path_factory):
+    server.flush()
+    urls, folder = Urls(rabbitmq_url, server.url(1), server.lock_url(2)), tmp_path_factory.mktemp("rabbitmq")
+    port = int(rabbitmq_url.rstrip("/").rpartition(":")[2])
+    with loaded_app(APP, urls) as tasks, Proxy(port) as proxy:
+        made = Stage(server, urls, tasks, folder)
+        made.proxy = proxy  # only the worker's connections go through it
+        through = replace(urls, broker=f"amqp://guest:guest@{HOST}:{proxy.port}//")
+        with running_worker(APP, folder=folder, urls=through, concurrency=4) as worker:
+            made.workers.append(worker)
+            yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return stage.tasks
+
+
+def messages_left(stage):
+    with stage.app.connection_for_write() as connection:
+        return connection.default_channel.queue_declare("celery", passive=True).message_count
+
+
+def test_skip(stage, tasks):
+    n = stage.fresh()
+    with stage.hold(tasks.skips, n) as holding:
+        skipped = tasks.skips.delay(n)
+        seconds, error = took(lambda: skipped.get(timeout=10))
+        assert isinstance(error, TaskRevokedError)
+        assert holding.id in str(error)
+        assert seconds < 1
+
+
+def test_retry_publishes_the_raw_message_again_and_all_run(stage, tasks):
+    n = stage.fresh()
+    with stage.hold(tasks.retries_without_own, n):
+        later = [
+            tasks.retries_without_own.apply_async((n,), serializer=serializer, compression=compression, expires=60)
+            for serializer, compression in (("json", None), ("pickle", "zlib"), ("yaml", "bzip2"))
+        ]
+        for result in later:
+            stage.wait_for_line(result.id, "comes back")
+    assert [result.get(timeout=20) for result in later] == [n] * 3
+    assert {fact["retries"] for fact in stage.history(n=n)} == {0}
+    assert stage.overlaps(n) == 1
+
+
+def test_a_message_whose_child_was_killed_is_redelivered_and_runs(stage, tasks):
+    n = stage.fresh()
+    holding = stage.hold(tasks.comes_back_late, n)
+    (body,) = stage.history(what="in", id=holding.id)
+    os.kill(body["pid"], signal.SIGKILL)
+    second = stage.entered(20, id=holding.id, count=2)[1]
+    assert second["token"] > body["token"]
+    stage.open(holding.gate)
+    assert holding.result.get(timeout=15) == n
+    assert len(stage.history(what="out", id=holding.id)) == 1
+
+
+def test_a_message_delivered_again_after_a_lost_channel_runs_once(stage, tasks):
+    n = stage.fresh()
+    holding = stage.hold(tasks.skips_late, n)
+    stage.proxy.set_mode("refuse")
+    stage.proxy.set_mode("pass")
+    stage.wait_for_line(holding.id, "comes back", 30)
+    assert stage.state(holding.id) == "PENDING"
+    assert holding.end() == n
+    stage.wait_for_line(holding.id, "is a duplicate", 15)
+    eventually(lambda: messages_left(stage) == 0, 15)
+    assert stage.state(holding.id) == "SUCCESS"
+    assert [fact["what"] for fact in stage.history(id=holding.id)] == ["in", "out"]

@@ -1,0 +1,202 @@
+"""What is published again is the raw message: only its ETA, our header and the broker's tag differ."""
+
+import base64
+import json
+import pickle
+
+import pytest
+from celery import chain, chord, group
+from celery.worker.request import Request
+
+from celery_dlock.worker import SingletonRequest
+from tests.conftest import WORKERS
+from tests.support.environments.policies import staged
+from tests.support.polling import eventually
+
+COMBINATIONS = [(s, c) for s in ("json", "pickle", "yaml") for c in (None, "zlib", "bzip2")]
+CONTENT_TYPES = {
+    "json": "application/json",
+    "pickle": "application/x-python-serialize",
+    "yaml": "application/x-yaml",
+}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("republishing"), concurrency=4) as made:
+        yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return stage.tasks
+
+
+@pytest.fixture
+def queue(stage):
+    """A queue that nobody reads before the test says so."""
+    return f"parcels-{stage.fresh()}"
+
+
+def lying(stage, queue):
+    """The messages in a queue, whatever their priority."""
+    keys = [key for key in stage.broker.keys(f"{queue}*") if stage.broker.type(key) == "list"]
+    return [json.loads(text) for key in keys for text in stage.broker.lrange(key, 0, -1)]
+
+
+def consumed(stage, queue):
+    stage.app.control.add_consumer(queue, reply=True, timeout=5, limit=1)
+
+
+def published_again(stage, task_id):
+    """The message as we published it, while the worker keeps it for its ETA."""
+    return eventually(lambda: (m := stage.unacked(task_id))["headers"].get("dlock") and m, 10)
+
+
+def compare(first, second):
+    """Every field, apart from those that have to differ."""
+    first_headers, second_headers = dict(first["headers"]), dict(second["headers"])
+    assert second_headers.pop("eta")
+    assert first_headers.pop("eta") is None
+    assert second_headers.pop("dlock")["tries"] >= 1
+    assert second_headers == first_headers
+    assert second["body"] == first["body"]
+    for name in ("content-type", "content-encoding"):
+        assert second[name] == first[name]
+    mine, its = dict(first["properties"]), dict(second["properties"])
+    assert mine.pop("delivery_tag") != its.pop("delivery_tag")
+    # Celery writes these three a second time beside the headers, where its worker does not look for them.
+    for name in ("argsrepr", "kwargsrepr", "periodic_task_name"):
+        mine.pop(name, None)
+    # Milliseconds, so only what is left of them.
+    left, all_of_it = its.pop("expiration", None), mine.pop("expiration", None)
+    assert left == all_of_it or 0 < int(left) < int(all_of_it)
+    assert its == mine
+
+
+def send(signature, **options):
+    return signature.apply_async(
+        argsrepr="('***',)",
+        kwargsrepr="{'secret': '***'}",
+        shadow="a shadow",
+        priority=3,
+        expires=60,
+        time_limit=50,
+        soft_time_limit=40,
+        headers={"x-tenant": "acme", "trace": {"id": 7}},
+        reply_to="somebody",
+        **options,
+    )
+
+
+def test_every_field_survives_whatever_the_serializer_and_compression(stage, tasks, queue):
+    held, results = [], []
+    for serializer, compression in COMBINATIONS:
+        n = stage.fresh()
+        lock = tasks.parcel.lock_for(n)
+        assert lock.acquire(blocking=False)
+        held.append(lock)
+        signature = tasks.parcel.s(n, secret="pässwort")
+        results.append(send(signature, queue=queue, serializer=serializer, compression=compression))
+    by_id = {message["headers"]["id"]: message for message in lying(stage, queue)}
+    consumed(stage, queue)
+    for (serializer, compression), result in zip(COMBINATIONS, results, strict=True):
+        first = by_id[result.id]
+        second = published_again(stage, result.id)
+        compare(first, second)
+        assert second["content-type"] == CONTENT_TYPES[serializer]
+        assert bool(second["headers"].get("compression")) is bool(compression)
+        assert second["headers"]["argsrepr"] == "('***',)"
+    for lock in held:
+        lock.release()
+    for result in results:
+        result.get(timeout=15)
+    assert len(stage.history(what="parcel")) == len(COMBINATIONS)
+    assert "pässwort" not in stage.worker.log()
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_links_stamps_and_membership_of_group_chain_and_chord_survive(stage, tasks, queue, serializer):
+    n = stage.fresh()
+    lock = tasks.parcel.lock_for(n)
+    assert lock.acquire(blocking=False)
+    member = tasks.parcel.si(n).set(queue=queue, serializer=serializer, priority=3)
+    member.link(tasks.plain.si("link"))
+    member.link_error(tasks.failed_link.s())
+    header = group(chain(tasks.plain.si("head"), member, tasks.plain.si("next")), tasks.plain.si("other"))
+    canvas = chord(header, tasks.plain.s())
+    canvas.stamp(batch="b1")
+    result = canvas.apply_async()
+    (first,) = eventually(lambda: lying(stage, queue))
+    consumed(stage, queue)
+    second = published_again(stage, first["headers"]["id"])
+    compare(first, second)
+    assert "b1" in second["headers"]["stamps"]["batch"]
+    _, _, embed = _body(second)
+    assert embed["callbacks"]
+    assert embed["errbacks"]
+    assert embed["chain"]
+    lock.release()
+    assert sorted(result.get(timeout=15)) == ["next", "other"]
+    eventually(lambda: [f for f in stage.history(what="plain") if "link" in f["args"]])
+
+
+def _body(message):
+    data = base64.b64decode(message["body"])
+    return json.loads(data) if message["content-type"] == CONTENT_TYPES["json"] else pickle.loads(data)
+
+
+def test_our_header_does_not_leak_into_the_tasks_own_retry(stage, tasks, queue):
+    n = stage.fresh()
+    lock = tasks.parcel_retries.lock_for(n)
+    assert lock.acquire(blocking=False)
+    later = tasks.parcel_retries.apply_async((n,), queue=queue)
+    consumed(stage, queue)
+    copy = published_again(stage, later.id)
+    assert copy["headers"]["dlock"]["rank"] > 0
+    lock.release()
+    # The body retries itself once, in a minute: a fresh identity, which arrives when it arrives.
+    own = eventually(lambda: (m := stage.unacked(later.id))["headers"]["retries"] == 1 and m)
+    assert "dlock" not in own["headers"]
+    assert "dlock" not in json.dumps(own["properties"])
+    stage.app.control.revoke(later.id)
+
+
+def test_a_retried_message_has_the_rank_of_its_own_arrival(stage, tasks):
+    """A rank that leaked would be older than a done mark, and the retry would be dropped as a duplicate."""
+    n = stage.fresh()
+    holding = stage.hold(tasks.skips_late, n, end="retry")
+    message = stage.unacked(holding.id)
+    stage.deliver_again(message)
+    stage.wait_for_line(holding.id, "comes back")
+    assert holding.end() == n
+    stage.wait_for_line(holding.id, "is a duplicate")
+    assert [fact["retries"] for fact in stage.history(what="in", id=holding.id)] == [0, 1]
+
+
+@pytest.mark.parametrize("kilobytes", [0, 1024])
+def test_what_the_pool_child_gets_beside_the_body_costs_300_bytes_whatever_its_size(stage, kilobytes):
+    task, queue = stage.tasks.parcel, f"sized{kilobytes}"
+    with stage.app.connection_for_write() as connection:
+        simple = connection.SimpleQueue(queue)
+        task.apply_async(("n", "x" * 1024 * kilobytes), queue=queue)
+        message = simple.get(timeout=5)
+        sizes = {}
+        for kind in (Request, SingletonRequest):
+            made = kind(
+                message,
+                app=stage.app,
+                task=task,
+                hostname="here",
+                body=message.body,
+                headers=message.headers,
+                decoded=False,
+                utc=True,
+            )
+            # What Request.execute_using_pool hands to the pool.
+            sizes[kind] = len(pickle.dumps((made._request_dict, made.body, made.content_type, made.content_encoding)))
+        message.ack()
+        simple.close()
+    assert sizes[Request] > 1024 * kilobytes
+    assert 0 < sizes[SingletonRequest] - sizes[Request] <= 300

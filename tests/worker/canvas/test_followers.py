@@ -1,0 +1,72 @@
+"""A finished holder is not a rival: what is published before its release runs, under every pool and policy."""
+
+import pytest
+from celery import chain, chord
+
+from tests.conftest import WORKERS
+from tests.support.environments.policies import staged
+from tests.support.polling import eventually
+
+POOLS = ["prefork", "solo", "threads", "gevent", "eventlet"]
+
+
+@pytest.fixture(scope="module", params=POOLS)
+def stage(request, tmp_path_factory):
+    # More slots than followers, else a free slot would come only after the release.
+    concurrency = 1 if request.param == "solo" else 4
+    with staged(tmp_path_factory.mktemp("followers"), pool=request.param, concurrency=concurrency) as made:
+        yield made
+
+
+@pytest.fixture(params=["lingers_and_skips", "lingers_and_raises"])
+def task(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return getattr(stage.tasks, request.param)
+
+
+def ran(stage, n, times):
+    """That many bodies of `n`, one after the other, each soon after the one before."""
+    eventually(lambda: len(stage.history(what="out", n=n)) == times, 10, message=f"bodies of {n}")
+    assert stage.overlaps(n) == 1
+    bodies = stage.history(what="in", n=n)
+    ends = stage.history(what="out", n=n)
+    waited = [entered["at"] - left["at"] for left, entered in zip(ends, bodies[1:], strict=False)]
+    assert max(waited) < 1.0, waited
+
+
+def test_the_next_step_of_a_chain(stage, task):
+    n = stage.fresh()
+    assert chain(task.si(n), task.si(n)).apply_async().get(timeout=15) == n
+    ran(stage, n, 2)
+
+
+def test_a_callback(stage, task):
+    n = stage.fresh()
+    assert task.apply_async((n,), link=task.si(n)).get(timeout=15) == n
+    ran(stage, n, 2)
+
+
+def test_an_errback(stage, task):
+    n = stage.fresh()
+    task.apply_async((n,), {"end": "fail"}, link_error=task.si(n))
+    ran(stage, n, 2)
+
+
+def test_the_body_of_its_chord(stage, task):
+    n = stage.fresh()
+    assert chord([task.si(n)], task.si(n)).apply_async().get(timeout=15) == n
+    ran(stage, n, 2)
+
+
+def test_its_own_retry(stage, task):
+    n = stage.fresh()
+    result = task.delay(n, end="retry")
+    assert result.get(timeout=15) == n
+    ran(stage, n, 2)
+    assert [fact["retries"] for fact in stage.history(what="in", n=n)] == [0, 1]
+
+
+def test_its_own_replacement(stage, task):
+    n = stage.fresh()
+    assert task.delay(n, end="replace").get(timeout=15) == n
+    ran(stage, n, 2)

@@ -1,0 +1,223 @@
+"""However a body ends in the prefork pool, its lock is free within 1 s; only the death of the worker takes the ttl.
+
+The ttl is 60 s in all rows but that one, so a lock that is free within seconds was released. `pytest -rP` shows the
+seconds of each row.
+"""
+
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from celery import Task
+
+from tests.support.environments.worker import Row, Stage, running_stage, tell
+from tests.support.workers import Worker
+
+APP = "tests.support.apps.endings"
+LOST = "onnection to broker lost|Unrecoverable error"
+
+# From Celery's acceptance on: time enough for a fresh child to connect and begin.
+SOFT, HARD = {"soft_time_limit": 2}, {"time_limit": 2}
+INSIDE = [
+    Row("success", "early", "success", "return"),
+    Row("success, late", "late", "success", "return"),
+    Row("exception", "early", "fail", "ValueError"),
+    Row("exception, late", "late", "fail", "ValueError"),
+    Row("self.retry", "early", "retry", "Retry"),
+    Row("self.retry, late", "late", "retry", "Retry"),
+    Row("Ignore", "early", "ignore", "Ignore"),
+    Row("Ignore, late", "late", "ignore", "Ignore"),
+    Row("Reject", "early", "reject", "Reject"),
+    Row("Reject, late", "late", "reject", "Reject"),
+    Row("Reject and requeue", "early", "requeue", "Reject"),
+    Row("Reject and requeue, late", "late", "requeue", "Reject"),
+    Row("replace", "early", "replace", "Replaced"),
+    Row("replace, late", "late", "replace", "Replaced"),
+    Row("soft limit", "early", "sleep", "SoftTimeLimitExceeded", SOFT),
+    Row("soft limit, late", "late", "sleep", "SoftTimeLimitExceeded", SOFT),
+    Row("soft limit, caught", "early", "caught", "return", SOFT),
+    Row("soft limit in before_start", "slow_before", "", "SoftTimeLimitExceeded", SOFT),
+    Row("soft limit in after_return", "slow_after", "", "SoftTimeLimitExceeded", SOFT),
+    Row("hard limit", "early", "beat", "", HARD),
+    Row("hard limit, deaf to SIGTERM", "early", "deaf", "", HARD),
+    Row("hard limit, late", "late", "deaf", "", HARD),
+    Row("revoke, SIGTERM", "early", "sleep", "SystemExit"),
+    Row("revoke, SIGTERM, late", "late", "sleep", "SystemExit"),
+    Row("revoke, SIGKILL", "early", "beat", ""),
+    Row("revoke, SIGKILL, late", "late", "beat", ""),
+    Row("os._exit", "early", "os._exit", "died"),
+    Row("os._exit, late", "late", "os._exit", "died"),
+    Row("SIGKILL", "early", "kill", "died"),
+    Row("SIGKILL, late", "late", "kill", "died"),
+    Row("segfault", "early", "segfault", "died"),
+    Row("sys.exit", "early", "sys.exit", "SystemExit"),
+    Row("child lost, reject_on_worker_lost", "rejected_when_lost", "os._exit", "died"),
+]
+if hasattr(Task, "retry_on_worker_lost"):
+    INSIDE.append(Row("child lost, retry_on_worker_lost", "retried_when_lost", "os._exit", "died"))
+
+WARM = [Row("warm shutdown", "early", "short", "return"), Row("warm shutdown, late", "late", "short", "return")]
+COLD = [Row("cold shutdown", "early", "sleep", "SystemExit"), Row("cold shutdown, late", "late", "sleep", "SystemExit")]
+# A dead worker releases nothing: there the ttl, 3 s, is the bound.
+DEAD = [Row("worker's SIGKILL", "early_brief", "beat", ""), Row("worker's SIGKILL, late", "late_brief", "beat", "")]
+CUT = [
+    Row("broker connections dropped", "early", "short", "return"),
+    Row("broker connections dropped, late", "late", "short", "return"),
+]
+CANCELLED = Row("broker connections dropped, late, cancelled", "late", "sleep at first", "SystemExit")
+DOWN = Row("broker killed and back", "early", "long", "return", {"queue": "early"})
+DOWN_LATE = Row("broker killed and back, late", "late", "long", "return", {"queue": "late"})
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with running_stage(tmp_path_factory.mktemp("endings"), APP) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def inside(stage: Stage) -> None:
+    """All rows that a worker survives, in one worker: many at once, but for those that cost it a child.
+
+    A child that starts takes a fifth of a second of CPU: several would keep the keeper from its core.
+    """
+    stage.start("-Q", "inside", concurrency=6)
+    for row in INSIDE:
+        if not deadly(row):
+            stage.send(row, queue="inside")
+    for row in filter(deadly, INSIDE):
+        sent = stage.send(row, queue="inside")
+        stage.wait_for_body(row)
+        if row.name.startswith("revoke"):
+            number = "SIGTERM" if "SIGTERM" in row.name else "SIGKILL"
+            stage.app.app.control.revoke(sent.id, terminate=True, signal=number)
+        stage.seconds_to_freedom(row)
+
+
+def deadly(row: Row) -> bool:
+    """Does its child die?"""
+    return row.end in {"died", ""} or row.options == HARD or row.name.startswith("revoke")
+
+
+def check(stage: Stage, row: Row) -> None:
+    seconds = stage.seconds_to_freedom(row)
+    tell("prefork", row.name, seconds)
+    assert 0 <= seconds <= row.within, stage.words(row.name)
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize("row", INSIDE, ids=lambda row: row.name)
+def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(stage: Stage, row: Row) -> None:
+    check(stage, row)
+
+
+@pytest.mark.core
+def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(stage: Stage) -> None:
+    stage.start("-Q", "limits", concurrency=2)
+    queueing = stage.app.queueing
+    queueing.apply_async(("x", "deaf", "first"), queue="limits", **HARD)
+    stage.mark("first", "start")
+    queueing.apply_async(("x", "success", "second"), queue="limits")
+    started = stage.mark("second", "start").at
+    last_beat = stage.beat("first")
+    tell("prefork", "hard limit, until the next body starts", started - last_beat)
+    # Celery's own after_return runs in the main process 0.1 s and more before the body is dead.
+    assert 0 < started - last_beat <= 1.5
+
+
+def test_children_that_run_one_task_each_leave_no_lock(stage: Stage) -> None:
+    stage.start("-Q", "one", "--max-tasks-per-child", "1", concurrency=2)
+    rows = [Row(f"max_tasks_per_child=1, {number}", "early", "success", "return") for number in range(4)]
+    for row in rows:
+        stage.send(row, queue="one")
+    for row in rows:
+        check(stage, row)
+
+
+def send_and_wait_for_start(stage: Stage, rows: list[Row], **options: object) -> None:
+    for row in rows:
+        stage.send(row, **options)
+    for row in rows:
+        stage.wait_for_body(row)
+
+
+@pytest.fixture(scope="module")
+def shut_down(stage: Stage) -> Mapping[str, int]:
+    """Three workers with two bodies each; then all three end in their ways at once. How long the dead's locks live."""
+    endings = {"warm": (WARM, signal.SIGTERM), "cold": (COLD, signal.SIGQUIT), "dead": (DEAD, signal.SIGKILL)}
+    workers = {name: stage.start("-Q", name) for name in endings}
+    for name, (rows, _) in endings.items():
+        for row in rows:
+            stage.send(row, queue=name)
+    for name, (rows, number) in endings.items():
+        for row in rows:
+            stage.wait_for_body(row)
+        workers[name].signal(number)
+    return stage.lives(DEAD, workers["dead"])
+
+
+@pytest.mark.usefixtures("shut_down")
+@pytest.mark.parametrize("row", [*WARM, *COLD], ids=lambda row: row.name)
+def test_a_lock_is_free_when_its_worker_ends(stage: Stage, row: Row) -> None:
+    check(stage, row)
+
+
+@pytest.mark.parametrize("row", DEAD, ids=lambda row: row.name)
+def test_a_lock_is_free_within_its_ttl_when_its_worker_dies(
+    stage: Stage, shut_down: Mapping[str, int], row: Row
+) -> None:
+    tell("prefork", row.name, stage.seconds_to_expiry(row, shut_down, ttl=3.0))
+
+
+def drop_connections(stage: Stage, worker: Worker) -> None:
+    with stage.broker.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_kill_filter(_type="pubsub", skipme=True)
+    worker.wait_for_log(LOST)
+
+
+@pytest.fixture(scope="module")
+def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The connections to the broker are dropped while two bodies run."""
+    with running_stage(tmp_path_factory.mktemp("cut"), APP) as stage:
+        worker = stage.start()
+        send_and_wait_for_start(stage, CUT)
+        drop_connections(stage, worker)
+        yield stage
+
+
+@pytest.mark.parametrize("row", CUT, ids=lambda row: row.name)
+def test_a_lock_is_free_when_the_body_ends_after_its_worker_lost_its_connections(cut_off: Stage, row: Row) -> None:
+    check(cut_off, row)
+    # The broker delivers the unacknowledged message again at once; its copy must not start beside the first.
+    assert cut_off.words(row.name) == ["start", "return"]
+
+
+def test_a_lock_is_free_when_its_worker_lost_its_connections_and_cancels_the_body(tmp_path: Path) -> None:
+    with running_stage(tmp_path, APP) as stage:
+        worker = stage.start(environ={"DLOCK_TEST_CANCEL": "1"})
+        send_and_wait_for_start(stage, [CANCELLED])
+        drop_connections(stage, worker)
+        check(stage, CANCELLED)
+        # The message comes back, and its new run gets the lock.
+        stage.mark(CANCELLED.name, "return")
+
+
+@pytest.fixture(scope="module")
+def broker_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The broker dies and comes back while two bodies run, each in a worker of its own."""
+    with running_stage(tmp_path_factory.mktemp("down"), APP) as stage:
+        workers = [stage.start("-Q", queue, concurrency=1) for queue in ("early", "late")]
+        send_and_wait_for_start(stage, [DOWN, DOWN_LATE])
+        stage.broker.kill()
+        for worker in workers:
+            worker.wait_for_log(LOST)
+        stage.broker.start()
+        yield stage
+
+
+@pytest.mark.parametrize("row", [DOWN, DOWN_LATE], ids=lambda row: row.name)
+def test_a_lock_is_free_when_the_body_ends_after_its_broker_died_and_came_back(broker_killed: Stage, row: Row) -> None:
+    check(broker_killed, row)

@@ -1,0 +1,193 @@
+"""``keep_on_retry``: the lock stays with a task between ``self.retry()`` and the retried execution."""
+
+import pytest
+
+from celery_dlock import LockHeld
+from tests.conftest import WORKERS
+from tests.support.environments.policies import staged, took
+from tests.support.polling import eventually
+
+APP = "tests.support.apps.retrying"
+#: Seconds until the retry, in which the rivals try.
+DELAY = 2.0
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("retries"), app=APP, concurrency=6) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _show_logs(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+
+
+@pytest.fixture
+def tasks(stage):
+    return stage.tasks
+
+
+def first_ended(stage, result):
+    return eventually(lambda: stage.history(what="out", id=result.id), 10, message="its first run")[0]
+
+
+def bodies(stage, n, count):
+    """Who was inside, in order: (task, retries)."""
+    entered = stage.entered(within=20, count=count, n=n)
+    assert stage.overlaps(n) == 1
+    return [(fact["task"].removeprefix("retrying."), fact["retries"]) for fact in entered]
+
+
+@pytest.mark.core
+def test_nobody_of_any_policy_comes_between_a_task_and_its_retry(stage, tasks):
+    n = stage.fresh()
+    result = tasks.keeps.delay(n, seconds=DELAY)
+    first_ended(stage, result)
+    stage.wait_for_line(result.id, f"retry: Retry in {DELAY}s")
+    rivals = {policy: task.delay(n) for policy, task in tasks.rivals.items()}
+    assert took(lambda: rivals["skip"].get(timeout=10))[1].__class__.__name__ == "CallSkipped"
+    assert "its retry is to come: keep_on_retry" in str(rivals["skip"].result)
+    assert isinstance(took(lambda: rivals["raise"].get(timeout=10))[1], LockHeld)
+    assert [rivals[policy].get(timeout=20) for policy in ("retry", "queue", "wait")] == [n] * 3
+    inside = bodies(stage, n, 5)
+    assert inside[:2] == [("keeps", 0), ("keeps", 1)]
+    assert sorted(inside[2:]) == [("queue", 0), ("retry", 0), ("wait", 0)]
+
+
+@pytest.mark.core
+def test_without_it_somebody_does(stage, tasks):
+    n = stage.fresh()
+    result = tasks.lets_go.delay(n, seconds=DELAY)
+    first_ended(stage, result)
+    stage.free(tasks.lets_go, n, within=DELAY - 0.5)
+    assert tasks.rivals["raise"].delay(n).get(timeout=10) == n
+    assert result.get(timeout=10) == n
+    assert bodies(stage, n, 3) == [("lets_go", 0), ("raise", 0), ("lets_go", 1)]
+
+
+def test_the_holder_of_a_kept_lock_is_told_and_its_token_grows(stage, tasks):
+    n = stage.fresh()
+    result = tasks.keeps.delay(n, seconds=DELAY)
+    first_ended(stage, result)
+    lock = tasks.keeps.lock_for(n)
+    holder = eventually(lambda: (found := lock.holder()) and found.retries and found, 5, message="it is kept")
+    assert (holder.task, holder.task_id) == ("retrying.keeps", result.id)
+    assert 25 < holder.expires_in <= 30 + DELAY  # the countdown, and a ttl of 30 s
+    assert not lock.acquire(blocking=False)
+    assert result.get(timeout=10) == n
+    first, second = stage.history(what="in", id=result.id)
+    assert second["token"] > first["token"]
+    stage.free(tasks.keeps, n, within=2)
+
+
+@pytest.mark.parametrize(
+    ("task", "way", "seconds"),
+    [("keeps", "eta", DELAY), ("keeps_auto", "auto", 0), ("keeps", "no throw", DELAY), ("keeps", "", 0)],
+    ids=["by eta", "autoretry_for", "throw=False", "at once"],
+)
+def test_however_it_retries(stage, tasks, task, way, seconds):
+    n = stage.fresh()
+    retried = getattr(tasks, task).delay(n, way, seconds)
+    first_ended(stage, retried)
+    if task == "keeps_auto" or seconds:
+        assert isinstance(took(lambda: tasks.rivals["raise"].delay(n).get(timeout=10))[1], LockHeld)
+    assert bodies(stage, n, 2) == [(task, 0), (task, 1)]
+    stage.free(tasks.keeps, n, within=5)
+
+
+def test_a_revoked_retry_frees_it_by_its_life(stage, tasks):
+    n = stage.fresh()
+    result = tasks.keeps_briefly.delay(n, seconds=DELAY)
+    out = first_ended(stage, result)
+    stage.wait_for_line(result.id, "retry: Retry")
+    stage.app.control.revoke(result.id)
+    assert tasks.rivals["wait"].delay(n).get(timeout=20) == n
+    (entered,) = stage.history(what="in", n=n, task="retrying.wait")
+    assert DELAY + 0.8 < entered["at"] - out["at"] < DELAY + 3  # the countdown, and a ttl of 1 s
+    assert bodies(stage, n, 2) == [("keeps_briefly", 0), ("wait", 0)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, DELAY], ids=["a retry that is there before the release", "a later one"])
+def test_under_queue_those_who_wait_come_after_the_retry(stage, tasks, seconds):
+    n = stage.fresh()
+    first = tasks.keeps_queued.delay(n, "", seconds)
+    others = [tasks.rivals["queue"].delay(n) for _ in range(2)]
+    assert first.get(timeout=20) == n
+    assert [other.get(timeout=20) for other in others] == [n, n]
+    inside = bodies(stage, n, 4)
+    place = inside.index(("keeps_queued", 0))
+    assert inside[place + 1] == ("keeps_queued", 1), inside
+
+
+@pytest.mark.parametrize("way", ["other args", "no more", "replace"])
+def test_what_is_no_retry_of_this_lock_frees_it_at_once(stage, tasks, way):
+    n = stage.fresh()
+    result = tasks.keeps.delay(n, way, DELAY)
+    first_ended(stage, result)
+    stage.free(tasks.keeps, n, within=DELAY - 0.5)
+    result.get(timeout=10, propagate=way != "no more")
+    assert result.state == ("FAILURE" if way == "no more" else "SUCCESS")
+
+
+def test_a_retry_does_not_use_the_name_up(stage, tasks):
+    n = stage.fresh()
+    assert tasks.keeps_once.delay(n, seconds=0.2).get(timeout=10) == n
+    assert bodies(stage, n, 2) == [("keeps_once", 0), ("keeps_once", 1)]
+    again = tasks.keeps_once.delay(n)
+    again.get(timeout=10, propagate=False)
+    assert again.state == "REVOKED"
+
+
+def test_a_success_that_uses_the_name_up_keeps_no_lock_for_the_retry_that_it_published(stage, tasks):
+    n = stage.fresh()
+    assert tasks.keeps_once.delay(n, "no throw", 5.0).get(timeout=10) == n
+    stage.free(tasks.keeps_once, n, within=2)
+
+
+@pytest.mark.parametrize("task", ["keeps_full", "keeps_raising"])
+def test_a_retry_that_comes_before_its_predecessor_has_released_is_no_rival(stage, tasks, task):
+    n = stage.fresh()
+    result = getattr(tasks, task).delay(n, seconds=0)
+    eventually(lambda: stage.history(what="in", id=result.id), 10)
+    waiter = tasks.rivals["queue"].delay(n)
+    assert result.get(timeout=15) == n
+    assert waiter.get(timeout=15) == n
+    assert [fact["id"] for fact in stage.history(what="in", n=n)] == [result.id, result.id, waiter.id]
+
+
+def test_an_eager_retry_runs_under_the_same_lock(stage, tasks):
+    n = stage.fresh()
+    assert tasks.keeps.apply((n,), {"seconds": 30}).get() == n
+    assert bodies(stage, n, 2) == [("keeps", 0), ("keeps", 1)]
+    assert not stage.locked(tasks.keeps, n)
+
+
+def test_a_worker_killed_while_its_retry_waits_leaves_it_to_another_worker(tmp_path, request):
+    conf = {
+        "broker_transport_options": {
+            "visibility_timeout": 3,
+            "unacked_restore_interval": 0.5,
+            "unacked_restore_throttle": 0.5,
+            # A worker that dies while it restores keeps the others from it for so long, else for 5 minutes.
+            "unacked_mutex_expire": 1,
+        },
+    }
+    with staged(tmp_path, app=APP, workers=2, concurrency=2, conf=conf) as stage:
+        request.node.stash[WORKERS] = stage.workers
+        n = stage.fresh()
+        result = stage.tasks.keeps.delay(n, seconds=2.0)
+        first_ended(stage, result)
+        eventually(
+            lambda: stage.unacked(result.id)["headers"]["retries"] == 1, 10, message="the first run's is not gone"
+        )
+        stage.wait_for_line(result.id, "Retry in")
+        eventually(lambda: len(stage.lines(result.id, "received")) == 2, 10, message="the retry is received")
+        received = [worker for worker in stage.workers if f"[{result.id}] received" in worker.log()]
+        # Where two workers have it, the first run was in the one that says "Retry in".
+        (holder,) = received if len(received) == 1 else [each for each in received if "Retry in" not in each.log()]
+        holder.kill()
+        rival = stage.tasks.rivals["retry"].delay(n)
+        assert result.get(timeout=30) == n
+        assert rival.get(timeout=30) == n
+        assert bodies(stage, n, 3) == [("keeps", 0), ("keeps", 1), ("retry", 0)]

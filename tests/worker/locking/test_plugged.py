@@ -1,0 +1,80 @@
+"""A worker whose log, listeners and background threads fail again and again keeps its locks and its queues."""
+
+import itertools
+import os
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.environments.worker import Stage, running_stage
+from tests.support.polling import eventually
+from tests.support.workers import Worker
+
+APP = "tests.support.apps.plugged"
+POOLS = ["prefork", "threads", "gevent"]
+TTL = 1.0
+LONG = 3.5 * TTL
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with running_stage(tmp_path_factory.mktemp("plugged"), APP) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(stage: Stage) -> dict[str, Worker]:
+    """One of each pool, in which a lease is lost while another is held: listener and log raise SystemExit."""
+    started = {pool: stage.start("-Q", pool, pool=pool) for pool in POOLS}
+    for pool in POOLS:
+        for row in ("lost", "kept"):
+            stage.app.kept.apply_async((f"{row} {pool}", LONG), queue=pool)
+    for pool in POOLS:
+        stage.mark(f"lost {pool}", "start")
+        stage.store_client.delete(stage.key("kept", f"lost {pool}", LONG))
+        stage.mark(f"kept {pool}", "start")
+    return started
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
+    stage: Stage, workers: dict[str, Worker], pool: str
+) -> None:
+    row = f"kept {pool}"
+    start, end = stage.mark(row, "start").at, stage.mark(row, "return").at
+    assert end - start > 3 * TTL
+    freed = eventually(lambda: stage.log.freed(stage.key("kept", row, LONG), start))
+    assert 0 <= freed - end <= 5 * 0.4
+    lost = stage.app.kept.lock_name(f"lost {pool}", LONG)
+    eventually(lambda: lost in stage.words("lost"), message="the listener was not told")
+    assert "celery_dlock: a log handler or filter failed" in workers[pool].log()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.usefixtures("workers")
+def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_over(stage: Stage, pool: str) -> None:
+    """The child of the first one is killed (prefork), so only the sweeper can hand the lock over."""
+    first, second = f"first {pool}", f"second {pool}"
+    stage.app.queued.apply_async((pool, first, 60.0 if pool == "prefork" else 1.0), queue=pool)
+    start = stage.mark(first, "start")
+    waiter = stage.app.queued.apply_async((pool, second, 0.0), queue=pool)
+    eventually(lambda: waiter.state == "QUEUED" or stage.marks(second), message="it does not wait")
+    if pool == "prefork":
+        os.kill(start.pid, signal.SIGKILL)
+    stage.mark(second, "return")
+
+
+def test_child_whose_worker_has_a_hanging_watchdog_says_so(stage: Stage) -> None:
+    worker = stage.start("-Q", "hangs", concurrency=1, environ={"DLOCK_TEST_HANG": "1"})
+    numbers = itertools.count()
+
+    def said() -> bool:
+        stage.app.kept.apply_async((f"hangs {next(numbers)}", 0.0), queue="hangs")
+        return "the watchdog has not looked at the leases of this process for" in worker.log()
+
+    eventually(said, within=10, every=0.2)
+    assert re.search(
+        r"ERROR/ForkPoolWorker-1\] tests.support.apps.plugged.kept:\S+: the watchdog has not", worker.log()
+    )

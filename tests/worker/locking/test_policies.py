@@ -1,0 +1,281 @@
+"""What happens to a call that meets a held lock, under each policy."""
+
+import re
+from datetime import datetime, timezone
+
+import pytest
+from celery import chain
+from celery.exceptions import TaskRevokedError
+
+from celery_dlock import CallSkipped, LockHeld
+from tests.conftest import WORKERS
+from tests.support.environments.policies import staged, took
+from tests.support.polling import eventually
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("policies"), concurrency=6) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _show_logs(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+
+
+@pytest.fixture
+def tasks(stage):
+    return stage.tasks
+
+
+class TestSkip:
+    @pytest.mark.core
+    def test_it_ends_revoked_and_says_who_holds_the_lock_where_and_since_when(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips, n) as holding:
+            skipped = tasks.skips.delay(n)
+            _, error = took(lambda: skipped.get(timeout=10))
+            assert type(error) is CallSkipped
+            assert skipped.state == "REVOKED"
+            assert (error.name, error.task_id) == (tasks.skips.lock_name(n), holding.id)
+            assert (error.node, type(error.since)) == (stage.worker.node, float)
+            (since,) = re.findall(r"since (\S+)", str(error))
+            age = datetime.now(timezone.utc) - datetime.fromisoformat(since)
+            assert 0 < age.total_seconds() < 10
+            assert f"held by policies.skips[{holding.id}] on {stage.worker.node}" in str(error)
+            assert tasks.skips.lock_name(n) in str(error)
+
+    @pytest.mark.core
+    def test_nobody_waits_for_a_holder_that_has_not_left(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips, n):
+            times = [took(lambda: tasks.skips.delay(n).get(timeout=10))[0] for _ in range(5)]
+        assert min(times) < 0.5, times
+
+    def test_nor_for_one_that_called_itself_directly_and_has_a_follower(self, stage, tasks):
+        n = stage.fresh()
+        result = chain(tasks.calls_itself.si(n, f"{n}-gate"), tasks.plain.s()).apply_async()
+        stage.entered(n=n)
+        seconds = min(took(lambda: tasks.calls_itself.delay(n).get(timeout=10))[0] for _ in range(3))
+        stage.open(f"{n}-gate")
+        assert result.get(timeout=10) is True
+        assert seconds < 0.5
+
+    def test_it_is_a_line_at_info_and_no_failure(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips, n):
+            skipped = tasks.skips.apply_async((n,), link_error=tasks.failed_link.s())
+            skipped.get(timeout=10, propagate=False)
+            (line,) = stage.lines(skipped.id, "skipped")
+            assert re.search(r"INFO/", line), line
+            assert "held by policies.skips[" in line
+        after = stage.worker.log().partition(line)[2]
+        assert "Traceback" not in after
+        assert not re.search(r"(ERROR|WARNING|CRITICAL)/", after), after
+        assert stage.history(id=skipped.id) == []
+
+    def test_it_leaves_the_holders_lock_alone(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips, n) as holding:
+            for _ in range(3):
+                assert took(lambda: tasks.skips.delay(n).get(timeout=10))[1].__class__ is CallSkipped
+            assert tasks.skips.lock_for(n).holder().task_id == holding.id
+        assert [fact["id"] for fact in stage.history(what="in", n=n)] == [holding.id]
+
+    def test_the_lock_is_free_for_the_next_call_after_the_holder(self, stage, tasks):
+        n = stage.fresh()
+        stage.hold(tasks.skips, n).end()
+        stage.free(tasks.skips, n)
+        assert tasks.skips.delay(n).get(timeout=10) == n
+
+    def test_another_key_is_another_lock(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips, n):
+            assert tasks.skips.delay(f"{n}x").get(timeout=10) == f"{n}x"
+
+    @pytest.mark.parametrize(("name", "value"), [("skips_as_value", {"skipped": True}), ("skips_as_none", None)])
+    def test_with_a_skip_result_it_ends_success_and_the_chain_goes_on(self, stage, tasks, name, value):
+        task, n = getattr(tasks, name), stage.fresh()
+        with stage.hold(task, n):
+            tail = chain(task.si(n), tasks.plain.s()).apply_async()
+            assert tail.get(timeout=10) == value
+            # Celery publishes the next step first, and stores the result then.
+            assert tail.parent.get(timeout=10) == value
+            assert tail.parent.state == "SUCCESS"
+        assert len(stage.history(what="in", n=n)) == 1
+
+    def test_a_message_that_already_ran_once_is_retried_not_skipped(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips, n):
+            second = tasks.skips.apply_async((n,), retries=1)
+            stage.wait_for_line(second.id, "comes back")
+            assert second.state not in ("REVOKED", "FAILURE")
+        assert second.get(timeout=10) == n
+        (body,) = stage.history(what="in", id=second.id)
+        assert body["retries"] == 1
+
+    def test_an_ignored_result_is_not_stored(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.skips_unstored, n) as holding:
+            skipped = tasks.skips_unstored.delay(n)
+            stage.wait_for_line(skipped.id, "skipped")
+            holding.let_go()
+            eventually(lambda: stage.history(what="out", id=holding.id))
+            assert not stage.client.exists(f"celery-task-meta-{skipped.id}")
+            stage.open(holding.gate)  # nobody stores its result either, so nobody could wait for it
+            holding.result.get = lambda **_: None
+
+
+class TestRetry:
+    @pytest.mark.core
+    def test_all_run_one_at_a_time_and_their_own_retries_are_untouched(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.retries_without_own, n):
+            later = [tasks.retries_without_own.delay(n) for _ in range(4)]
+            for result in later:
+                stage.wait_for_line(result.id, "comes back")
+        assert [result.get(timeout=20) for result in later] == [n] * 4
+        assert {fact["retries"] for fact in stage.history(n=n)} == {0}
+        assert len(stage.history(what="in", n=n)) == 5
+        assert stage.overlaps(n) == 1
+
+    def test_the_delay_doubles_up_to_its_maximum_and_is_jittered(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.retries, n):
+            later = [tasks.retries.delay(n) for _ in range(3)]
+            for result in later:
+                eventually(lambda result=result: len(stage.lines(result.id, "comes back")) >= 5, 20)
+        delays = [
+            [float(re.search(r"comes back in (\S+) s", line)[1]) for line in stage.lines(result.id, "comes back")]
+            for result in later
+        ]
+        for one in delays:
+            for got, most in zip(one, [0.1, 0.2, 0.4, 0.4, 0.4], strict=False):
+                assert most / 2 <= got <= most, delays
+        assert len({one[0] for one in delays}) > 1
+        assert [result.get(timeout=20) for result in later] == [n] * 3
+
+    def test_the_task_can_still_retry_itself_afterwards(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.retries, n):
+            later = tasks.retries.delay(n, end="retry")
+            eventually(lambda: len(stage.lines(later.id, "comes back")) >= 3)
+        assert later.get(timeout=15) == n
+        assert [fact["retries"] for fact in stage.history(what="in", id=later.id)] == [0, 1]
+
+    def test_beyond_its_limit_it_fails_with_lock_held(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.retries_twice, n) as holding:
+            later = tasks.retries_twice.delay(n)
+            with pytest.raises(LockHeld, match=rf"held by policies\.retries_twice\[{holding.id}\].*2 tries"):
+                later.get(timeout=15)
+            assert later.state == "FAILURE"
+            assert len(stage.lines(later.id, "comes back")) == 2
+        assert stage.history(what="in", id=later.id) == []
+
+    def test_expiry_is_honoured(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.retries, n):
+            later = tasks.retries.apply_async((n,), expires=3.0)
+            stage.wait_for_line(later.id, "comes back")
+            with pytest.raises(TaskRevokedError, match="expired"):
+                later.get(timeout=15)
+        assert stage.history(id=later.id) == []
+
+
+class TestWait:
+    @pytest.mark.core
+    def test_it_runs_as_soon_as_it_is_woken(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.waits, n) as holding:
+            waiter = tasks.waits.delay(n)
+            stage.wait_for_line(waiter.id, "received")
+            eventually(lambda: _subscribers(stage) == 1)
+        assert waiter.get(timeout=10) == n
+        (left,) = stage.history(what="out", id=holding.id)
+        (entered,) = stage.history(what="in", id=waiter.id)
+        # The slow poll of a waiter is 2 s.
+        assert 0 <= entered["at"] - left["at"] < 1.0
+
+    def test_waiters_run_one_at_a_time(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.waits, n):
+            waiters = [tasks.waits.delay(n) for _ in range(3)]
+            eventually(lambda: _subscribers(stage) == 3)
+        assert [waiter.get(timeout=10) for waiter in waiters] == [n] * 3
+        assert stage.overlaps(n) == 1
+
+    def test_it_waits_no_longer_than_its_timeout_and_then_raises(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.waits_briefly, n) as holding:
+            seconds, error = took(lambda: tasks.waits_briefly.delay(n).get(timeout=10))
+            assert isinstance(error, LockHeld)
+            assert error.task_id == holding.id
+            assert 0.4 <= seconds < 1.4
+
+    def test_then_it_skips_where_after_wait_says_so(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.waits_then_skips, n):
+            seconds, error = took(lambda: tasks.waits_then_skips.delay(n).get(timeout=10))
+            assert isinstance(error, TaskRevokedError)
+            assert 0.3 <= seconds < 1.3
+
+    def test_then_it_is_retried_where_after_wait_says_so(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.waits_then_retries, n):
+            later = tasks.waits_then_retries.delay(n)
+            stage.wait_for_line(later.id, "comes back")
+        assert later.get(timeout=10) == n
+        assert stage.overlaps(n) == 1
+
+
+class TestRaise:
+    @pytest.mark.core
+    def test_it_fails_with_lock_held_that_tells_the_holder(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.raises, n) as holding:
+            failed = tasks.raises.delay(n)
+            _, error = took(lambda: failed.get(timeout=10))
+        assert type(error) is LockHeld
+        assert failed.state == "FAILURE"
+        assert (error.name, error.task_id, error.node) == (tasks.raises.lock_name(n), holding.id, stage.worker.node)
+        assert abs(error.since - datetime.now(timezone.utc).timestamp()) < 20
+        assert f"held by policies.raises[{holding.id}] on {stage.worker.node} since " in str(error)
+
+    def test_every_hook_of_a_failure_runs(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.raises, n):
+            failed = tasks.raises.apply_async((n,), link_error=tasks.failed_link.s())
+            failed.get(timeout=10, propagate=False)
+            eventually(lambda: len(stage.history(id=failed.id)) >= 4, message="hooks")
+        assert {fact["what"] for fact in stage.history(id=failed.id)} == {
+            "on_failure",
+            "after_return",
+            "task_failure",
+            "link_error",
+        }
+
+    def test_the_worker_goes_on(self, stage, tasks):
+        n = stage.fresh()
+        children = set(stage.worker.children())
+        with stage.hold(tasks.raises, n):
+            for _ in range(3):
+                assert isinstance(took(lambda: tasks.raises.delay(n).get(timeout=10))[1], LockHeld)
+        assert set(stage.worker.children()) == children
+
+
+def test_chain_step_outwaits_a_slow_end_of_its_predecessor(stage, tasks):
+    """A hook, a chord part or a result backend may keep it for longer than a follower waits in its slot."""
+    ran = {}
+    for task in (tasks.slow_skips, tasks.slow_raises, tasks.slow_waits):
+        n = stage.fresh()
+        ran[n] = chain(task.si(n), task.si(n)).apply_async()
+    for n, result in ran.items():
+        assert result.get(timeout=30) == n
+        assert (len(stage.history(what="in", n=n)), stage.overlaps(n)) == (2, 1)
+        assert stage.lines(result.id, "comes back in .*, whose body has ended")
+
+
+def _subscribers(stage):
+    return sum(count for _, count in stage.locks.pubsub_numsub(*stage.locks.pubsub_channels("dlock*")))

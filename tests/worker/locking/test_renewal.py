@@ -1,0 +1,110 @@
+"""Whatever holds up a body, its worker's keeper renews the lock until the body ends."""
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from celery_dlock.keys.key_spec import LockKeys, shared_name
+from tests.support.environments.worker import Stage, running_stage
+from tests.support.polling import eventually
+from tests.support.processes import kill_session, spawn
+
+APP = "tests.support.apps.keeping"
+TTL = 3.0
+LONG = 3 * TTL + 0.5
+
+#: Who has to be kept by which pool's worker, and what the body does meanwhile.
+BODIES = {
+    "prefork, the child holds its interpreter": ("prefork", "hold"),
+    "prefork, warm shutdown": ("prefork", "sleep"),
+    "solo, sleeping": ("solo", "sleep"),
+    "threads, spinning": ("threads", "spin"),
+    "gevent, spinning": ("gevent", "spin"),
+    "eventlet, spinning": ("eventlet", "spin"),
+}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with running_stage(tmp_path_factory.mktemp("keeping"), APP) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kept(stage: Stage) -> None:
+    """All the bodies at once, each in a worker of its own; two more, of which one is stopped, share another."""
+    queues = {name: re.sub(r"\W+", "-", name) for name in BODIES}
+    workers = {name: stage.start("-Q", queues[name], pool=pool, concurrency=1) for name, (pool, _) in BODIES.items()}
+    stage.start()
+    for name, (_, way) in BODIES.items():
+        stage.app.brief.apply_async((name, way, LONG), queue=queues[name])
+    stage.app.brief.delay("stopped", "sleep", LONG)
+    stage.app.nested.delay("nested", LONG)
+    psutil.Process(stage.mark("stopped", "start").pid).suspend()
+    for name in BODIES:
+        stage.mark(name, "start")
+    workers["prefork, warm shutdown"].signal(signal.SIGTERM)
+    stage.mark("nested", "start")
+
+
+def check_kept(stage: Stage, key: str, name: str) -> None:
+    """The lock of that body was never free while it ran, for more than three ttls, and is free after it."""
+    start, end = stage.mark(name, "start").at, stage.mark(name, "return", within=60).at
+    assert end - start > 3 * TTL
+    freed = eventually(lambda: stage.log.freed(key, start), message=f"{name}: still locked")
+    assert 0 <= freed - end <= 1.0
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("name", BODIES)
+def test_a_lock_is_renewed_for_three_ttls(stage: Stage, name: str) -> None:
+    check_kept(stage, stage.key("brief", name, BODIES[name][1], LONG), name)
+    if BODIES[name][1] == "hold":
+        (gap,) = [float(word.split()[1]) for word in stage.words(name) if word.startswith("gap")]
+        assert gap > 2 * TTL, "the interpreter was not held; the test tests nothing"
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_stopped_child_keeps_its_lock(stage: Stage) -> None:
+    key, start = stage.key("brief", "stopped", "sleep", LONG), stage.mark("stopped", "start")
+    stage.wait_for_renewal(key, start.at + 3 * TTL)
+    psutil.Process(start.pid).resume()
+    check_kept(stage, key, "stopped")
+
+
+@pytest.mark.usefixtures("kept")
+def test_locks_entered_in_a_body_are_renewed_and_released_where_the_body_forgets_them(stage: Stage) -> None:
+    check_kept(stage, stage.key("nested", "nested", LONG), "nested")
+    check_kept(stage, LockKeys.of("dlock", shared_name("other nested")).lock, "nested")
+    assert "counts (2, 2)" in stage.words("nested")
+
+
+@pytest.mark.core
+def test_an_outage_of_the_broker_longer_than_the_ttl_loses_no_lock(tmp_path: Path) -> None:
+    with running_stage(tmp_path, APP) as stage:
+        stage.start()
+        stage.app.brief.delay("outage", "sleep", LONG)
+        start = stage.mark("outage", "start").at
+        stage.broker.kill()
+        stage.wait_for_renewal(stage.key("brief", "outage", "sleep", LONG), start + 2 * TTL)
+        stage.broker.start()
+        check_kept(stage, stage.key("brief", "outage", "sleep", LONG), "outage")
+        # And the worker is back.
+        stage.app.brief.delay("after the outage", "sleep", 0)
+        stage.mark("after the outage", "return")
+
+
+def test_an_embedded_test_worker_renews_and_ends(tmp_path: Path) -> None:
+    with running_stage(tmp_path, APP) as stage:
+        command = [sys.executable, "-m", "tests.support.apps.embedded", "embedded", str(LONG)]
+        process = spawn(command, tmp_path / "embedded.log", environ=stage.urls.environ())
+        try:
+            check_kept(stage, stage.key("brief", "embedded", "sleep", LONG), "embedded")
+            assert process.wait(20) == 0, (tmp_path / "embedded.log").read_text()
+        finally:
+            kill_session(process)

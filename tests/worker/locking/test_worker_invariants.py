@@ -1,0 +1,174 @@
+"""What a worker owes to those who lock: who is told, who may release, and what nothing may leak."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.environments.worker import Stage, running_stage
+from tests.support.polling import eventually
+from tests.support.rx_queue import has_unread
+from tests.support.workers import Worker
+
+APP = "tests.support.apps.keeping"
+TASKS = 50
+WAIT = "until told to go"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with running_stage(tmp_path_factory.mktemp("laws"), APP) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> Worker:
+    return stage.start(concurrency=8)
+
+
+# -- a lost lease is told
+
+
+def lose(stage: Stage, task: str, name: str, seconds: float, queue: str = "celery") -> str:
+    """Start the task, take its lock away in the store, and return the lock's name."""
+    getattr(stage.app, task).apply_async((name, seconds), queue=queue)
+    stage.mark(name, "start")
+    assert stage.store_client.delete(stage.key(task, name, seconds)) == 1
+    lock_name: str = getattr(stage.app, task).lock_name(name, seconds)
+    return lock_name
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_holder_is_told_by_its_lease_by_a_signal_and_in_the_log_that_its_lease_is_lost(
+    stage: Stage, pool: str
+) -> None:
+    name = f"told {pool}"
+    worker = stage.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
+    lock_name = lose(stage, "told", name, 20.0, f"lose-{pool}")
+    # The keeper finds it at a third of the ttl; the holder asks nobody.
+    taken_away = eventually(lambda: stage.log.freed(stage.key("told", name, 20.0)))
+    assert stage.mark(name, "held False").at - taken_away < 2.0
+    stage.mark(name, "LockLost")
+    told_by = eventually(lambda: stage.marks(f"lost {lock_name}"), message="no signal lock_lost")
+    assert told_by[0].pid == worker.pid
+    worker.wait_for_log(rf"WARNING/MainProcess\] the lease of {re.escape(lock_name)} is lost")
+
+
+def test_ensure_asks_the_store_and_does_not_wait_for_the_keeper(stage: Stage, worker: Worker) -> None:
+    # Its ttl is 60 s: the keeper looks after 20.
+    lock_name = lose(stage, "asking", "asking", 10.0)
+    stage.mark("asking", "LockLost", within=5)
+    # Whoever finds it, operators hear of it.
+    eventually(lambda: stage.words(f"lost {lock_name}"), message="no signal lock_lost")
+    worker.wait_for_log(rf"the lease of {re.escape(lock_name)} is lost")
+
+
+# -- who may release
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("worker")
+def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: Stage) -> None:
+    stage.app.forks.delay("forks", 0.5)
+    end = stage.mark("forks", "return").at
+    freed = stage.log.freed(stage.key("forks", "forks", 0.5), stage.mark("forks", "start").at)
+    assert stage.words("forks") == ["start", "the fork gets it: False", "the fork has left", "return"]
+    assert not freed or freed >= end
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("task", ["with_super", "without_super"])
+def test_hooks_of_a_subclass_run_under_the_lock(stage: Stage, task: str) -> None:
+    getattr(stage.app, task).delay(task)
+    after = stage.mark(task, "after, locked: True").at
+    freed = eventually(lambda: stage.log.freed(stage.key(task, task)), message="still locked")
+    assert freed >= after
+    assert stage.words(task) == [f"{word}, locked: True" for word in ("before", "call", "body", "after")]
+
+
+def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_lock(tmp_path: Path) -> None:
+    with running_stage(tmp_path, APP) as stage:
+        worker = stage.start(concurrency=1)
+        # So that the child is connected: what it sends next is the acquire.
+        stage.app.long.delay("first", "sleep", 0)
+        stage.mark("first", "return")
+        eventually(lambda: stage.log.freed(stage.key("long", "first", "sleep", 0)), message="still locked")
+        key = stage.key("long", "second", "sleep", 0)
+        stage.store.pause()
+        # Results are kept there too: with one of its own, publishing would be heard there first.
+        stage.app.long.apply_async(("second", "sleep", 0), ignore_result=True)
+        assert stage.store.port is not None
+        port = stage.store.port
+        eventually(lambda: has_unread(port), message="the child has not asked")
+        (child,) = worker.children()
+        psutil.Process(child).kill()
+        eventually(lambda: child not in worker.children(), message="the child lives")
+        resumed = time.monotonic()
+        stage.store.resume()
+        taken = eventually(lambda: stage.log.taken(key), message="the dead child's acquire was not carried out")
+        freed = eventually(lambda: stage.log.freed(key, taken), message="still locked")
+        assert freed - resumed <= 1.0
+        assert not stage.words("second")
+
+
+# -- what nothing may leak
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_one_thread_keeps_any_number_of_locks(stage: Stage, pool: str) -> None:
+    worker = stage.start("-Q", f"keep-{pool}", pool=pool, concurrency=8)
+    main = psutil.Process(worker.pid)
+
+    def hold(task: str, numbers: range) -> None:
+        for number in numbers:
+            getattr(stage.app, task).apply_async((f"{pool} {task} {number}", WAIT, 30.0), queue=f"keep-{pool}")
+        for number in numbers:
+            stage.mark(f"{pool} {task} {number}", "start")
+
+    def let_go(task: str, numbers: range) -> None:
+        stage.marks_client.set("go", 1)
+        for number in numbers:
+            stage.mark(f"{pool} {task} {number}", "return")
+        stage.marks_client.delete("go")
+
+    hold("plain", range(8))  # a pool of threads makes them as it needs them
+    let_go("plain", range(8))
+    hold("long", range(1))
+    with_one = main.num_threads()
+    hold("long", range(1, 8))
+    with_eight = main.num_threads()
+    let_go("long", range(8))
+    assert with_eight == with_one
+
+
+def test_many_children_leave_no_lock_no_descriptor_and_no_memory_map(tmp_path: Path) -> None:
+    with running_stage(tmp_path, APP) as stage:
+        worker = stage.start("--max-tasks-per-child", "1", concurrency=2)
+        main = psutil.Process(worker.pid)
+
+        def run(names: list[str]) -> None:
+            for name in names:
+                stage.app.long.delay(name, "sleep", 0)
+            for name in names:
+                stage.mark(name, "return", within=60)
+            eventually(lambda: len(worker.children()) == 2, within=10, message="the pool is not whole again")
+
+        def descriptors() -> int:
+            return main.num_fds()
+
+        def maps() -> int:
+            return len(Path(f"/proc/{worker.pid}/maps").read_text().splitlines())
+
+        run([f"before {number}" for number in range(6)])
+        before = descriptors(), maps()
+        run([f"task {number}" for number in range(TASKS)])
+        assert len({mark.pid for number in range(TASKS) for mark in stage.marks(f"task {number}")}) == TASKS
+        # A handful may be on their way; a leak would be one of each child.
+        eventually(lambda: descriptors() <= before[0] + 4, message=f"descriptors: {before[0]} before, now more")
+        eventually(lambda: maps() <= before[1] + 8, message=f"memory maps: {before[1]} before, now more")
+        eventually(lambda: not stage.store_client.keys("*:lock:*"), message="locks")

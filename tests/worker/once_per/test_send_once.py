@@ -1,0 +1,333 @@
+"""once_per where bodies die: what is sent twice, what is held back, and what operators see and settle."""
+
+import json
+import os
+import signal
+
+import pytest
+from celery import chain
+from celery.exceptions import TaskRevokedError, WorkerLostError
+
+from celery_dlock import DLockError, InvalidLockOptions, NameUsed, UnknownOutcome
+from tests.conftest import WORKERS
+from tests.support.apps.send_once_gateway import running_gateway
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
+
+APP = "tests.support.apps.send_once"
+STEPS = ["before", "during", "after"]
+
+
+class Stage:
+    """A worker, a gateway that counts what reaches it, and what the bodies noted."""
+
+    def __init__(self, tasks, gateway, client, urls):
+        self.tasks = tasks
+        self.gateway = gateway
+        self.client = client
+        self.urls = urls
+        self.workers = []
+        self._count = 0
+
+    @property
+    def port(self):
+        return self.gateway.port
+
+    def fresh(self):
+        self._count += 1
+        return f"n{self._count}"
+
+    def send(self, task, n, end="", gate="", **options):
+        return task.apply_async((n, self.port, end, gate), **options)
+
+    def sent(self, n):
+        """How often SMS `n` reached the gateway."""
+        return self.gateway.sent[n]
+
+    def runs(self, n):
+        facts = [json.loads(text) for text in self.client.lrange("runs", 0, -1)]
+        return [fact for fact in facts if fact["n"] == n]
+
+    def until_used(self, task, n):
+        """A result is there a moment before its run has used the name."""
+        eventually(lambda: task.used(n).state == "used")
+
+    def die(self, task, n, end, **options):
+        """A first run that dies so; its lock is free when this returns."""
+        result = self.send(task, n, end, **options)
+        # Seen by the keeper within a second; Celery stores its end some seconds later.
+        eventually(lambda: (use := task.used(n)) and use.state == "unknown", 10)
+        return result
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("send_once")
+    with Server(folder / "server") as server, running_gateway() as gateway:
+        urls = Urls(server.url(0), server.url(1), server.lock_url(2))
+        with (
+            loaded_app(APP, urls) as tasks,
+            running_worker(APP, folder=folder, urls=urls, pool="prefork", concurrency=4) as worker,
+        ):
+            made = Stage(tasks, gateway, server.client(1), urls)
+            made.workers.append(worker)
+            yield made
+            tasks.app.backend.result_consumer.stop()
+            tasks.app.backend.result_consumer._pubsub = None
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    return stage.tasks
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("step", STEPS)
+class TestAChildDies:
+    def test_under_hold_no_further_call_runs_until_somebody_says_what_became_of_it(self, stage, tasks, step):
+        n = stage.fresh()
+        died = stage.die(tasks.holds, n, step)
+        with pytest.raises(UnknownOutcome) as raised:
+            stage.send(tasks.holds, n).get(timeout=10)
+        assert f"nobody knows how far send_once.holds[{died.id}] on {stage.workers[0].node} came" in str(raised.value)
+        assert (raised.value.task_id, raised.value.node) == (died.id, stage.workers[0].node)
+        assert stage.sent(n) == (0 if step == "before" else 1)
+        assert len(stage.runs(n)) == 1
+        arrived = stage.sent(n) == 1  # as an operator finds out at the gateway
+        assert tasks.holds.resolve(n, sent=arrived)
+        result = stage.send(tasks.holds, n)
+        if arrived:
+            with pytest.raises(TaskRevokedError, match=f"already done by send_once.holds.{died.id}"):
+                result.get(timeout=10)
+        else:
+            assert result.get(timeout=10) == f"sent {n}"
+        assert stage.sent(n) == 1
+
+    def test_under_run_the_next_one_knows_of_it_and_has_the_same_idempotency_key(self, stage, tasks, step):
+        n = stage.fresh()
+        stage.die(tasks.runs, n, step)
+        assert stage.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
+        first, second = stage.runs(n)
+        assert (first["after_crash"], second["after_crash"]) == (False, True)
+        assert first["key"] == second["key"]
+        assert len(first["key"]) == 32
+        assert stage.sent(n) == (1 if step == "before" else 2)
+        assert stage.gateway.keys[n] == {first["key"]}
+        stage.until_used(tasks.runs, n)
+        with pytest.raises(TaskRevokedError, match="already done by"):
+            stage.send(tasks.runs, n).get(timeout=10)
+
+
+def test_a_body_that_is_unwound_from_outside_has_died(stage, tasks):
+    n = stage.fresh()
+    stage.send(tasks.holds, n, "exit")
+    eventually(lambda: (use := tasks.holds.used(n)) and use.state == "unknown", 10)
+    with pytest.raises(UnknownOutcome):
+        stage.send(tasks.holds, n).get(timeout=10)
+
+
+@pytest.mark.parametrize("task", ["holds", "runs"])
+@pytest.mark.parametrize("end", ["fail", "retry"])
+def test_a_body_that_fails_or_retries_leaves_no_doubt_and_the_same_key(stage, tasks, task, end):
+    n = stage.fresh()
+    result = stage.send(tasks.__dict__[task], n, end)
+    if end == "fail":
+        with pytest.raises(ValueError, match="as asked"):
+            result.get(timeout=10)
+        eventually(lambda: not tasks.__dict__[task].lock_for(n).locked())
+        result = stage.send(tasks.__dict__[task], n)
+    assert result.get(timeout=10) == f"sent {n}"
+    first, second = stage.runs(n)
+    assert not second["after_crash"]
+    assert first["key"] == second["key"]
+    assert stage.sent(n) == 1
+
+
+@pytest.mark.parametrize("task", ["runs", "holds"])
+def test_a_body_that_returned_has_used_the_name_although_its_result_could_not_be_stored(stage, tasks, task):
+    task, n = getattr(tasks, task), stage.fresh()
+    with pytest.raises(Exception, match="object"):
+        stage.send(task, n, "unreadable").get(timeout=10)
+    eventually(lambda: (use := task.used(n)) and use.state == "used")
+    with pytest.raises(TaskRevokedError, match="already done"):
+        stage.send(task, n).get(timeout=10)
+    assert stage.sent(n) == 1
+
+
+def test_the_first_result_of_an_id_too_long_to_be_kept_is_not_looked_for(stage, tasks):
+    n = stage.fresh()
+    stage.send(tasks.returns, n, task_id="i" * 300).get(timeout=10)
+    eventually(lambda: tasks.returns.used(n).state == "used")
+    with pytest.raises(TaskRevokedError, match="already done"):
+        stage.send(tasks.returns, n).get(timeout=10)
+
+
+def test_a_run_inside_a_held_lock_is_a_call_of_its_name_too(stage, tasks):
+    n = stage.fresh()
+    with tasks.runs.lock_for(n):
+        states = [tasks.runs.apply((n, stage.port)).state for _ in range(3)]
+    assert states == ["SUCCESS", "REVOKED", "REVOKED"]
+    with tasks.runs.lock_for(n):
+        assert tasks.runs.apply((n, stage.port)).state == "REVOKED"
+    assert stage.sent(n) == 1
+
+
+def test_a_window_and_a_key_of_a_calls_own_are_seen_and_settled_by_naming_them(stage, tasks):
+    task, n = tasks.raises, stage.fresh()
+    own = {"key": "own:{n}", "after_crash": "hold"}
+    stage.send(task, n, "after", dlock=own)
+    eventually(lambda: (use := task.used(n, dlock=own)) and use.state == "unknown", 10)
+    assert task.used(n) is None
+    assert task.resolve(n, sent=True, dlock=own)
+    assert task.used(n, dlock=own).state == "used"
+    assert task.forget(n, dlock=own)
+    assert task.used(n, dlock=own) is None
+
+
+def test_a_crash_stays_unsettled_where_the_next_run_fails(stage, tasks):
+    n = stage.fresh()
+    died = stage.die(tasks.runs, n, "after")
+    stage.send(tasks.runs, n, gate=n)
+    eventually(lambda: len(stage.runs(n)) == 2)
+    assert tasks.runs.used(n).state == "running"
+    assert not tasks.runs.resolve(n, sent=True)  # it runs
+    os.kill(stage.runs(n)[1]["pid"], signal.SIGUSR1)  # as a soft limit: an exception in the body
+    eventually(lambda: tasks.runs.used(n).state == "unknown", 10)
+    assert tasks.runs.used(n).task_id == died.id
+    assert stage.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
+    assert stage.runs(n)[2]["after_crash"]
+
+
+def test_a_message_that_comes_back_after_its_child_died_is_held_too(stage, tasks):
+    """Its own redelivery is a further call: at most once means not even for itself."""
+    n = stage.fresh()
+    result = stage.send(tasks.holds_late, n, "during")
+    with pytest.raises(UnknownOutcome):
+        result.get(timeout=20)
+    assert (stage.sent(n), len(stage.runs(n))) == (1, 1)
+
+
+def test_under_the_queue_policy_it_is_decided_when_the_turn_comes_and_those_behind_end_too(stage, tasks):
+    n = stage.fresh()
+    first = stage.send(tasks.holds_queue, n, gate=n)
+    (run,) = eventually(lambda: stage.runs(n))
+    waiting = [stage.send(tasks.holds_queue, n) for _ in range(2)]
+    eventually(lambda: tasks.holds_queue.waiting(n).count == 2, 10)
+    os.kill(run["pid"], signal.SIGKILL)
+    for result in waiting:
+        with pytest.raises(UnknownOutcome):
+            result.get(timeout=20)
+    with pytest.raises(WorkerLostError):
+        first.get(timeout=20)
+    assert (stage.sent(n), len(stage.runs(n))) == (0, 1)
+    assert tasks.holds_queue.waiting(n).count == 0
+
+
+def test_a_whole_worker_dies_and_its_call_is_held_once_its_lease_is_over(stage, tasks, tmp_path):
+    n = stage.fresh()
+    with running_worker(APP, "-Q", "dying", folder=tmp_path, urls=stage.urls, pool="prefork", concurrency=1) as worker:
+        died = stage.send(tasks.holds_briefly, n, gate=n, queue="dying")
+        eventually(lambda: stage.runs(n), 20)
+        os.kill(worker.pid, signal.SIGKILL)
+        eventually(lambda: not tasks.holds_briefly.lock_for(n).locked(), 10)
+    with pytest.raises(UnknownOutcome, match=died.id):
+        stage.send(tasks.holds_briefly, n).get(timeout=10)
+    assert (stage.sent(n), len(stage.runs(n))) == (0, 1)
+
+
+class TestOnUsed:
+    def test_return_gives_the_first_runs_result_and_the_chain_goes_on(self, stage, tasks):
+        n = stage.fresh()
+        assert stage.send(tasks.returns, n).get(timeout=10) == f"sent {n}"
+        stage.until_used(tasks.returns, n)
+        again = chain(tasks.returns.si(n, stage.port), tasks.shout.s()).apply_async()
+        assert again.get(timeout=10) == f"SENT {n.upper()}"
+        assert again.parent.get(timeout=10) == f"sent {n}"  # stored once the next step is published
+        assert stage.sent(n) == 1
+
+    def test_return_skips_where_the_result_backend_has_forgotten_it(self, stage, tasks):
+        n = stage.fresh()
+        first = stage.send(tasks.returns, n)
+        first.get(timeout=10)
+        stage.until_used(tasks.returns, n)
+        first.forget()
+        with pytest.raises(TaskRevokedError, match="already done by"):
+            stage.send(tasks.returns, n).get(timeout=10)
+        assert stage.sent(n) == 1
+
+    def test_raise_fails_the_call_and_says_who_used_the_name(self, stage, tasks):
+        n = stage.fresh()
+        first = stage.send(tasks.raises, n)
+        first.get(timeout=10)
+        stage.until_used(tasks.raises, n)
+        again = stage.send(tasks.raises, n)
+        with pytest.raises(NameUsed) as raised:
+            again.get(timeout=10)
+        assert again.state == "FAILURE"
+        assert (raised.value.task_id, raised.value.node) == (first.id, stage.workers[0].node)
+        assert raised.value.name == tasks.raises.lock_name(n)
+        assert stage.sent(n) == 1
+
+
+def test_forever_is_ten_years(stage, tasks):
+    n = stage.fresh()
+    stage.send(tasks.forever, n).get(timeout=10)
+    eventually(lambda: tasks.forever.used(n).state == "used")
+    assert 9.9 < tasks.forever.used(n).expires_in / (366 * 24 * 3600) <= 10
+
+
+@pytest.mark.core
+class TestOperators:
+    def test_used_tells_what_became_of_the_last_run(self, stage, tasks):
+        n = stage.fresh()
+        assert tasks.runs.used(n) is None
+        running = stage.send(tasks.runs, n, gate=n)
+        (run,) = eventually(lambda: stage.runs(n))
+        use = tasks.runs.used(n)
+        node = stage.workers[0].node
+        assert (use.state, use.task, use.task_id, use.node) == ("running", "send_once.runs", running.id, node)
+        assert use.idempotency_key == run["key"]
+        stage.client.rpush(f"gate:{n}", "go")
+        running.get(timeout=10)
+        eventually(lambda: tasks.runs.used(n).state == "used")
+        use = tasks.runs.used(n)
+        assert (use.task_id, use.idempotency_key) == (running.id, run["key"])
+        assert 50 < use.expires_in <= 60
+
+    def test_forget_makes_the_name_free_with_a_new_key(self, stage, tasks):
+        n = stage.fresh()
+        assert not tasks.runs.forget(n)
+        stage.send(tasks.runs, n).get(timeout=10)
+        eventually(lambda: not tasks.runs.lock_for(n).locked())
+        assert tasks.runs.forget(n)
+        assert tasks.runs.used(n) is None
+        assert not tasks.runs.forget(n)
+        stage.send(tasks.runs, n).get(timeout=10)
+        first, second = stage.runs(n)
+        assert first["key"] != second["key"]
+
+    def test_resolve_settles_only_what_is_unknown(self, stage, tasks):
+        n = stage.fresh()
+        assert not tasks.holds.resolve(n, sent=True)
+        stage.send(tasks.holds, n).get(timeout=10)
+        eventually(lambda: tasks.holds.used(n).state == "used")
+        assert not tasks.holds.resolve(n, sent=False)
+        assert tasks.holds.used(n).state == "used"
+
+    @pytest.mark.parametrize("sent", [None, 1, "yes"])
+    def test_resolve_wants_to_know_which_it_was(self, tasks, sent):
+        with pytest.raises(InvalidLockOptions, match=r"sent=.* is not allowed; allowed: True or False"):
+            tasks.holds.resolve("n", sent=sent)
+
+    def test_resolve_needs_a_window(self, tasks):
+        with pytest.raises(InvalidLockOptions, match="allowed: for a task with once_per"):
+            tasks.plainly_locked.resolve(sent=True)
+
+    def test_without_once_per_there_is_no_idempotency_key(self, tasks):
+        with pytest.raises(DLockError, match="only under once_per"):
+            tasks.plainly_locked.delay().get(timeout=10)
+
+    def test_a_direct_call_has_no_doubt_and_an_empty_key(self, tasks):
+        assert (tasks.runs.lease.after_crash, tasks.runs.lease.idempotency_key) == (False, "")

@@ -1,0 +1,201 @@
+"""once_per="tick": what a worker makes of stamped messages."""
+
+import json
+import re
+import time
+
+import pytest
+
+from celery_dlock import InvalidTick
+from celery_dlock.messaging.ticks import header_for
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
+
+APP = "tests.support.apps.ticking"
+
+
+class Stage:
+    """A worker, and what the bodies noted."""
+
+    def __init__(self, tasks, client, worker):
+        self.tasks = tasks
+        self.client = client
+        self.worker = worker
+        self._due = int(time.time()) - 30
+
+    def fresh(self):
+        """A due time that no other test has."""
+        self._due -= 1
+        return float(self._due)
+
+    def send(self, task, due, *args, entry="entry", headers=None, **options):
+        return task.apply_async(args, headers={**header_for(task.name, entry, due), **(headers or {})}, **options)
+
+    def runs(self, result):
+        """The ticks of this message's runs."""
+        return [fact["tick"] for fact in self._facts() if fact["id"] == result.id]
+
+    def all_runs(self, task, **facts):
+        found = [fact for fact in self._facts() if fact["task"] == task.name]
+        return [fact for fact in found if facts.items() <= (fact["tick"] or {}).items()]
+
+    def _facts(self):
+        return [json.loads(text) for text in self.client.lrange("runs", 0, -1)]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ticks")
+    with Server(folder / "server") as server:
+        urls = Urls(server.url(), server.url(), server.lock_url())
+        with (
+            running_worker(APP, folder=folder, urls=urls) as worker,
+            loaded_app(APP, urls) as tasks,
+            server.client() as client,
+        ):
+            yield Stage(tasks, client, worker)
+
+
+def end_of(result):
+    result.get(timeout=20, propagate=False)
+    return result.state
+
+
+def test_a_tick_runs_once_however_many_messages_it_has(stage):
+    due = stage.fresh()
+    results = [stage.send(stage.tasks.tick, due) for _ in range(4)]
+    assert sorted(map(end_of, results)) == ["REVOKED", "REVOKED", "REVOKED", "SUCCESS"]
+    assert len(stage.all_runs(stage.tasks.tick, due=due)) == 1
+
+
+def test_also_where_a_tracing_tool_puts_headers_of_its_own_in_the_place_of_the_messages(stage):
+    """As Sentry and Datadog do: https://github.com/celery/celery/issues/4875."""
+    due, traced = stage.fresh(), {"headers": {"trace": "1"}}
+    first = stage.send(stage.tasks.tick, due, "retry", headers=traced)
+    assert end_of(first) == "SUCCESS"
+    assert [tick["due"] for tick in stage.runs(first)] == [due, due]
+    assert end_of(stage.send(stage.tasks.tick, due, headers=traced)) == "REVOKED"
+
+
+def test_another_due_time_and_another_entry_are_other_ticks(stage):
+    due, later = stage.fresh(), stage.fresh()
+    ticks = [(due, "a"), (later, "a"), (due, "b"), (due + 1e-6, "a")]
+    assert [end_of(stage.send(stage.tasks.tick, at, entry=entry)) for at, entry in ticks] == ["SUCCESS"] * 4
+
+
+def test_a_call_without_a_stamp_runs_every_time(stage):
+    assert [end_of(stage.tasks.tick.delay()) for _ in range(2)] == ["SUCCESS"] * 2
+
+
+def test_a_message_of_a_beat_that_stamps_none_is_told_once_for_each_task_and_process(stage):
+    """It runs as a call by hand does, and who chose "tick" hears of it."""
+    said = r"Task {} runs as if without once_per='tick': .* -S celery_dlock\.beat:DLockScheduler"
+    tasks = (stage.tasks.tick, stage.tasks.other)
+    for task in tasks:
+        sent = [task.apply_async(headers={"celery_beat_task": True}) for _ in range(6)]
+        assert [end_of(result) for result in sent] == ["SUCCESS"] * 6
+        stage.worker.wait_for_log(said.format(task.name))
+    assert end_of(stage.send(stage.tasks.brief, time.time(), headers={"celery_beat_task": True})) == "SUCCESS"
+    told = [re.findall(rf"(\S+\d)\] {said.format(task.name)}", stage.worker.log()) for task in tasks]
+    assert all(len(processes) == len(set(processes)) for processes in told), told
+    assert "ticking.brief runs as if" not in stage.worker.log()
+
+
+def test_a_failed_run_does_not_use_its_tick(stage):
+    due = stage.fresh()
+    assert end_of(stage.send(stage.tasks.tick, due, "fail")) == "FAILURE"
+    assert end_of(stage.send(stage.tasks.tick, due)) == "SUCCESS"
+    assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
+
+
+def test_a_retry_is_for_the_same_tick(stage):
+    due = stage.fresh()
+    result = stage.send(stage.tasks.tick, due, "retry")
+    assert end_of(result) == "SUCCESS"
+    assert [tick["due"] for tick in stage.runs(result)] == [due, due]
+    assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
+
+
+def test_a_stamp_does_not_leak_into_what_a_body_publishes(stage):
+    due = stage.fresh()
+    before = len(stage.all_runs(stage.tasks.other)), len(stage.all_runs(stage.tasks.tick))
+    assert end_of(stage.send(stage.tasks.tick, due, "publish")) == "SUCCESS"
+    eventually(lambda: len(stage.all_runs(stage.tasks.other)) == before[0] + 1, 20)
+    eventually(lambda: len(stage.all_runs(stage.tasks.tick)) == before[1] + 2, 20)
+    assert len(stage.all_runs(stage.tasks.tick, due=due)) == 1
+    assert stage.all_runs(stage.tasks.other, due=due) == []
+
+
+def test_a_task_that_replaces_another_is_for_no_tick(stage):
+    due = stage.fresh()
+    replaced = stage.send(stage.tasks.tick, due, "replace")
+    assert end_of(replaced) == "SUCCESS"
+    assert [tick and tick["due"] for tick in stage.runs(replaced)] == [due, None]
+    # Nor did it use that tick of its own.
+    assert end_of(stage.send(stage.tasks.other, due)) == "SUCCESS"
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "text",
+        7,
+        [],
+        {},
+        {"task": "ticking.tick"},
+        {"task": 3, "entry": "entry", "due": 1.0},
+        {"task": "ticking.tick", "entry": "", "due": 1.0},
+        {"task": "ticking.tick", "entry": "entry", "due": "1.0"},
+        {"task": "ticking.tick", "entry": "entry", "due": True},
+        {"task": "ticking.tick", "entry": "entry", "due": float("nan")},
+        {"task": "ticking.tick", "entry": "entry", "due": float("inf")},
+        {"task": "ticking.tick", "entry": "entry", "due": 10**400},
+        {"task": "ticking.tick", "entry": "entry", "due": 0},
+        {"task": "ticking.tick", "entry": "entry", "due": 4e9},  # in the year 2096
+    ],
+    ids=str,
+)
+def test_an_unusable_stamp_fails_its_task_and_no_other(stage, stamp):
+    bad = stage.tasks.tick.apply_async(headers={"dlock_tick": stamp})
+    with pytest.raises(InvalidTick, match=r"task 'ticking\.tick': the header 'dlock_tick' is not allowed: "):
+        bad.get(timeout=20)
+    assert bad.state == "FAILURE"
+    assert stage.runs(bad) == []
+    assert stage.worker.running
+
+
+def test_a_worker_works_on_after_unusable_stamps_and_none_is_left_unacknowledged(stage):
+    assert end_of(stage.tasks.tick.delay()) == "SUCCESS"
+    eventually(lambda: stage.client.hlen("unacked") == 0, 10)
+
+
+def test_a_stamp_a_little_ahead_is_a_clock_that_is_a_little_ahead(stage):
+    due = time.time() + 30
+    assert end_of(stage.send(stage.tasks.tick, due)) == "SUCCESS"
+    assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
+
+
+def test_a_tick_older_than_its_grace_is_skipped_and_counted(stage):
+    sent = time.time()
+    old = stage.send(stage.tasks.brief, sent - 90)
+    assert end_of(old) == "REVOKED"
+    said = re.search(r"'entry' was due (\d+) s ago \(misfire_grace\)", str(old.result))
+    assert said
+    assert 90 <= int(said[1]) <= 91 + time.time() - sent
+    assert stage.runs(old) == []
+    stage.worker.wait_for_log(r"ticking\.brief\[.*\] misfired")
+    assert end_of(stage.send(stage.tasks.brief, time.time() - 30)) == "SUCCESS"
+
+
+def test_a_misfire_with_a_skip_result_goes_on_with_it_and_leaves_the_tick_unused(stage):
+    assert stage.send(stage.tasks.instead, time.time() - 90).get(timeout=20) == "too late"
+    assert stage.all_runs(stage.tasks.instead) == []
+
+
+def test_a_tick_is_remembered_for_its_grace_and_four_minutes(stage):
+    due = float(int(time.time()) - 5)
+    assert end_of(stage.send(stage.tasks.brief, due)) == "SUCCESS"
+    marks = list(stage.client.scan_iter("dlock:*:used:ticking.brief:*"))
+    lives = [stage.client.pttl(key) / 1000 for key in marks]
+    assert any(280 < life <= 300 for life in lives), lives

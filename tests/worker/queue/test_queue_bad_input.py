@@ -1,0 +1,187 @@
+"""What cannot wait fails clearly, and what cannot be read is buried loudly: those behind go on."""
+
+import json
+import re
+
+import pytest
+from celery import Celery
+from celery.utils import uuid
+from kombu import Exchange
+
+from celery_dlock import LockHeld
+from celery_dlock.errors import DLockError
+from tests.conftest import WORKERS
+from tests.support.environments.queueing import staged
+from tests.support.polling import eventually
+
+# Celery declares no Broadcast where it publishes, and takes its own routing key for one that has none.
+FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("everybody", type="fanout")]}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("bad"), concurrency=4) as made:
+        yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    yield stage.tasks
+    stage.let_all_go()
+
+
+class TestEager:
+    @pytest.mark.core
+    def test_a_call_that_meets_a_held_lock_fails_and_says_why(self, stage, tasks):
+        n = stage.fresh()
+        with stage.hold(tasks.early, n) as holding:
+            result = tasks.early.apply((n,))
+            assert result.state == "FAILURE"
+            assert isinstance(result.result, LockHeld)
+            assert "an eager call has no message that could be parked" in str(result.result)
+            assert holding.id in str(result.result)
+            assert tasks.early.waiting(n).count == 0
+
+    def test_so_does_one_that_others_wait_before(self, stage, tasks):
+        n, queue = stage.fresh(), f"far-{stage.fresh()}"
+        stage.consume(queue)
+        holding = stage.hold(tasks.early, n)
+        (result,) = stage.park(tasks.early, n, queue=queue)
+        stage.ignore(queue)
+        holding.end()
+        eventually(lambda: stage.lying(queue))
+        assert isinstance(tasks.early.apply((n,)).result, LockHeld)
+        stage.consume(queue)
+        assert result.get(timeout=10) == n
+        assert stage.order(n) == [holding.id, result.id]
+
+    def test_a_free_lock_is_taken_and_handed_over_by_an_eager_call(self, stage, tasks):
+        n = stage.fresh()
+        assert tasks.early.apply((n,)).get() == n
+        assert not stage.locked(tasks.early, n)
+
+
+def fails_alone(stage, task, n, publish, pattern):
+    """What `publish` sends fails while the lock is held; one before and one behind it run."""
+    holding = stage.hold(task, n)
+    (before,) = stage.park(task, n)
+    result = publish()
+    with pytest.raises(DLockError, match=pattern):
+        result.get(timeout=10)
+    assert stage.state(result.id) == "FAILURE"
+    (behind,) = stage.park(task, n)
+    assert stage.waiters(task, n) == [before.id, behind.id]
+    holding.let_go()
+    assert [before.get(timeout=10), behind.get(timeout=10)] == [n, n]
+    assert stage.order(n) == [holding.id, before.id, behind.id]
+    stage.nothing_left()
+
+
+@pytest.mark.parametrize("name", ["early", "late"])
+class TestUnpublishable:
+    def test_a_message_of_a_fanout_exchange_fails(self, stage, tasks, name):
+        task, n = getattr(tasks, name), stage.fresh()
+        fails_alone(stage, task, n, lambda: task.apply_async((n,), **FANOUT), "cannot be told from which queue")
+
+    def test_a_message_of_protocol_1_fails(self, stage, tasks, name):
+        task, n = getattr(tasks, name), stage.fresh()
+        old = Celery("old", broker=stage.urls.broker, backend=stage.urls.result)
+        old.conf.task_protocol = 1
+        try:
+            fails_alone(stage, task, n, lambda: sent_by(old, stage, task, n), "protocol 1")
+        finally:
+            old.close()
+
+
+class TestGarbage:
+    @pytest.mark.core
+    @pytest.mark.parametrize(
+        "garbage", ["", "{", "[]\n{}", '["queueing.early","x"]\n{"body":1}', "\x00\xff", b"\xff\xfe\n\xff", "7"]
+    )
+    def test_an_entry_that_cannot_be_read_is_buried_loudly_and_those_behind_go_on(self, stage, tasks, garbage):
+        n = stage.fresh()
+        holding = stage.hold(tasks.early, n)
+        results = [stage.park(tasks.early, n)[0] for _ in range(3)]
+        keys = stage.keys(tasks.early, n)
+        waiting, parked = keys.queue()[:2]
+        second = stage.locks.zrange(waiting, 0, -1)[1]
+        assert json.loads(stage.locks.hget(parked, second).partition("\n")[0])[1] == results[1].id
+        before = len(errors(stage))
+        with stage.server.client(2, decode_responses=False) as raw:
+            raw.hset(parked, second, garbage)
+        assert tasks.early.waiting(n).count == 3
+        holding.let_go()
+        assert [results[0].get(timeout=10), results[2].get(timeout=10)] == [n, n]
+        assert stage.order(n) == [holding.id, results[0].id, results[2].id]
+        with stage.server.client(2, decode_responses=False) as raw:
+            assert raw.hgetall(keys.dead()) == {
+                second.encode(): garbage if isinstance(garbage, bytes) else garbage.encode()
+            }
+        new = eventually(lambda: errors(stage)[before:])
+        assert len(new) == 1
+        assert tasks.early.lock_name(n) in new[0]
+        assert "cannot be read" in new[0]
+        assert keys.dead() in new[0]
+
+    def test_an_entry_that_is_gone_is_passed_over(self, stage, tasks):
+        n = stage.fresh()
+        holding = stage.hold(tasks.early, n)
+        results = [stage.park(tasks.early, n)[0] for _ in range(3)]
+        waiting, parked = stage.keys(tasks.early, n).queue()[:2]
+        stage.locks.hdel(parked, stage.locks.zrange(waiting, 0, 0)[0])
+        holding.let_go()
+        assert [results[1].get(timeout=10), results[2].get(timeout=10)] == [n, n]
+
+    @pytest.mark.parametrize("kind", [0, 1, 2])
+    def test_a_queues_key_of_another_type_fails_its_tasks_loudly_and_no_other_name(self, stage, tasks, kind):
+        n, fine = stage.fresh(), stage.fresh()
+        key = stage.keys(tasks.late, n).queue()[kind]
+        holding = stage.hold(tasks.late, n)
+        stage.locks.set(key, "somebody's")
+        result = tasks.late.delay(n)
+        stage.wait_for_line(result.id, "WRONGTYPE|refused")
+        assert tasks.late.delay(fine).get(timeout=10) == fine
+        stage.locks.delete(key)
+        holding.let_go()
+        assert result.get(timeout=20) == n
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("queue", 7),
+            ("queue", None),
+            ("type", 5),
+            ("rank", "x"),
+            ("tries", None),
+            ("headers", []),
+            ("headers", {"task": "queueing.early"}),
+            ("properties", 7),
+            ("properties", {"priority": "high", "delivery_mode": {}}),
+            ("body", 7),
+            ("body", None),
+        ],
+    )
+    def test_an_entry_of_wrong_types_is_buried_and_those_behind_go_on(self, stage, tasks, field, value):
+        n = stage.fresh()
+        holding = stage.hold(tasks.early, n)
+        results = [stage.park(tasks.early, n)[0] for _ in range(2)]
+        keys = stage.keys(tasks.early, n)
+        waiting, parked = keys.queue()[:2]
+        first = stage.locks.zrange(waiting, 0, 0)[0]
+        who, _, facts = stage.locks.hget(parked, first).partition("\n")
+        stage.locks.hset(parked, first, f"{who}\n{json.dumps({**json.loads(facts), field: value})}")
+        holding.let_go()
+        assert results[1].get(timeout=5) == n
+        assert stage.order(n) == [holding.id, results[1].id]
+        assert stage.locks.hkeys(keys.dead()) == [first]
+
+
+def errors(stage):
+    return [line for line in stage.worker.log().splitlines() if re.search(r"(ERROR|CRITICAL)/", line)]
+
+
+def sent_by(app, stage, task, n):
+    task_id = uuid()
+    app.send_task(task.name, (n,), task_id=task_id)
+    return stage.app.AsyncResult(task_id)

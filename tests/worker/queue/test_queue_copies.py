@@ -1,0 +1,179 @@
+"""Whatever the broker delivers twice or late: each call runs once, at its place, and holds up nobody."""
+
+import re
+import time
+
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+
+from celery_dlock import Lock
+from celery_dlock.keys.lock_name import shared_name
+from tests.conftest import WORKERS
+from tests.support.environments.queueing import staged
+from tests.support.polling import eventually
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A turn is over after a second, and a message that lost two of them is buried."""
+    conf = {"dlock_turn": 1, "dlock_turn_tries": 2}
+    with staged(tmp_path_factory.mktemp("copies"), concurrency=4, conf=conf) as made:
+        yield made
+
+
+@pytest.fixture
+def tasks(stage, request):
+    request.node.stash[WORKERS] = stage.workers
+    yield stage.tasks
+    stage.let_all_go()
+
+
+@pytest.fixture
+def queue(stage):
+    """A queue that nobody reads before the test says so."""
+    return f"far-{stage.fresh()}"
+
+
+def runs(stage, task_id):
+    return len(stage.history(what="in", id=task_id))
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_two_copies_of_a_waiter_are_one_waiter(stage, tasks, queue, name, flagged):
+    task, n = getattr(tasks, name), stage.fresh()
+    holding = stage.hold(task, n)
+    result = task.apply_async((n,), queue=queue)
+    (message,) = stage.lying(queue)
+    stage.consume(queue)
+    stage.parked(task, n, result)
+    (behind,) = stage.park(task, n)
+    stage.deliver_again(message, flagged=flagged)
+    eventually(lambda: len(stage.lines(result.id, "is parked|comes back|duplicate")) == 2)
+    assert stage.waiters(task, n) == [result.id, behind.id]
+    holding.let_go()
+    assert [result.get(timeout=10), behind.get(timeout=10)] == [n, n]
+    stage.nothing_left()
+    assert stage.order(n) == [holding.id, result.id, behind.id]
+
+
+def test_a_copy_of_the_holder_takes_nobodys_place(stage, tasks):
+    n = stage.fresh()
+    holding = stage.hold(tasks.late, n)
+    results = stage.park(tasks.late, n, 2)
+    stage.deliver_again(stage.unacked(holding.id))
+    stage.wait_for_line(holding.id, "comes back")
+    assert stage.waiters(tasks.late, n) == [result.id for result in results]
+    assert holding.end() == n
+    assert [result.get(timeout=10) for result in results] == [n, n]
+    stage.wait_for_line(holding.id, "is a duplicate")
+    stage.nothing_left()
+    assert stage.order(n) == [holding.id, *(result.id for result in results)]
+
+
+@pytest.mark.core
+def test_a_dead_childs_message_that_comes_back_runs_once_more_and_holds_up_nobody(stage, tasks):
+    n = stage.fresh()
+    holding = stage.hold(tasks.comes_back, n, end="die")
+    results = stage.park(tasks.comes_back, n, 3)
+    holding.let_go()
+    stage.entered(id=results[0].id)
+    assert stage.handed_over(holding.id, results[0].id) < 1
+    assert [result.get(timeout=15) for result in results] == [n] * 3
+    assert holding.result.get(timeout=15) == n
+    stage.nothing_left()
+    assert [runs(stage, result.id) for result in (holding, *results)] == [2, 1, 1, 1]
+    assert [one for one in stage.order(n) if one != holding.id] == [result.id for result in results]
+
+
+def test_a_call_with_an_eta_takes_its_place_at_its_eta(stage, tasks):
+    n = stage.fresh()
+    holding = stage.hold(tasks.early, n)
+    later = tasks.early.apply_async((n,), countdown=2)
+    (before,) = stage.park(tasks.early, n)
+    eventually(lambda: tasks.early.waiting(n).count == 2)
+    (after,) = stage.park(tasks.early, n)
+    assert stage.waiters(tasks.early, n) == [before.id, later.id, after.id]
+    holding.let_go()
+    assert [result.get(timeout=10) for result in (before, later, after)] == [n] * 3
+    assert stage.order(n) == [result.id for result in (holding, before, later, after)]
+
+
+@pytest.mark.core
+def test_a_turn_that_nobody_takes_passes_on_and_its_message_runs_when_it_arrives(stage, tasks, queue):
+    n = stage.fresh()
+    stage.consume(queue)
+    holding = stage.hold(tasks.early, n)
+    (far,) = stage.park(tasks.early, n, queue=queue)
+    near = stage.park(tasks.early, n, 2)
+    stage.ignore(queue)
+    holding.end()
+    assert [result.get(timeout=15) for result in near] == [n, n]
+    assert runs(stage, far.id) == 0
+    stage.consume(queue)
+    assert far.get(timeout=10) == n
+    stage.nothing_left()
+    assert stage.order(n) == [result.id for result in (holding, *near, far)]
+
+
+def test_who_lost_its_turns_is_buried_loudly_and_runs_still_when_it_arrives(stage, tasks, queue):
+    n = stage.fresh()
+    stage.consume(queue)
+    holding = stage.hold(tasks.early, n)
+    (far,) = stage.park(tasks.early, n, queue=queue)
+    stage.ignore(queue)
+    holding.end()
+    keys = stage.keys(tasks.early, n)
+    eventually(lambda: stage.locks.hlen(keys.dead()) == 1, 20, message="it is not buried")
+    pattern = rf"ERROR/.*{re.escape(tasks.early.lock_name(n))}: a message lost its turn 2 times"
+    eventually(lambda: re.search(pattern, stage.worker.log()))
+    assert tasks.early.waiting(n).count == 0
+    (fresh,) = [tasks.early.delay(n)]
+    assert fresh.get(timeout=10) == n
+    stage.consume(queue)
+    assert far.get(timeout=10) == n
+    stage.nothing_left()
+    assert stage.locks.hlen(keys.dead()) == 0
+    assert stage.order(n) == [holding.id, fresh.id, far.id]
+
+
+def test_a_lock_in_a_program_gets_its_turn_when_nobody_waits_any_more(stage, tasks):
+    n = stage.fresh()
+    holding = stage.hold(tasks.shared, n)
+    results = stage.park(tasks.shared, n, 2)
+    lock = Lock(n, app=stage.app)
+    holding.let_go()
+    assert lock.acquire(timeout=10)
+    assert [result.state for result in results] == ["SUCCESS", "SUCCESS"]
+    lock.release()
+
+
+@pytest.fixture
+def stranger(stage):
+    """An app of the same broker, results and locks, that knows none of the tasks."""
+    app = Celery("stranger", broker=stage.urls.broker, backend=stage.urls.result)
+    app.conf.dlock_url = stage.urls.lock
+    # Celery announces every task of this process to it.
+    app.finalize()
+    for name in [name for name in app.tasks if name.startswith("queueing.")]:
+        del app.tasks[name]
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize("expires", [60, 3])
+def test_a_stranger_who_hands_over_loses_nothing(stage, tasks, stranger, expires):
+    n = stage.fresh()
+    assert shared_name(n).text == tasks.shared.lock_name(n)
+    with Lock(n, app=stranger):
+        (first,) = stage.park(tasks.shared, n, expires=expires)
+        (second,) = stage.park(tasks.shared, n)
+        deadline = time.time() + 3.05
+        eventually(lambda: expires > 3 or time.time() > deadline)
+    assert second.get(timeout=10) == n
+    if expires > 3:
+        assert first.get(timeout=10) == n
+    else:
+        with pytest.raises(TaskRevokedError, match="expired"):
+            first.get(timeout=5)

@@ -1,0 +1,231 @@
+"""What a death costs at each step of a hand-over, by how the messages are acknowledged; and it costs no more.
+
+1 holds the lock, 2 and 3 wait for it, and somebody dies. `tests/worker/queue/test_queue_kills.py` has the deaths of
+a child under late acknowledgement.
+"""
+
+import time
+from typing import NamedTuple
+
+import pytest
+
+from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.model import AcquireRequest, Requester
+from tests.conftest import WORKERS
+from tests.support.environments.queue_faults import accounts, fault_stage
+from tests.support.polling import eventually
+from tests.support.processes import session_of
+from tests.support.servers import Server
+from tests.support.workers import Urls
+
+
+class Death(NamedTuple):
+    """At which step who dies, and what then comes of the three.
+
+    Args:
+        arm: before which message is sent the step is armed; 0: when 2 and 3 wait.
+        ran: how often each of the three came to the end of its body.
+        entered: how often it began it, where that is not the same.
+        back: who is sent back by it, so that others may go first.
+        perhaps: who may have run once more than that; 0: nobody.
+    """
+
+    step: str
+    whom: str
+    arm: int = 0
+    ran: tuple[int, int, int] = (1, 1, 1)
+    entered: tuple[int, int, int] | None = None
+    back: tuple[int, ...] = ()
+    perhaps: int = 0
+
+
+LATE = [
+    # Delivered again, and run a second time.
+    Death("body", "worker", entered=(2, 1, 1), back=(1,)),
+    Death("carry:after", "worker", ran=(2, 1, 1), back=(1,)),
+    # Its turn passes before the broker delivers it again.
+    Death("received:before", "worker", back=(2,)),
+    Death("take:before", "worker", back=(2,)),
+    Death("park:before", "worker", arm=2, back=(2,)),
+]
+EARLY = [
+    # In its body, it is acknowledged: lost.
+    Death("body", "worker", ran=(0, 1, 1), entered=(1, 1, 1)),
+    # In its body, and not yet.
+    Death("acknowledge:before", "worker", arm=1, entered=(2, 1, 1), back=(1,)),
+    # Parked, and not yet acknowledged.
+    Death("acknowledge:before", "worker", arm=2),
+    Death("park:before", "worker", arm=2, back=(2,)),
+    Death("park:after", "worker", arm=2),
+    Death("release:before", "worker"),
+    Death("release:after", "worker"),
+    Death("published:before", "worker"),
+    Death("received:before", "worker", back=(2,)),
+    Death("take:before", "worker", back=(2,)),
+    # A child's: Celery ends the message as FAILURE.
+    Death("body", "child", ran=(0, 1, 1), entered=(1, 1, 1)),
+    Death("release:before", "child"),
+    Death("release:after", "child"),
+    Death("published:before", "child"),
+    Death("park:before", "child", arm=2, ran=(1, 0, 1)),
+    Death("take:after", "child", ran=(1, 0, 1)),
+    # ... also one that is parked already. It runs all the same if its turn comes before Celery sees the death.
+    Death("park:after", "child", arm=2, ran=(1, 0, 1), perhaps=2),
+    # Celery sees the death at once, or after 5 s: then its copy has come, and run, before the FAILURE is stored.
+    Death("take:before", "child", ran=(1, 0, 1), perhaps=2, back=(2,)),
+]
+#: Seconds after which a grant that nobody published is published: it is due after 5, and a sweep comes by every 2.
+SWEPT_WITHIN = 7.0
+#: A loaded machine's.
+SLACK = 3.0
+
+
+def told(death):
+    return f"{death.whom}-{death.step}" + (f"-of-{death.arm}" if death.arm else "")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    with (
+        Server(folder / "server") as server,
+        fault_stage(folder, Urls(server.url(0), server.url(1), server.url(2))) as stage,
+    ):
+        yield stage
+
+
+@pytest.fixture
+def stage(made, request):
+    made.two_workers()
+    request.node.stash[WORKERS] = list(made.workers)
+    yield made
+    for key in made.notes.keys("gate:*") + made.notes.keys("kill:*"):
+        made.notes.delete(key)
+
+
+def hand_over_with(stage, task, death):
+    """Returns the account, and the pids of the dead."""
+    account = next(accounts)
+    if death.arm == 1:
+        stage.arm(death.step, death.whom)
+    stage.hold(task, account)
+    if task is stage.tasks.early and death.arm != 1:
+        acknowledged(stage)
+    if death.arm == 2:
+        stage.arm(death.step, death.whom)
+        with stage.only_another_than_the_holder_receives(account):
+            task.delay(account, 2)
+            killed_at(stage, death)
+        task.delay(account, 3)
+        parked = 2 if death.ran[1] else 1
+        eventually(lambda: stage.count(task, account) == parked, 20, message="2 and 3 do not wait")
+    elif death.arm == 1:
+        killed_at(stage, death)
+        task.delay(account, 2)
+        task.delay(account, 3)
+    else:
+        stage.park(task, account, 2, 3)
+        stage.arm(death.step, death.whom)
+    stage.open_gate(account)
+    return account, finished(stage, task, account, death)
+
+
+def killed_at(stage, death):
+    eventually(lambda: stage.notes.exists(f"killed:{death.step}"), 20, message=f"nobody came by {death.step}")
+    if death.whom == "worker":
+        # Kombu takes a message off its list before it notes it as unacknowledged: one sent to a dying worker is lost.
+        eventually(lambda: not all(worker.running for worker in stage.workers), 10)
+
+
+def finished(stage, task, account, death):
+    def ran():
+        numbers = stage.numbers(account, "out")
+        return all(numbers.count(number) >= times for number, times in enumerate(death.ran, 1))
+
+    eventually(ran, 40, message=f"not {death.ran} ran")
+    stage.nothing_left(task, account)
+    return stage.dead(death.step)
+
+
+def acknowledged(stage):
+    with stage.tasks.app.connection_for_write() as connection:
+        client = connection.default_channel.client
+        eventually(lambda: not client.hlen("unacked"), 10, message="the holder is not acknowledged")
+
+
+def as_it_should(stage, account, dead, death):
+    ran, text = stage.runs(account), f"{stage.runs(account)}, dead {dead}"
+    for what, expected in (("in", death.entered or death.ran), ("out", death.ran)):
+        numbers = stage.numbers(account, what)
+        counts = [numbers.count(number) for number in (1, 2, 3)]
+        if death.perhaps and counts[death.perhaps - 1] == expected[death.perhaps - 1] + 1:
+            counts[death.perhaps - 1] -= 1
+        assert tuple(counts) == expected, f"{what}: {text}"
+    assert stage.overlaps(account, dead) == [], text
+    order = [number for word, number, _ in ran if word == "in" and number not in death.back]
+    assert order == sorted(order), text
+
+
+@pytest.mark.parametrize("death", LATE, ids=told)
+def test_acknowledged_late_a_worker_that_dies_costs_no_message(stage, death):
+    as_it_should(stage, *hand_over_with(stage, stage.tasks.late, death), death)
+
+
+@pytest.mark.parametrize("death", EARLY, ids=told)
+def test_acknowledged_early_a_death_costs_the_message_in_its_body_and_no_other(stage, death):
+    as_it_should(stage, *hand_over_with(stage, stage.tasks.early, death), death)
+
+
+@pytest.mark.parametrize("step", ["sweep:after", "published:before"])
+def test_a_sweeper_dies_between_its_grant_and_its_publication(stage, step):
+    """A holder is gone, its lease ends, and the worker that grants the next dies: the other one publishes it."""
+    task, account = stage.tasks.late, next(accounts)
+    abandon_a_lock(task, account, ttl_ms=2500)
+    stage.close_gate(account)
+    stage.park(task, account, 1, 2, 3)
+    stage.arm(step, "worker")
+    eventually(lambda: stage.notes.exists(f"killed:{step}"), 15, message="nobody swept it")
+    died = time.monotonic()
+    eventually(lambda: stage.numbers(account, "in")[:1] == [1], SWEPT_WITHIN + SLACK)
+    assert time.monotonic() - died <= SWEPT_WITHIN + SLACK
+    # Until its last process is gone, the broker may give the dead worker the copy of 2, which then loses its turn.
+    eventually(lambda: not any(session_of(worker.pid) for worker in stage.began if not worker.running))
+    stage.open_gate(account)
+    eventually(lambda: stage.numbers(account, "out") == [1, 2, 3], 10)
+    stage.nothing_left(task, account)
+    assert stage.dead(step)
+    assert stage.numbers(account, "in") == [1, 2, 3]
+
+
+def test_a_releaser_dies_before_it_publishes_and_a_sweep_does_within_seven_seconds(stage):
+    task, account = stage.tasks.late, next(accounts)
+    stage.hold(task, account)
+    stage.park(task, account, 2)
+    stage.arm("carry:before", "worker")
+    stage.open_gate(account)
+    eventually(lambda: stage.notes.exists("killed:carry:before"), 10)
+    died = time.monotonic()
+    eventually(lambda: 2 in stage.numbers(account, "in"), SWEPT_WITHIN + SLACK)
+    assert time.monotonic() - died <= SWEPT_WITHIN + SLACK
+    stage.nothing_left(task, account)
+    stage.dead("carry:before")
+
+
+def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):
+    task, account = stage.tasks.early, next(accounts)
+    stage.hold(task, account)
+    stage.park(task, account, 2)
+    stage.arm("body", "child")
+    died = time.monotonic()
+    stage.open_gate(account)
+    eventually(lambda: 2 in stage.numbers(account, "in"), 1 + SLACK)
+    # 1 s to see it, and a delivery.
+    assert time.monotonic() - died <= 1 + SLACK
+    stage.nothing_left(task, account)
+    stage.dead("body")
+
+
+def abandon_a_lock(task, account, ttl_ms):
+    """Somebody held it and is gone."""
+    keys = LockKeys.of("dlock", task.lock_spec.name_of((account, 0), {}))
+    task.dlock.store(1.0).acquire(keys, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1)))

@@ -1,0 +1,111 @@
+"""A process dies at a named step of a hand-over: every message runs, none beside another, none twice but the killed."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from tests.conftest import WORKERS
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
+
+APP = "tests.support.apps.queue_kills"
+STEPS = {"DLOCK_TEST_STEPS": "1"}
+#: The releaser's steps, the waiter's, and those of who is to be parked.
+RELEASER = ["body", "release:before", "release:after", "carry:before", "published:before", "carry:after"]
+WAITER = ["take:before", "take:after"]
+PARKER = ["park:before", "park:after"]
+accounts = (f"account-{number}" for number in itertools.count(1))
+
+
+class Stage(NamedTuple):
+    folder: Path
+    urls: Urls
+    post: Any
+    notes: Any
+
+    def runs(self, account):
+        return [json.loads(text) for text in self.notes.lrange(f"runs:{account}", 0, -1)]
+
+    def numbers(self, account, what):
+        return [number for word, number, _ in self.runs(account) if word == what]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kills")
+    with Server(folder / "server") as server:
+        urls = Urls(server.url(0), server.url(1), server.lock_url(2))
+        with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
+            yield Stage(folder, urls, module.post, notes)
+
+
+@pytest.fixture(scope="class")
+def worker(stage):
+    with running_worker(APP, folder=stage.folder, urls=stage.urls, concurrency=3, environ=STEPS) as made:
+        yield made
+
+
+def hand_over_with_a_death(stage, step, whom):
+    """1 holds, 2 and 3 wait for it; somebody dies at this step. Returns what ran, and the dead process' pid."""
+    account, notes, post = next(accounts), stage.notes, stage.post
+    notes.set(f"gate:{account}:1", 1)
+    post.delay(account, 1)
+    eventually(lambda: stage.numbers(account, "in") == [1])
+    if step in PARKER:
+        notes.set(f"kill:{step}", whom)
+    for number in (2, 3):
+        post.delay(account, number)
+        # With a parker dead, 2 comes back as late as its worker or its broker sees that.
+        eventually(lambda count=number - 1: post.waiting(account, 0).count == count, 20)
+    if step not in PARKER:
+        notes.set(f"kill:{step}", whom)
+    notes.delete(f"gate:{account}:1")
+    eventually(lambda: set(stage.numbers(account, "out")) == {1, 2, 3}, 30, message=f"not all ran for {account}")
+    eventually(lambda: post.waiting(account, 0).count == 0)
+    eventually(lambda: not post.lock_for(account, 0).locked())
+    dead = notes.getdel(f"killed:{step}")
+    assert dead is not None, f"nobody came by {step}"
+    return stage.runs(account), int(dead)
+
+
+def check(step, ran, dead):
+    # Who died after it had taken its turn is sent back, as who died in its body is.
+    killed = {number for _, number, pid in ran if pid == dead} | ({2} if step == "take:after" else set())
+    inside = None
+    for word, number, pid in ran:
+        if word == "in":
+            assert inside in (None, dead), f"{number} ran beside another: {ran}"
+            inside = pid
+        else:
+            inside = None
+    for number in {1, 2, 3} - killed:
+        assert [word for word, its, _ in ran if its == number] == ["in", "out"], f"{number} ran twice: {ran}"
+    ended = [number for word, number, _ in ran if word == "out" and number not in killed]
+    assert ended == sorted(ended), f"out of order: {ran}"
+
+
+class TestAChildDies:
+    @pytest.mark.parametrize("step", [*RELEASER, *WAITER, *PARKER])
+    def test_every_message_runs_in_order_and_none_twice_but_the_killed_one(self, stage, worker, request, step):
+        request.node.stash[WORKERS] = [worker]
+        check(step, *hand_over_with_a_death(stage, step, "child"))
+
+
+class TestAWorkerDies:
+    @pytest.mark.parametrize(
+        "step", ["release:before", "release:after", "published:before", "take:after", "park:after"]
+    )
+    def test_the_other_worker_goes_on_with_all_of_it(self, stage, tmp_path, request, step):
+        started = request.node.stash[WORKERS] = []
+        with (
+            running_worker(APP, folder=tmp_path / "a", urls=stage.urls, concurrency=2, environ=STEPS) as one,
+            running_worker(APP, folder=tmp_path / "b", urls=stage.urls, concurrency=2, environ=STEPS) as other,
+        ):
+            started += [one, other]
+            check(step, *hand_over_with_a_death(stage, step, "worker"))
+            assert sorted([one.running, other.running]) == [False, True]

@@ -1,0 +1,125 @@
+"""Calls of one name run one at a time, all of them, in the order of their receipt, and no slot waits for them."""
+
+import time
+
+import pytest
+
+from tests.conftest import WORKERS
+from tests.support.environments.queueing import staged
+from tests.support.polling import eventually
+
+CALLS = 40
+POOLS = [pytest.param("prefork", marks=pytest.mark.core), "threads", "gevent", "solo"]
+
+
+@pytest.fixture(params=POOLS, scope="module")
+def staged_pool(request, tmp_path_factory):
+    with staged(tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4) as made:
+        yield request.param, made
+
+
+@pytest.fixture
+def stage(staged_pool, request):
+    request.node.stash[WORKERS] = staged_pool[1].workers
+    yield staged_pool[1]
+    staged_pool[1].let_all_go()
+
+
+@pytest.fixture
+def pool(staged_pool):
+    return staged_pool[0]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    with staged(tmp_path_factory.mktemp("small"), concurrency=2) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_calls_of_one_name_run_one_at_a_time_all_of_them_in_the_order_of_their_receipt(stage, name):
+    task, n = getattr(stage.tasks, name), stage.fresh()
+    results = [task.delay(n) for _ in range(CALLS)]
+    assert [result.get(timeout=30) for result in results] == [n] * CALLS
+    assert stage.order(n) == [result.id for result in results]
+    assert stage.overlaps(n) == 1
+    tokens = [fact["token"] for fact in stage.history(what="in", n=n)]
+    assert tokens == sorted(set(tokens))
+    # Nothing of them is left but the marks of their ends.
+    eventually(lambda: not stage.locked(task, n))
+    assert task.waiting(n).count == 0
+    stage.nothing_left()
+    keys = stage.keys(task, n)
+    assert stage.locks.exists(keys.lock, *keys.queue()[:3], keys.dead()) == 0
+
+
+@pytest.fixture
+def stage_with_slots(stage, pool):
+    """Solo has one slot, so that nothing runs beside anything."""
+    return None if pool == "solo" else stage
+
+
+def test_calls_of_different_names_run_beside_each_other(stage_with_slots, stage):
+    one, two = stage.fresh(), stage.fresh()
+    holding = stage_with_slots and stage.hold(stage.tasks.early, one)
+    for _ in range(5):
+        assert stage.tasks.early.delay(two).get(timeout=5) == two
+    waiting = stage.tasks.early.delay(one)
+    if holding:
+        stage.parked(stage.tasks.early, one, waiting)
+        assert stage.order(one) == [holding.id]
+        assert holding.end() == one
+    assert waiting.get(timeout=10) == one
+
+
+def test_several_names_at_once_keep_each_its_order(stage):
+    names = [stage.fresh() for _ in range(5)]
+    sent = {n: [] for n in names}
+    for _ in range(8):
+        for n in names:
+            sent[n].append(stage.tasks.late.delay(n))
+    for results in sent.values():
+        for result in results:
+            result.get(timeout=30)
+    for n, results in sent.items():
+        assert stage.order(n) == [result.id for result in results]
+        assert stage.overlaps(n) == 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_one_of_two_slots_is_free_while_ten_wait_for_the_other(small, name, request):
+    request.node.stash[WORKERS] = small.workers
+    task, n = getattr(small.tasks, name), small.fresh()
+    holding = small.hold(task, n)
+    waiting = small.park(task, n, 10)
+    for _ in range(5):
+        assert small.tasks.plain.delay("at once").get(timeout=3) == "at once"
+    assert small.tasks.other.delay(small.fresh()).get(timeout=3)
+    assert small.order(n) == [holding.id]
+    eventually(lambda: not [result for result in waiting if small.unacknowledged(result.id)], 1)
+    holding.let_go()
+    for result in waiting:
+        result.get(timeout=15)
+    assert small.order(n) == [holding.id, *(result.id for result in waiting)]
+    assert small.overlaps(n) == 1
+
+
+def test_failing_retrying_revoked_and_expiring_ones_hold_up_nobody(stage):
+    """A program holds the lock until all are parked, for under solo a body would keep them from being received."""
+    task, n = stage.tasks.late, stage.fresh()
+    with task.lock_for(n):
+        fails, retries, revoked, expires, last = (
+            stage.park(task, n, 1, "", end, **options)[0]
+            for end, options in (("fail", {}), ("retry", {}), ("", {}), ("", {"expires": 2}), ("", {}))
+        )
+        revoked.revoke()
+        stage.parked(task, n, fails, retries, expires, last)
+        eventually(lambda: stage.state(revoked.id) == "REVOKED")
+        past = time.monotonic() + 2
+        eventually(lambda: time.monotonic() > past)
+    assert last.get(timeout=10) == retries.get(timeout=10) == n
+    states = [stage.state(result.id) for result in (fails, retries, revoked, expires, last)]
+    assert states == ["FAILURE", "SUCCESS", "REVOKED", "REVOKED", "SUCCESS"]
+    assert stage.order(n) == [result.id for result in (fails, retries, last, retries)]
+    stage.nothing_left()

@@ -1,0 +1,175 @@
+"""The queue policy on RabbitMQ: parked in the lock store, published back to the broker, in order, none lost."""
+
+import os
+import signal
+import time
+
+import pytest
+from kombu import Connection
+
+from tests.conftest import WORKERS
+from tests.support.environments.rabbitmq import staged
+from tests.support.polling import eventually
+from tests.support.rabbitmq import RabbitMQ
+
+pytestmark = pytest.mark.servers
+
+
+def queues(**arguments):
+    """Named here, because a worker that is told by remote control to read a queue does not know of which kind it is."""
+    return {
+        name: {"exchange": "celery", "routing_key": name, "queue_arguments": arguments}
+        for name in ("celery", "parcels")
+    }
+
+
+QUEUES = {
+    "classic": {"task_queues": queues(**{"x-max-priority": 10})},
+    "quorum": {
+        "task_queues": queues(**{"x-queue-type": "quorum"}),
+        "broker_transport_options": {"confirm_publish": True},
+    },
+}
+COMBINATIONS = [("json", None), ("pickle", "zlib"), ("yaml", "bzip2")]
+HEADERS = {"x-tenant": "acme ü", "trace": {"id": 2**60, "deep": [1, None, 2.5, ""]}, "dlock-like": True}
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with RabbitMQ() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=QUEUES)
+def of_kind(request, broker, tmp_path_factory):
+    with staged(tmp_path_factory.mktemp(request.param), broker, QUEUES[request.param]) as made:
+        yield made
+    with Connection(broker.url) as connection:
+        for queue in QUEUES[request.param]["task_queues"]:
+            connection.default_channel.queue_delete(queue)
+
+
+@pytest.fixture
+def stage(of_kind, request):
+    request.node.stash[WORKERS] = of_kind.workers
+    yield of_kind
+    of_kind.let_all_go()
+
+
+def all_ran_once_in_order(stage, n, holding, results):
+    assert [result.get(timeout=30) for result in results] == [n] * len(results)
+    assert stage.order(n) == [holding.id, *(result.id for result in results)]
+    assert stage.overlaps(n) == 1
+
+
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_those_who_wait_run_once_in_order_and_no_message_is_left(stage, name):
+    task, n = getattr(stage.tasks, name), stage.fresh()
+    holding = stage.hold(task, n)
+    results = stage.park(task, n, 5)
+    assert stage.queued() == 0
+    assert holding.end() == n
+    all_ran_once_in_order(stage, n, holding, results)
+    stage.nothing_left()
+
+
+@pytest.mark.parametrize(("serializer", "compression"), COMBINATIONS)
+def test_what_is_parked_is_published_unchanged(stage, serializer, compression):
+    n = stage.fresh()
+    lock = stage.tasks.parcel.lock_for(n)
+    assert lock.acquire(blocking=False)
+    stage.ignore("parcels")
+    result = stage.tasks.parcel.apply_async(
+        (n,),
+        {"secret": "pässwort\n"},
+        queue="parcels",
+        serializer=serializer,
+        compression=compression,
+        priority=3,
+        expires=60,
+        argsrepr="('***',)",
+        kwargsrepr="{}",
+        time_limit=50,
+        headers=HEADERS,
+        reply_to="somebody",
+    )
+    first = stage.take("parcels", back=True)
+    stage.consume("parcels")
+    stage.parked(stage.tasks.parcel, n, result)
+    stage.ignore("parcels")
+    lock.release()
+    second = stage.take("parcels")
+    assert second.body == first.body
+    its, mine = dict(second.properties), dict(first.properties)
+    headers = its.pop("application_headers")
+    assert headers.pop("dlock")["tries"] == 1
+    assert headers == mine.pop("application_headers")
+    assert its["priority"] == 3
+    assert 0 < int(its.pop("expiration")) < int(mine.pop("expiration"))
+    assert its == mine
+
+
+def test_a_holder_whose_child_is_killed_hands_over_soon_and_runs_again(stage):
+    n = stage.fresh()
+    holding = stage.hold(stage.tasks.comes_back, n)
+    results = stage.park(stage.tasks.comes_back, n, 2)
+    (body,) = stage.history(what="in", id=holding.id)
+    killed = time.monotonic()
+    os.kill(body["pid"], signal.SIGKILL)
+    assert stage.entered(id=results[0].id)[0]["at"] - killed < 2  # one second of it is the promise, for the lock
+    assert [result.get(timeout=15) for result in results] == [n, n]
+    stage.open(holding.gate)
+    assert holding.result.get(timeout=15) == n
+    stage.nothing_left()
+    first, *rest = stage.order(n)
+    assert first == holding.id
+    assert sorted(rest) == sorted([holding.id, *(result.id for result in results)])
+    assert [one for one in rest if one != holding.id] == [result.id for result in results]
+
+
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_a_worker_stops_and_another_starts_while_tasks_wait(stage, name):
+    task, n = getattr(stage.tasks, name), stage.fresh()
+    holding = stage.hold(task, n)
+    results = stage.park(task, n, 3)
+    holding.let_go()
+    stage.worker.stop()  # the holder ends first, and hands over to nobody
+    stage.start()
+    all_ran_once_in_order(stage, n, holding, results)
+
+
+def test_a_killed_worker_costs_a_late_holder_a_second_run_and_those_who_wait_nothing(stage):
+    n = stage.fresh()
+    holding = stage.hold(stage.tasks.late_brief, n)
+    results = stage.park(stage.tasks.late_brief, n, 3)
+    stage.worker.kill()
+    stage.open(holding.gate)
+    stage.start()
+    assert [result.get(timeout=30) for result in (holding.result, *results)] == [n] * 4
+    assert [one for one in stage.order(n) if one != holding.id] == [result.id for result in results]
+    assert len(stage.history(what="in", id=holding.id)) == 2
+
+
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_the_broker_is_killed_and_starts_again_while_a_body_runs_and_others_wait(stage, broker, name):
+    task, n = getattr(stage.tasks, name), stage.fresh()
+    holding = stage.hold(task, n)
+    results = stage.park(task, n, 3)
+    broker.kill()
+    broker.start()
+    assert holding.end() == n
+    all_ran_once_in_order(stage, n, holding, results)
+    stage.nothing_left()
+
+
+def test_a_turn_that_comes_while_the_broker_is_away_is_published_when_it_is_back(stage, broker):
+    n = stage.fresh()
+    holding = stage.hold(stage.tasks.early, n)
+    results = stage.park(stage.tasks.early, n, 2)
+    broker.kill()
+    try:
+        holding.let_go()
+        eventually(lambda: stage.history(what="out", id=holding.id))
+    finally:
+        broker.start()
+    all_ran_once_in_order(stage, n, holding, results)

@@ -1,0 +1,151 @@
+"""Tasks wait while the store, the broker or all workers go and come back: all of them run, in order, once."""
+
+import itertools
+import json
+import signal
+
+import pytest
+import redis
+
+from tests.conftest import WORKERS
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
+
+APP = "tests.support.apps.queue_kills"
+accounts = (f"restart-{number}" for number in itertools.count(1))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("restarts")
+    with (
+        Server(folder / "broker", persistent=True) as broker,
+        Server(folder / "store", persistent=True) as store,
+        Server(folder / "results") as results,
+    ):
+        yield broker, store, results
+
+
+@pytest.fixture
+def scene(servers, tmp_path, request):
+    broker, store, results = servers
+    urls = Urls(broker.url(), results.url(), store.url())
+    with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
+        yield Scene(module.post, notes, urls, tmp_path, request.node.stash.setdefault(WORKERS, []))
+
+
+class Scene:
+    def __init__(self, post, notes, urls, folder, workers):
+        self.post, self.notes, self.urls, self.folder, self.workers = post, notes, urls, folder, workers
+        self.account = next(accounts)
+
+    def worker(self):
+        return running_worker(APP, folder=self.folder, urls=self.urls, concurrency=2)
+
+    def numbers(self, what):
+        noted = [json.loads(text) for text in self.notes.lrange(f"runs:{self.account}", 0, -1)]
+        return [number for word, number, _ in noted if word == what]
+
+    def three_wait(self):
+        """1 runs until its gate goes; 2, 3 and 4 are parked behind it."""
+        self.notes.set(f"gate:{self.account}:1", 1)
+        for number in (1, 2, 3, 4):
+            self.post.delay(self.account, number)
+            eventually(lambda: self.numbers("in") == [1])
+            eventually(lambda count=number - 1: self.waiting() == count)
+
+    def waiting(self):
+        return self.post.waiting(self.account, 0).count
+
+    def go(self):
+        self.notes.delete(f"gate:{self.account}:1")
+
+    def waiters_ran_in_order_once(self):
+        """... whatever became of the holder: it runs at least once."""
+        eventually(lambda: set(self.numbers("out")) == {1, 2, 3, 4}, 30, message="not all of 1, 2, 3 and 4 ran")
+        for what in ("in", "out"):
+            assert [number for number in self.numbers(what) if number != 1] == [2, 3, 4]
+
+    def all_ran_in_order_once(self):
+        eventually(lambda: set(self.numbers("out")) == {1, 2, 3, 4}, 30, message="not all of 1, 2, 3 and 4 ran")
+        assert self.numbers("in") == self.numbers("out") == [1, 2, 3, 4]
+        eventually(lambda: self.waiting() == 0)
+
+
+def test_the_store_restarts_with_its_append_only_file(servers, scene):
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.three_wait()
+        servers[1].restart()
+        scene.go()
+        scene.all_ran_in_order_once()
+        assert "without an append-only file" not in worker.log()
+
+
+def test_the_broker_restarts(servers, scene):
+    """Those who wait lie in the store. (Kombu may end a worker that has an unacknowledged message at that moment, with
+    an AttributeError of its own; then the holder was killed, and a new worker goes on.)"""
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.three_wait()
+        servers[0].restart()
+        scene.go()
+        with scene.worker() as another:
+            scene.workers.append(another)
+            scene.waiters_ran_in_order_once()
+
+
+def test_all_workers_stop_and_start(scene):
+    """The holder ends in the warm shutdown and hands over; the next worker finds the message at the broker."""
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.three_wait()
+        scene.go()
+        worker.stop()
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.all_ran_in_order_once()
+
+
+def test_what_a_worker_that_stops_has_read_ahead_keeps_its_order_where_it_reads_nothing_ahead(scene):
+    """Else kombu gives it back to a Redis broker in reverse."""
+    busy = [f"{scene.account}-{slot}" for slot in range(2)]
+    with running_worker(APP, "--prefetch-multiplier=1", folder=scene.folder, urls=scene.urls, concurrency=2) as worker:
+        scene.workers.append(worker)
+        for other in busy:
+            scene.notes.set(f"gate:{other}:0", 1)
+            scene.post.delay(other, 0)
+        eventually(lambda: all(scene.notes.llen(f"runs:{other}") for other in busy), message="not both slots are busy")
+        for number in (1, 2, 3, 4):
+            scene.post.delay(scene.account, number)
+        for _ in range(3):  # rounds of its event loop, in which it would read them
+            eventually(lambda: scene.post.app.control.ping([worker.node], timeout=0.5), 10)
+        worker.signal(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+        for other in busy:
+            scene.notes.delete(f"gate:{other}:0")
+        worker.process.wait(30)
+    assert scene.numbers("in") == []
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.all_ran_in_order_once()
+
+
+def test_all_workers_are_killed_and_started(scene):
+    """The holder is killed with them: its lease ends, a sweep grants the next; its own message comes back later."""
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.three_wait()
+        worker.kill()
+    scene.go()
+    with scene.worker() as worker:
+        scene.workers.append(worker)
+        scene.waiters_ran_in_order_once()
+
+
+def test_a_store_without_an_append_only_file_is_warned_of_once(servers, scene):
+    scene.urls = Urls(servers[0].url(1), servers[2].url(), servers[2].url(2))
+    with scene.worker() as worker:
+        worker.wait_for_log("parked in a store without an append-only file")
+        eventually(lambda: worker.log().count("without an append-only file") == 1)

@@ -1,0 +1,164 @@
+"""Declared durability and probation, as tasks meet them in a worker."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery import states
+from celery.result import AsyncResult
+
+from celery_dlock.errors import LockLost, StoreUnavailable
+from chaos.run import environment
+from tests.support.polling import eventually
+from tests.support.replicas import ReplicaSet
+from tests.support.servers import Server
+from tests.support.workers import Urls, Worker, loaded_app, running_worker
+
+APP = "tests.support.apps.durability"
+#: Seconds for which an emptied server grants nothing new.
+QUARANTINE = 3.0
+
+
+class Stage:
+    def __init__(self, locks: ReplicaSet, tasks: ModuleType, urls: Urls, worker: Worker) -> None:
+        self.locks, self.tasks, self.urls, self.worker = locks, tasks, urls, worker
+        self._rows = itertools.count()
+
+    def send(self, name: str, row: str = "") -> "tuple[str, AsyncResult[Any]]":
+        row = row or f"row-{next(self._rows)}"
+        return row, getattr(self.tasks, name).delay(row)
+
+    def starts(self, row: str) -> int:
+        with redis.Redis.from_url(self.urls.result) as client:
+            return int(client.llen(f"marks:{row}"))
+
+    @contextmanager
+    def nobody_confirms(self) -> Iterator[None]:
+        (replica,) = self.locks.replicas
+        replica.pause()
+        yield
+        replica.resume()
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("durability")
+    with ExitStack() as stack:
+        broker = stack.enter_context(Server(folder / "broker"))
+        locks = stack.enter_context(ReplicaSet(folder / "locks"))
+        urls = Urls(broker.url(0), broker.url(1), locks.primary.url())
+        stack.enter_context(environment({"DLOCK_TEST_QUARANTINE": str(QUARANTINE)}))
+        tasks = stack.enter_context(loaded_app(APP, urls))
+        worker = stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=2))
+        made = Stage(locks, tasks, urls, worker)
+        in_office(made)
+        yield made
+
+
+def in_office(stage: Stage) -> None:
+    """All buckets of the lock store grant."""
+
+    def ran() -> bool:
+        _, sent = stage.send("unconfirmed")
+        return bool(sent.get(timeout=30, propagate=False) is True)
+
+    eventually(lambda: all(ran() for _ in range(5)), within=60, every=0.2)
+
+
+def error_of(sent: "AsyncResult[Any]") -> str:
+    error = sent.get(timeout=30, propagate=False)
+    assert (sent.state, isinstance(error, StoreUnavailable)) == (states.FAILURE, True), error
+    return str(error)
+
+
+def test_each_task_of_a_worker_has_its_own_durability(stage: Stage) -> None:
+    with stage.nobody_confirms():
+        assert stage.send("unconfirmed")[1].get(timeout=30) is True
+        row, sent = stage.send("failing")
+        assert error_of(sent) == "only 0 of 1 replicas confirmed within 0.8 s (durability={'replicas': 1})"
+        assert stage.starts(row) == 0
+    assert stage.send("failing", row)[1].get(timeout=30) is True, "what was taken was not given back"
+
+
+def test_on_store_error_run_runs_without_the_lock(stage: Stage) -> None:
+    with stage.nobody_confirms():
+        assert stage.send("bypassing")[1].get(timeout=30) is False
+
+
+def test_on_store_error_retry_comes_back_until_it_is_confirmed(stage: Stage) -> None:
+    with stage.nobody_confirms():
+        row, sent = stage.send("returning")
+        stage.worker.wait_for_log(r"returning\[.*comes back in .* only 0 of 1 replicas confirmed")
+    assert sent.get(timeout=60) is True
+    assert stage.starts(row) == 1
+
+
+def test_a_message_whose_parking_was_not_confirmed_runs_once(stage: Stage) -> None:
+    """It is parked and comes back, too: what comes back finds that it has had its turn and ended."""
+    with stage.tasks.parking.lock_for("twice"), stage.nobody_confirms():
+        _, sent = stage.send("parking", "twice")
+        eventually(lambda: f"{sent.id}] comes back" in stage.worker.log(), within=30)
+    assert sent.get(timeout=30) is True
+    with redis.Redis.from_url(stage.urls.broker) as client:
+        eventually(lambda: not client.llen("celery") and not client.hlen("unacked"), within=30)
+    assert stage.starts("twice") == 1
+
+
+def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_over(stage: Stage) -> None:
+    """The keeper in the main process knows from the child's slot what its task asked for."""
+    row, sent = stage.send("working")
+    eventually(lambda: stage.starts(row) == 1, within=20)
+    with stage.nobody_confirms():
+        assert isinstance(sent.get(timeout=30, propagate=False), LockLost)
+    stage.worker.wait_for_log(r"the lease of .*working.* is lost: its deadline came unanswered: not all that keep it")
+
+
+def test_on_an_emptied_store_no_task_starts_and_none_is_lost_until_its_probation_is_over(stage: Stage) -> None:
+    """Whatever policy; "fail" is told for how long."""
+    stage.locks.primary.flush()
+    _, failed = stage.send("unconfirmed")
+    assert "grants nothing new for another" in error_of(failed)
+    sent = [stage.send(name) for name in ("returning", "queueing", "queueing")]
+    assert [result.get(timeout=60) for _, result in sent] == [True] * 3
+    assert [stage.starts(row) for row, _ in sent] == [1] * 3
+    in_office(stage)
+
+
+def test_whose_turn_it_is_takes_it_when_the_probation_is_over(stage: Stage) -> None:
+    """And not only in its next turn, which would be dlock_turn (60 s) later."""
+    row = "turn"
+    lock = stage.tasks.queueing.lock_for(row)
+    assert lock.acquire(timeout=30)
+    _, sent = stage.send("queueing", row)
+    eventually(lambda: stage.tasks.queueing.waiting(row).count == 1, within=30)
+    with redis.Redis.from_url(stage.urls.lock) as client:
+        client.delete(*client.keys("dlock:*:office"))
+    lock.release()
+    stage.worker.wait_for_log(r"queueing\[.*comes back in .* grants nothing new for another")
+    assert sent.get(timeout=40) is True
+
+
+def test_a_worker_does_not_start_where_no_disk_can_confirm(stage: Stage) -> None:
+    """And says which task asks for it."""
+    names = {"BROKER": stage.urls.broker, "RESULT": stage.urls.result, "LOCK": stage.urls.lock}
+    ours = {f"DLOCK_TEST_{name}_URL": url for name, url in names.items()}
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", APP, "worker", "-P", "solo"],
+        env={**os.environ, **ours, "DLOCK_TEST_FSYNC": "yes"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert (
+        "task 'durability.on_disk': durability={'fsync': 'local'} is not allowed: the lock store cannot confirm that a "
+        "write is on disk; allowed: with Redis 7.2 or Valkey, and appendonly yes on every server"
+    ) in ended.stderr

@@ -1,0 +1,267 @@
+"""``unique="queued"``: a name belongs to a message from its publication on; real workers."""
+
+import time
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
+
+from celery_dlock import LockHeld
+from tests.support.environments.claiming import Claims, urls_of
+from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import loaded_app, running_worker
+
+APP = "tests.support.apps.claiming"
+#: Celery's own call, with which it stores a result here too.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+WAIT = 20
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("claims")
+    with (
+        Server(folder / "server") as server,
+        loaded_app(APP, urls_of(server)) as tasks,
+        running_worker(APP, folder=folder, urls=urls_of(server), concurrency=2) as worker,
+    ):
+        made = Claims(server, tasks)
+        made.worker = worker
+        yield made
+
+
+def test_queued_refuses_the_second_until_the_first_starts(stage):
+    queued = stage.tasks.queued
+    first = queued.delay("q", gate="q")
+    stage.wait_at("q")
+    stage.wait_free(queued, "q")
+    second = queued.delay("q")
+    assert second.id != first.id
+    refused = queued.delay("q")
+    assert refused.id == second.id
+    stage.open("q")
+    assert refused.get(timeout=WAIT) == "q"
+    assert first.get(timeout=WAIT) == "q"
+    stage.wait_free(queued, "q")
+    assert stage.runs("q") == [first.id, second.id]
+
+
+def test_a_message_that_comes_back_from_a_conflict_keeps_its_claim(stage):
+    queued = stage.tasks.queued
+    first = queued.delay("conflict", gate="conflict")
+    stage.wait_at("conflict")
+    second = queued.delay("conflict")
+    eventually(lambda: stage.worker.log().count(f"[{second.id}] comes back") >= 3, 20)
+    assert stage.of(queued, "conflict") == second.id
+    stage.open("conflict")
+    assert [first.get(timeout=WAIT), second.get(timeout=WAIT)] == ["conflict", "conflict"]
+
+
+def test_queued_and_running_refuses_the_second_until_the_first_ends(stage):
+    both = stage.tasks.both
+    first = both.delay("b", gate="b")
+    stage.wait_at("b")
+    stage.wait_free(both, "b")
+    refused = both.delay("b")
+    assert refused.id == first.id
+    stage.open("b")
+    assert refused.get(timeout=WAIT) == "b"
+    eventually(lambda: both.delay("b").id != first.id, 5, message="accepted after the end")
+    eventually(lambda: len(stage.runs("b")) == 2, 10)
+
+
+def test_a_refused_call_may_be_told_by_an_error_that_names_the_first(stage):
+    loud = stage.tasks.loud
+    before = time.time()
+    first = loud.delay("loud", gate="loud")
+    with pytest.raises(LockHeld) as told:
+        loud.delay("loud")
+    error = told.value
+    assert error.name == loud.lock_name("loud")
+    assert error.task_id == first.id
+    assert before - 5 < error.since < time.time() + 5
+    stage.wait_at("loud")
+    with pytest.raises(LockHeld, match=r"is running"):
+        loud.delay("loud")
+    stage.open("loud")
+    first.get(timeout=WAIT)
+
+
+def test_a_failed_run_has_given_its_claim_up(stage):
+    first = stage.tasks.both.delay("fails", end="fail")
+    with pytest.raises(ValueError, match="as asked"):
+        first.get(timeout=WAIT)
+    eventually(lambda: stage.tasks.both.delay("fails").id != first.id, 5)
+
+
+def test_a_skipped_message_gives_its_claim_up(stage):
+    skipping = stage.tasks.skipping
+    first = skipping.delay("skip", gate="skip")
+    stage.wait_at("skip")
+    second = skipping.delay("skip")
+    with pytest.raises(TaskRevokedError):
+        second.get(timeout=WAIT)
+    stage.wait_free(skipping, "skip")
+    stage.open("skip")
+    first.get(timeout=WAIT)
+
+
+def test_an_expired_message_gives_its_claim_up(stage):
+    late = stage.tasks.queued.apply_async(("late",), countdown=1, expires=0.5)
+    assert stage.of(stage.tasks.queued, "late") == late.id
+    with pytest.raises(TaskRevokedError):
+        late.get(timeout=WAIT)
+    stage.wait_free(stage.tasks.queued, "late")
+    assert stage.runs("late") == []
+
+
+def test_a_revoked_message_gives_its_claim_up_at_once_though_its_eta_is_far(stage):
+    result = stage.tasks.queued.apply_async(("revoked",), countdown=3000)
+    eventually(lambda: f"[{result.id}] received" in stage.worker.log())
+    result.revoke()
+    stage.wait_free(stage.tasks.queued, "revoked")
+
+
+def test_a_purged_message_costs_its_name_for_queued_ttl(stage):
+    queued = stage.tasks.queued
+    sent = time.monotonic()
+    lost = queued.apply_async(("purged",), queue="nobody", dlock={"queued_ttl": 3})
+    with stage.tasks.app.connection_for_write() as connection:
+        assert connection.default_channel.queue_purge("nobody") == 1
+    assert queued.delay("purged").id == lost.id
+    eventually(lambda: queued.delay("purged").id != lost.id, 10)
+    assert 2.95 < time.monotonic() - sent < 6
+
+
+def test_a_message_that_waits_in_a_worker_keeps_its_claim_for_longer_than_queued_ttl(stage):
+    queued = stage.tasks.queued
+    with stage.busy_pool("kept"):
+        first = queued.apply_async(("kept",), dlock={"queued_ttl": 4})
+        end = time.monotonic() + 6
+        eventually(lambda: stage.of(queued, "kept") != first.id or time.monotonic() > end, 8)
+        assert queued.delay("kept").id == first.id
+    assert first.get(timeout=WAIT) == "kept"
+    stage.wait_free(queued, "kept")
+
+
+def test_queued_ttl_counts_from_the_eta(stage):
+    result = stage.tasks.queued.apply_async(("eta",), countdown=100, queue="nobody", dlock={"queued_ttl": 10})
+    name = stage.tasks.queued.lock_spec.name_of(("eta",), {})
+    left = stage.locks.ttl(f"dlock:{{{name.bucket:03x}}}:queued:{name.text}")
+    assert 105 <= left <= 110, result
+
+
+def test_a_retry_keeps_the_name_and_is_not_refused_by_itself(stage):
+    both = stage.tasks.both
+    first = both.delay("again", end="retry")
+    eventually(lambda: first.state == "RETRY", 10)
+    assert stage.of(both, "again") == first.id
+    assert both.delay("again").id == first.id
+    assert first.get(timeout=WAIT) == "again"
+    stage.wait_free(both, "again")
+    assert stage.runs("again") == [first.id, first.id]
+
+
+def test_a_retry_is_not_lost_though_another_has_claimed_meanwhile(stage):
+    queued = stage.tasks.queued
+    first = queued.delay("half", gate="half", end="retry")
+    stage.wait_at("half")
+    second = queued.delay("half")
+    assert second.id != first.id
+    stage.open("half")
+    assert [first.get(timeout=WAIT), second.get(timeout=WAIT)] == ["half", "half"]
+    assert sorted(stage.runs("half")) == sorted([first.id, first.id, second.id])
+
+
+def test_a_parked_message_needs_no_claim_to_be_queued(stage):
+    parking = stage.tasks.parking
+    first = parking.delay("parked", gate="parked")
+    stage.wait_at("parked")
+    second = parking.apply_async(("parked",), dlock={"queued_ttl": 1})
+    eventually(lambda: second.state == "QUEUED", 10)
+    stage.wait_free(parking, "parked")
+    third = parking.delay("parked")
+    assert third.id == second.id
+    stage.open("parked")
+    assert [first.get(timeout=WAIT), third.get(timeout=WAIT)] == ["parked", "parked"]
+
+
+def test_a_parked_message_that_is_revoked_gives_its_claim_up(stage):
+    parking = stage.tasks.parking
+    first = parking.delay("oust", gate="oust")
+    stage.wait_at("oust")
+    second = parking.delay("oust")
+    eventually(lambda: parking.waiting("oust").count == 1, 10)
+    second.revoke()
+    stage.wait_free(parking, "oust")
+    stage.open("oust")
+    first.get(timeout=WAIT)
+
+
+def test_a_parked_message_that_expires_gives_its_claim_up(stage):
+    parking = stage.tasks.parking
+    first = parking.delay("stale", gate="stale")
+    stage.wait_at("stale")
+    second = parking.apply_async(("stale",), expires=3)
+    eventually(lambda: second.state == "QUEUED", 10)
+    expired = time.monotonic() + 3
+    eventually(lambda: time.monotonic() > expired, 5)
+    assert stage.of(parking, "stale") == second.id
+    stage.open("stale")
+    first.get(timeout=WAIT)
+    stage.wait_free(parking, "stale")
+    assert stage.runs("stale") == [first.id]
+
+
+def test_a_refused_member_of_a_group_ends_revoked_and_the_others_run(stage):
+    step = stage.tasks.step
+    first = step.apply_async(("taken",), countdown=3000)
+    result = group(step.s("g1"), step.s("taken"), step.s("g2"), step.s("g1")).apply_async()
+    eventually(result.ready, 15)
+    assert [member.state for member in result] == ["SUCCESS", "REVOKED", "SUCCESS", "REVOKED"]
+    first.revoke()
+
+
+def test_a_chord_with_a_refused_member_ends(stage):
+    step = stage.tasks.step
+    first = step.apply_async(("taken2",), countdown=3000)
+    result = chord([step.s("c1"), step.s("taken2")], step.s("body")).apply_async()
+    eventually(result.ready, 15)
+    assert (result.state, type(result.result)) == ("FAILURE", ChordError)
+    first.revoke()
+
+
+@pytest.mark.parametrize("taken", ["one", "two", "three"])
+def test_a_chain_with_a_refused_step_ends(stage, taken):
+    step = stage.tasks.step
+    words = [word if word != taken else f"taken-{word}" for word in ("one", "two", "three")]
+    first = step.apply_async((f"taken-{taken}",), countdown=3000)
+    result = chain(*(step.s(word) for word in words)).apply_async()
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=15)
+    assert stage.runs(f"taken-{taken}") == []
+    first.revoke()
+
+
+def test_a_chain_of_one_name_runs_to_its_end_under_queued_and_running(stage):
+    both = stage.tasks.both
+    assert chain(both.si("same"), both.si("same"), both.si("same")).apply_async().get(timeout=WAIT) == "same"
+
+
+def test_a_later_step_that_would_raise_ends_revoked_because_nobody_is_there_to_be_told(stage):
+    first = stage.tasks.loud_step.apply_async(("taken3",), countdown=3000)
+    result = chain(stage.tasks.step.s("start"), stage.tasks.loud_step.s("taken3")).apply_async()
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=15)
+    assert result.parent.get(timeout=5) == "start"
+    first.revoke()
+
+
+def test_a_group_of_one_that_would_raise_publishes_nothing_and_claims_nothing(stage):
+    loud_step = stage.tasks.loud_step
+    first = loud_step.apply_async(("taken4",), countdown=3000)
+    with pytest.raises(LockHeld):
+        group(loud_step.s("free4"), loud_step.s("taken4")).apply_async()
+    assert stage.of(loud_step, "free4") is None
+    first.revoke()

@@ -1,0 +1,302 @@
+"""What a publisher sees of ``unique=``, and what a claim costs it; nobody consumes."""
+
+import subprocess
+import sys
+
+import pytest
+from celery import group
+from celery.beat import ScheduleEntry, Scheduler
+from celery.schedules import schedule
+from kombu.exceptions import OperationalError
+
+from celery_dlock import LockHeld, StoreUnavailable
+from celery_dlock.errors import LockKeyError
+from tests.support.environments.claiming import Claims, urls_of
+from tests.support.polling import eventually
+from tests.support.processes import HOST, ROOT, free_port
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app
+
+APP = "tests.support.apps.claiming"
+#: Celery's own call, with which it stores a result here too.
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("publishing") / "server") as server:
+        yield server
+
+
+@pytest.fixture
+def stage(server):
+    server.flush()
+    with loaded_app(APP, urls_of(server)) as tasks:
+        yield Claims(server, tasks)
+
+
+def sent(stage) -> int:
+    """Messages in the broker's queue; it is emptied."""
+    with stage.tasks.app.connection_for_write() as connection:
+        channel = connection.default_channel
+        channel.queue_declare("celery")
+        return channel.queue_purge("celery") or 0
+
+
+def test_a_refused_call_returns_the_first_calls_result_and_publishes_nothing(stage):
+    first = stage.tasks.queued.delay("p1")
+    results = [stage.tasks.queued.delay("p1") for _ in range(5)]
+    assert [result.id for result in results] == [first.id] * 5
+    assert sent(stage) == 1
+
+
+def test_other_names_are_others(stage):
+    assert stage.tasks.queued.delay("p2").id != stage.tasks.queued.delay("p3").id
+    assert sent(stage) == 2
+
+
+def test_a_call_chooses_for_itself(stage):
+    plain, queued = stage.tasks.plain, stage.tasks.queued
+    first = plain.apply_async(("p4",), dlock={"unique": "queued"})
+    assert plain.apply_async(("p4",), dlock={"unique": "queued"}).id == first.id
+    assert plain.delay("p4").id != first.id
+    queued.delay("p5")
+    with pytest.raises(LockHeld):
+        queued.apply_async(("p5",), dlock={"on_duplicate": "raise"})
+    assert queued.apply_async(("p5",), dlock={"enabled": False}).id != stage.of(queued, "p5")
+    assert sent(stage) == 4
+
+
+def test_a_member_of_a_group_chooses_for_itself(stage):
+    queued, plain = stage.tasks.queued, stage.tasks.plain
+    own = [
+        queued.s("p30").set(dlock={"key": "other:{n}"}),
+        queued.s("p31").set(dlock={"enabled": False}),
+        plain.s("p32").set(dlock={"unique": "queued"}),
+    ]
+    results = group(own).apply_async()
+    assert stage.of(queued, "p30") is None
+    assert stage.of(queued, "p31") is None
+    assert stage.of(plain, "p32") == results[2].id
+    again = queued.apply_async(("p30",), dlock={"key": "other:{n}"})
+    assert again.id == results[0].id
+    assert sent(stage) == 3
+
+
+def test_an_id_of_ones_own_is_kept_and_ends_revoked_where_the_call_is_refused(stage):
+    assert stage.tasks.queued.apply_async(("p6",), task_id="mine").id == "mine"
+    assert stage.tasks.queued.apply_async(("p6",), task_id="yours").id == "mine"
+    assert stage.tasks.queued.AsyncResult("yours").state == "REVOKED"
+    assert stage.tasks.queued.AsyncResult("mine").state == "PENDING"
+    sent(stage)
+
+
+def test_a_refused_call_leaves_the_state_of_an_earlier_call_of_its_id_alone(stage):
+    task = stage.tasks.queued
+    task.backend.store_result("early", {"pid": 1}, "STARTED")
+    with task.lock_for("p16"):
+        task.apply_async(("p16",), task_id="first")
+        assert task.apply_async(("p16",), task_id="early").id == "first"
+    assert task.AsyncResult("early").state == "STARTED"
+    sent(stage)
+
+
+def test_an_id_that_is_published_twice_is_one_message(stage):
+    for _ in range(2):
+        assert stage.tasks.queued.apply_async(("p7",), task_id="same").id == "same"
+    assert stage.tasks.queued.AsyncResult("same").state == "PENDING"
+    assert sent(stage) == 1
+
+
+def test_a_call_that_cannot_be_published_gives_its_claim_back(server):
+    nowhere = Urls(f"redis://{HOST}:{free_port()}/0", server.url(1), server.lock_url(2))
+    with loaded_app(APP, nowhere) as tasks:
+        # Else kombu's transport tries for some seconds.
+        tasks.app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+        with pytest.raises(OperationalError):
+            tasks.queued.apply_async(("p8",), retry=False)
+        assert Claims(server, tasks).of(tasks.queued, "p8") is None
+        with pytest.raises(OperationalError):
+            group(tasks.queued.s("p9"), tasks.queued.s("p10")).apply_async(retry=False)
+        assert [Claims(server, tasks).of(tasks.queued, n) for n in ("p9", "p10")] == [None, None]
+
+
+def test_without_a_store_nothing_is_published_unless_the_task_runs_without_a_lock_too(server, caplog):
+    away = Urls(server.url(0), server.url(1), f"redis://{HOST}:{free_port()}/0")
+    with loaded_app(APP, away) as tasks:
+        stage = Claims(server, tasks)
+        with pytest.raises(StoreUnavailable):
+            tasks.queued.delay("p11")
+        with pytest.raises(StoreUnavailable):
+            group(tasks.queued.s("p11"), tasks.unchecked.s("p11")).apply_async()
+        assert sent(stage) == 0
+        caplog.clear()
+        tasks.unchecked.delay("p11")
+        assert "is published without a claim" in caplog.text
+        group(tasks.unchecked.s("p12"), tasks.unchecked.s("p13")).apply_async()
+        assert sent(stage) == 3
+
+
+def test_a_claim_that_a_slow_store_takes_after_all_does_not_refuse_the_next_try(server, start_proxy):
+    server.flush()
+    proxy = start_proxy(server)
+    with loaded_app(APP, Urls(server.url(0), server.url(1), proxy.url(2))) as tasks:
+        tasks.app.conf.dlock_timeout = 1.0
+        stage = Claims(server, tasks)
+        tasks.queued.delay("warm")
+        proxy.set_mode("blackhole")
+        with pytest.raises(StoreUnavailable):
+            tasks.queued.delay("p40")
+        with pytest.raises(StoreUnavailable):
+            group(tasks.queued.s("p41"), tasks.queued.s("p42")).apply_async()
+        # What was held back arrives now, and the claims are made after all.
+        proxy.set_mode("pass")
+        for n in ("p40", "p41", "p42"):
+            eventually(lambda n=n: stage.locks.keys("*:gone:*") and stage.of(tasks.queued, n) is None, 10)
+            accepted = tasks.queued.delay(n)
+            assert stage.of(tasks.queued, n) == accepted.id
+        assert sent(stage) == 4
+
+
+def test_bad_arguments_are_celerys_error_and_an_argument_without_a_name_is_ours(stage):
+    with pytest.raises(TypeError):
+        stage.tasks.queued.delay()
+    with pytest.raises(LockKeyError):
+        stage.tasks.queued.delay(object())
+    assert sent(stage) == 0
+
+
+def test_an_eager_call_leaves_no_claim(stage):
+    assert stage.tasks.queued.apply(("p14",)).get() == "p14"
+    stage.tasks.app.conf.task_always_eager = True
+    assert stage.tasks.queued.delay("p14").get() == "p14"
+    assert group(stage.tasks.queued.s("p14")).apply_async().get() == ["p14"]
+    assert stage.of(stage.tasks.queued, "p14") is None
+
+
+def test_a_call_from_a_lock_holders_side_is_refused_while_the_lock_is_held(stage):
+    """Under queued+running a Lock runs too; there is no result of it to return."""
+    both = stage.tasks.both
+    with both.lock_for("p15"), pytest.raises(LockHeld, match="a Lock is running"):
+        both.delay("p15")
+    assert both.delay("p15").id == stage.of(both, "p15")
+    sent(stage)
+
+
+def test_a_beat_claims_as_any_other(stage):
+    beat = Scheduler(stage.tasks.app, lazy=True)
+    entry = ScheduleEntry("e", "queued", schedule=schedule(60), args=("p16",), app=stage.tasks.app)
+    first = beat.apply_async(entry, advance=False)
+    assert beat.apply_async(entry, advance=False).id == first.id
+    assert sent(stage) == 1
+
+
+@pytest.fixture
+def nightly(stage):
+    """A class-based task with `unique`: without the `__header__` that Celery gives functions."""
+    return stage.tasks.nightly
+
+
+def test_class_based_task_with_unique_claims_when_published(stage, nightly):
+    first = nightly.delay("p40")
+    assert nightly.delay("p40").id == first.id
+    assert nightly.apply_async(("p40",), dlock={"on_conflict": "retry"}).id == first.id
+    chosen = stage.tasks.unclaimed_nightly.apply_async(("p41",), dlock={"unique": "queued"})
+    assert stage.of(stage.tasks.unclaimed_nightly, "p41") == chosen.id
+    assert sent(stage) == 2
+
+
+def test_class_based_task_with_unique_claims_in_a_group(stage, nightly):
+    group(nightly.s("p42"), nightly.s("p43")).apply_async()
+    assert stage.of(nightly, "p42")
+    assert stage.of(nightly, "p43")
+    assert sent(stage) == 2
+
+
+def test_class_based_task_with_unique_claims_from_beat(stage, nightly):
+    beat = Scheduler(stage.tasks.app, lazy=True)
+    entry = ScheduleEntry("e", "nightly", schedule=schedule(60), args=("p44",), app=stage.tasks.app)
+    assert beat.apply_async(entry, advance=False).id == stage.of(nightly, "p44")
+    assert sent(stage) == 1
+
+
+def test_class_based_task_with_unique_refuses_bad_arguments(stage, nightly):
+    with pytest.raises(LockKeyError, match="missing a required argument: 'n'"):
+        nightly.delay()
+    assert sent(stage) == 0
+
+
+def test_chunks_call_their_task_directly_so_that_there_is_nothing_to_claim(stage):
+    stage.tasks.queued.chunks([("p17",), ("p17",)], 1).apply_async()
+    assert stage.of(stage.tasks.queued, "p17") is None
+    assert sent(stage) == 2
+
+
+def counts(server, *names):
+    with server.client() as client:
+        stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names)
+
+
+def reads(server):
+    with server.client() as client:
+        return client.info("stats")["total_reads_processed"]
+
+
+@pytest.fixture
+def apart(server, tmp_path):
+    """The locks on a server of their own, so that what they cost can be counted."""
+    with (
+        Server(tmp_path / "locks") as locks,
+        loaded_app(APP, Urls(server.url(0), server.url(1), locks.lock_url(0))) as tasks,
+    ):
+        tasks.queued.delay("warm")
+        yield locks, tasks
+
+
+def test_a_publish_costs_one_round_trip_and_a_task_without_claims_none(apart):
+    locks, tasks = apart
+    before, own = reads(locks), reads(locks)
+    own -= before
+    before = reads(locks)
+    tasks.plain.delay("r0")
+    assert reads(locks) - before - own == 0
+    before, scripts = reads(locks), counts(locks, "evalsha", "eval")
+    tasks.queued.delay("r1")
+    assert counts(locks, "evalsha", "eval") - scripts == 1
+    assert reads(locks) - before - 2 * own <= 1 + own
+
+
+@pytest.mark.parametrize("size", [2, 200])
+def test_a_group_claims_in_one_round_trip_whatever_its_size(apart, size):
+    locks, tasks = apart
+    scripts, before, own = counts(locks, "evalsha", "eval"), reads(locks), reads(locks)
+    own -= before
+    before = reads(locks)
+    result = group(tasks.queued.s(f"g{size}-{n}") for n in range(size))
+    result = group(list(result.tasks)).apply_async()
+    # One write of any size may be read in parts of 16 kB.
+    written = -(-size * 700 // 16384)
+    assert reads(locks) - before - own <= written
+    assert counts(locks, "evalsha", "eval") - scripts == size
+    assert len(result) == size
+
+
+@pytest.mark.long
+def test_5000_publishes_of_100_names_from_8_processes_are_100_messages(stage, server):
+    processes, each = 8, 625
+    command = [sys.executable, "-m", "tests.support.environments.claiming"]
+    environ = urls_of(server).environ() | {"PYTHONPATH": str(ROOT)}
+    publishers = [
+        subprocess.Popen(
+            [*command, str(number * each), str(each), "100", "start"], env=environ, cwd=ROOT, stdout=subprocess.PIPE
+        )
+        for number in range(processes)
+    ]
+    stage.history.rpush("start", *["go"] * processes)
+    accepted = [int(publisher.communicate(timeout=100)[0]) for publisher in publishers]
+    assert sum(accepted) == 100
+    assert sent(stage) == 100
