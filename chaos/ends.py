@@ -15,7 +15,7 @@ LINE = re.compile(r"\[(\d+-\d+-\d+ [\d:]+,\d+): \w+/[\w-]+\] Task chaos\.\w+\[([
 #: What a line of a worker's log says of a message, by its first words; other lines do not matter.
 WORDS = {
     "received": "received",
-    "comes back": "again",
+    "is republished": "again",
     "is parked": "parked",
     "is a duplicate": "duplicate",
     "skipped": "skipped",

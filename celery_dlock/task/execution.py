@@ -17,7 +17,7 @@ from ..messaging.results import store_started
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Queued, Refusal
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import outcomes, policy, unique
 from .keep_on_retry import RetryReservation, reservation_for_retry
@@ -176,7 +176,7 @@ class Execution(Run):
             if self.lease is None or not self.lease.lost or self.options.after_lost == "fail":
                 raise
             self._republished = True
-            outcomes.rerun_after_loss(self, error)
+            outcomes.rerun_after_loss(self, self.lease.slot.name, error)
 
     def _announce_end_if_followed(self) -> None:
         request = self.request
@@ -194,7 +194,10 @@ class Execution(Run):
         locker, scope = self.runtime.locker, self.scope
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
-            logger.warning("%s left %s held; it is released now", self.task.name, lease.name)
+            logger.warning(
+                "Task %s[%s] left %s held; releasing it now", self.task.name, self.request.id, lease.name,
+                extra=log_fields(self.task.name, self.request.id, lease.name),
+            )  # fmt: skip
             # Without a lease of its own, the run was interrupted before it knew of the one it got: no body has begun.
             rest = scope.undone if self.lease is None else ReleaseRequest()
             locker.release(lease, scope, ending if lease is self.lease else rest)
@@ -276,7 +279,10 @@ class Execution(Run):
             except SoftTimeLimitExceeded:
                 raise
             except Exception as error:  # noqa: BLE001  # the backend may raise anything, and the body runs all the same
-                logger.warning("%s[%s] runs, and its state stays QUEUED: %s", self.task.name, self.request.id, error)
+                logger.warning(
+                    "Task %s[%s] runs, but its stored state stays QUEUED: %s", self.task.name, self.request.id, error,
+                    extra=log_fields(self.task.name, self.request.id, self.lease.name if self.lease else ""),
+                )  # fmt: skip
 
     def _may_read_queued(self) -> bool:
         """Return whether this delivery, or one before it, may have stored QUEUED."""

@@ -40,7 +40,7 @@ def wrap_before_start(task: LockedTask, before_start: Callable[..., None]) -> Ca
 
 
 def wrap_body(task: LockedTask, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the body under the run's lease. Outside a run, call it as it is."""
+    """Run the body under the run's lease. Outside a run, call it unchanged."""
 
     @functools.wraps(body)
     def run_under_lease(*args: Any, **kwargs: Any) -> Any:
@@ -92,8 +92,8 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
             raise
         except Exception as error:  # noqa: BLE001  # the tracer fails on malformed callbacks in the message
             died = False
-            # Return what Celery's slow path returns. Only a prefork pool reports a raised error to the main process:
-            # a pool of threads or greenlets would never acknowledge the message, and a solo worker would end.
+            # Return what Celery's slow path returns. Only a prefork pool reports a raised error to the main process.
+            # A pool of threads or greenlets would never acknowledge the message, and a solo worker would end.
             result = trace_ok_t(report_internal_error(task, error), TraceInfo(states.FAILURE, error), 0.0, None)
         finally:
             try:

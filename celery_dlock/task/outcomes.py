@@ -1,4 +1,4 @@
-"""What becomes of a task that did not get its lock."""
+"""Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..messaging.message import publish_again
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, has_backend, store_queued, store_revoked
 from ..store.model import Held, Parked, Queued, Refusal, Unknown, Used
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from .policy import (
     AckParked,
@@ -59,17 +59,17 @@ __all__ = [
 
 _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUsed, "unknown": UnknownOutcome}
 
-#: Longest delay of a message that comes back because the store did not answer or its lease was lost, in seconds.
-COMEBACK_MAX = 60.0
-#: Seconds to hold a message that the broker did not take, before it goes back to it.
+#: Longest delay in seconds of a message that is republished after a store error or a lost lease.
+STORE_RETRY_MAX = 60.0
+#: Seconds to wait before a message that could not be republished is returned to the broker.
 REQUEUE_DELAY = 1.0
 
 
 class Skipped(Ignore):
-    """Ends a trace whose end we have stored.
+    """Ends a trace whose end is stored already.
 
     Args:
-        error: That end.
+        error: The stored end.
     """
 
     def __init__(self, error: CallSkipped) -> None:
@@ -78,195 +78,218 @@ class Skipped(Ignore):
 
 
 class HandledElsewhere(Ignore):
-    """Ends a trace whose message lives on, or has ended, in another delivery; ``str()`` of it is the reason."""
+    """Ends a trace whose message lives on, or has ended, in another delivery. ``str()`` of it is the reason."""
 
 
 class Postponed(HandledElsewhere):
-    """Ends a trace whose message was republished or parked, so that it runs later; ``str()`` of it is the reason."""
+    """Ends a trace whose message was republished or parked, so it runs later. ``str()`` of it is the reason."""
 
 
 class Replaced(Ignore):
-    """Ends a trace whose task has replaced itself: as Celery's own, and known for what it is."""
+    """Ends a trace whose task has replaced itself. A class of its own tells it from other ``Ignore`` exceptions."""
 
 
 def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision) -> None:
-    """Do what was decided. Returns only if the run goes on with the ``skip_result`` instead of its body.
+    """Apply the policy's decision. Returns only if the run goes on with a value in place of its body.
 
     Raises:
-        Skipped, Elsewhere: The message is dealt with and is to be acknowledged.
+        Skipped, HandledElsewhere: The message is dealt with and is to be acknowledged.
         LockHeld, NameUsed, UnknownOutcome: The task is to fail.
     """
     reason = f"{name}: {decision.reason}"
-    task, task_id = run.task, run.request.id
-    facts = (reason, name.text, *_earlier(answer))
+    facts = (reason, name.text, *_earlier_run(answer))
     if isinstance(answer, Held | Queued) or isinstance(decision, Fail):
-        _tell(run, "refused", name, reason)
+        _emit(run, "refused", name, reason)
     match decision:
         case Skip():
             skip(run, name, CallSkipped(*facts))
         case ReturnFirstResult(first):
-            _recall(run, name, first, CallSkipped(*facts))
+            _return_first_result(run, name, first, CallSkipped(*facts))
         case DropDuplicate():
-            logger.info("Task %s[%s] is a duplicate: %s", task.name, task_id, reason)
+            logger.info("Task %s[%s] is a duplicate and is dropped: %s", *_whose(run), reason, extra=_extra(run, name))
             raise HandledElsewhere(reason)
         case RetryLater(delay) | RequeueDuplicate(delay):
             rank_us = answer.rank_us if isinstance(answer, Held | Queued) else None
-            tries = isinstance(decision, RetryLater) and decision.counts
-            _publish_again(
-                run, rank_us, delay, LockHeld(*facts), conflict=tries, copy=isinstance(decision, RequeueDuplicate)
-            )
-            logger.info("Task %s[%s] comes back in %.3g s: %s", task.name, task_id, delay, reason)
-            # Monitors have one state for all copies of a message, and another copy of this one runs.
-            raise HandledElsewhere(reason) if isinstance(decision, RequeueDuplicate) else Postponed(reason)
+            duplicate = isinstance(decision, RequeueDuplicate)
+            counts = isinstance(decision, RetryLater) and decision.counts
+            _republish(run, name, rank_us, delay, LockHeld(*facts), conflict=counts, duplicate=duplicate)
+            logger.info(_REPUBLISHED, *_whose(run), delay, reason, extra=_extra(run, name))
+            # Monitors keep one state for all copies of a message. Of a duplicate, the other copy is running.
+            raise HandledElsewhere(reason) if duplicate else Postponed(reason)
         case AckParked():
-            _await_turn(run, name, answer, reason)
+            _acknowledge_parked(run, name, answer, reason)
         case Fail():
             raise _ERRORS[decision.why](*facts)
 
 
-def _earlier(answer: Refusal) -> tuple[str | None, str, float] | tuple[()]:
-    """The run that is in the way: its task's id, its node, and since when; empty if there is none."""
+#: The log line of each message that is republished.
+_REPUBLISHED: Final = "Task %s[%s] is republished, retrying in %.3g s: %s"
+
+
+def _earlier_run(answer: Refusal) -> tuple[str | None, str, float] | tuple[()]:
+    """Return task id, node and start of the run in the way; empty if there is none."""
     earlier = answer.by if isinstance(answer, Used | Unknown) else getattr(answer, "holder", None)
     return (earlier.task_id, earlier.node, earlier.since) if earlier else ()
 
 
 def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
-    """Report that a run is too late for its tick, and return the end that :func:`skip` gives it."""
+    """Report that a run is too late for its tick, and return the end for :func:`skip`."""
     reason = f"{name}: {late}"
-    logger.warning("Task %s[%s] misfired: %s", run.task.name, run.request.id, reason)
-    _tell(run, "misfired", name, reason)
+    logger.warning("Task %s[%s] misfired and is skipped: %s", *_whose(run), reason, extra=_extra(run, name))
+    _emit(run, "misfired", name, reason)
     return CallSkipped(reason, name.text)
 
 
 def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) -> str:
-    """The message as it will be parked; its state says so before, lest a slow process write it over the end.
+    """Return the message as it will be parked, and store its state QUEUED.
+
+    The state is stored first: a slow process would otherwise write it over the end of the task.
 
     Raises:
-        DLockError: It could not be published again.
+        DLockError: The message could not be published again.
     """
     if run.delivery is None or rank_us is None:
-        raise AssertionError(decision)  # an eager run is never parked, and who is refused has a place
-    parcel = ParkedMessage.of(
+        raise AssertionError(decision)  # an eager run is never parked, and the store reports a rank with each refusal
+    parked = ParkedMessage.of(
         run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.conflict_retries, run.redelivered
     )
-    text = parcel.text()
+    text = parked.text()
     copied = bool(run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
     store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
-    _tell(run, "refused", name, f"{name}: {decision.reason}")
+    _emit(run, "refused", name, f"{name}: {decision.reason}")
     return text
 
 
-def _await_turn(run: Run, name: LockName, answer: Refusal, reason: str) -> NoReturn:
+def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) -> NoReturn:
     run.keeps_claim = True
-    if isinstance(answer, Parked):
-        place = f"{name}: {run.refused_because or 'it waits already'}; at place {answer.position}"
-        if answer.ousted:
-            itself = answer.ousted.identity == run.identity.digest  # it came late, and is the oldest
-            newer = None if itself else run.request.id
-            error = CallSkipped(f"{name}: a newer call took its place (queue_overflow)", name.text, newer)
-            run.task.dlock.handover.evict(name, answer.ousted, error)
-            if itself:
-                raise Skipped(error)
-        logger.info("Task %s[%s] is parked: %s", run.task.name, run.request.id, place)
-        _tell(run, "queued", name, place)
-        raise Postponed(place)
-    raise HandledElsewhere(reason)
+    if not isinstance(answer, Parked):
+        raise HandledElsewhere(reason)
+    place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
+    if answer.ousted:
+        # A message that arrives late may itself be the oldest.
+        itself = answer.ousted.identity == run.identity.digest
+        newer = None if itself else run.request.id
+        error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
+        run.task.dlock.handover.evict(name, answer.ousted, error)
+        if itself:
+            raise Skipped(error)
+    logger.info("Task %s[%s] is parked: %s", *_whose(run), place, extra=_extra(run, name))
+    _emit(run, "queued", name, place)
+    raise Postponed(place)
 
 
 def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease:
-    """The store did not give the lock, nor refuse it. Returns only if the body is to run without the lock.
+    """Apply ``on_store_error``. Returns only if the body is to run without the lock.
 
-    Where the task wants nothing else, the message comes back later; if the broker is away too, the task fails loudly.
+    By default the message is republished. If the broker is unavailable too, the task fails with an error in the log.
 
     Raises:
-        Elsewhere: The message is dealt with and is to be acknowledged.
+        HandledElsewhere: The message is dealt with and is to be acknowledged.
         StoreUnavailable: The task is to fail.
     """
     policy = run.options.on_store_error
     if policy == "fail":
         raise error
     if policy == "retry":
-        # A twin may have met an acquire that was taken back, and left word that went with it.
+        # If the acquire took place, another delivery may have met it and marked it as duplicated. That mark was
+        # deleted with the acquisition.
         run.maybe_duplicated = run.maybe_duplicated or isinstance(error, ReplyLost | NotConfirmed)
-        # Parked with nobody hearing of it, it may have had its turn and ended by then: its arrival tells.
-        _come_back(run, error, run.rank_us)
-    logger.warning("Task %s[%s] runs without its lock %s: %s", run.task.name, run.request.id, name, error)
-    _tell(run, "bypassed", name, str(error))
+        # If the reply to parking was lost, the parked copy may have run already. The rank shows that.
+        _retry_uncounted(run, name, error, run.rank_us)
+    logger.warning("Task %s[%s] runs without its lock %s: %s", *_whose(run), name, error, extra=_extra(run, name))
+    _emit(run, "bypassed", name, str(error))
     return BypassLease(name.text, run.scope.owner)
 
 
-def rerun_after_loss(run: Run, error: LockLost) -> NoReturn:
-    """The body has ended because its lease was lost: the message comes back."""
-    run.redelivered = False  # no end of another copy is in the way of one whose body has begun
-    _come_back(run, error)
+def rerun_after_loss(run: Run, name: LockName, error: LockLost) -> NoReturn:
+    """Republish the message of a body that was stopped because its lease was lost (``after_lost="retry"``)."""
+    run.redelivered = False  # this body has begun, so the end of another copy must not stop its second run
+    _retry_uncounted(run, name, error)
 
 
-def _come_back(run: Run, error: DLockError, rank_us: int | None = None) -> NoReturn:
-    """Not because of a conflict, so that it is no try.
+def _retry_uncounted(run: Run, name: LockName, error: DLockError, rank_us: int | None = None) -> NoReturn:
+    """Republish the message without counting a retry, because no conflict caused it.
 
     Args:
-        run: Whose message comes back.
-        error: Why.
-        rank_us: When it arrived, where the store has said so; None if what comes back is to run in any case.
+        run: The run whose message is republished.
+        name: The run's lock name.
+        error: The error that caused it.
+        rank_us: The message's rank as the store reported it; None if the copy is to run in any case.
     """
     rank_us = rank_us if rank_us is not None or run.delivery is None else run.delivery.rank_us
-    comebacks = run.delivery.store_retries if run.delivery else 0
-    delay = min(COMEBACK_MAX, 2.0 ** min(comebacks, 10)) * (0.5 + 0.5 * rng.random())
+    retries = run.delivery.store_retries if run.delivery else 0
+    delay = min(STORE_RETRY_MAX, 2.0 ** min(retries, 10)) * (0.5 + 0.5 * rng.random())
     if isinstance(error, StoreQuarantined):
-        delay = error.seconds + rng.random()  # when it is over, and not all at once
-    _publish_again(run, rank_us, delay, error, conflict=False)
-    logger.warning("Task %s[%s] comes back in %.3g s: %s", run.task.name, run.request.id, delay, error)
+        delay = error.seconds + rng.random()  # after the quarantine, and not all messages at once
+    _republish(run, name, rank_us, delay, error, conflict=False)
+    logger.warning(_REPUBLISHED, *_whose(run), delay, f"{name}: {error}", extra=_extra(run, name))
     raise Postponed(str(error))
 
 
-def _recall(run: Run, name: LockName, first: str, otherwise: CallSkipped) -> None:
-    """Go on with the first run's result, as long as the result backend has it."""
+def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSkipped) -> None:
+    """Have the run return the first run's result. If the result backend does not have it, skip the run."""
     if not has_backend(run.task):
-        logger.warning("no result of %s can be returned (on_used='return'): no result backend is configured", first)
+        _warn_of_missing_result(run, name, first, "no result backend is configured")
         skip(run, name, otherwise)
         return
     try:
         stored = run.task.backend.get_task_meta(first, cache=False)
-    except Exception as error:  # noqa: BLE001  # whatever the backend raises, there is no result to return
-        logger.warning("the result of %s is not known any more: %s", first, error)
+    except Exception as error:  # noqa: BLE001  # the backend may raise anything, and then there is no result to return
+        _warn_of_missing_result(run, name, first, error)
         stored = {}
     if stored.get("status") != states.SUCCESS:
         skip(run, name, otherwise)
         return
-    logger.info("Task %s[%s] returns the result of %s: %s", run.task.name, run.request.id, first, otherwise)
-    _tell(run, "skipped", name, str(otherwise))
+    logger.info(
+        "Task %s[%s] returns the result of %s: %s", *_whose(run), first, otherwise, extra=_extra(run, name)
+    )  # fmt: skip
+    _emit(run, "skipped", name, str(otherwise))
     run.skipped, run.skip_value = True, stored.get("result")
 
 
+def _warn_of_missing_result(run: Run, name: LockName, first: str, why: object) -> None:
+    logger.warning(
+        "Task %s[%s] cannot return the result of %s (on_used='return') and is skipped: %s",
+        *_whose(run), first, why, extra=_extra(run, name),
+    )  # fmt: skip
+
+
 def skip(run: Run, name: LockName, error: CallSkipped) -> None:
-    """End the run REVOKED, or have it return its ``skip_result`` instead of running its body.
+    """End the run REVOKED, or have it return its ``skip_result`` in place of running its body.
 
     Raises:
         Skipped: The end is stored.
     """
     task, request = run.task, run.request
-    logger.info("Task %s[%s] skipped: %s", task.name, request.id, error)
-    _tell(run, "skipped", name, str(error))
+    logger.info("Task %s[%s] skipped: %s", *_whose(run), error, extra=_extra(run, name))
+    _emit(run, "skipped", name, str(error))
     if run.options.skips_with_result:
         run.skipped, run.skip_value = True, run.options.skip_result
         return
     if run.delivery is not None:
         store_revoked(task, request, error)
         if run.delivery.monitored:
-            # Ends STARTED in monitors; ours alone would leave the task running there for ever.
+            # Monitors show the task as STARTED. The signal lock_skipped alone would leave it there for ever.
             task.send_event("task-revoked", terminated=False, signum=None, expired=False)
     raise Skipped(error)
 
 
-def _publish_again(
-    run: Run, rank_us: int | None, delay: float, otherwise: Exception, *, conflict: bool, copy: bool = False
+def _republish(
+    run: Run,
+    name: LockName,
+    rank_us: int | None,
+    delay: float,
+    otherwise: Exception,
+    *,
+    conflict: bool,
+    duplicate: bool = False,
 ) -> None:
-    """Publish the message before this delivery is acknowledged, so that a crash between doubles it, never loses it.
+    """Publish the message before this delivery is acknowledged: a crash in between doubles it and never loses it.
 
-    Where the broker does not take it, a delivery that is acknowledged late goes back as it is. One that was
-    acknowledged on receipt can only end in failure, loudly; but not a copy of a running message, whose result it is.
-    An eager run has no message: it fails with ``otherwise``.
+    If the broker does not take the message, a delivery with late acknowledgement is rejected and requeued. One that
+    was acknowledged on receipt ends in failure. A duplicate of a running message is dropped: the result belongs to
+    the running one. An eager run has no message, so it fails with ``otherwise``.
     """
     task, delivery = run.task, run.delivery
     if delivery is None:
@@ -281,20 +304,33 @@ def _publish_again(
             conflict=conflict,
             doubted=run.maybe_duplicated,
             redelivered=run.redelivered,
-            expires=not copy,
+            expires=not duplicate,
         )
     except Exception as error:
-        logger.exception("cannot publish %s[%s] again", task.name, run.request.id)
-        # What no later try can cure (a message of protocol 1, or from a fanout exchange) must not go round for ever.
-        if task.acks_late and not isinstance(error, DLockError):
+        # A message that can never be published (protocol 1, fanout exchange) must not be requeued for ever.
+        requeues = task.acks_late and not isinstance(error, DLockError)
+        logger.exception(
+            "Task %s[%s] cannot be republished; %s", *_whose(run),
+            "the broker requeues it" if requeues else "this copy is dropped" if duplicate else "it fails",
+            extra=_extra(run, name),
+        )  # fmt: skip
+        if requeues:
             time.sleep(min(delay, REQUEUE_DELAY))
             raise Reject(error, requeue=True) from error
-        if copy:
-            raise HandledElsewhere("a copy is lost; the result belongs to the run that it copied") from error
+        if duplicate:
+            raise HandledElsewhere("this copy is dropped: the running copy has the result") from error
         raise otherwise from error
     run.keeps_claim = True
 
 
-def _tell(run: Run, kind: Kind, name: LockName, reason: str) -> None:
+def _whose(run: Run) -> tuple[str, str]:
+    return run.task.name, run.request.id
+
+
+def _extra(run: Run, name: LockName) -> dict[str, str | None]:
+    return log_fields(run.task.name, run.request.id, name.text)
+
+
+def _emit(run: Run, kind: Kind, name: LockName, reason: str) -> None:
     facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason}
     run.task.dlock.listeners.tell(kind, name=name.text, owner=run.scope.owner, **facts)

@@ -1,4 +1,4 @@
-"""A refusal, the task's options and its situation become a decision. Pure: nothing is carried out here."""
+"""Decide what a run does when it does not get its lock. Pure functions: :mod:`.outcomes` applies the decision."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ __all__ = [
     "decide",
 ]
 
-#: A twin comes back first after this many seconds, then after twice as many, up to the second figure.
-TWIN_DELAY, TWIN_DELAY_MAX = 1.0, 60.0
+#: Seconds until a duplicate delivery is tried again: the first delay, which doubles with each try, and the longest.
+DUPLICATE_DELAY, DUPLICATE_DELAY_MAX = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConflictContext:
-    """What else a decision depends on.
+    """The state of a call, as far as a decision depends on it.
 
     Args:
-        retries: How often this task ran already (``self.retry()``).
-        tries: How often this message was published again because the lock was held.
-        comebacks: How often since then for another reason.
-        waited: The task has waited in its slot, so ``after_wait`` speaks.
-        parking: The message has brought its entry to be parked, so the queue is full.
-        eager: Run by ``apply()``; there is no message that could be published again.
-        task_id: Of the task that asks.
+        retries: How often the task has retried itself (``self.retry()``).
+        conflict_retries: How often the message was republished because the lock was held.
+        store_retries: How often it was republished since then for another reason.
+        waited: The call has waited in its pool slot, so ``after_wait`` applies.
+        parking: The call has asked to be parked, so the queue is full.
+        eager: The call was made by ``apply()`` and has no message.
+        task_id: The id of the call's task.
         jitter: A random number from 0 to 1.
     """
 
@@ -55,14 +55,20 @@ class ConflictContext:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """End the task REVOKED, or with the ``skip_result`` where it has one."""
+    """End the task REVOKED, or with its ``skip_result``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Publish the raw message again, to come back after ``delay`` s; ``counts``: that is one of its tries."""
+    """Publish the raw message again.
+
+    Args:
+        delay: Seconds until the message may run.
+        reason: The conflict.
+        counts: Count this retry for ``retry_limit``.
+    """
 
     delay: float
     reason: str
@@ -71,7 +77,7 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class RequeueDuplicate:
-    """Publish this copy of a running message again, so that it is not lost if that run dies."""
+    """Publish a duplicate delivery again: if the running one dies, the message is not lost."""
 
     delay: float
     reason: str
@@ -79,7 +85,7 @@ class RequeueDuplicate:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait in the worker slot for the release, at most ``timeout`` s."""
+    """Wait in the pool slot for the release, for at most ``timeout`` seconds."""
 
     timeout: float
     reason: str
@@ -87,7 +93,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Leave the message in the store until its turn comes; ``position``: among those who wait, by a first look."""
+    """Park the message in the store until it is granted the lock.
+
+    Args:
+        position: The expected position among the waiters. Parking may yield another one.
+        reason: The conflict.
+    """
 
     position: int
     reason: str
@@ -102,7 +113,7 @@ class AckParked:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the task FAILURE: with ``LockHeld``, ``NameUsed`` or ``UnknownOutcome``."""
+    """End the task FAILURE with ``LockHeld``, ``NameUsed`` or ``UnknownOutcome``, as ``why`` says."""
 
     reason: str
     why: Literal["held", "used", "unknown"] = "held"
@@ -110,7 +121,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class ReturnFirstResult:
-    """End the task SUCCESS with the result of this run, as long as it is known; else skip it."""
+    """End the task SUCCESS with the result of the run ``task_id``. If that result has expired, skip the task."""
 
     task_id: str
     reason: str
@@ -118,7 +129,7 @@ class ReturnFirstResult:
 
 @dataclass(frozen=True, slots=True)
 class DropDuplicate:
-    """Acknowledge the message and touch nothing: its end is stored already."""
+    """Acknowledge the message and change nothing: its end is stored already."""
 
     reason: str
 
@@ -126,95 +137,95 @@ class DropDuplicate:
 Decision = Skip | RetryLater | RequeueDuplicate | Wait | Park | AckParked | Fail | ReturnFirstResult | DropDuplicate
 
 
-def decide(refusal: Refusal, options: LockOptions, situation: ConflictContext) -> Decision:
-    """What to do with a message that did not get its lock."""
+def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> Decision:
+    """Return what to do with a message that did not get its lock."""
     match refusal:
         case Duplicate():
-            return DropDuplicate("this message has run to its end already")
+            return DropDuplicate("this message has finished already")
         case Used() | Unknown():
-            return _after(refusal, options)
-        case Held(holder, twin):
-            if twin:
-                # Not later than the lease would end if its holder were dead: then this copy is the one to run.
-                growing = TWIN_DELAY * 2.0 ** min(situation.store_retries, 60)
-                delay = min(TWIN_DELAY_MAX, growing, holder.expires_in + TWIN_DELAY / 2)
-                return RequeueDuplicate(delay, "another copy of this message is running")
-            return _about_to_release(holder, options, situation) or _by_policy(holder, options, situation)
+            return _after_earlier_run(refusal, options)
+        case Held(holder, same_message):
+            if same_message:
+                # Retry no later than the lease would expire: if its holder is dead, this copy has to run.
+                doubled = DUPLICATE_DELAY * 2.0 ** min(context.store_retries, 60)
+                delay = min(DUPLICATE_DELAY_MAX, doubled, holder.expires_in + DUPLICATE_DELAY / 2)
+                return RequeueDuplicate(delay, "another delivery of this message is running")
+            return _about_to_release(holder, options, context) or _by_policy(holder, options, context)
         case Queued(waiting, _, holder):
-            return _to_queue(waiting, holder, options, situation)
+            return _queue_policy(waiting, holder, options, context)
         case Parked():
-            return AckParked("it waits for its turn")
-    raise AssertionError(refusal)  # the locker retries a tombstoned acquisition itself
+            return AckParked("parked already")
+    raise AssertionError(refusal)  # the lock client retries a tombstoned acquisition itself
 
 
-def _about_to_release(holder: Holder, options: LockOptions, situation: ConflictContext) -> RetryLater | None:
+def _about_to_release(holder: Holder, options: LockOptions, context: ConflictContext) -> RetryLater | None:
     """Return the retry of a call that meets a holder whose body has ended; None if the policy decides.
 
-    Such a holder is no rival: it still runs its hooks, or waits for its result backend. The call may be its own retry,
-    or the next step of its chain, which no policy may end.
+    Such a holder still runs its hooks, or waits for its result backend. The call may be the holder's own retry or the
+    next step of its chain, which no policy may end.
     """
-    waits_first = options.on_conflict == "wait" and not situation.waited
-    if not holder.left or situation.eager or waits_first:
+    waits_first = options.on_conflict == "wait" and not context.waited
+    if not holder.left or context.eager or waits_first:
         return None
     reason = f"{held_by(holder)}, whose body has ended"
-    return RetryLater(_growing(options, situation.store_retries, situation.jitter), reason, counts=False)
+    return RetryLater(_backoff(options, context.store_retries, context.jitter), reason, counts=False)
 
 
-def _by_policy(holder: Holder, options: LockOptions, situation: ConflictContext) -> Decision:
+def _by_policy(holder: Holder, options: LockOptions, context: ConflictContext) -> Decision:
     policy, waited = options.on_conflict, ""
     if policy == "wait":
-        if not situation.waited:
+        if not context.waited:
             return Wait(as_seconds(options.wait_timeout), held_by(holder))
         policy = options.after_wait
         waited = f"; waited {as_seconds(options.wait_timeout):g} s (wait_timeout)"
-    if policy == "skip" and situation.retries and not situation.eager:
-        # It has run before: its work is half done, so it comes back instead of ending.
+    if policy == "skip" and context.retries and not context.eager:
+        # The task has run before, so its work is half done: it must not end here.
         policy = "retry"
     reason = held_by(holder) + waited
     if policy == "skip":
         return Skip(reason)
     if policy == "raise":
         return Fail(reason)
-    if situation.eager:
-        return Fail(f"{reason}; an eager call has no message that could be retried")
-    if options.retry_limit is not None and situation.conflict_retries >= options.retry_limit:
-        tries = "1 try" if situation.conflict_retries == 1 else f"{situation.conflict_retries} tries"
+    if context.eager:
+        return Fail(f"{reason}; an eager call has no message to retry")
+    if options.retry_limit is not None and context.conflict_retries >= options.retry_limit:
+        tries = "1 try" if context.conflict_retries == 1 else f"{context.conflict_retries} tries"
         return Fail(f"{reason}; given up after {tries} (retry_limit)")
-    return RetryLater(_delay(options, situation), reason)
+    return RetryLater(_conflict_delay(options, context), reason)
 
 
-def _to_queue(waiting: int, holder: Holder | None, options: LockOptions, situation: ConflictContext) -> Decision:
-    reason = held_by(holder) if holder else "others wait before it"
-    if situation.eager:
-        return Fail(f"{reason}; an eager call has no message that could be parked")
-    if not situation.parking:
+def _queue_policy(waiting: int, holder: Holder | None, options: LockOptions, context: ConflictContext) -> Decision:
+    reason = held_by(holder) if holder else "other calls wait before it"
+    if context.eager:
+        return Fail(f"{reason}; an eager call has no message to park")
+    if not context.parking:
         return Park(waiting + 1, reason)
-    # Its release hands the lock to the first who waits, and so makes room for one.
-    if holder and (soon := _about_to_release(holder, options, situation)):
+    # The release grants the lock to the first waiter, which makes room in the queue.
+    if holder and (soon := _about_to_release(holder, options, context)):
         return soon
-    reason = f"{reason}; {waiting} wait already (queue_limit)"
+    reason = f"{reason}; {waiting} already waiting (queue_limit)"
     if options.queue_overflow != "skip":
         return Fail(reason)
-    # What has run before is half done, so it comes back instead of ending.
-    return RetryLater(_delay(options, situation), reason) if situation.retries else Skip(reason)
+    # A task that has run before has half its work done: it must not end here.
+    return RetryLater(_conflict_delay(options, context), reason) if context.retries else Skip(reason)
 
 
-def _delay(options: LockOptions, situation: ConflictContext) -> float:
-    return _growing(options, situation.conflict_retries, situation.jitter)
+def _conflict_delay(options: LockOptions, context: ConflictContext) -> float:
+    return _backoff(options, context.conflict_retries, context.jitter)
 
 
-def _growing(options: LockOptions, times: int, jitter: float) -> float:
-    """Doubling, with the upper half jittered, so that those who met at one lock do not meet again."""
-    growing = as_seconds(options.retry_delay) * 2.0 ** min(times, 60)
-    return min(as_seconds(options.retry_delay_max), growing) * (0.5 + 0.5 * jitter)
+def _backoff(options: LockOptions, times: int, jitter: float) -> float:
+    """Return a doubling delay, its upper half random: calls that met at one lock must not meet there again."""
+    doubled = as_seconds(options.retry_delay) * 2.0 ** min(times, 60)
+    return min(as_seconds(options.retry_delay_max), doubled) * (0.5 + 0.5 * jitter)
 
 
-def _after(earlier: Used | Unknown, options: LockOptions) -> Decision:
+def _after_earlier_run(earlier: Used | Unknown, options: LockOptions) -> Decision:
     by = earlier.by
     if isinstance(earlier, Unknown):
-        return Fail(_unknown_of(by), "unknown")
+        return Fail(_outcome_unknown(by), "unknown")
     if earlier.same:
-        return DropDuplicate("this message has run to its end already")
+        return DropDuplicate("this message has finished already")
     if options.on_used == "raise":
         return Fail(_used_by(by), "used")
     if options.on_used == "return" and by.task_id and len(by.task_id) < CUT:
@@ -222,10 +233,10 @@ def _after(earlier: Used | Unknown, options: LockOptions) -> Decision:
     return Skip(_used_by(by))
 
 
-def _unknown_of(by: Holder) -> str:
+def _outcome_unknown(by: Holder) -> str:
     return (
-        f"nobody knows how far {by} came, which began at {shown_time(by.since)} and died "
-        "(after_crash='hold'): settle it by the task's resolve(<its arguments>, sent=True or False)"
+        f"outcome unknown: {by} started at {shown_time(by.since)} and its process died (after_crash='hold'). "
+        f"Call {by.task}.resolve(<arguments>, sent=True) if it did its work, sent=False if not"
     )
 
 

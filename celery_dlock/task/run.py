@@ -15,7 +15,7 @@ from ..locking.owner import OwnerContext
 from ..messaging.message import PROPERTY, Delivery, RawMessage
 from ..messaging.ticks import Tick, tick_of, unstamped
 from ..store.model import Identity, Requester
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from .call_options import LockedTask, call_of
 
 __all__ = ["Run"]
@@ -85,8 +85,8 @@ class Run:
         tick = tick_of(task.name, headers, runtime.clock.wall())
         if tick is None and unstamped(headers) and runtime.first_of(f"unstamped {task.name}"):
             logger.warning(
-                "Task %s runs as if without once_per='tick': its message is from a beat that says no due time; start "
-                "that with -S celery_dlock.beat:DLockScheduler (in worker -B by beat_scheduler), or a TickScheduler",
-                task.name,
-            )
+                "Task %s[%s] has once_per='tick' but its message carries no due time, so once_per is ignored. Start "
+                "beat with -S celery_dlock.beat:DLockScheduler (worker -B: beat_scheduler), or use a TickScheduler",
+                task.name, self.request.id, extra=log_fields(task.name, self.request.id),
+            )  # fmt: skip
         return tick

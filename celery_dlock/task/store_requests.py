@@ -1,4 +1,4 @@
-"""What one run asks of the store: the requests to acquire, to wait in the queue, and to release.
+"""The requests that one run sends to the store: to acquire, to wait in the queue, and to release.
 
 Pure functions of a :class:`~celery_dlock.task.run.Run`, apart from the clock.
 """
@@ -40,8 +40,8 @@ def acquire_request(run: Run, window_ms: int, tick: str) -> AcquireRequest:
     )
     flagged = bool((run.request.delivery_info or {}).get("redelivered"))
     run.maybe_duplicated = overdue or flagged or bool(delivery and delivery.maybe_duplicated)
-    # A copy that carries its rank is judged by that rank, however often the copy itself is delivered: the message that
-    # it copies may have been the first of its id to be sent after an end.
+    # A copy that carries a rank is judged by that rank, even if the broker flags the copy itself. The original may have
+    # been the first message of its id to be sent after an earlier end.
     run.redelivered = bool(delivery and (delivery.redelivered or (flagged and delivery.rank_us is None)))
     return AcquireRequest(
         run.scope.by,
@@ -62,11 +62,11 @@ def acquire_request(run: Run, window_ms: int, tick: str) -> AcquireRequest:
 
 
 def queue_request(run: Run, entry: str = "") -> QueueRequest:
-    """Return what the run tells the queue.
+    """Return the queue part of the request to acquire.
 
     Args:
         run: The run.
-        entry: The message as it is to be parked; "" to ask for the lock only.
+        entry: The text to park; "" to ask for the lock only.
     """
     delivery, options = run.delivery, run.options
     predecessor = delivery.predecessor if delivery else 0

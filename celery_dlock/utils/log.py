@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from . import threads as native
 from .fork_guard import no_fork
 
-__all__ = ["logger"]
+__all__ = ["log_fields", "logger"]
 
 _near = logging.getLogger("celery_dlock")
 #: The logger's methods that make a record.
@@ -66,3 +66,11 @@ class _ThreadAwareLogger:
 
 #: What every room of ours logs with.
 logger = cast("logging.Logger", _ThreadAwareLogger())
+
+
+def log_fields(task_name: str | None = None, task_id: str | None = None, lock_name: str = "") -> dict[str, str | None]:
+    """Return the ``extra`` of a log line about a task: attributes of the record, for formatters and filters.
+
+    Celery's own ``%(task_name)s`` and ``%(task_id)s`` read the same attributes.
+    """
+    return {"task_name": task_name, "task_id": task_id, "lock_name": lock_name}

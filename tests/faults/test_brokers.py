@@ -70,7 +70,7 @@ def test_a_connection_that_is_cut_costs_no_run_and_doubles_none(stage):
     stage.cut()
     assert busy.early.end() == busy.early.n
     assert [result.get(timeout=30) for result in busy.ahead]
-    stage.wait_for_line(busy.late.id, "comes back", 30)  # its copy
+    stage.wait_for_line(busy.late.id, "is republished", 30)  # its copy
     assert stage.state(busy.late.id) == "PENDING"
     assert busy.late.end() == busy.late.n
     stage.wait_for_line(busy.late.id, "is a duplicate", 30)
@@ -103,7 +103,7 @@ def test_a_message_that_rabbitmq_takes_back_from_a_long_body_is_not_run_again(im
         stage.word_is_left(holding)
     else:
         stage.start()
-        stage.wait_for_line(holding.id, "comes back", 20)
+        stage.wait_for_line(holding.id, "is republished", 20)
     assert holding.end() == holding.n
     eventually(lambda: not worker.running, 20)
     if ended:

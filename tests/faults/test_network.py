@@ -160,7 +160,9 @@ def partition(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Partitio
     gate.touch()
     ends = eventually(lambda: made.notes.all(row, "end")[1:], message="the heir does not end")
     assert [result.get(timeout=20) for result in (held, heir_result)] == [False, True]
-    assert all(re.search(rf"{result.id}\] comes back in", made.behind.log()) for result in results.values())
+    assert all(
+        re.search(rf"{result.id}\] is republished, retrying in", made.behind.log()) for result in results.values()
+    )
     nodes = [[start["node"] for start in made.notes.all(came, "start")] for came in came_back]
     return Partition(made, cut_off_at, start, heir, ends[0], owner, nodes)
 

@@ -115,7 +115,7 @@ def test_retry_the_message_comes_back_until_the_store_answers_and_runs_once(up: 
     row = up.row()
     up.proxy.set_mode(mode)
     result = up.send("retrying", row)
-    up.worker.wait_for_log(rf"WARNING.*{result.id}\] comes back in .* s: the lock store ")
+    up.worker.wait_for_log(rf"WARNING.*{result.id}\] is republished, retrying in .* s: .*the lock store ")
     assert result.state == states.PENDING
     up.proxy.set_mode("pass")
     assert up.end(result) == "ran"

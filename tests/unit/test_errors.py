@@ -30,7 +30,7 @@ EVERY: list[DLockError] = [
     *(getattr(errors, name)("what happened") for name in errors.__all__),
     LockHeld("held by a[id] on n", "name:1", "id", "n", 12.5),
     NameUsed("already done by a[id] on n", "name:1", "id", "n", 12.5),
-    UnknownOutcome("nobody knows how far a[id] on n came", "name:1", "id", "n", 12.5),
+    UnknownOutcome("outcome unknown: a[id] on n started", "name:1", "id", "n", 12.5),
     CallSkipped("held by a[id] on n", "name:1", "id", "n", 12.5),
     CallSkipped("was due 60 s ago (misfire_grace)", "name:1"),
     LockHeld("held by a Lock in process 5 on n", "name:1", None, "n", 12.5),

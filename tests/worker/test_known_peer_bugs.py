@@ -85,7 +85,7 @@ class TestEveryProducer:
         sent = [stage.app.send_task("policies.retries", (n, gate)) for gate in gates]
         stage.entered(n=n)
         for result in sent:
-            eventually(lambda result=result: stage.lines(result.id, "comes back") or stage.history(id=result.id))
+            eventually(lambda result=result: stage.lines(result.id, "is republished") or stage.history(id=result.id))
         assert len(stage.history(what="in", n=n)) == 1
         for gate in gates:
             stage.open(gate)
@@ -161,7 +161,7 @@ class TestHolding:
         n = stage.fresh()
         with stage.hold(tasks.retries, n):
             later = tasks.retries.delay(n)
-            stage.wait_for_line(later.id, "comes back")
+            stage.wait_for_line(later.id, "is republished")
         later.get(timeout=10)
         endless = [tasks.fails_for_ever.delay(f"{n}{number}") for number in range(4)]
         for result in endless:

@@ -58,7 +58,7 @@ def test_body_runs_though_its_start_cannot_be_stored(
 
     monkeypatch.setattr(execution, "store_started", fails)
     a_run(turn="t")._store_started()
-    assert "app.pay[id1] runs, and its state stays QUEUED: gone" in caplog.text
+    assert "app.pay[id1] runs, but its stored state stays QUEUED: gone" in caplog.text
 
 
 def test_soft_limit_while_the_start_is_stored_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_the_reason_says_who_holds_it_where_and_since_when() -> None:
     assert decide(RIVAL, options("retry"), ConflictContext()) == RetryLater(1.0, WHO)
     eager = decide(RIVAL, options("retry"), ConflictContext(eager=True))
     assert isinstance(eager, Fail)
-    assert eager.reason == f"{WHO}; an eager call has no message that could be retried"
+    assert eager.reason == f"{WHO}; an eager call has no message to retry"
 
 
 def test_a_wait_is_as_long_as_its_option() -> None:
@@ -163,7 +163,7 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 def test_a_twin_is_put_back_whatever_the_policy_and_the_situation(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
         decision = decide(TWIN, chosen, situation)
-        assert decision == RequeueDuplicate(2.0**situation.store_retries, "another copy of this message is running")
+        assert decision == RequeueDuplicate(2.0**situation.store_retries, "another delivery of this message is running")
 
 
 def test_a_twin_comes_back_with_growing_delay_but_not_long_after_the_lease_would_end() -> None:
@@ -202,8 +202,8 @@ def test_an_unknown_outcome_fails_whatever_the_policy_and_says_who_died_and_what
     chosen = options(policy, once_per=60, after_crash="hold")
     for situation in EVERY_SITUATION:
         assert decide(Unknown(HOLDER), chosen, situation) == Fail(
-            "nobody knows how far app.pay[id9] on node7 came, which began at 2023-11-14T22:13:20.000+00:00 and died "
-            "(after_crash='hold'): settle it by the task's resolve(<its arguments>, sent=True or False)",
+            "outcome unknown: app.pay[id9] on node7 started at 2023-11-14T22:13:20.000+00:00 and its process died "
+            "(after_crash='hold'). Call app.pay.resolve(<arguments>, sent=True) if it did its work, sent=False if not",
             "unknown",
         )
 

@@ -57,7 +57,7 @@ def test_the_place_told_is_behind_all_who_wait() -> None:
 
 
 def test_where_nobody_holds_the_lock_those_before_it_are_the_reason() -> None:
-    assert decide(queued(1, None), options(), ConflictContext()) == Park(2, "others wait before it")
+    assert decide(queued(1, None), options(), ConflictContext()) == Park(2, "other calls wait before it")
 
 
 def test_a_lock_that_is_kept_for_another_is_told_as_a_turn() -> None:
@@ -71,7 +71,7 @@ def test_a_lock_that_is_kept_for_another_is_told_as_a_turn() -> None:
 @pytest.mark.parametrize("retries", [0, 2])
 def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retries: int) -> None:
     found = decide(queued(), options(overflow), ConflictContext(eager=True, parking=parking, retries=retries))
-    assert found == Fail(f"{WHO}; an eager call has no message that could be parked")
+    assert found == Fail(f"{WHO}; an eager call has no message to park")
 
 
 # Parked
@@ -82,7 +82,7 @@ def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retri
 @pytest.mark.parametrize("overflow", OVERFLOW)
 def test_who_is_parked_awaits_its_turn(parked: Parked, retries: int, overflow: str) -> None:
     assert decide(parked, options(overflow), ConflictContext(retries=retries, parking=True)) == AckParked(
-        "it waits for its turn"
+        "parked already"
     )
 
 
@@ -112,7 +112,7 @@ def test_full_queue_of_a_holder_whose_body_has_ended_is_tried_again(overflow: st
 def test_a_full_queue_meets_the_overflow(overflow: str, retries: int, expected: type) -> None:
     found = decide(queued(3), options(overflow), ConflictContext(retries=retries, parking=True))
     assert type(found) is expected
-    assert getattr(found, "reason", "") == f"{WHO}; 3 wait already (queue_limit)"
+    assert getattr(found, "reason", "") == f"{WHO}; 3 already waiting (queue_limit)"
 
 
 def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_delay() -> None:
@@ -142,20 +142,20 @@ def test_no_number_of_tries_ends_what_ran_before_and_meets_a_full_queue(retries:
 def test_a_twin_of_the_running_message_is_put_back_and_never_parked(comebacks: int, parking: bool) -> None:
     twin = Held(HOLDER, same_message=True, rank_us=5)
     found = decide(twin, options(), ConflictContext(store_retries=comebacks, parking=parking))
-    assert found == RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], "another copy of this message is running")
+    assert found == RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], "another delivery of this message is running")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])
 @pytest.mark.parametrize("parking", [False, True])
 def test_a_duplicate_is_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None, parking: bool) -> None:
     found = decide(Duplicate(granted), options(), ConflictContext(parking=parking))
-    assert found == DropDuplicate("this message has run to its end already")
+    assert found == DropDuplicate("this message has finished already")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])
 def test_a_used_name_is_skipped_or_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None) -> None:
     own = decide(Used(HOLDER, same=True, granted=granted), options(), ConflictContext())
-    assert own == DropDuplicate("this message has run to its end already")
+    assert own == DropDuplicate("this message has finished already")
     others = decide(Used(HOLDER, same=False, granted=granted), options(), ConflictContext())
     assert isinstance(others, Skip)
     assert others.reason.startswith("already done by app.pay[id9]")

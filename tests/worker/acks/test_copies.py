@@ -38,7 +38,7 @@ def copied(stage, task, **options):
     holding = stage.hold(task, stage.fresh(), **options)
     message = stage.unacked(holding.id)
     stage.deliver_again(message)
-    stage.wait_for_line(holding.id, "comes back")
+    stage.wait_for_line(holding.id, "is republished")
     return holding, message
 
 
@@ -50,7 +50,7 @@ class TestWhileTheHolderLives:
         task, n = getattr(tasks, name), stage.fresh()
         holding = stage.hold(task, n)
         stage.deliver_again(stage.unacked(holding.id), flagged=flagged)
-        stage.wait_for_line(holding.id, "comes back.*another copy of this message is running")
+        stage.wait_for_line(holding.id, "is republished.*another delivery of this message is running")
         assert stage.state(holding.id) == "PENDING"
         assert holding.end() == n
         stage.nothing_left()
@@ -60,9 +60,9 @@ class TestWhileTheHolderLives:
 
     def test_a_twin_is_put_back_with_a_growing_delay(self, stage, tasks):
         holding, _ = copied(stage, tasks.skips_late)
-        eventually(lambda: len(stage.lines(holding.id, "comes back")) >= 2)
-        assert "comes back in 1 s" in stage.lines(holding.id, "comes back")[0]
-        assert "comes back in 2 s" in stage.lines(holding.id, "comes back")[1]
+        eventually(lambda: len(stage.lines(holding.id, "is republished")) >= 2)
+        assert "is republished, retrying in 1 s" in stage.lines(holding.id, "is republished")[0]
+        assert "is republished, retrying in 2 s" in stage.lines(holding.id, "is republished")[1]
         holding.end()
         stage.nothing_left()
 
@@ -78,7 +78,7 @@ class TestWhileTheHolderLives:
         n = stage.fresh()
         holding = stage.hold(tasks.skips_as_value_late, n)
         stage.deliver_again(stage.unacked(holding.id))
-        stage.wait_for_line(holding.id, "comes back")
+        stage.wait_for_line(holding.id, "is republished")
         assert stage.state(holding.id) == "PENDING"
         assert holding.end() == n
         stage.nothing_left()
@@ -129,7 +129,7 @@ class TestAfterTheHoldersEnd:
         stage.nothing_left()
         with stage.hold(task, n):
             stage.deliver_again(first)
-            eventually(lambda: len(stage.lines(result.id, "comes back")) >= 2)
+            eventually(lambda: len(stage.lines(result.id, "is republished")) >= 2)
             second = stage.unacked(result.id)
         stage.entered(id=result.id, count=2)
         stage.nothing_left()
@@ -159,7 +159,7 @@ class TestAfterTheHoldersEnd:
         holding, message = copied(stage, tasks.skips_late)
         (body,) = stage.history(what="in", id=holding.id)
         # 8 s until it comes again: Celery may need 5 s to see a child's death, and only then its end is stored.
-        eventually(lambda: len(stage.lines(holding.id, "comes back")) >= 4, 15)
+        eventually(lambda: len(stage.lines(holding.id, "is republished")) >= 4, 15)
         os.kill(body["pid"], signal.SIGKILL)
         with pytest.raises(WorkerLostError):
             holding.result.get(timeout=15)

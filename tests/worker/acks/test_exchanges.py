@@ -44,7 +44,7 @@ def tasks(stage, request):
 def rounds(stage, task_id, count=2):
     """Wait until a message came back so many times."""
     return eventually(
-        lambda: (found := stage.lines(task_id, "comes back"))[count - 1 :] and found,
+        lambda: (found := stage.lines(task_id, "is republished"))[count - 1 :] and found,
         message=f"{task_id} does not come back {count} times",
     )
 
@@ -75,7 +75,7 @@ def test_a_put_back_twin_comes_back_to_its_own_queue_and_does_not_run(stage, tas
     n, options = stage.fresh(), getattr(tasks, route)
     holding = stage.hold(tasks.skips_late, n, **options)
     tasks.skips_late.apply_async((n,), task_id=holding.id, **options)
-    stage.wait_for_line(holding.id, "comes back.*another copy of this message is running")
+    stage.wait_for_line(holding.id, "is republished.*another delivery of this message is running")
     first = eventually(lambda: copies(stage, holding.id))
     assert [copy["properties"]["delivery_info"]["routing_key"] for copy in first] == [QUEUES[route]]
     assert holding.end() == n
@@ -98,7 +98,7 @@ def sent_to_two_queues(stage, tasks):
         result = tasks.gives_up.apply_async((n,), **tasks.PAIR)
         with pytest.raises(LockHeld, match="given up after 4 tries"):
             result.get(timeout=10)
-        return len(eventually(lambda: (found := stage.lines(result.id, "comes back"))[7:] and found))
+        return len(eventually(lambda: (found := stage.lines(result.id, "is republished"))[7:] and found))
 
 
 def test_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(stage, tasks):
@@ -117,7 +117,7 @@ def test_what_came_through_a_fanout_fails_loudly_with_lock_held(stage, tasks, na
         with pytest.raises(LockHeld, match="held by"):
             result.get(timeout=10)
         assert stage.state(result.id) == "FAILURE"
-        assert stage.lines(result.id, "cannot publish")
+        assert stage.lines(result.id, "cannot be republished")
     stage.nothing_left()
     assert bodies(stage, result.id) == []
 
@@ -128,7 +128,7 @@ def test_a_twin_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, n
     task, n = getattr(tasks, name), stage.fresh()
     holding = stage.hold(task, n, **tasks.FANOUT)
     task.apply_async((n,), task_id=holding.id, **tasks.FANOUT)
-    stage.wait_for_line(holding.id, "cannot publish")
+    stage.wait_for_line(holding.id, "cannot be republished")
     assert stage.state(holding.id) == "PENDING"
     assert holding.end() == n
     stage.nothing_left()

@@ -60,7 +60,7 @@ def test_retry_publishes_the_raw_message_again_and_all_run(stage, tasks):
             for serializer, compression in (("json", None), ("pickle", "zlib"), ("yaml", "bzip2"))
         ]
         for result in later:
-            stage.wait_for_line(result.id, "comes back")
+            stage.wait_for_line(result.id, "is republished")
     assert [result.get(timeout=20) for result in later] == [n] * 3
     assert {fact["retries"] for fact in stage.history(n=n)} == {0}
     assert stage.overlaps(n) == 1
@@ -83,7 +83,7 @@ def test_a_message_delivered_again_after_a_lost_channel_runs_once(stage, tasks):
     holding = stage.hold(tasks.skips_late, n)
     stage.proxy.set_mode("refuse")
     stage.proxy.set_mode("pass")
-    stage.wait_for_line(holding.id, "comes back", 30)
+    stage.wait_for_line(holding.id, "is republished", 30)
     assert stage.state(holding.id) == "PENDING"
     assert holding.end() == n
     stage.wait_for_line(holding.id, "is a duplicate", 15)

@@ -188,7 +188,7 @@ def test_calls_that_cannot_be_republished_fail_or_run_and_none_is_lost(stage, ta
     with stage.hold(task, n):
         results = [task.delay(n) for _ in range(6)]
         for result in results:
-            stage.wait_for_line(result.id, "cannot publish", 20)
+            stage.wait_for_line(result.id, "cannot be republished", 20)
     for result in results:
         if task.acks_late:
             assert result.get(timeout=30) == n
@@ -248,7 +248,7 @@ def test_republished_messages_of_a_quorum_queue_leave_the_prefetch_window_free(q
     holding = quorum.hold(task, n)
     slowly = {"retry_delay": 30, "retry_delay_max": 30}
     for result in [task.apply_async((n,), dlock=slowly) for _ in range(4)]:
-        quorum.wait_for_line(result.id, "comes back")
+        quorum.wait_for_line(result.id, "is republished")
     began = time.monotonic()
     assert quorum.tasks.plain.delay("at once").get(timeout=30) == "at once"
     assert time.monotonic() - began < 5  # those who wait, for 15 s at least
@@ -262,7 +262,7 @@ def test_message_that_a_quorum_queue_delays_again_and_again_runs_once(quorum, re
     task, n = quorum.tasks.retries, quorum.fresh()
     holding = quorum.hold(task, n)
     result = task.apply_async((n,), {"end": end}, dlock={"retry_delay": 3, "retry_delay_max": 3})
-    eventually(lambda: len(quorum.lines(result.id, "comes back")) >= 3, 30)
+    eventually(lambda: len(quorum.lines(result.id, "is republished")) >= 3, 30)
     holding.let_go()
     assert result.get(timeout=20) == n
     bodies = quorum.history(what="in", id=result.id)

@@ -33,7 +33,9 @@ def show(request):
 
 
 def put_back(stage, task_id, times=1, within=20.0):
-    eventually(lambda: len(stage.lines(task_id, "comes back")) >= times, within, message=f"{task_id} was not put back")
+    eventually(
+        lambda: len(stage.lines(task_id, "is republished")) >= times, within, message=f"{task_id} was not put back"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def test_a_retried_message_has_the_rank_of_its_own_arrival(stage, tasks):
     holding = stage.hold(tasks.skips_late, n, end="retry")
     message = stage.unacked(holding.id)
     stage.deliver_again(message)
-    stage.wait_for_line(holding.id, "comes back")
+    stage.wait_for_line(holding.id, "is republished")
     assert holding.end() == n
     stage.wait_for_line(holding.id, "is a duplicate")
     assert [fact["retries"] for fact in stage.history(what="in", id=holding.id)] == [0, 1]

@@ -103,7 +103,7 @@ class TestCalls:
         if dies:
             stage.wait_for_line(task_id, "is lost: the broker cannot requeue it")
         else:
-            stage.wait_for_line(task_id, "comes back|is parked")
+            stage.wait_for_line(task_id, "is republished|is parked")
             assert holding.end() == n
             eventually(lambda: stage.state(task_id) == "SUCCESS")
         assert task.delay(n).get(timeout=10) == n

@@ -122,7 +122,7 @@ class TestApply:
     def test_retry_fails_with_lock_held_that_says_why(self, tasks, held, name):
         task = getattr(tasks, name)
         held(task.lock_for("n"))
-        with pytest.raises(LockHeld, match="an eager call has no message that could be retried"):
+        with pytest.raises(LockHeld, match="an eager call has no message to retry"):
             task.apply(("n",)).get()
 
     def test_throw_raises_here(self, tasks, held):

@@ -183,7 +183,7 @@ class TestItGoesAlong:
         holder = hold(stage, call, n)
         back = call(n, dlock={"on_conflict": policy, "retry_delay": 0.1, "ttl": 5})
         if policy == "retry":
-            stage.wait_for_line(back.id, "comes back")
+            stage.wait_for_line(back.id, "is republished")
         else:
             eventually(lambda: back.state == "QUEUED", 10)
         stage.open(f"{n}-gate")

@@ -109,7 +109,7 @@ class TestSkip:
         n = stage.fresh()
         with stage.hold(tasks.skips, n):
             second = tasks.skips.apply_async((n,), retries=1)
-            stage.wait_for_line(second.id, "comes back")
+            stage.wait_for_line(second.id, "is republished")
             assert second.state not in ("REVOKED", "FAILURE")
         assert second.get(timeout=10) == n
         (body,) = stage.history(what="in", id=second.id)
@@ -134,7 +134,7 @@ class TestRetry:
         with stage.hold(tasks.retries_without_own, n):
             later = [tasks.retries_without_own.delay(n) for _ in range(4)]
             for result in later:
-                stage.wait_for_line(result.id, "comes back")
+                stage.wait_for_line(result.id, "is republished")
         assert [result.get(timeout=20) for result in later] == [n] * 4
         assert {fact["retries"] for fact in stage.history(n=n)} == {0}
         assert len(stage.history(what="in", n=n)) == 5
@@ -145,9 +145,12 @@ class TestRetry:
         with stage.hold(tasks.retries, n):
             later = [tasks.retries.delay(n) for _ in range(3)]
             for result in later:
-                eventually(lambda result=result: len(stage.lines(result.id, "comes back")) >= 5, 20)
+                eventually(lambda result=result: len(stage.lines(result.id, "is republished")) >= 5, 20)
         delays = [
-            [float(re.search(r"comes back in (\S+) s", line)[1]) for line in stage.lines(result.id, "comes back")]
+            [
+                float(re.search(r"is republished, retrying in (\S+) s", line)[1])
+                for line in stage.lines(result.id, "is republished")
+            ]
             for result in later
         ]
         for one in delays:
@@ -160,7 +163,7 @@ class TestRetry:
         n = stage.fresh()
         with stage.hold(tasks.retries, n):
             later = tasks.retries.delay(n, end="retry")
-            eventually(lambda: len(stage.lines(later.id, "comes back")) >= 3)
+            eventually(lambda: len(stage.lines(later.id, "is republished")) >= 3)
         assert later.get(timeout=15) == n
         assert [fact["retries"] for fact in stage.history(what="in", id=later.id)] == [0, 1]
 
@@ -171,14 +174,14 @@ class TestRetry:
             with pytest.raises(LockHeld, match=rf"held by policies\.retries_twice\[{holding.id}\].*2 tries"):
                 later.get(timeout=15)
             assert later.state == "FAILURE"
-            assert len(stage.lines(later.id, "comes back")) == 2
+            assert len(stage.lines(later.id, "is republished")) == 2
         assert stage.history(what="in", id=later.id) == []
 
     def test_expiry_is_honoured(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.retries, n):
             later = tasks.retries.apply_async((n,), expires=3.0)
-            stage.wait_for_line(later.id, "comes back")
+            stage.wait_for_line(later.id, "is republished")
             with pytest.raises(TaskRevokedError, match="expired"):
                 later.get(timeout=15)
         assert stage.history(id=later.id) == []
@@ -225,7 +228,7 @@ class TestWait:
         n = stage.fresh()
         with stage.hold(tasks.waits_then_retries, n):
             later = tasks.waits_then_retries.delay(n)
-            stage.wait_for_line(later.id, "comes back")
+            stage.wait_for_line(later.id, "is republished")
         assert later.get(timeout=10) == n
         assert stage.overlaps(n) == 1
 
@@ -274,7 +277,7 @@ def test_chain_step_outwaits_a_slow_end_of_its_predecessor(stage, tasks):
     for n, result in ran.items():
         assert result.get(timeout=30) == n
         assert (len(stage.history(what="in", n=n)), stage.overlaps(n)) == (2, 1)
-        assert stage.lines(result.id, "comes back in .*, whose body has ended")
+        assert stage.lines(result.id, "is republished, retrying in .*, whose body has ended")
 
 
 def _subscribers(stage):

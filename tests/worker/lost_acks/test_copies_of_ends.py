@@ -47,7 +47,7 @@ def test_a_copy_that_meets_a_store_which_is_away_does_not_run_behind_the_end(tmp
                 worker.wait_for_log(rf"cannot mark {tasks.late.name}\[{result.id}\] as done yet", 20)
                 tasks.notes.delete("deaf")
             deliver_again(tasks, broker)
-            worker.wait_for_log(rf"{result.id}\] comes back", 20)
+            worker.wait_for_log(rf"{result.id}\] is republished", 20)
             locks.start()
             tasks.notes.delete("stay")
             eventually(lambda: is_marked(tasks, urls, result, "away"), 10)
@@ -84,7 +84,7 @@ def test_a_copy_that_meets_a_rival_before_the_mark_is_set_does_not_run_behind_it
         with tasks.late.lock_for(n):
             deliver_again(tasks, broker)
             tasks.app.control.add_consumer("celery", destination=[other.node])
-            other.wait_for_log(rf"{result.id}\] (comes back|is parked)")
+            other.wait_for_log(rf"{result.id}\] (is republished|is parked)")
             eventually(lambda: time.monotonic() - received > 4, 10)
             main.resume()
             eventually(lambda: is_marked(tasks, urls, result, n), 10)

@@ -216,7 +216,7 @@ def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_de
     tasks.notes.set("deaf", 1)
     with tasks.late.lock_for(n):
         result = tasks.late.apply_async((n,), dlock={"on_conflict": "retry", "retry_delay": 0.5})
-        worker.wait_for_log(rf"{result.id}\] comes back")
+        worker.wait_for_log(rf"{result.id}\] is republished")
         worker.wait_for_log("Couldn't ack")
     tasks.notes.delete("deaf")
     assert result.get(timeout=10) == n

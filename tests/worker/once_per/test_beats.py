@@ -84,5 +84,5 @@ def test_the_beat_of_a_worker_takes_its_scheduler_from_the_setting_and_one_that_
         )
         eventually(lambda: client.llen("runs") >= 2, 30, message="ticks do not run")
         stamped = all(json.loads(text)["tick"] for text in client.lrange("runs", 0, -1))
-        told = "ticking.tick runs as if without once_per='tick'" in worker.log()
+        told = "has once_per='tick' but its message carries no due time" in worker.log()
     assert (stamped, told) == ((True, False) if "dlock" in scheduler else (False, True))

@@ -39,7 +39,7 @@ class TestEager:
             result = tasks.early.apply((n,))
             assert result.state == "FAILURE"
             assert isinstance(result.result, LockHeld)
-            assert "an eager call has no message that could be parked" in str(result.result)
+            assert "an eager call has no message to park" in str(result.result)
             assert holding.id in str(result.result)
             assert tasks.early.waiting(n).count == 0
 

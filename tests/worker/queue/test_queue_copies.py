@@ -50,7 +50,7 @@ def test_two_copies_of_a_waiter_are_one_waiter(stage, tasks, queue, name, flagge
     stage.parked(task, n, result)
     (behind,) = stage.park(task, n)
     stage.deliver_again(message, flagged=flagged)
-    eventually(lambda: len(stage.lines(result.id, "is parked|comes back|duplicate")) == 2)
+    eventually(lambda: len(stage.lines(result.id, "is parked|is republished|duplicate")) == 2)
     assert stage.waiters(task, n) == [result.id, behind.id]
     holding.let_go()
     assert [result.get(timeout=10), behind.get(timeout=10)] == [n, n]
@@ -63,7 +63,7 @@ def test_a_copy_of_the_holder_takes_nobodys_place(stage, tasks):
     holding = stage.hold(tasks.late, n)
     results = stage.park(tasks.late, n, 2)
     stage.deliver_again(stage.unacked(holding.id))
-    stage.wait_for_line(holding.id, "comes back")
+    stage.wait_for_line(holding.id, "is republished")
     assert stage.waiters(tasks.late, n) == [result.id for result in results]
     assert holding.end() == n
     assert [result.get(timeout=10) for result in results] == [n, n]

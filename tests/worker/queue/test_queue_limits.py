@@ -35,7 +35,7 @@ def test_raise_fails_the_next_one_and_says_how_many_wait(stage, tasks):
     n, holding, waiting = full(stage, tasks.three)
     results = [tasks.three.delay(n) for _ in range(2)]
     for result in results:
-        with pytest.raises(LockHeld, match=r"3 wait already \(queue_limit\)") as error:
+        with pytest.raises(LockHeld, match=r"3 already waiting \(queue_limit\)") as error:
             result.get(timeout=10)
         assert f"held by queueing.three[{holding.id}]" in str(error.value)
         assert result.state == "FAILURE"
@@ -58,7 +58,7 @@ def test_skip_ends_the_next_one_revoked(stage, tasks):
     n, holding, waiting = full(stage, tasks.three_skip)
     result = chain(tasks.three_skip.si(n), tasks.plain.s()).apply_async()
     for ended in (result.parent, result):
-        with pytest.raises(TaskRevokedError, match="3 wait already"):
+        with pytest.raises(TaskRevokedError, match="3 already waiting"):
             ended.get(timeout=10)
         eventually(lambda ended=ended: stage.state(ended.id) == "REVOKED")
     holding.let_go()
@@ -70,11 +70,11 @@ def test_skip_ends_the_next_one_revoked(stage, tasks):
 def test_drop_oldest_ends_the_oldest_waiter_revoked_and_says_so(stage, tasks):
     n, holding, waiting = full(stage, tasks.three_drop)
     results = [tasks.three_drop.delay(n)]
-    with pytest.raises(CallSkipped, match=r"a newer call took its place \(queue_overflow\)") as ousted:
+    with pytest.raises(CallSkipped, match=r"replaced by a newer call \(queue_overflow\)") as ousted:
         waiting[0].get(timeout=10)
     assert (ousted.value.name, ousted.value.task_id) == (tasks.three_drop.lock_name(n), results[0].id)
     results.append(tasks.three_drop.delay(n))
-    with pytest.raises(TaskRevokedError, match="a newer call took its place"):
+    with pytest.raises(TaskRevokedError, match="replaced by a newer call"):
         waiting[1].get(timeout=10)
     assert [stage.state(one.id) for one in waiting] == ["REVOKED", "REVOKED", "QUEUED"]
     stage.parked(tasks.three_drop, n, waiting[2], *results)
@@ -90,7 +90,7 @@ def test_a_dropped_ones_chain_ends_with_it(stage, tasks):
     stage.parked(tasks.latest, n, followed.parent)
     newer = tasks.latest.delay(n)
     for ended in (followed.parent, followed):
-        with pytest.raises(TaskRevokedError, match="a newer call took its place"):
+        with pytest.raises(TaskRevokedError, match="replaced by a newer call"):
             ended.get(timeout=10)
     holding.let_go()
     assert newer.get(timeout=10) == n
@@ -103,7 +103,7 @@ def test_keep_latest_runs_now_and_once_more_with_the_latest_arguments(stage, tas
     results = [tasks.latest.delay(n, text=f"call {number}") for number in range(10)]
     *replaced, last = results
     for result in replaced:
-        with pytest.raises(TaskRevokedError, match=r"a newer call took its place \(queue_overflow\)"):
+        with pytest.raises(TaskRevokedError, match=r"replaced by a newer call \(queue_overflow\)"):
             result.get(timeout=10)
         assert stage.state(result.id) == "REVOKED"
     stage.parked(tasks.latest, n, last)
@@ -139,7 +139,7 @@ def test_a_granted_one_on_its_way_is_no_waiter_and_is_not_dropped(stage, tasks):
     replaced = tasks.latest.delay(n)
     eventually(lambda: stage.state(replaced.id) == "QUEUED")
     newest = tasks.latest.delay(n)
-    with pytest.raises(TaskRevokedError, match="a newer call took its place"):
+    with pytest.raises(TaskRevokedError, match="replaced by a newer call"):
         replaced.get(timeout=10)
     stage.consume(queue)
     assert [granted.get(timeout=10), newest.get(timeout=10)] == [n, n]

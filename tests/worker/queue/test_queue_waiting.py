@@ -97,7 +97,7 @@ class TestSeen:
         assert signal["task"] == "queueing.early"
         assert signal["name"] == event["name"] == tasks.early.lock_name(n)
         assert signal["reason"] == event["reason"]
-        assert event["reason"].endswith("at place 1")
+        assert event["reason"].endswith("position 1 in the queue")
         assert event["hostname"] == stage.worker.node
         assert "s3cret" not in json.dumps(event) + json.dumps(signal) + stage.worker.log()
 

@@ -95,7 +95,7 @@ def test_on_store_error_run_runs_without_the_lock(stage: Stage) -> None:
 def test_on_store_error_retry_comes_back_until_it_is_confirmed(stage: Stage) -> None:
     with stage.nobody_confirms():
         row, sent = stage.send("returning")
-        stage.worker.wait_for_log(r"returning\[.*comes back in .* only 0 of 1 replicas confirmed")
+        stage.worker.wait_for_log(r"returning\[.*is republished, retrying in .* only 0 of 1 replicas confirmed")
     assert sent.get(timeout=60) is True
     assert stage.starts(row) == 1
 
@@ -104,7 +104,7 @@ def test_a_message_whose_parking_was_not_confirmed_runs_once(stage: Stage) -> No
     """It is parked and comes back, too: what comes back finds that it has had its turn and ended."""
     with stage.tasks.parking.lock_for("twice"), stage.nobody_confirms():
         _, sent = stage.send("parking", "twice")
-        eventually(lambda: f"{sent.id}] comes back" in stage.worker.log(), within=30)
+        eventually(lambda: f"{sent.id}] is republished" in stage.worker.log(), within=30)
     assert sent.get(timeout=30) is True
     with redis.Redis.from_url(stage.urls.broker) as client:
         eventually(lambda: not client.llen("celery") and not client.hlen("unacked"), within=30)
@@ -141,7 +141,7 @@ def test_whose_turn_it_is_takes_it_when_the_probation_is_over(stage: Stage) -> N
     with redis.Redis.from_url(stage.urls.lock) as client:
         client.delete(*client.keys("dlock:*:office"))
     lock.release()
-    stage.worker.wait_for_log(r"queueing\[.*comes back in .* grants nothing new for another")
+    stage.worker.wait_for_log(r"queueing\[.*is republished, retrying in .* grants nothing new for another")
     assert sent.get(timeout=40) is True
 
 

@@ -76,7 +76,7 @@ def test_retry_a_second_call_runs_when_the_first_has_left(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.retries, n)
     second = stage.tasks.retries.delay(n)
-    stage.wait_for_line(second.id, "comes back")
+    stage.wait_for_line(second.id, "is republished")
     holding.end()
     assert second.get(timeout=15) is True
     assert stage.overlaps(n) == 1

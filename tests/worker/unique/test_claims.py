@@ -52,7 +52,7 @@ def test_a_message_that_comes_back_from_a_conflict_keeps_its_claim(stage):
     first = queued.delay("conflict", gate="conflict")
     stage.wait_at("conflict")
     second = queued.delay("conflict")
-    eventually(lambda: stage.worker.log().count(f"[{second.id}] comes back") >= 3, 20)
+    eventually(lambda: stage.worker.log().count(f"[{second.id}] is republished") >= 3, 20)
     assert stage.of(queued, "conflict") == second.id
     stage.open("conflict")
     assert [first.get(timeout=WAIT), second.get(timeout=WAIT)] == ["conflict", "conflict"]
