@@ -1,4 +1,7 @@
-"""SingletonTask: a task that runs once at a time."""
+"""SingletonTask: a task that runs once at a time.
+
+Longer than 300 lines because the docstrings of this class are its API reference.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,12 @@ from ..lock import Lock
 from ..locking.lease import BypassLease, Lease, NullLease
 from ..messaging import ticks
 from ..options.lock_options import DEFAULT_TTL, LockOptions
-from ..options.overrides import overridden
 from ..options.permissions import Permissions
 from ..runtime import Runtime
 from ..store.model import LastRun, Waiting
-from ..utils.log import logger
 from . import hooks, once_per, unique
 from .call_options import ARGUMENT, OPTIONS_HEADER, headers_for, options_of, reject_misplaced_options
+from .definition import apply_decorator_options, inherit_app_task, warn_of_lost_calls
 from .execution import current
 from .outcomes import HandledElsewhere, Replaced, Skipped
 from .unique_groups import patch_group_publishing
@@ -39,64 +41,74 @@ else:
 __all__ = ["SingletonTask"]
 
 _NULL_LEASE: Final = NullLease()
-#: What belongs to the call, and so to its retries.
-_OWN_HEADERS: Final = (OPTIONS_HEADER, ticks.HEADER)
+#: Headers that belong to the call, and therefore to its retries.
+_CALL_HEADERS: Final = (OPTIONS_HEADER, ticks.HEADER)
 
 
 class SingletonTask(_Task):
-    """Base of tasks that run once at a time across all workers.
+    """Base class of tasks that run once at a time across all workers.
 
-    The lock is taken before the body and given back however the body ends. A subclass may define ``before_start``,
-    ``after_return`` and ``__call__`` as it likes, with or without ``super()``: the order is always acquire, its
-    ``before_start``, body, its ``after_return``, release. A ``Request`` class of its own must derive from
-    :class:`celery_dlock.worker.SingletonRequest`.
+    The worker acquires the lock before the body and releases it when the body ends, however it ends. The order is
+    always: acquire, the subclass's ``before_start``, body, the subclass's ``after_return``, release. A subclass may
+    override these methods and ``__call__``, with or without calling ``super()``.
 
-    A direct call (``task(...)``) runs the function and takes no lock, as it runs none of Celery's hooks either.
+    If the worker's host dies, the lock expires after its ``ttl``. If the lease is lost while the body runs, another
+    worker may run the same call: check :attr:`lease`, or set ``on_lost="abort"``.
+
+    A direct call (``task(...)``) runs the function and takes no lock. Celery runs none of its hooks then, either.
+
+    A subclass must not define the options of :class:`celery_dlock.LockOptions` as attributes: Celery would ignore
+    them. A subclass's ``Request`` must derive from ``celery_dlock.worker.SingletonRequest``. A violation raises
+    :exc:`celery_dlock.InvalidLockOptions` when the task is defined.
     """
 
     abstract = True
     Request = "celery_dlock.worker:SingletonRequest"
     Strategy = "celery_dlock.worker.strategy:default"
+    #: How the task is locked. Default: one lock for each combination of task and arguments.
     lock_options: LockOptions = LockOptions()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "_decorated" in vars(cls):
-            _build_on_task_of(vars(cls)["app"], cls)
-            _choose_lock_options(cls)
+            inherit_app_task(vars(cls)["app"], cls)
+            apply_decorator_options(cls)
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         task = super().__new__(cls)
-        # The tracer reads these from the instance, so here they hold whatever a subclass defines.
-        task.before_start = hooks.wrap_before_start(task, task.before_start)  # type: ignore[method-assign]  # this is the point
-        task.after_return = hooks.wrap_after_return(task, task.after_return)  # type: ignore[method-assign]  # likewise
+        # Wrap on the instance: the tracer reads the methods from there, so a subclass cannot bypass the wrappers.
+        task.before_start = hooks.wrap_before_start(task, task.before_start)  # type: ignore[method-assign]
+        task.after_return = hooks.wrap_after_return(task, task.after_return)  # type: ignore[method-assign]
         body = task.run
-        task.run = hooks.wrap_body(task, body)  # type: ignore[method-assign]  # likewise
+        task.run = hooks.wrap_body(task, body)  # type: ignore[method-assign]
+        name = str(cls.name or cls.__name__)
         if not isinstance(cls.lock_options, LockOptions):
-            raise InvalidLockOptions(f"task {cls.name!r}: lock_options={cls.lock_options!r}: allowed: a LockOptions")
-        reject_stray_attributes(str(cls.name or cls.__name__), cls.__mro__[: cls.__mro__.index(SingletonTask)])
-        _warn_of_lost_calls(cls)
-        signature = task_signature(str(cls.name or cls.__name__), body)
+            raise InvalidLockOptions(
+                f"task {cls.name!r}: invalid lock_options={cls.lock_options!r}: expected a LockOptions"
+            )
+        reject_stray_attributes(name, cls.__mro__[: cls.__mro__.index(SingletonTask)])
+        warn_of_lost_calls(name, cls.lock_options)
+        signature = task_signature(name, body)
         if cls.name:
             task._lock_spec = KeySpec(cls.name, signature, cls.lock_options.key, cls.lock_options.scope)
         return task
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
-        # Named, not imported: a publisher has no use for the worker's room.
+        # By name: a publisher must not import the worker package.
         app.steps["worker"].add("celery_dlock.worker:KeeperStep")
         bound = super().bind(app)
         mask_secrets(app)
-        # As early as the app is configured; the worker looks again, because it may be configured later.
+        # Check as early as the app is configured. The worker checks again, because the app may be configured later.
         check_topology_support(app.conf.get("dlock_url"), cls.lock_options, cls.name)
         if cls.track_started:
-            # The tracer would store STARTED before it is known whether the body runs: over the stored end of a
-            # message of which this is a copy. We store it once the lock is held.
+            # The tracer stores STARTED before the body is known to run: for a duplicate delivery, it would overwrite
+            # the stored end. Store it when the lock is held instead.
             cls.stores_started, cls.track_started = True, False
         return bound
 
-    # Defined so that the tracer looks for these hooks at all; the work is in the wrappers on the instance. The app's
-    # task class, which follows in the method resolution order, may have hooks of its own.
+    # Defined because the tracer calls only hooks that a class overrides. The wrappers on the instance do the work.
+    # super() reaches the app's own task class, which may define them too.
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         super().before_start(task_id, args, kwargs)
@@ -104,68 +116,126 @@ class SingletonTask(_Task):
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
-    # -- what users read
+    # -- run-time API
 
     @property
     def lease(self) -> Lease | BypassLease | NullLease:
-        """The running execution's lease; a null lease in a direct call."""
+        """The lease of the running call: its fencing token, and whether the lock is still held.
+
+        In a direct call, and in a call with ``dlock={"enabled": False}``, it is a null lease: its ``token`` is None and
+        it is never lost. In a body that runs without its lock (``on_store_error="run"``), ``ensure()`` raises
+        :exc:`celery_dlock.LockLost`.
+        """
         run = current(self.request)
         return (run.lease or run.bypass or _NULL_LEASE) if run is not None else _NULL_LEASE
 
     def lock_name(self, *args: Any, **kwargs: Any) -> str:
-        """The name of the lock that this call would take."""
+        """Return the name of the lock that this call would take.
+
+        Args:
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+
+        Raises:
+            LockKeyError: The arguments give no lock name.
+        """
         return self.lock_spec.name_of(args, kwargs).text
 
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
+        """Return the lock that this call would take, to hold it outside a worker or to re-enter it inside the body.
+
+        Args:
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+
+        Raises:
+            LockKeyError: The arguments give no lock name.
+        """
+        options = self.lock_options
+        ttl = None if options.ttl is DEFAULT_TTL else options.ttl
+        return Lock(self.lock_spec.name_of(args, kwargs), app=self.app, ttl=ttl, durability=options.durability)
+
     def waiting(self, *args: Any, **kwargs: Any) -> Waiting:
-        """Who waits, under ``on_conflict="queue"``, for the lock that this call would take."""
+        """Return the calls that wait for this call's lock under ``on_conflict="queue"``.
+
+        The answer holds for the moment it was read. It lists the first waiters only; its ``count`` is complete.
+
+        Args:
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+
+        Raises:
+            LockKeyError: The arguments give no lock name.
+            StoreUnavailable: The store did not answer.
+        """
         name = self.lock_spec.name_of(args, kwargs)
         return self.dlock.locker.waiting(name) if self.dlock.enabled else Waiting(0, ())
 
-    # These three take the ``dlock={...}`` of a call that chose a key or a window of its own.
+    # The next three take the ``dlock={...}`` of a call that chose a key or window of its own.
 
     def used(self, *args: Any, **kwargs: Any) -> LastRun | None:
-        """Under ``once_per``: what became of the last run of this call's name; None if the name is free.
+        """Return how the last run of this call's name ended, under ``once_per``.
+
+        Args:
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments, and its ``dlock={...}`` if it had one.
+
+        Returns:
+            The last run, with the state ``"used"``, ``"unknown"`` or ``"running"``. None if the name is free.
 
         Raises:
+            LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer.
         """
         return once_per.last_run(self, args, kwargs)
 
     def forget(self, *args: Any, **kwargs: Any) -> bool:
-        """Make this call's name free at once, whatever became of its last run; false if there was nothing to forget.
+        """Delete the run mark of this call's name, so that the next call runs, however the last run ended.
 
-        A body that runs just now goes on under its lock. Its success uses the name as ever; if it dies, nobody is told
-        that its outcome is unknown. The next run's ``lease.idempotency_key`` is a new one.
+        The next run has a new ``lease.idempotency_key``. If the last run did its work, that work is done twice: look
+        first, and prefer :meth:`resolve` after a crash.
+
+        A body that is running keeps its lock, and its success marks the name again. If it dies, its outcome is not
+        reported as unknown.
+
+        Args:
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments, and its ``dlock={...}`` if it had one.
+
+        Returns:
+            False if there was no mark.
 
         Raises:
-            StoreUnavailable: The store did not answer.
+            LockKeyError: The arguments give no lock name.
+            StoreUnavailable: The store did not answer. Call it again.
         """
         return once_per.forget(self, args, kwargs)
 
     def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool:
-        """Settle what became of a run that died; false if there is none such, or the name's body runs just now.
+        """Record the outcome of a run whose process died, under ``once_per``.
 
-        A task whose function has an argument ``sent`` takes that by its place here.
+        With ``after_crash="hold"``, calls of the name fail with :exc:`celery_dlock.UnknownOutcome` until then. Find out
+        first whether the run did its work: a wrong answer repeats the work or drops it.
+
+        If the task's function has an argument named ``sent``, pass that one by position.
 
         Args:
-            args: Of the call.
-            sent: True: the run did its work, and the name is used for ``once_per`` from now. False: it did not, and
+            args: The call's positional arguments.
+            sent: True if the run did its work: the name is used for ``once_per`` from now on. False if it did not:
                 the next call runs, with the same ``lease.idempotency_key``.
-            kwargs: Of the call.
+            kwargs: The call's keyword arguments, and its ``dlock={...}`` if it had one.
+
+        Returns:
+            False if no run of the name has an unknown outcome, or if a body of the name is running.
 
         Raises:
-            InvalidLockOptions: The task has no ``once_per``, or ``sent`` is neither True nor False.
-            StoreUnavailable: The store did not answer.
+            InvalidLockOptions: The task has no ``once_per``, or ``sent`` is not a bool.
+            LockKeyError: The arguments give no lock name.
+            StoreUnavailable: The store did not answer. Call it again.
         """
         return once_per.resolve(self, args, kwargs, sent=sent)
 
-    def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """The lock that this call would take, for use outside a worker or inside a body (where it re-enters)."""
-        options = self.lock_options
-        ttl = None if options.ttl is DEFAULT_TTL else options.ttl
-        return Lock(self.lock_spec.name_of(args, kwargs), app=self.app, ttl=ttl, durability=options.durability)
-
-    # -- what the other rooms read
+    # -- read by other modules of this package
 
     stores_started = False
     _lock_spec: KeySpec | None = None
@@ -173,7 +243,7 @@ class SingletonTask(_Task):
     @property
     def lock_spec(self) -> KeySpec:
         if self._lock_spec is None:
-            # A class-based task gets its name only when it is registered.
+            # A class-based task gets its name when it is registered, after __new__.
             options = self.lock_options
             self._lock_spec = KeySpec(self.name, task_signature(self.name, self.run), options.key, options.scope)
         return self._lock_spec
@@ -194,7 +264,7 @@ class SingletonTask(_Task):
     def dlock(self) -> Runtime:
         return Runtime.of(self.app)
 
-    # -- Celery's doors
+    # -- overrides of Celery's own methods
 
     @property
     def __trace__(self) -> Any:
@@ -202,29 +272,50 @@ class SingletonTask(_Task):
 
     @__trace__.setter
     def __trace__(self, tracer: Any) -> None:
-        # Celery sets the tracer here; after_return is not called on retry, ignore, reject and terminate, this is.
+        # Celery sets the tracer here. Unlike after_return, it runs for retry, ignore, reject and terminate too.
         self._trace = tracer and hooks.wrap_tracer(self, tracer)
 
     _trace: Any = None
 
     def apply_async(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
-        """As Celery's, and ``dlock={...}``: this call's own options, and ``enabled``: False takes no lock.
+        """Publish a call, as Celery's ``apply_async`` does.
+
+        With ``unique``, the call first claims its lock's name. If another call has the name, ``on_duplicate`` decides.
+
+        Args:
+            args: Celery's positional arguments.
+            kwargs: Celery's options, and ``dlock``: a dict of options of :class:`celery_dlock.LockOptions` for this
+                call alone. ``dlock={"enabled": False}`` runs the call without a lock. The setting
+                ``dlock_call_options`` says which options a call may change.
 
         Raises:
-            InvalidLockOptions: An option is unknown, has a value that is not allowed, cannot be carried, or is given
-                beside ``dlock=``.
-            LockHeld: With ``unique`` and ``on_duplicate="raise"``: the name is another call's.
-            StoreUnavailable: With ``unique``: the store could not be asked; nothing is published.
+            InvalidLockOptions: An option is unknown, not permitted, has an invalid value, cannot be carried by a
+                message, or is given beside ``dlock=``.
+            LockHeld: With ``unique`` and ``on_duplicate="raise"``: another call has the name.
+            LockKeyError: With ``unique``: the arguments give no lock name.
+            StoreUnavailable: With ``unique``: the store did not answer, and the call is not published.
         """
         self._carry(kwargs)
         check_topology_support(self.app.conf.get("dlock_url"), options_of(self, kwargs.get("headers")), self.name)
         return unique.publish(self, super().apply_async, args, kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> EagerResult[Any]:
+        """Run the call in this process under its lock, as Celery's ``apply`` does.
+
+        An eager call has no message, so it cannot be retried or queued: it fails with
+        :exc:`celery_dlock.LockHeld` under these policies.
+
+        Args:
+            args: Celery's positional arguments.
+            kwargs: Celery's options, and ``dlock`` as for :meth:`apply_async`.
+
+        Raises:
+            InvalidLockOptions: As for :meth:`apply_async`.
+        """
         self._carry(kwargs)
         result = hooks.trace_eagerly(super().apply, args, kwargs)
         if isinstance(result.result, Skipped | HandledElsewhere):
-            # Celery's eager tracer calls this IGNORED; the worker calls it REVOKED.
+            # Celery's eager tracer reports IGNORED. A worker stores REVOKED, so report that here too.
             ignored = result.result
             error = ignored.error if isinstance(ignored, Skipped) else TaskRevokedError(str(ignored))
             return EagerResult(result.id, error, states.REVOKED, name=self.name)
@@ -236,13 +327,13 @@ class SingletonTask(_Task):
             options["headers"] = headers_for(self, chosen, options.get("headers"))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
-        reject_misplaced_options(self, kwargs)  # before Celery, which would reject the message because of it
+        reject_misplaced_options(self, kwargs)  # before Celery does, which rejects the message then
         hooks.announce_end(self, retries=True)
-        # A tracing tool may have put headers of its own in the place of those that Celery collects.
+        # A tracing tool may have replaced the headers that Celery collects.
         known = self.request.headers if isinstance(self.request.headers, Mapping) else {}
-        own = {name: every[name] for every in (vars(self.request), known) for name in _OWN_HEADERS if name in every}
+        own = {name: every[name] for every in (vars(self.request), known) for name in _CALL_HEADERS if name in every}
         if "headers" in kwargs or own.keys() - known.keys():
-            # Celery takes these instead of the message's own, and the retry would be another call.
+            # Celery sends these in place of the message's own headers. Without ours, the retry would be another call.
             kwargs["headers"] = {**own, **(kwargs.get("headers", known) or {})}
         run = current(self.request)
         try:
@@ -261,39 +352,6 @@ class SingletonTask(_Task):
             return super().on_replace(sig)
         except Ignore as error:
             raise Replaced(*error.args) from None
-
-
-def _build_on_task_of(app: Celery, cls: type[SingletonTask]) -> None:
-    """Add the app's task class to the bases of a task that a decorator makes of a function.
-
-    Celery takes ``app.Task`` where the decorator names no base. Only here is the app known: a shared task is made once
-    for each app. A Django project's class brings ``delay_on_commit``.
-    """
-    inherited = [base for base in cls.__bases__ if not issubclass(app.Task, base)]
-    if not issubclass(cls, app.Task):
-        cls.__bases__ = (*inherited, app.Task)
-
-
-def _choose_lock_options(cls: type[SingletonTask]) -> None:
-    """Override the inherited ``lock_options`` by the keywords of ``@singleton_task``.
-
-    Not in the decorator: the app's task class, which may be a singleton with options of its own, is known only now.
-    """
-    chosen = vars(cls).get("dlock_chosen")
-    try:
-        if chosen:
-            cls.lock_options = overridden(cls.lock_options, chosen)
-    except InvalidLockOptions as error:
-        raise InvalidLockOptions(f"task {cls.name!r}: {error}") from None
-
-
-def _warn_of_lost_calls(cls: type[SingletonTask]) -> None:
-    if cls.lock_options.loses_published_calls:
-        logger.warning(
-            "task %r: unique='queued' publishes a call while the first one runs, and on_conflict=%r then skips it: "
-            "set on_conflict='retry' or 'queue', or unique='queued+running'",
-            cls.name or cls.__name__, cls.lock_options.on_conflict,
-        )  # fmt: skip
 
 
 patch_group_publishing(lambda task: isinstance(task, SingletonTask))

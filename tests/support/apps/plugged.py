@@ -29,7 +29,7 @@ class Broken(logging.Filter):
     """Raises at whatever a background thread says of a failure."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING and "comes back in" not in record.getMessage():
+        if record.levelno >= logging.WARNING and "is republished, retrying in" not in record.getMessage():
             raise SystemExit(3)
         return True
 

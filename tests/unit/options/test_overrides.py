@@ -59,7 +59,7 @@ def test_unique_task_that_skips_published_calls_warns_at_definition(
     policy: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     (warning,) = warnings_of(caplog, unique="queued", **policy)
-    assert warning.startswith("task 't': unique='queued' publishes a call while the first one runs")
+    assert warning.startswith("Task t: unique='queued' publishes a call while the first one runs")
     assert f"on_conflict={policy.get('on_conflict', 'skip')!r} then skips it" in warning
 
 

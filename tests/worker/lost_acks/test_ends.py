@@ -252,7 +252,7 @@ def test_what_its_body_published_anew_runs_though_a_copy_of_it_was_about(tasks, 
     with running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker:
         request.node.stash[WORKERS] = [worker]
         tasks.late.delay("twin", "anew slowly")
-        worker.wait_for_log("another copy of this message")
+        worker.wait_for_log("another delivery of this message")
         eventually(lambda: tasks.notes.lrange("ran", 0, -1).count("twin") == 2, 10)
         eventually(lambda: all_heard(broker), 10)
 
