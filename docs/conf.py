@@ -28,6 +28,9 @@ exclude_patterns = ["_build"]
 # References that leave the site.
 nitpicky = True
 nitpick_ignore_regex = [
+    # Internals that a public docstring names.
+    (r"py:.*", r"celery_dlock\.(beat\.schedules|worker\.ack_tracking)\..*"),
+    (r"py:exc", r"InvalidTaskError"),
     (r"py:.*", r"(celery|kombu|redis|billiard|amqp|vine)\..*"),
     (r"py:.*", r"(collections|concurrent|contextlib|datetime|logging|threading|types|typing|typing_extensions)\..*"),
     (r"py:class", r"(bool|bytes|dict|float|frozenset|int|list|object|optional|set|str|tuple|type|timedelta)"),
@@ -40,8 +43,9 @@ myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_typehints_format = "short"
+autodoc_default_options = {"show-inheritance": True}
+autodoc_class_signature = "separated"
+autodoc_typehints = "none"
 napoleon_numpy_docstring = False
 
 html_theme = "furo"

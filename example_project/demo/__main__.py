@@ -61,7 +61,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end)
     sys.unraisablehook = _strike_again
-    with Screen() as screen:
+    with Screen(picture=arguments.svg) as screen:
         try:
             failure, evidence = _unveiled(_play, screen, arguments)
         except SystemExit as end:
@@ -80,6 +80,7 @@ def main() -> int:
     if failure or broken:
         return NOT_PLAYED if failure else PROMISE_BROKEN
     screen.say("every promise held", style="bold green")
+    screen.save_picture()
     return 0
 
 
@@ -180,6 +181,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without-locks", action="store_true", help="show what the locks prevent; fails")
     parser.add_argument("--short", action="store_true", help="fewer sends and one report")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
+    parser.add_argument("--svg", type=Path, help="save what is printed as a picture, if every promise held")
     return parser.parse_args()
 
 

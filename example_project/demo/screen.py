@@ -1,8 +1,11 @@
 """The demo's face: a table that fills while it runs, or plain lines where nobody watches a terminal."""
 
+import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -15,13 +18,18 @@ from example_project.demo.verdict import Row
 
 _LINES_EVERY = 3.0  # seconds between two plain lines of progress
 
+#: Without the web fonts, which a browser does not load for a picture in a page.
+_PICTURE = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+
 
 class Screen:
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self, console: Console | None = None, picture: Path | None = None) -> None:
+        self._picture = picture
+        # A recorded terminal would hold every frame of the live table, so a picture shows the plain lines.
+        self._console = console or Console(record=picture is not None, force_terminal=False if picture else None)
         if not self._console.is_terminal:
             # Not 80 columns, which rich assumes of a pipe: a table that is cut helps nobody in a CI log.
-            self._console = Console(file=self._console.file, width=120, color_system=None)
+            self._console = Console(file=self._console.file, width=120, color_system=None, record=self._console.record)
         # Redrawn by us alone: rich's own refresh thread would read the history while we do.
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._started = time.monotonic()
@@ -64,6 +72,11 @@ class Screen:
         self._console.print(self._table([*rows, _total(rows)], f"after {self.elapsed:.0f} s"))
         if ledgers:
             self._console.print(_ledger_table([*ledgers, total(ledgers)]))
+
+    def save_picture(self) -> None:
+        """Save what was printed as an SVG, if a file was named for it."""
+        if self._picture:
+            self._console.save_svg(str(self._picture), title="make demo", code_format=_PICTURE)
 
     def _table(self, rows: Sequence[Row], title: str) -> Table:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
