@@ -16,6 +16,7 @@ from benchmarks.tables import percentile, spread, table
 from benchmarks.targets import Target
 from celery_dlock.store.base import ReleaseRequest
 from tests.support.polling import eventually
+from tests.support.stores import name_in
 
 #: Samples of one kind before the next kind's turn: few, because what else the machine does changes quickly.
 BLOCK = 5
@@ -109,7 +110,7 @@ class Rounds:
         holder = stage.hold("crowd")
         stage.park("crowd", range(crowd))
         stage.close_gate("crowd")
-        granted = stage.store.release(keys, holder, ReleaseRequest(queue=True)).granted
+        granted = stage.store.release(name_in(keys), holder, ReleaseRequest(queue=True)).granted
         task = self._tasks.queued
         task.dlock.handover.carry(task.lock_spec.name_of(("crowd", 0), {}), granted)
         stage.gather(lambda events: events)

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.messaging.parked import ParkedMessage
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.polling import eventually
 from tests.support.processes import kill_session, spawn, tail
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 
 if TYPE_CHECKING:
     from celery_dlock.task.base import SingletonTask
@@ -50,7 +50,7 @@ class Stage:
         self.tasks: Any = handover_app
         self.folder = folder
         self.broker, self.locks = server.client(db=0), server.client(db=2)
-        self.store = from_url(server.url(2), timeout=5)
+        self.store = store_at(server.url(2), timeout=5)
         self._diary = (folder / "diary").open("rb")
         self._unread = b""
 
@@ -95,12 +95,12 @@ class Stage:
         keys = self.keys(name)
         for identity, entry in self.parcels(name, numbers):
             self.store.acquire(
-                keys, f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+                name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
             )
 
     def hold(self, name: str) -> str:
         """Take the lock, and return the acquisition that holds it."""
-        self.store.acquire(self.keys(name), "bench.1", TTL_MS, AcquireRequest(BY))
+        self.store.acquire(name_in(self.keys(name)), "bench.1", TTL_MS, AcquireRequest(BY))
         return "bench.1"
 
     def parcels(self, name: str, numbers: range) -> Iterator[tuple[Identity, str]]:

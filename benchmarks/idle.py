@@ -24,6 +24,7 @@ from celery_dlock.store.redis import scripts
 from tests.support.polling import eventually
 from tests.support.processes import Process, kill_session, spawn, tail
 from tests.support.servers import Server
+from tests.support.stores import name_in
 
 #: Scripts a second that ten idle workers may send in all, and seconds from the end of a dead holder's lease until the
 #: next waiter's body starts.
@@ -104,10 +105,12 @@ def _kinds(stage: Stage, seconds: float) -> Counter[str]:
 def _handed_over(stage: Stage, name: str, victim: Process | None = None) -> float:
     """Let a holder die with one waiter behind it; seconds from the end of its lease to the waiter's start."""
     keys = stage.keys(name)
-    stage.store.acquire(keys, "bench.1", TTL_MS, AcquireRequest(BY))
+    stage.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
     identity, entry = next(stage.parcels(name, range(1, 2)))
     time.sleep(random.uniform(0, 0.5))  # at any moment of the workers' rounds
-    stage.store.acquire(keys, f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry)))
+    stage.store.acquire(
+        name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+    )
     ends = time.monotonic() + stage.locks.pttl(keys.lock) / 1000
     if victim is not None:
         time.sleep(max(0.0, ends - time.monotonic() - random.uniform(0, 0.2)))  # likewise

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from benchmarks.handover_stage import BY, TTL_MS, Stage
 from benchmarks.tables import table
 from benchmarks.targets import Target
-from celery_dlock.keys.key_spec import BUCKETS, LockKeys
+from celery_dlock.keys.key_spec import BUCKETS
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, QueueRequest
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.worker.queue_sweeper import ROUND, QueueSweeper
+from tests.support.stores import name_in
 
 #: Times that each step is taken on each queue, in turns.
 TIMES = 300
@@ -76,20 +78,20 @@ class Queue:
         time_, store, keys = self.clocks.time, self._store, self._keys
         identity, entry = next(self._parcels)
         time_("park", lambda: self._park(identity, entry))
-        time_("take one out", lambda: store.remove_waiter(keys, identity.digest, "bench"))
-        time_("sweep of a held lock", lambda: store.sweep(keys, "bench", 60_000, 5))
-        time_(LISTING, lambda: store.waiting(keys, 100))
+        time_("take one out", lambda: store.remove_waiter(name_in(keys), identity.digest, "bench"))
+        time_("sweep of a held lock", lambda: store.sweep(name_in(keys), "bench", 60_000, 5))
+        time_(LISTING, lambda: store.waiting(name_in(keys), 100))
         self._park()
         released = time_(
-            "release, which grants", lambda: store.release(keys, self._acquisition, ReleaseRequest(queue=True))
+            "release, which grants", lambda: store.release(name_in(keys), self._acquisition, ReleaseRequest(queue=True))
         )
         granted = _some(released.granted)
-        time_("note as published", lambda: store.published(keys, granted.identity, 60_000))
+        time_("note as published", lambda: store.published(name_in(keys), granted.identity, 60_000))
         time_("take when granted", lambda: self._take(granted))
         self._park()
         # As if the holder's host had died and its lease were over.
         self._stage.locks.delete(keys.lock)
-        swept = time_("sweep, which grants", lambda: store.sweep(keys, "bench", 60_000, 5))
+        swept = time_("sweep, which grants", lambda: store.sweep(name_in(keys), "bench", 60_000, 5))
         self._take(_some(swept.granted))
 
     def _park(self, *given: Any) -> None:
@@ -99,11 +101,13 @@ class Queue:
         task_id = json.loads(granted.entry.partition("\n")[0])[1]
         self._acquisition = f"{task_id}.2"
         claim = AcquireRequest(BY, Identity(task_id), place=QueueRequest(turn=granted.turn))
-        self._store.acquire(self._keys, self._acquisition, TTL_MS, claim)
+        self._store.acquire(name_in(self._keys), self._acquisition, TTL_MS, claim)
 
 
 def park(stage: Stage, keys: LockKeys, identity: Identity, entry: str) -> None:
-    stage.store.acquire(keys, f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry)))
+    stage.store.acquire(
+        name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+    )
 
 
 def measure(stage: Stage, crowd: int) -> list[Target]:
@@ -159,7 +163,7 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
     used, began = _used(stage), time.monotonic()
     locks = [stage.keys(f"many-{number}") for number in range(count)]
     for keys in locks:
-        stage.store.acquire(keys, "bench.1", TTL_MS, AcquireRequest(BY))
+        stage.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
         for _ in range(EACH):
             park(stage, keys, *next(parcels))
     took = time.monotonic() - began

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 
 BATCH = 10_000
 #: 39 characters, as the name of a task with a short key.
@@ -34,20 +34,20 @@ def real_mark(store: RedisStore, client: redis.Redis) -> str:
     task_id = str(uuid.uuid4())
     by, identity = Requester.of("shop.sms", task_id, "worker1@host", 12345), Identity(task_id)
     keys = LockKeys.of("dlock", name_of(0))
-    taken = store.acquire(keys, f"{uuid.uuid4().hex}.1", 30_000, AcquireRequest(by, identity, once=True))
+    taken = store.acquire(name_in(keys), f"{uuid.uuid4().hex}.1", 30_000, AcquireRequest(by, identity, once=True))
     assert isinstance(taken, Acquired), taken
     acquisition = str(client.hget(keys.lock, "acq"))
     ending = ReleaseRequest(
         identity=identity.digest, used_ms=YEAR_MS, by=by.text, once=True, seed=taken.seed, window_ms=YEAR_MS
     )
-    store.release(keys, acquisition, ending)
+    store.release(name_in(keys), acquisition, ending)
     return str(client.get(keys.used()))
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
-        client, store = server.client(), from_url(server.url(), timeout=5)
+        client, store = server.client(), store_at(server.url(), timeout=5)
         assert isinstance(store, RedisStore)
         mark = real_mark(store, client)
         before = client.info("memory")["used_memory"]

@@ -24,7 +24,7 @@ from .messaging.receive_order import ReceiveOrder
 from .options.lock_options import LockOptions
 from .store.circuit_breaker import CircuitBreaker, shared_words
 from .store.factory import open_store
-from .store.redis.quarantine import Quarantine
+from .store.model import Quarantine
 from .utils import threads as native
 from .utils.clock import Clock, SystemClock
 from .utils.fork_guard import no_fork
@@ -231,7 +231,8 @@ class Runtime:
         self._processes[os.getpid()] = self._begin(slots)
 
     def store(self, timeout: float) -> QueueStore:
-        return open_store(self.settings.places, timeout=timeout, probation=self._probation)
+        settings = self.settings
+        return open_store(settings.places, timeout=timeout, prefix=settings.prefix, probation=self._probation)
 
     @functools.cached_property
     def _probation(self) -> Quarantine | None:
@@ -261,7 +262,6 @@ class Runtime:
         keeper = Watchdog(
             self.store(KEEPER_TIMEOUT),
             self.clock,
-            settings.prefix,
             KEEPER_TIMEOUT,
             teller.lost,
             self._may_be_redelivered,
@@ -276,12 +276,11 @@ class Runtime:
             slots, wake = own, lambda: keeper.watch(source)
         else:
             slots, wake = kept, _kept_elsewhere
-        store, prefix = self.store(settings.timeout), settings.prefix
+        store = self.store(settings.timeout)
         breaker = CircuitBreaker(self._store_state, self.clock, settings.rest, settings.timeout)
         handover = GrantPublisher(
             self.app,
             store,
-            prefix,
             settings.turn,
             self.app.producer_or_acquire,
             settings.broker,
@@ -292,7 +291,6 @@ class Runtime:
             slots,
             wake,
             self.clock,
-            prefix,
             self.listeners,
             handover.publish_next,
             breaker,

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.keys import LockKeys
 from chaos.history import Event, History, Tail
 from tests.support.servers import Server
 

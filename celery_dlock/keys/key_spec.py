@@ -1,12 +1,11 @@
-"""(task, arguments) -> lock name, and lock name -> Redis keys. The text of every key is made here."""
+"""(task, arguments) -> lock name."""
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature, iscoroutinefunction, signature
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from ..errors import InvalidLockOptions, LockKeyError
 from ..utils.clock import SystemClock
@@ -19,14 +18,9 @@ from .template import Template
 
 __all__ = [
     "BUCKETS",
-    "PRESENT",
     "KeySpec",
-    "LockKeys",
     "LockName",
-    "node_key",
-    "queue_indexes",
     "shared_name",
-    "sweeper_key",
 ]
 
 #: Seconds after which naming a call is reported as slow, once per task and process.
@@ -39,114 +33,6 @@ _SCOPES: Final = "'task', or 'shared' together with key="
 _KEYS: Final = (
     "None, a template over argument names such as 'sms:{user_id}', a sequence of argument names, or a callable"
 )
-
-
-#: Where a bucket's "last" begins in its key, and with it the own part of all others.
-_ROOT: Final = -len("last")
-
-
-class LockKeys(NamedTuple):
-    """The Redis keys of a lock name. Each carries the bucket as its hash tag, so that scripts run on a Cluster.
-
-    Args:
-        lock: The hash of the lock itself.
-        last: The bucket's counter of fencing tokens.
-        channel: Where a release is told to those who wait.
-    """
-
-    lock: str
-    last: str
-    channel: str
-
-    @classmethod
-    def of(cls, prefix: str, name: LockName) -> LockKeys:
-        """The keys under a prefix, which must hold no brace: Redis takes the first pair for the hash tag."""
-        root = f"{prefix}:{{{name.bucket:03x}}}:"
-        return cls(f"{root}lock:{name.text}", f"{root}last", f"{root}wake:{name.text}")
-
-    def done(self, identity_digest: str) -> str:
-        """The mark that the message of this identity has ended."""
-        return self._sibling("done", identity_digest)
-
-    def used(self, tick: str = "") -> str:
-        """The mark of what became of the name's last run (``once_per``); ``tick``: of the run of that tick alone."""
-        return self._sibling("used", f"{self.name}:{tick}" if tick else self.name)
-
-    def queued(self) -> str:
-        """The claim of a call whose message is on its way (``unique="queued"``)."""
-        return self._sibling("queued", self.name)
-
-    def marks(self, acquisition: str, identity_digest: str) -> list[str]:
-        """The tombstone of an acquisition and, where there is an identity, its done mark."""
-        root = self.last[:_ROOT]
-        gone = f"{root}gone:{acquisition}"
-        return [gone, f"{root}done:{identity_digest}"] if identity_digest else [gone]
-
-    def tombstone(self, acquisition: str) -> str:
-        """The mark that this acquisition was given up before its answer was known."""
-        return self._sibling("gone", acquisition)
-
-    @property
-    def name(self) -> str:
-        """The lock name's text."""
-        return self.lock[len(self.last) + 1 :]  # "lock" and "last" are of one length
-
-    def queue(self) -> tuple[str, str, str, str]:
-        """Of its waiters: by rank, their entries, those who lost a turn; and the bucket's index of queues."""
-        name = self.name
-        return (
-            self._sibling("waiting", name),
-            self._sibling("parked", name),
-            self._sibling("later", name),
-            f"{self.last[:_ROOT]}queues",
-        )
-
-    def office(self) -> str:
-        """Of the bucket: which run of a server grants there, and since when (``dlock_failover_quarantine``)."""
-        return f"{self.last[:_ROOT]}office"
-
-    def offices(self) -> list[str]:
-        """Those of all buckets."""
-        prefix = self.last.partition("{")[0]
-        return [f"{prefix}{{{bucket:03x}}}:office" for bucket in range(BUCKETS)]
-
-    def dead(self) -> str:
-        """The dead letters: parked messages that nobody took or could read."""
-        return self._sibling("dead", self.name)
-
-    def _sibling(self, kind: str, what: str) -> str:
-        return f"{self.last[:_ROOT]}{kind}:{what}"
-
-
-_node: Final = name_builder("node")
-
-
-def node_key(prefix: str, node: str) -> str:
-    """The key of what workers of this name noted, in a bucket as all keys are."""
-    name = _node(escape(node), text_form(node))
-    return f"{prefix}:{{{name.bucket:03x}}}:node:{name.text}"
-
-
-_sweeper: Final = name_builder("sweeper")
-
-
-#: The duty under which workers of a broker note that they run.
-PRESENT: Final = "present"
-
-
-def sweeper_key(prefix: str, broker: str, duty: str = "sweep") -> str:
-    """The key of the lease of the worker that sweeps for a broker, or that looks whether any worker has to.
-
-    Under the duty `PRESENT` it is the key of the note that workers of the broker run.
-    """
-    name = _sweeper(duty, text_form(broker))
-    return f"{prefix}:{{{name.bucket:03x}}}:sweeper:{name.text}"
-
-
-@functools.lru_cache(maxsize=8)  # asked twice a second, for the one prefix of an app
-def queue_indexes(prefix: str) -> tuple[str, ...]:
-    """The keys of all buckets' indexes of queues, by bucket."""
-    return tuple(LockKeys.of(prefix, LockName("", bucket)).queue()[3] for bucket in range(BUCKETS))
 
 
 class KeySpec:

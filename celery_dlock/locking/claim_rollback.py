@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.key_spec import LockKeys
+from ..keys.lock_name import LockName
 from ..store.base import ClaimStore
 from ..store.model import ClaimRequest
 from ..utils.background import Loop
@@ -36,13 +36,13 @@ class ClaimRollback:
         self._make_store = make_store
         self._clock = clock
         # append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
-        self._left: collections.deque[tuple[LockKeys, ClaimRequest, float]] = collections.deque(maxlen=MOST)
+        self._left: collections.deque[tuple[LockName, ClaimRequest, float]] = collections.deque(maxlen=MOST)
         self._store: ClaimStore | None = None
         self._loop = Loop("unsure claims", self._turn, needed=lambda: bool(self._left), close=self._close)
 
-    def take_back(self, keys: LockKeys, publication: ClaimRequest) -> None:
+    def take_back(self, name: LockName, publication: ClaimRequest) -> None:
         """Never blocks."""
-        self._left.append((keys, publication, self._clock.monotonic() + publication.life_ms / 1000))
+        self._left.append((name, publication, self._clock.monotonic() + publication.life_ms / 1000))
         self._loop.wake()
 
     def _turn(self) -> float | None:
@@ -50,10 +50,10 @@ class ClaimRollback:
             return None
         if self._store is None:
             self._store = self._make_store()
-        keys, publication, end = self._left[0]
+        name, publication, end = self._left[0]
         try:
             if self._clock.monotonic() < end:
-                self._store.unclaim(keys, publication.task_id, publication.turn, publication.attempt)
+                self._store.unclaim(name, publication.task_id, publication.turn, publication.attempt)
         except StoreRefused:
             pass  # then it refused the claim, too
         except StoreUnavailable:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import LockLost, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreUnavailable
-from ..keys.key_spec import LockKeys, LockName
+from ..keys.lock_name import LockName
 from ..store.base import QueueStore, ReleaseRequest, UseStore
 from ..store.circuit_breaker import CircuitBreaker
 from ..store.model import (
@@ -60,7 +60,6 @@ class LockClient:
         slots: The slots of this process; what is held is written there before it is asked for.
         wake: Makes sure that a watchdog reads those slots; false if none can be started.
         clock: Where deadlines are read.
-        prefix: Of all keys.
         listeners: Whom to tell.
         hand_over: Publishes the message of a waiter whose turn it is; never raises for the broker's sake.
         breaker: Knows whether the store answers. Messages can come back, so they do not ask one that does not; a
@@ -75,12 +74,11 @@ class LockClient:
         slots: LeaseTable,
         wake: Callable[[], bool],
         clock: Clock,
-        prefix: str,
         listeners: Listeners,
         hand_over: Callable[[LockName, Grant], object] = lambda name, grant: None,
         breaker: CircuitBreaker | None = None,
         uses: UseStore | None = None,
-        part: Callable[[LockKeys], int] = lambda keys: 0,
+        part: Callable[[LockName], int] = lambda name: 0,
     ) -> None:
         self._part = part
         self._uses = uses
@@ -88,7 +86,6 @@ class LockClient:
         self._slots = slots
         self._wake = wake
         self._clock = clock
-        self._prefix = prefix
         self._listeners = listeners
         self._hand_over = hand_over
         self._breaker = breaker or CircuitBreaker([0, 0], clock, 0, 0)
@@ -102,22 +99,21 @@ class LockClient:
             StoreUnavailable: The store did not answer; if it took the lock, the keeper gives it back. Or the watchdog
                 cannot be started, so the lease would not be renewed.
         """
-        keys = LockKeys.of(self._prefix, name)
-        held = scope.held.get((id(self), keys.lock))
+        held = scope.held.get((id(self), name))
         try:
             if held is not None:
-                earlier = self._used_before(keys, held, claim) if claim.once else None
+                earlier = self._used_before(name, held, claim) if claim.once else None
                 if earlier is None and claim.once and not held.seed:
                     held.seed = str(held.token)  # it was taken without a mark, and so without a seed that lasts
                 return earlier or self._enter_again(held, scope)
-            part = self._part(keys)
+            part = self._part(name)
             if scope.delivered and claim.identity is not None:
                 self._breaker.before_call(part)
-            answer = self._ask(keys, name, scope, ttl, claim, part)
+            answer = self._ask(name, scope, ttl, claim, part)
             if isinstance(answer, NoMajority):
-                answer = self._vote_again(keys, name, scope, ttl, claim, part)
+                answer = self._vote_again(name, scope, ttl, claim, part)
             if isinstance(answer, Lease):
-                scope.held[id(self), keys.lock] = answer
+                scope.held[id(self), name] = answer
                 scope.entered.append(answer)
         except BaseException:
             self.delegate_release(scope)
@@ -153,7 +149,7 @@ class LockClient:
         if not isinstance(answer, Held) or (timeout is not None and timeout <= 0):
             return answer
         end = None if timeout is None else self._clock.monotonic() + timeout
-        with self._store.waker(LockKeys.of(self._prefix, name)) as waker:
+        with self._store.waker(name) as waker:
             while True:
                 # Its rank is that of its arrival, however often it asks.
                 claim = claim._replace(rank_us=answer.rank_us, waits=True)
@@ -184,7 +180,7 @@ class LockClient:
             ending = ending._replace(tick=inner.tick, seed=inner.seed)
         lost = lease.lost
         ours = self._free(lease, scope, ending)
-        scope.held.pop((id(self), lease.keys.lock), None)
+        scope.held.pop((id(self), lease.lock_name), None)
         scope.open.discard(lease.acquisition)
         if not ours:
             self.lose(lease, "found at its release")
@@ -234,11 +230,11 @@ class LockClient:
             self.lose(lease, "it was held for as long as max_hold allows")
             return False
         renewal = Renewal(
-            lease.keys.lock, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.slot.durability
+            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.slot.durability
         )
         # An answer that comes after the lease's end is too late for whoever asked whether it lives.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
-        part = self._part(lease.keys)
+        part = self._part(lease.lock_name)
         try:
             (renewed,) = self._breaker.call(self._store.renew, [renewal], within, part=part)
         except ReplyTimeout:
@@ -263,30 +259,30 @@ class LockClient:
 
     def held(self, name: LockName, scope: OwnerContext) -> Lease | None:
         """The lease under which this scope entered the lock."""
-        lease = scope.held.get((id(self), LockKeys.of(self._prefix, name).lock))
+        lease = scope.held.get((id(self), name))
         return lease if lease in scope.entered else None
 
     def holder(self, name: LockName) -> Holder | None:
         """Who holds the lock now."""
-        return self._store.inspect(LockKeys.of(self._prefix, name))
+        return self._store.inspect(name)
 
     def waiting(self, name: LockName) -> Waiting:
         """Who waits for the lock under the queue policy."""
-        return self._store.waiting(LockKeys.of(self._prefix, name), NAMED)
+        return self._store.waiting(name, NAMED)
 
     def _vote_again(
-        self, keys: LockKeys, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
+        self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
     ) -> Lease | Refusal:
         for window in VOTES:
             # Others asked at the same moment; who comes back at another one finds a majority, or gets it.
             time.sleep(rng.uniform(0.0, window))
-            answer = self._ask(keys, name, scope, ttl, claim, part)
+            answer = self._ask(name, scope, ttl, claim, part)
             if not isinstance(answer, NoMajority):
                 return answer
         raise StoreNotReady(f"the lock store did not answer: its servers did not agree who gets {name}")
 
     def _ask(
-        self, keys: LockKeys, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
+        self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
     ) -> Lease | Refusal:
         for attempt in range(ATTEMPTS):
             acquisition = scope.next_acquisition()
@@ -294,22 +290,21 @@ class LockClient:
             slot = self._slots.open(name, acquisition, ttl, claim.durability)
             sent = self._clock.monotonic()
             try:
-                answer = self._breaker.call(self._store.acquire, keys, acquisition, round(ttl * 1000), claim, part=part)
+                answer = self._breaker.call(self._store.acquire, name, acquisition, round(ttl * 1000), claim, part=part)
             except ReplyLost as error:
-                self._take_back(keys, slot, scope, error)
+                self._take_back(slot, scope, error)
                 # A twin may have met it and left word, which went with it.
                 claim = claim._replace(copied=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
                 continue
             except StoreUnavailable as error:
-                self._undo(keys, slot, scope, error)
+                self._undo(slot, scope, error)
                 raise
             if isinstance(answer, Acquired):
                 slot.held(sent + ttl - drift_margin(ttl))
-                self._see_it_watched(keys, slot, scope, sent)
+                self._see_it_watched(slot, scope, sent)
                 return Lease(
-                    keys,
                     slot,
                     answer.token,
                     self._clock,
@@ -329,16 +324,16 @@ class LockClient:
                 return answer
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
 
-    def _take_back(self, keys: LockKeys, slot: LeaseRecord, scope: OwnerContext, error: ReplyLost) -> None:
+    def _take_back(self, slot: LeaseRecord, scope: OwnerContext, error: ReplyLost) -> None:
         """Make sure that an acquire of unknown outcome takes effect neither now nor later."""
         if isinstance(error, ReplyTimeout):
             raise error  # the keeper does it: who asks has waited long enough
-        self._undo(keys, slot, scope, error)
+        self._undo(slot, scope, error)
 
-    def _see_it_watched(self, keys: LockKeys, slot: LeaseRecord, scope: OwnerContext, now: float) -> None:
+    def _see_it_watched(self, slot: LeaseRecord, scope: OwnerContext, now: float) -> None:
         """Give the lock back if no watchdog can renew it; log if the watchdog has not looked lately."""
         if not self._wake():
-            self._give_back(keys, slot, scope)
+            self._give_back(slot, scope)
             raise StoreNotReady(f"{slot.name} is not taken: the thread that renews leases cannot be started")
         looked_at = self._slots.looked_at
         unwatched = 0 < looked_at < now - UNWATCHED
@@ -350,14 +345,15 @@ class LockClient:
             )  # fmt: skip
         self._warned = unwatched
 
-    def _undo(self, keys: LockKeys, slot: LeaseRecord, scope: OwnerContext, error: StoreUnavailable) -> None:
+    def _undo(self, slot: LeaseRecord, scope: OwnerContext, error: StoreUnavailable) -> None:
         if isinstance(error, ReplyLost | NotConfirmed):  # of any other the store has carried out nothing
-            self._give_back(keys, slot, scope)
+            self._give_back(slot, scope)
         else:
             self._forget(slot, scope)
 
-    def _give_back(self, keys: LockKeys, slot: LeaseRecord, scope: OwnerContext) -> None:
-        undone = self._breaker.call(self._store.release, keys, slot.acquisition, scope.undone, part=self._part(keys))
+    def _give_back(self, slot: LeaseRecord, scope: OwnerContext) -> None:
+        name, part = slot.name, self._part(slot.name)
+        undone = self._breaker.call(self._store.release, name, slot.acquisition, scope.undone, part=part)
         self._pass_on(slot.name, undone)
         self._forget(slot, scope)
 
@@ -369,12 +365,12 @@ class LockClient:
         slot.clear()
         scope.open.discard(slot.acquisition)
 
-    def _used_before(self, keys: LockKeys, held: Lease, claim: AcquireRequest) -> Used | None:
+    def _used_before(self, name: LockName, held: Lease, claim: AcquireRequest) -> Used | None:
         """Who used the name that is entered once more: an inner run just now, or one before."""
         if held.used is not None and held.used.tick == claim.tick:
             by = Requester(*json.loads(held.used.by))
             return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same=False)
-        use = self._uses.use(keys, claim.tick) if self._uses is not None else None
+        use = self._uses.use(name, claim.tick) if self._uses is not None else None
         if use is None or use.state != "used":
             return None
         return Used(Holder(use.task, use.task_id, use.node, None, use.since), same=False)
@@ -399,11 +395,11 @@ class LockClient:
         try:
             if not lease.slot.begin_release():
                 return True  # an interrupted release: the keeper has it, or had it
-            part = self._part(lease.keys)
+            part = self._part(lease.lock_name)
             if scope.delivered:
                 self._breaker.before_call(part)  # else each body that ends would wait for a dead store's timeout
             released = self._breaker.call(
-                self._store.release, lease.keys, lease.acquisition, ending, lease.slot.durability, part=part
+                self._store.release, lease.lock_name, lease.acquisition, ending, lease.slot.durability, part=part
             )
             # Before the releaser's own message is acknowledged, and before its slot forgets it.
             self._pass_on(lease.slot.name, released)

@@ -6,7 +6,6 @@ import os
 from typing import Protocol
 
 from ..errors import DLockError, LockLost, StoreUnavailable
-from ..keys.key_spec import LockKeys
 from ..keys.lock_name import idempotency_key
 from ..options.validation import Seconds, seconds_within
 from ..store.base import ReleaseRequest
@@ -62,13 +61,12 @@ class Lease:
     """
 
     __slots__ = (
-        "_clock", "_renewer", "acquisition", "after_crash", "hold_count", "keys", "left",
+        "_clock", "_renewer", "acquisition", "after_crash", "hold_count", "left", "lock_name",
         "name", "over", "owner", "pid", "rank_us", "seed", "slot", "task", "task_id", "token", "ttl", "used",
     )  # fmt: skip
 
     def __init__(
         self,
-        keys: LockKeys,
         slot: LeaseRecord,
         token: int,
         clock: Clock,
@@ -81,11 +79,11 @@ class Lease:
         seed: str = "",
         after_crash: bool = False,
     ) -> None:
-        self.keys = keys
         self.seed = seed
         self.after_crash = after_crash
         self.rank_us = rank_us
         self.slot = slot
+        self.lock_name = slot.name
         self.name = slot.name.text
         self.owner = owner
         self.task = task

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Final
 
+from ..keys.lock_name import LockName
 from ..store.base import ReleaseRequest
 from ..store.model import Requester
 from .lease import Lease
@@ -72,8 +73,8 @@ class OwnerContext:
         self.entered: list[Lease] = []
         #: The entry of the execution itself, which no ``Lock`` may leave.
         self.own: Lease | None = None
-        #: By store and lock key: what an entry may re-enter.
-        self.held: dict[tuple[int, str], Lease] = outer.held if outer else {}
+        #: By lock client and lock name: what an entry may re-enter.
+        self.held: dict[tuple[int, LockName], Lease] = outer.held if outer else {}
         self.numbers: Iterator[int] = outer.numbers if outer else itertools.count(1)
 
     def drop(self, lease: Lease) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.key_spec import LockKeys
 from ..store.base import LockStore, ReleaseRequest
 from ..store.model import Released, Renewal
 from ..utils import threads as native
@@ -82,7 +81,6 @@ class Watchdog:
     Args:
         store: A store of its own, shared with no other thread.
         clock: Where deadlines are read.
-        prefix: Of all keys.
         timeout: Seconds that one call to ``store`` may take.
         patient: More stores, by the seconds that a call to them may take: for while nothing ends soon, so that a slow
             store does not cost leases that can wait for it.
@@ -97,7 +95,6 @@ class Watchdog:
         self,
         store: LockStore,
         clock: Clock,
-        prefix: str,
         timeout: float,
         lost: Callable[[LeaseRecord, str], None],
         doubtful: Callable[[str], bool] = lambda acquisition: False,
@@ -109,7 +106,6 @@ class Watchdog:
         self._hasty = timeout
         self._store = store
         self._clock = clock
-        self._prefix = prefix
         # A lease that ends before the next call could have failed too is told now, while its holder can still act.
         self._grace = TICK + timeout + QUICK + 0.1
         self._lost = lost
@@ -257,7 +253,7 @@ class Watchdog:
         worded = {slot.acquisition for slot in due if self._doubtful(slot.acquisition)}
         renewals = [
             Renewal(
-                LockKeys.of(self._prefix, slot.name).lock,
+                slot.name,
                 slot.acquisition,
                 round(slot.ttl * 1000),
                 (("word", "1"),) if slot.acquisition in worded else (),
@@ -304,9 +300,8 @@ class Watchdog:
 
     def _end(self, source: LeaseSource, slot: LeaseRecord) -> bool:
         ending = ReleaseRequest.from_text(slot.ending) if slot.ending else ReleaseRequest(outcome_unknown=True)
-        keys = LockKeys.of(self._prefix, slot.name)
         try:
-            released = self._store.release(keys, slot.acquisition, ending, slot.durability)
+            released = self._store.release(slot.name, slot.acquisition, ending, slot.durability)
         except StoreUnavailable as error:
             refused = isinstance(error, StoreRefused)
             self._not_ended(slot, error, refused=refused)

@@ -13,7 +13,7 @@ from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
 from ..errors import StoreUnavailable, Unpublishable
-from ..keys.key_spec import PRESENT, LockKeys, LockName, sweeper_key
+from ..keys.lock_name import LockName
 from ..store.model import ClaimRequest, Grant
 from ..utils.fork_guard import no_fork
 from ..utils.log import logger
@@ -45,7 +45,6 @@ class GrantPublisher:
     Args:
         app: Whose broker to use.
         store: Where the queues live.
-        prefix: Of all keys.
         turn: Seconds from the publication until the grant is due.
         producer: Opens a connection to the broker.
         broker: What identifies the broker; None: its URL without user and password.
@@ -56,7 +55,6 @@ class GrantPublisher:
         self,
         app: Celery,
         store: QueueStore,
-        prefix: str,
         turn: float,
         producer: Callable[[], AbstractContextManager[Any]],
         broker: str | None = None,
@@ -64,7 +62,6 @@ class GrantPublisher:
     ) -> None:
         self._app = app
         self._store = store
-        self._prefix = prefix
         self._turn_ms = round(turn * 1000)
         self._producer = producer
         self._monitored_as = monitored_as
@@ -145,11 +142,10 @@ class GrantPublisher:
     def _give_claim_up(self, name: LockName, entry: str) -> None:
         headers = ParkedMessage.read(entry).raw.headers
         turn = ClaimRequest.generation_of(headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
-        self._store.unclaim(LockKeys.of(self._prefix, name), headers["id"], turn)
+        self._store.unclaim(name, headers["id"], turn)
 
     def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
-        keys = LockKeys.of(self._prefix, name)
-        taken = self._store.remove_waiter(keys, identity, uuid.uuid4().hex, ended=not reason)
+        taken = self._store.remove_waiter(name, identity, uuid.uuid4().hex, ended=not reason)
         if taken.entry and reason:
             self.evict(name, Grant(identity, taken.entry), TaskRevokedError(f"{name}: {reason}"))
         return taken.granted
@@ -165,8 +161,8 @@ class GrantPublisher:
                 name, broker, self.broker, broker,
             )  # fmt: skip
         self._told[name] = time.monotonic()
-        present = bool(self._store.notes(sweeper_key(self._prefix, broker, PRESENT)))
-        self._store.pass_on(LockKeys.of(self._prefix, name), grant, foreign=True, present=present)
+        present = self._store.has_workers(broker)
+        self._store.pass_on(name, grant, foreign=True, present=present)
 
     def left_to_others(self, name: LockName) -> bool:
         """Return whether this process has just left this lock's next message to the workers of another broker.
@@ -178,18 +174,18 @@ class GrantPublisher:
     def _keep(self, name: LockName, grant: Grant) -> None:
         """Note that a worker of the message's own broker was here, so that it does not become a dead letter."""
         try:
-            self._store.pass_on(LockKeys.of(self._prefix, name), grant, foreign=False)
+            self._store.pass_on(name, grant, foreign=False)
         except StoreUnavailable as error:
             logger.debug("%s: %s", name, error)
 
     def _carry(self, name: LockName, grant: Grant) -> Grant | None:
-        keys = LockKeys.of(self._prefix, name)
         try:
             parcel = ParkedMessage.read(grant.entry)
         except ValueError:
             # Without its traceback: that says nothing of whose message it is.
-            logger.error("%s: a parked message cannot be read; see the dead letters, %s", name, keys.dead())  # noqa: TRY400
-            return self._store.remove_waiter(keys, grant.identity, uuid.uuid4().hex, bury=True).granted
+            where = self._store.dead_letters_at(name)
+            logger.error("%s: a parked message cannot be read; see the dead letters, %s", name, where)  # noqa: TRY400
+            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
         if parcel.broker != self.broker:
             self._leave_to_its_broker(name, grant, parcel.broker)
             return None
@@ -203,9 +199,10 @@ class GrantPublisher:
             publish_parked(self._app, self._producer, parcel.raw, grant.identity, carried)
         except Unpublishable:
             # No later attempt could publish it, and the name would be blocked for ever.
-            logger.exception("%s: a parked message cannot be published; see the dead letters, %s", name, keys.dead())
-            return self._store.remove_waiter(keys, grant.identity, uuid.uuid4().hex, bury=True).granted
-        self._store.published(keys, grant.identity, self._turn_ms)
+            where = self._store.dead_letters_at(name)
+            logger.exception("%s: a parked message cannot be published; see the dead letters, %s", name, where)
+            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
+        self._store.published(name, grant.identity, self._turn_ms)
         return None
 
 

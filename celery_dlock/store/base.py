@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, Protocol
 
-from ..keys.key_spec import LockKeys, LockName
+from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
 from .model import (
     Acquired,
@@ -107,7 +107,7 @@ class LockStore(Protocol):
     out, and its subclass :class:`~celery_dlock.errors.ReplyLost` when that is not known.
     """
 
-    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
         """Take the lock for ``acquisition``, or say why not; park the message where the claim brings its entry.
 
         Raises:
@@ -117,7 +117,7 @@ class LockStore(Protocol):
         ...
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
-        """Move deadlines; false where another holds the lock or nobody does. Never creates a lock.
+        """Move deadlines; false if the acquisition does not hold the lock. Never creates a lock.
 
         None where it is not known, because one server of several did not answer; or where not all confirmed it.
 
@@ -128,7 +128,7 @@ class LockStore(Protocol):
         ...
 
     def release(
-        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
         """End an acquisition and grant the next waiter. Harmless for one that ended before or never was.
 
@@ -136,15 +136,15 @@ class LockStore(Protocol):
         """
         ...
 
-    def shard(self, keys: LockKeys) -> int:
-        """Which part of the store keeps a lock, as a number: parts fail apart from one another. Asks nobody."""
+    def shard(self, name: LockName) -> int:
+        """Return the number of the part of the store that keeps a lock. Parts fail independently. Sends nothing."""
         ...
 
-    def inspect(self, keys: LockKeys) -> Holder | None:
+    def inspect(self, name: LockName) -> Holder | None:
         """Who holds the lock now."""
         ...
 
-    def waker(self, keys: LockKeys) -> AbstractContextManager[ReleaseListener]:
+    def waker(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
         """Listen for releases; from entering on, none is missed while the connection lives."""
         ...
 
@@ -197,7 +197,7 @@ class StoreInfo(NamedTuple):
 class ClaimStore(Protocol):
     """Claims of names, made when a message is published. Each method is as those of :class:`LockStore`."""
 
-    def claim(self, publications: Sequence[tuple[LockKeys, ClaimRequest]]) -> list[ExistingCall | None]:
+    def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
         """Claim names, in one write: None for each that is claimed, else who was first.
 
         Raises:
@@ -205,14 +205,14 @@ class ClaimStore(Protocol):
         """
         ...
 
-    def unclaim(self, keys: LockKeys, task_id: str, turn: int, attempt: str = "") -> bool:
+    def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:
         """Give a claim up; a message that follows this one keeps its own. False if there was none.
 
         With an ``attempt``, a claim of that name that comes later takes no effect, and one of another name stays.
         """
         ...
 
-    def keep_claims(self, claims: Sequence[tuple[LockKeys, str, int]]) -> None:
+    def keep_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         """Let claims (of a name, by a task id) last so many milliseconds from now at least. Never creates one."""
         ...
 
@@ -224,16 +224,16 @@ class ClaimStore(Protocol):
 class UseStore(Protocol):
     """What became of the last run of a name, for operators. ``tick``: of the run of that tick alone."""
 
-    def use(self, keys: LockKeys, tick: str = "") -> LastRun | None:
-        """What became of the name's last run; None where nobody has to care."""
+    def use(self, name: LockName, tick: str = "") -> LastRun | None:
+        """Return what became of the name's last run; None if nothing is recorded."""
         ...
 
-    def forget(self, keys: LockKeys, tick: str = "") -> bool:
+    def forget(self, name: LockName, tick: str = "") -> bool:
         """The name is as if it had never run; false if it was so before."""
         ...
 
-    def resolve(self, keys: LockKeys, *, sent: bool, window_ms: int, tick: str = "") -> bool:
-        """The run whose outcome nobody knows did its work, or did not; false if there is none such."""
+    def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+        """Settle the run whose outcome is unknown: it did its work, or it did not. False if there is no such run."""
         ...
 
 
@@ -241,20 +241,20 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
     """The steps that belong to no acquisition: on queues, and on what workers note about themselves."""
 
     def sweep(
-        self, keys: LockKeys, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
         """Grant a lock that is free, and end a grant that is due."""
         ...
 
-    def published(self, keys: LockKeys, identity: str, turn_ms: int) -> bool:
+    def published(self, name: LockName, identity: str, turn_ms: int) -> bool:
         """Note that a granted message was published; false if its grant is over."""
         ...
 
-    def pass_on(self, keys: LockKeys, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+    def pass_on(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         """Leave a grant that was not published to another worker; false if it is published, or over.
 
         Args:
-            keys: Of the lock.
+            name: Of the lock.
             grant: The waiter.
             foreign: Its message is of another broker. If no worker of that one comes, it becomes a dead letter.
             present: A worker of that other broker runs, so it does not.
@@ -262,7 +262,7 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def remove_waiter(
-        self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+        self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
     ) -> QueueStepResult:
         """Take a waiter out, to the dead letters with ``bury``; its turn passes on. One that runs is left alone.
 
@@ -270,20 +270,20 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """
         ...
 
-    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+    def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
         """The message of this identity has ended: copies of it do not run.
 
         Marks nothing where a message that was sent later, with the same id, holds the lock by now.
 
         Args:
-            keys: Of its lock.
+            name: Of its lock.
             identity: The message's.
             owner: Who ran it.
             age_us: Microseconds since that run began.
         """
         ...
 
-    def waiting(self, keys: LockKeys, most: int) -> Waiting:
+    def waiting(self, name: LockName, most: int) -> Waiting:
         """Who waits."""
         ...
 
@@ -296,18 +296,47 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """Does each bucket take a command of its own?"""
         ...
 
-    def sweep_lease(self, key: str, worker: str, life_ms: int) -> int:
-        """Take or keep a lease of the sweepers: 0 if this worker has it, else milliseconds until it ends."""
+    def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
+        """Take or extend the lease on a duty that one worker of a broker does for all of them.
+
+        Args:
+            broker: The identity of the broker.
+            duty: The duty.
+            worker: The worker that asks.
+            life_ms: Milliseconds until the lease ends.
+
+        Returns:
+            0 if this worker has the lease, else the milliseconds until the lease of another worker ends.
+        """
         ...
 
-    def due(self, prefix: str, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+    def due(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         """The locks of these buckets that a sweep has to look after within so many s, at most so many of each."""
         ...
 
-    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
-        """Keep what a worker noted, at least so long; "" takes it away."""
+    def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
+        """Store the crash record of a worker; an empty text deletes it.
+
+        Args:
+            node: The node name of the worker, which several workers may have.
+            worker: The worker, by a text that no other worker has.
+            text: The record.
+            life_ms: Milliseconds for which the record is kept, at least.
+        """
         ...
 
-    def notes(self, key: str) -> dict[str, str]:
-        """What workers noted under this key, by worker."""
+    def worker_records(self, node: str) -> dict[str, str]:
+        """Return the crash records of all workers of a node name, by worker."""
+        ...
+
+    def announce_workers(self, broker: str, life_ms: int) -> None:
+        """Record that a broker has running workers, for at least so many milliseconds."""
+        ...
+
+    def has_workers(self, broker: str) -> bool:
+        """Return whether a worker of this broker was announced lately."""
+        ...
+
+    def dead_letters_at(self, name: LockName) -> str:
+        """Return where an operator finds the dead letters of a lock. Sends nothing."""
         ...

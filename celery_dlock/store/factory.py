@@ -10,18 +10,21 @@ from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
     from .base import QueueStore
-    from .redis.quarantine import Quarantine
+    from .model import Quarantine
     from .redis.topology import Topology
 
-__all__ = ["from_url", "open_store"]
+__all__ = ["open_store"]
 
 
-def open_store(places: Sequence[StoreLocation], *, timeout: float, probation: Quarantine | None = None) -> QueueStore:
+def open_store(
+    places: Sequence[StoreLocation], *, timeout: float, prefix: str, probation: Quarantine | None = None
+) -> QueueStore:
     """The store that is kept at some places.
 
     Args:
         places: One; or several independent servers, of which a majority makes one store (Redlock).
         timeout: Seconds after which a command counts as unanswered.
+        prefix: The start of every key of this app.
         probation: For how long a server that may have lost leases grants nothing new; None: it grants at once.
 
     Raises:
@@ -33,18 +36,9 @@ def open_store(places: Sequence[StoreLocation], *, timeout: float, probation: Qu
         from .redlock.store import RedlockStore  # noqa: PLC0415  # as above
 
         names: dict[str, str] = {}
-        members = [RedisStore(_topology(place, timeout, names), probation) for place in places]
+        members = [RedisStore(_topology(place, timeout, names), prefix, probation) for place in places]
         return RedlockStore(members, [place.shown for place in places], timeout=timeout)
-    return RedisStore(_topology(places[0], timeout), probation)
-
-
-def from_url(url: str, *, timeout: float) -> QueueStore:
-    """The store at one place.
-
-    Raises:
-        InvalidLockOptions: The URL cannot be used; the message shows no password.
-    """
-    return open_store((StoreLocation.of(url),), timeout=timeout)
+    return RedisStore(_topology(places[0], timeout), prefix, probation)
 
 
 def _topology(place: StoreLocation, timeout: float, names: dict[str, str] | None = None) -> Topology:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal, NamedTuple
 
+from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LastRun",
     "NoMajority",
     "Parked",
+    "Quarantine",
     "QueueRequest",
     "Queued",
     "Refusal",
@@ -253,17 +255,17 @@ Refusal = Held | Used | Unknown | Duplicate | Tombstoned | NoMajority | Queued |
 
 
 class Renewal(NamedTuple):
-    """One lease to renew, by the lock's Redis key and the acquisition that holds it.
+    """One lease to renew.
 
     Args:
-        key: The key of the lock's hash.
+        name: The lock.
         acquisition: Owner and number.
-        ttl_ms: The least life the key has afterwards, in milliseconds.
-        notes: Fields to set in the lock's hash if it is still ours.
+        ttl_ms: The least life that the lock has afterwards, in milliseconds.
+        notes: Fields to set in the lock if it is still ours.
         durability: Who has to confirm it.
     """
 
-    key: str
+    name: LockName
     acquisition: str
     ttl_ms: int
     notes: tuple[tuple[str, str], ...] = ()
@@ -388,6 +390,22 @@ class Waiting:
 
     count: int
     waiters: tuple[Waiter, ...]
+
+
+class Quarantine(NamedTuple):
+    """How a store's servers are put on probation.
+
+    Args:
+        delay: Seconds that it lasts: no lease may live longer.
+        setting: The setting that says so, for errors.
+    """
+
+    delay: float
+    setting: str = "dlock_failover_quarantine"
+
+    @property
+    def delay_ms(self) -> str:
+        return str(round(self.delay * 1000))
 
 
 def held_by(holder: Holder) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidLockOptions
-from ..keys.key_spec import LockKeys
+from ..keys.lock_name import LockName
 from ..options.validation import invalid_value
 from .call_options import ARGUMENT, Call, LockedTask, call_of, headers_for
 
@@ -20,14 +20,14 @@ def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], t
     """What became of the last run of a call's name."""
     if not task.locks_enabled:
         return None
-    return task.dlock.uses.use(_keys(task, args, kwargs), tick)
+    return task.dlock.uses.use(_name(task, args, kwargs), tick)
 
 
 def forget(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
     """Make a call's name free; false if it was."""
     if not task.locks_enabled:
         return False
-    return task.dlock.uses.forget(_keys(task, args, kwargs), tick)
+    return task.dlock.uses.forget(_name(task, args, kwargs), tick)
 
 
 def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = "") -> bool:
@@ -41,13 +41,12 @@ def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *,
         raise InvalidLockOptions(f"task {task.name!r}: {invalid_value('resolve(): sent', sent, 'True or False')}")
     if not task.locks_enabled:
         return False
-    keys = _keys(task, args, kwargs)
-    return task.dlock.uses.resolve(keys, sent=sent, window_ms=round(window * 1000), tick=tick)
+    name = _name(task, args, kwargs)
+    return task.dlock.uses.resolve(name, sent=sent, window_ms=round(window * 1000), tick=tick)
 
 
-def _keys(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
-    name = _call(task, kwargs).name_of(args, {key: value for key, value in kwargs.items() if key != ARGUMENT})
-    return LockKeys.of(task.dlock.settings.prefix, name)
+def _name(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockName:
+    return _call(task, kwargs).name_of(args, {key: value for key, value in kwargs.items() if key != ARGUMENT})
 
 
 def _call(task: LockedTask, kwargs: Mapping[str, Any]) -> Call:

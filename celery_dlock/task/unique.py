@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from celery.utils import uuid
 
 from ..errors import LockHeld, LockKeyError, StoreRefused, StoreUnavailable
-from ..keys.key_spec import LockKeys, LockName
+from ..keys.lock_name import LockName
 from ..messaging.message_times import seconds_until
 from ..messaging.results import CallSkipped, has_backend, store_revoked
 from ..options.lock_options import LockOptions
@@ -45,7 +45,6 @@ class _Wanted(NamedTuple):
 
     task: LockedTask
     name: LockName
-    keys: LockKeys
     options: LockOptions
     publication: ClaimRequest
     follows: bool
@@ -109,7 +108,7 @@ def release_claim(runtime: Runtime, name: LockName, identity: Identity) -> bool:
     """Give up the claim of a message that has started or ended; false if the store did not hear of it."""
     turn = ClaimRequest.generation_of(identity.retries, identity.nesting)
     try:
-        runtime.claims.unclaim(LockKeys.of(runtime.settings.prefix, name), identity.task_id, turn)
+        runtime.claims.unclaim(name, identity.task_id, turn)
     except StoreUnavailable as error:
         logger.warning("the claim of %s is not given up: %s", name, error)
         return False
@@ -185,8 +184,7 @@ def _wanted(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _Wanted |
         uuid(),
         runtime.settings.confirmed_by(call.options.confirmation),
     )
-    keys = LockKeys.of(runtime.settings.prefix, name)
-    return _Wanted(task, name, keys, call.options, publication, follows)
+    return _Wanted(task, name, call.options, publication, follows)
 
 
 def _delay(given: Mapping[str, Any]) -> float:
@@ -253,12 +251,12 @@ def _request(given: Mapping[str, Any]) -> Context:
 
 def _told(runtime: Runtime, calls: list[_Wanted]) -> list[_Answer]:
     try:
-        return list(runtime.claims.claim([(call.keys, call.publication) for call in calls]))
+        return list(runtime.claims.claim([(call.name, call.publication) for call in calls]))
     except BaseException as error:
         # Also where a limit or a signal struck: the server may have it, or get it later.
         if not isinstance(error, StoreRefused):
             for call in calls:
-                runtime.unsure_claims.take_back(call.keys, call.publication)
+                runtime.unsure_claims.take_back(call.name, call.publication)
         raise
 
 
@@ -266,6 +264,6 @@ def _give_back(calls: Iterable[_Wanted]) -> None:
     for call in calls:
         publication = call.publication
         try:
-            call.task.dlock.claims.unclaim(call.keys, publication.task_id, publication.turn)
+            call.task.dlock.claims.unclaim(call.name, publication.task_id, publication.turn)
         except StoreUnavailable:
-            call.task.dlock.unsure_claims.take_back(call.keys, publication)
+            call.task.dlock.unsure_claims.take_back(call.name, publication)

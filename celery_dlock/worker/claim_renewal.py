@@ -6,12 +6,12 @@ import collections
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from celery.worker.state import revoked
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.key_spec import LockKeys, LockName
+from ..keys.lock_name import LockName
 from ..options.validation import as_seconds
 from ..store.model import ClaimRequest, Identity
 from ..utils.background import Loop
@@ -122,20 +122,16 @@ class ClaimRenewer:
                 self._ended.append(request)
 
     def _unclaim(self, request: Claiming) -> None:
-        if (keys := self._keys(request)) is not None:
+        if (name := request.dlock_lock) is not None:
             identity = request.dlock_identity
             turn = ClaimRequest.generation_of(identity.retries, identity.nesting)
-            self._store.unclaim(keys, identity.task_id, turn)
+            self._store.unclaim(name, identity.task_id, turn)
 
-    def _kept(self, request: Claiming, now: float) -> tuple[LockKeys, str, int] | None:
-        call, keys = request.dlock_claiming, self._keys(request)
-        if call is None or keys is None:
+    def _kept(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
+        call, name = request.dlock_claiming, request.dlock_lock
+        if call is None or name is None:
             request.dlock_keep_at = float("inf")
             return None
         seconds = as_seconds(call.options.queued_ttl)
         request.dlock_keep_at = now + seconds / 3
-        return keys, request.id, round(seconds * 1000)
-
-    def _keys(self, request: Any) -> LockKeys | None:
-        name = request.dlock_lock
-        return None if name is None else LockKeys.of(self._runtime.settings.prefix, name)
+        return name, request.id, round(seconds * 1000)

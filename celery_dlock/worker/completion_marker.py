@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from ..keys.key_spec import LockKeys, LockName
+from ..keys.lock_name import LockName
 from ..runtime import KEEPER_TIMEOUT
 from ..store.model import Identity
 from ..utils import threads as native
@@ -191,14 +191,14 @@ class CompletionMarker:
         done = 0
         try:
             # One of its own: the event loop and the thread that looks may be here at once.
-            store, prefix = self._runtime.store(KEEPER_TIMEOUT), self._runtime.settings.prefix
+            store = self._runtime.store(KEEPER_TIMEOUT)
             try:
                 # Opens the connection: what that takes must not look like a part of the mark's way, by which it comes
                 # later than the message that it tells of.
-                store.inspect(LockKeys.of(prefix, ends[0].name))
+                store.inspect(ends[0].name)
                 for end in ends:
                     age_us = max(0, round((time.monotonic() - end.dated) * 1e6))
-                    store.mark_done(LockKeys.of(prefix, end.name), end.identity, end.owner, age_us)
+                    store.mark_done(end.name, end.identity, end.owner, age_us)
                     done += 1
             finally:
                 store.close()

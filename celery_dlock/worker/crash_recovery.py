@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.key_spec import LockKeys, node_key
 from ..store.base import ReleaseRequest
 from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
@@ -43,8 +42,7 @@ class CrashRecovery:
         self._clock = runtime.clock
         self._keeper = runtime.keeper
         self._goes_on = goes_on
-        self._prefix = runtime.settings.prefix
-        self._key = node_key(self._prefix, node)
+        self._node = node
         # Made here: a thread that imports while this process forks would leave its import unfinished in the child.
         self._store = runtime.store(runtime.settings.timeout)
         #: By worker, the notes of those who are not surely gone yet; None until the store was asked.
@@ -71,7 +69,7 @@ class CrashRecovery:
         try:
             step()
         except StoreUnavailable as error:
-            logger.debug("%s: %s", self._key, error)
+            logger.debug("crash records of %s: %s", self._node, error)
 
     def _close(self) -> None:
         self._store.close()
@@ -91,13 +89,14 @@ class CrashRecovery:
             self._earlier = {}
         for worker, note in list(self._earlier.items()):
             if self._freed_all_of(worker, note):
-                self._store.note(self._key, worker, "", 0)
+                self._store.save_worker_record(self._node, worker, "", 0)
                 del self._earlier[worker]
 
     def _read(self) -> dict[str, WorkerRecord]:
         """The notes of those about whom this machine can tell whether they are gone."""
         here = self._mine.host
-        notes = {worker: WorkerRecord.from_text(text) for worker, text in self._store.notes(self._key).items()}
+        texts = self._store.worker_records(self._node)
+        notes = {worker: WorkerRecord.from_text(text) for worker, text in texts.items()}
         return {worker: note for worker, note in notes.items() if note is not None and note.host == here}
 
     def _freed_all_of(self, worker: str, note: WorkerRecord) -> bool:
@@ -119,7 +118,7 @@ class CrashRecovery:
 
     def _free(self, kept: HeldLease) -> None:
         # By acquisition: a lock that has changed hands is left alone. No end of the message: it may come again.
-        released = self._store.release(LockKeys.of(self._prefix, kept.name), kept.acquisition, ReleaseRequest())
+        released = self._store.release(kept.name, kept.acquisition, ReleaseRequest())
         if released.ours:
             pid = kept.holder.pid
             logger.info("%s is free: process %d of an earlier worker of this name held it and is gone", kept.name, pid)
@@ -142,6 +141,6 @@ class CrashRecovery:
         # Twice: so it lives as long as the locks do until it is written again, once half its life has passed.
         life = 2 * max((max(slot.ttl, slot.deadline - now) for slot in held), default=0.0)
         text = self._mine.with_leases(held).text if held else ""
-        self._store.note(self._key, self._mine.worker_id, text, round(life * 1000))
+        self._store.save_worker_record(self._node, self._mine.worker_id, text, round(life * 1000))
         self._noted, self._fresh_until = steady, now + life / 2
         self._again_at = now + TICK * (len(held) // A_LOOK)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.key_spec import BUCKETS, PRESENT, LockKeys, LockName, sweeper_key
+from ..keys.lock_name import BUCKETS, LockName
 from ..messaging.handoff import GrantPublisher
 from ..runtime import Runtime
 from ..store.base import FOREIGN_MS
@@ -99,7 +99,6 @@ class QueueSweeper:
         self._handover = GrantPublisher(
             runtime.app,
             self._store,
-            settings.prefix,
             settings.turn,
             self._producer,
             settings.broker,
@@ -209,9 +208,8 @@ class QueueSweeper:
         now = self._runtime.clock.monotonic()
         if now >= self._next_note:
             self._next_note = now + PRESENT_AGAIN
-            key = sweeper_key(self._runtime.settings.prefix, self._handover.broker, PRESENT)
             with suppress(StoreUnavailable):
-                self._store.note(key, "workers", "running", PRESENT_MS)
+                self._store.announce_workers(self._handover.broker, PRESENT_MS)
 
     def _lease_left(self, duty: str, seconds: float) -> float:
         """Seconds until the lease of another worker ends; 0 if this one has it now, or if it cannot be taken.
@@ -219,9 +217,9 @@ class QueueSweeper:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        key = sweeper_key(self._runtime.settings.prefix, self._handover.broker, duty)
+        broker = self._handover.broker
         try:
-            return self._store.sweep_lease(key, self._worker, round(seconds * 1000)) / 1000
+            return self._store.sweep_lease(broker, duty, self._worker, round(seconds * 1000)) / 1000
         except StoreUnavailable as error:
             # The lease saves work only. A server without memory, or one node of a Cluster, must not stop all sweeps.
             if not isinstance(error, StoreRefused) and not self._store.clustered:
@@ -229,7 +227,7 @@ class QueueSweeper:
             return 0.0
 
     def _due(self, most: int, within: float = 0.0) -> list[LockName]:
-        return self._store.due(self._runtime.settings.prefix, range(BUCKETS), most, within)
+        return self._store.due(range(BUCKETS), most, within)
 
     def _sweep(self, name: LockName) -> bool | None:
         """Sweep one lock, and publish what that grants.
@@ -237,9 +235,8 @@ class QueueSweeper:
         Return False if the broker did not take it, None if the store refused to sweep this lock.
         """
         settings = self._runtime.settings
-        keys = LockKeys.of(settings.prefix, name)
         try:
-            taken = self._store.sweep(keys, uuid.uuid4().hex, round(settings.turn * 1000), settings.turn_tries)
+            taken = self._store.sweep(name, uuid.uuid4().hex, round(settings.turn * 1000), settings.turn_tries)
         except StoreRefused as error:
             # Perhaps a key of this lock was overwritten; the queues of the others go on.
             self._refused.append((name, error))
@@ -248,12 +245,12 @@ class QueueSweeper:
             logger.error(
                 "%s: no worker published a message of another broker in %d s, so it is among the dead letters of %s; "
                 "if that broker is this one under another URL, set dlock_broker and publish the message again",
-                name, FOREIGN_MS / 1000, keys.dead(),
+                name, FOREIGN_MS / 1000, self._store.dead_letters_at(name),
             )  # fmt: skip
         elif taken.buried:
             logger.error(
                 "%s: a message lost its turn %d times and is among the dead letters of %s",
-                name, settings.turn_tries, keys.dead(),
+                name, settings.turn_tries, self._store.dead_letters_at(name),
             )  # fmt: skip
         published = self._handover.publish_next(name, taken.granted)
         self._note_presence()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..errors import InvalidLockOptions, StoreRefused, StoreUnavailable
-from ..keys.key_spec import LockKeys, LockName
+from ..keys.lock_name import LockName
 from ..options.durability import shown
 from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
@@ -99,7 +99,7 @@ class StoreCheck:
     def _refuses_locks(self) -> bool:
         """Or only the commands that tell how it is set up?"""
         try:
-            self._store.inspect(LockKeys.of(self._prefix, LockName("", 0)))
+            self._store.inspect(LockName("", 0))
         except StoreRefused:
             return True
         except StoreUnavailable:

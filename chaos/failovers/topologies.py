@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.servers import Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, How, RedlockSet, SentinelSet
 

@@ -130,7 +130,7 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 
 @pytest.fixture
 def store(lock_url: LockUrl) -> Iterator[RedisStore]:
-    made = open_store(locations_from_settings(lock_url, {}), timeout=5)
+    made = open_store(locations_from_settings(lock_url, {}), timeout=5, prefix="dlock")
     # Redlock's has the same verbs.
     yield Settled(made) if isinstance(lock_url, list) else made  # type: ignore[misc]
     made.close()

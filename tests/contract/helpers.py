@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from celery_dlock.config.locations import locations_from_settings
-from celery_dlock.keys.key_spec import LockKeys, LockName, shared_name
+from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
 from celery_dlock.locking.events import Event, Listeners
 from celery_dlock.locking.lease import Lease
@@ -19,10 +19,15 @@ from celery_dlock.runtime import _OwnSource
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.utils.clock import SystemClock
 
 TTL = 30_000
+
+
+#: The lock of most tests.
+NAME = shared_name("x")
 
 
 def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
@@ -40,9 +45,9 @@ def ending_of(task_id: str, **facts: Any) -> ReleaseRequest:
 
 
 def take(
-    store: RedisStore, acquisition: str, claim: AcquireRequest | None = None, *, keys: LockKeys | None = None
+    store: RedisStore, acquisition: str, claim: AcquireRequest | None = None, *, name: LockName = NAME
 ) -> Acquired:
-    answer = store.acquire(keys or keys_of(), acquisition, TTL, claim or claim_of())
+    answer = store.acquire(name, acquisition, TTL, claim or claim_of())
     assert isinstance(answer, Acquired), answer
     return answer
 
@@ -79,17 +84,15 @@ class Party:
     def __init__(self, url: str | list[str], *, timeout: float = 0.5) -> None:
         self.told: list[Event] = []
         places = locations_from_settings(url, {})
-        self.store = open_store(places, timeout=timeout)
+        self.store = open_store(places, timeout=timeout, prefix="dlock")
         self.slots = LocalLeaseTable()
         listeners = Listeners()
         listeners.add(self.told.append)
         self.lost: list[str] = []
-        kept = open_store(places, timeout=timeout)
-        self.keeper = Watchdog(kept, SystemClock(), "dlock", timeout, self._lost)
+        kept = open_store(places, timeout=timeout, prefix="dlock")
+        self.keeper = Watchdog(kept, SystemClock(), timeout, self._lost)
         source = _OwnSource(self.slots, lambda slot, released: None)
-        self.locker = LockClient(
-            self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), "dlock", listeners
-        )
+        self.locker = LockClient(self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), listeners)
         self.scope = self.new_scope()
 
     def new_scope(self) -> OwnerContext:

@@ -5,11 +5,12 @@ from typing import Any
 
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, Parked, QueueRequest, Refusal, Requester
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
+from tests.support.stores import name_in
 
 TTL = 60_000
 TURN = 60_000
@@ -38,18 +39,18 @@ def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> AcquireReque
     )
 
 
-def ask(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Acquired | Refusal:
-    return store.acquire(keys, acquisition, TTL, claim_of(task_id, **facts))
+def ask(store: RedisStore, acquisition: str, task_id: str, name: LockName = NAME, **facts: Any) -> Acquired | Refusal:
+    return store.acquire(name, acquisition, TTL, claim_of(task_id, **facts))
 
 
-def take(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Acquired:
-    answer = ask(store, acquisition, task_id, keys, **facts)
+def take(store: RedisStore, acquisition: str, task_id: str, name: LockName = NAME, **facts: Any) -> Acquired:
+    answer = ask(store, acquisition, task_id, name, **facts)
     assert isinstance(answer, Acquired), answer
     return answer
 
 
-def park(store: RedisStore, acquisition: str, task_id: str, keys: LockKeys = KEYS, **facts: Any) -> Parked:
-    answer = ask(store, acquisition, task_id, keys, parks=True, **facts)
+def park(store: RedisStore, acquisition: str, task_id: str, name: LockName = NAME, **facts: Any) -> Parked:
+    answer = ask(store, acquisition, task_id, name, parks=True, **facts)
     assert isinstance(answer, Parked), answer
     return answer
 
@@ -58,11 +59,11 @@ def ending(task_id: str, *, final: bool = True, queue: bool = True, **facts: Any
     return ReleaseRequest(final=final, identity=digest(task_id), queue=queue, **facts)
 
 
-def grant_to(store: RedisStore, task_id: str, keys: LockKeys = KEYS) -> Grant:
+def grant_to(store: RedisStore, task_id: str, name: LockName = NAME) -> Grant:
     """Park this one behind a holder that releases: its turn, not published yet."""
-    take(store, "holder.1", "holder", keys)
-    park(store, f"{task_id}.1", task_id, keys)
-    granted = store.release(keys, "holder.1", ending("holder")).granted
+    take(store, "holder.1", "holder", name)
+    park(store, f"{task_id}.1", task_id, name)
+    granted = store.release(name, "holder.1", ending("holder")).granted
     assert granted, "nobody was granted"
     return granted
 
@@ -109,6 +110,6 @@ def expire(client: redis.Redis, keys: LockKeys = KEYS) -> None:
 
 def lose_turn(store: RedisStore, client: redis.Redis, task_id: str, keys: LockKeys = KEYS, tries: int = TRIES) -> str:
     """Its granted turn is published and passes; gives the identity that was buried."""
-    assert store.published(keys, digest(task_id), TURN)
+    assert store.published(name_in(keys), digest(task_id), TURN)
     make_due(client, keys)
-    return store.sweep(keys, "sweeper.1", TURN, tries).buried
+    return store.sweep(name_in(keys), "sweeper.1", TURN, tries).buried

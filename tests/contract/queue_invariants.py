@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis.stateful import invariant
 
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.queue_helpers import SECOND, TTL
 from tests.contract.queue_model import Queue
 from tests.contract.queue_state_machine import BUCKET, Machine

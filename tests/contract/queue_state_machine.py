@@ -9,16 +9,16 @@ from typing import Any
 import redis
 from hypothesis.stateful import RuleBasedStateMachine
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store import model as records
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
+from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.queue_helpers import TTL, TURN, now_us
 from tests.contract.queue_model import Queue
 from tests.contract.queue_values import ANY, PAST, Ask, Bucket, Granted, Held, Stamp
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 
 BUCKET = 7
 NAMES = [LockName("n:x", BUCKET), LockName("n:y", BUCKET)]
@@ -34,9 +34,9 @@ class Machine(RuleBasedStateMachine):
 
     def set_up(self, rng: random.Random) -> None:
         self.random = rng
-        self.store = from_url(self.server.url(), timeout=5)
-        self.client: redis.Redis = self.server.client()
         self.prefix = uuid.uuid4().hex
+        self.store = store_at(self.server.url(), timeout=5, prefix=self.prefix)
+        self.client: redis.Redis = self.server.client()
         self.keys = [LockKeys.of(self.prefix, each) for each in NAMES]
         self.bucket = Bucket()
         self.queues = [Queue(self.bucket) for _ in NAMES]
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
 
         def once() -> object:
             expected = self.queues[name].arrive(ask, self.now())
-            answer = self.store.acquire(keys, ask.acquisition, TTL, claim)
+            answer = self.store.acquire(name_in(keys), ask.acquisition, TTL, claim)
             self.same(answered(answer), expected)
             self.learn(name, ask, answer, expected)
             return answer
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
 
         def once() -> object:
             expected = self.queues[name].release(ask, self.now(), self.now(), final=final, queue=queue)
-            answer = self.store.release(self.keys[name], ask.acquisition, ending)
+            answer = self.store.release(name_in(self.keys[name]), ask.acquisition, ending)
             self.same((answer.ours, answer.duplicate_seen, told(answer.granted)), expected)
             if final and ask.identity in self.bucket.done:
                 self.owed[name].discard(ask.identity)
@@ -161,7 +161,7 @@ class Machine(RuleBasedStateMachine):
 
         def once() -> object:
             expected = self.queues[name].sweep(granter, self.now(), tries)
-            taken = self.store.sweep(self.keys[name], granter, TURN, tries)
+            taken = self.store.sweep(name_in(self.keys[name]), granter, TURN, tries)
             self.same((told(taken.granted), taken.buried), expected)
             return taken.granted
 

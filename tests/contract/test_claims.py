@@ -2,10 +2,11 @@
 
 import pytest
 
-from celery_dlock.store.factory import from_url
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.model import ClaimRequest, ExistingCall, Requester
 from celery_dlock.store.redis.scripts import CLAIM, UNCLAIM
-from tests.contract.helpers import claim_of, keys_of, take
+from tests.contract.helpers import NAME, claim_of, keys_of, take
+from tests.support.stores import store_at
 
 
 def call_of(task_id, *, turn=0, life_ms=30_000, running=False, attempt="x"):
@@ -13,7 +14,7 @@ def call_of(task_id, *, turn=0, life_ms=30_000, running=False, attempt="x"):
 
 
 def claim(store, task_id, **facts):
-    return store.claim([(keys_of(), call_of(task_id, **facts))])[0]
+    return store.claim([(NAME, call_of(task_id, **facts))])[0]
 
 
 def test_a_free_name_is_claimed_and_the_second_call_is_told_who_was_first(store):
@@ -45,38 +46,38 @@ def test_a_claim_ends_with_its_life(store, client):
 
 def test_a_claim_is_given_up_by_its_own_message_alone(store):
     assert claim(store, "a") is None
-    assert store.unclaim(keys_of(), "b", 0) is False
+    assert store.unclaim(NAME, "b", 0) is False
     assert claim(store, "b") is not None
-    assert store.unclaim(keys_of(), "a", 0) is True
-    assert store.unclaim(keys_of(), "a", 0) is False
+    assert store.unclaim(NAME, "a", 0) is True
+    assert store.unclaim(NAME, "a", 0) is False
     assert claim(store, "b") is None
 
 
 def test_a_claim_that_comes_after_it_was_taken_back_takes_no_effect_and_another_attempts_stays(store, client):
-    assert store.unclaim(keys_of(), "a", 0, "x") is False
+    assert store.unclaim(NAME, "a", 0, "x") is False
     assert claim(store, "a", attempt="x") is None
     assert client.exists(keys_of().queued()) == 0
     assert claim(store, "a", attempt="y") is None
-    assert store.unclaim(keys_of(), "a", 0, "x") is False
+    assert store.unclaim(NAME, "a", 0, "x") is False
     assert client.hget(keys_of().queued(), "attempt") == "y"
-    assert store.unclaim(keys_of(), "a", 0, "y") is True
+    assert store.unclaim(NAME, "a", 0, "y") is True
 
 
 def test_a_message_that_ends_leaves_the_claim_of_its_own_retry(store):
     assert claim(store, "a", turn=0) is None
     assert claim(store, "a", turn=1) is None  # the retry, published while the first runs
-    assert store.unclaim(keys_of(), "a", 0) is False
+    assert store.unclaim(NAME, "a", 0) is False
     assert claim(store, "b") is not None
-    assert store.unclaim(keys_of(), "a", 1) is True
+    assert store.unclaim(NAME, "a", 1) is True
 
 
 def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, client):
-    store.keep_claims([(keys_of(), "a", 60_000)])
+    store.keep_claims([(NAME, "a", 60_000)])
     assert client.exists(keys_of().queued()) == 0
     assert claim(store, "a", life_ms=30_000) is None
-    store.keep_claims([(keys_of(), "b", 60_000), (keys_of(), "a", 1_000)])
+    store.keep_claims([(NAME, "b", 60_000), (NAME, "a", 1_000)])
     assert 29_000 < client.pttl(keys_of().queued()) <= 30_000
-    store.keep_claims([(keys_of(), "a", 60_000)])
+    store.keep_claims([(NAME, "a", 60_000)])
     assert 59_000 < client.pttl(keys_of().queued()) <= 60_000
 
 
@@ -116,7 +117,7 @@ def test_a_lock_that_is_kept_for_a_retry_is_not_free(store, client):
 
 
 def test_many_claims_in_one_write_are_answered_each(store):
-    calls = [(keys_of(f"n{number % 2}"), call_of(f"id{number}")) for number in range(1200)]
+    calls = [(shared_name(f"n{number % 2}"), call_of(f"id{number}")) for number in range(1200)]
     answers = store.claim(calls)
     assert [answer and answer.task_id for answer in answers[:4]] == [None, None, "id0", "id1"]
     assert len(answers) == 1200
@@ -127,11 +128,11 @@ def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, 
     for script in (CLAIM, UNCLAIM):
         client.script_load(script.source.decode())
     proxy = start_proxy(clean_server)
-    lossy = from_url(proxy.url(), timeout=2)
+    lossy = store_at(proxy.url(), timeout=2)
     proxy.set_mode("cut_reply", times=1, containing=CLAIM.sha.encode())
     assert claim(lossy, "a") is None
     assert client.hget(keys_of().queued(), "id") == "a"
     proxy.set_mode("cut_reply", times=1, containing=UNCLAIM.sha.encode())
-    assert lossy.unclaim(keys_of(), "a", 0) is False  # the second finds nothing
+    assert lossy.unclaim(NAME, "a", 0) is False  # the second finds nothing
     assert client.exists(keys_of().queued()) == 0
     lossy.close()

@@ -14,12 +14,13 @@ import pytest
 from redis.crc import key_slot
 
 from celery_dlock.errors import StoreNotReady, StoreRefused
-from celery_dlock.keys.key_spec import BUCKETS, LockKeys, LockName
+from celery_dlock.keys.key_spec import BUCKETS, LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import ClaimRequest, Held, Renewal, Requester
 from celery_dlock.store.redis.cluster.topology import Cluster
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers
 from tests.contract.helpers import TTL, claim_of, keys_of, take
@@ -27,6 +28,7 @@ from tests.support.cluster_nodes import ask
 from tests.support.polling import eventually
 from tests.support.processes import free_port
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 from tests.support.tls import TlsNode, make_certificates
 from tests.support.topologies import ClusterSet
 
@@ -41,7 +43,7 @@ def topology() -> str:
 @pytest.fixture
 def other(lock_url: str) -> Iterator[RedisStore]:
     """A second process, which has its own map."""
-    made = cast("RedisStore", from_url(lock_url, timeout=5))
+    made = cast("RedisStore", store_at(lock_url, timeout=5))
     yield made
     made.close()
 
@@ -92,7 +94,7 @@ def errors(node: Server, kind: str) -> int:
 
 
 def renewal(keys: LockKeys, acquisition: str) -> Renewal:
-    return Renewal(keys.lock, acquisition, TTL)
+    return Renewal(name_in(keys), acquisition, TTL)
 
 
 @pytest.mark.core
@@ -101,9 +103,9 @@ def test_each_key_is_asked_for_at_its_primary_and_no_replica_is_asked(store: Red
         with node.client() as client:
             client.config_resetstat()
     for keys in NAMES:
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
     assert store.renew([renewal(keys, "o.1") for keys in NAMES]) == [True] * len(NAMES)
-    assert {store.inspect(keys).owner for keys in NAMES} == {"o"}  # type: ignore[union-attr]
+    assert {store.inspect(name_in(keys)).owner for keys in NAMES} == {"o"}  # type: ignore[union-attr]
     for node in servers.nodes:
         with node.client() as client:
             stats = client.info("commandstats")
@@ -140,9 +142,9 @@ def test_many_calls_are_one_write_to_each_node_and_all_are_written_before_one_is
 def test_every_bucket_is_swept_wherever_it_is(store: RedisStore) -> None:
     named = [keys_of(f"q{n}") for n in range(20)]
     for keys in named:
-        queue_helpers.take(store, "a.1", "a", keys)
-        queue_helpers.park(store, "b.1", "b", keys)
-    found = store.due("dlock", range(BUCKETS), 10, 3600)
+        queue_helpers.take(store, "a.1", "a", name_in(keys))
+        queue_helpers.park(store, "b.1", "b", name_in(keys))
+    found = store.due(range(BUCKETS), 10, 3600)
     assert sorted(name.text for name in found) == sorted(keys.name for keys in named)
 
 
@@ -150,10 +152,10 @@ def test_every_bucket_is_swept_wherever_it_is(store: RedisStore) -> None:
 def test_nodes_that_one_store_has_heard_of_are_known_to_all_of_its_process(lock_url: str) -> None:
     """Else a keeper that comes later knows of none, once those that the URL names are gone."""
     place = StoreLocation.of(lock_url)
-    with closing(open_store((place,), timeout=5)) as first:
+    with closing(open_store((place,), timeout=5, prefix="dlock")) as first:
         take(cast("RedisStore", first), "o.1")
     gone = dataclasses.replace(place, addresses=(("127.0.0.1", free_port()),))
-    with closing(open_store((gone,), timeout=5)) as later:
+    with closing(open_store((gone,), timeout=5, prefix="dlock")) as later:
         for _ in range(2):
             assert later.renew([renewal(keys_of(), "o.1")]) == [True]
             later.close()  # as an idle keeper does
@@ -165,7 +167,7 @@ class TestMoved:
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         keys = NAMES[0]
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
         moved = move(keys)
         moved.begin()
         moved.end()
@@ -173,15 +175,15 @@ class TestMoved:
         cast("Cluster", store._topology)._nodes._next_look = math.inf  # also while the map is not asked for again
         assert store.renew([renewal(keys, "o.1")]) == [True]
         for _ in range(3):
-            assert isinstance(store.acquire(keys, "p.1", TTL, claim_of()), Held)
-        assert store.release(keys, "o.1", ReleaseRequest()).ours
+            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of()), Held)
+        assert store.release(name_in(keys), "o.1", ReleaseRequest()).ours
         assert errors(moved.source, "MOVED") - before == 1
 
     def test_of_many_calls_those_that_were_redirected_are_answered_too(
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         for keys in NAMES:
-            take(store, "o.1", keys=keys)
+            take(store, "o.1", name=name_in(keys))
         for keys in NAMES[:4]:
             moved = move(keys)
             moved.begin()
@@ -195,7 +197,7 @@ class TestHalfMoved:
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         keys = NAMES[1]
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
         moved = move(keys)
         moved.begin()
         assert store.renew([renewal(keys, "o.1")]) == [True]
@@ -204,7 +206,7 @@ class TestHalfMoved:
         cast("Cluster", store._topology)._nodes._next_look = math.inf
         for _ in range(3):
             assert store.renew([renewal(keys, "o.1")]) == [True]
-        assert store.inspect(keys).owner == "o"  # type: ignore[union-attr]
+        assert store.inspect(name_in(keys)).owner == "o"  # type: ignore[union-attr]
         # Each of them was sent on by the owner: the slot is still its own.
         assert (errors(moved.source, "ASK"), errors(moved.to, "MOVED")) == (before[0] + 4, before[1])
         moved.end()
@@ -216,7 +218,7 @@ class TestHalfMoved:
         moved = move(bucket[0])
         elsewhere = next(k for k in NAMES if moved.cluster.node_of(key_slot(k.lock.encode())) is not moved.to)
         for keys in (*bucket, elsewhere):
-            take(store, "o.1", keys=keys)
+            take(store, "o.1", name=name_in(keys))
         moved.begin()
         moved.keys()
         nodes = cast("Cluster", store._topology)._nodes
@@ -237,13 +239,13 @@ class TestHalfMoved:
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         keys = NAMES[2]
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
         moved = move(keys)
         moved.begin()
         moved.keys()
         with moved.to.client() as client:
             client.script_flush()
-        assert store.inspect(keys).owner == "o"  # type: ignore[union-attr]
+        assert store.inspect(name_in(keys)).owner == "o"  # type: ignore[union-attr]
         with moved.to.client() as client:
             client.script_flush()
         assert store.renew([renewal(keys, "o.1")]) == [True]
@@ -253,34 +255,34 @@ class TestHalfMoved:
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         keys = NAMES[3]
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
         moved = move(keys)
         moved.begin()
         moved.keys()
         with ThreadPoolExecutor(1) as pool:
             began = time.monotonic()
-            released = pool.submit(store.release, keys, "o.1", ReleaseRequest())
+            released = pool.submit(store.release, name_in(keys), "o.1", ReleaseRequest())
             eventually(lambda: errors(moved.to, "TRYAGAIN") > 3)
             assert not released.done()
             moved.end()
             assert released.result(5).ours
             assert time.monotonic() - began < 5
-        take(store, "p.1", keys=keys)
+        take(store, "p.1", name=name_in(keys))
 
     def test_it_waits_no_longer_than_a_call_may_take_and_says_why(
         self, lock_url: str, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         keys = NAMES[4]
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
         moved = move(keys)
         moved.begin()
-        hasty = from_url(lock_url, timeout=0.3)
+        hasty = store_at(lock_url, timeout=0.3)
         began = time.monotonic()
         with pytest.raises(StoreNotReady, match="its cluster is moving this key"):
-            hasty.release(keys, "o.1", ReleaseRequest())
+            hasty.release(name_in(keys), "o.1", ReleaseRequest())
         assert 0.2 < time.monotonic() - began < 1.5
         hasty.close()
-        assert store.inspect(keys)
+        assert store.inspect(name_in(keys))
 
     @pytest.mark.parametrize("moved_first", [False, True], ids=["before", "behind"])
     def test_no_script_is_cut_off_half_done(
@@ -288,13 +290,13 @@ class TestHalfMoved:
     ) -> None:
         """Where all keys that it works on are in one place, but it deletes one: the next look at that is refused."""
         keys = NAMES[5]
-        queue_helpers.take(store, "a.1", "a", keys)
+        queue_helpers.take(store, "a.1", "a", name_in(keys))
         for waiter in "bcd":
-            queue_helpers.park(store, f"{waiter}.1", waiter, keys)
-        store.release(keys, "a.1", queue_helpers.ending("a"))
+            queue_helpers.park(store, f"{waiter}.1", waiter, name_in(keys))
+        store.release(name_in(keys), "a.1", queue_helpers.ending("a"))
         assert queue_helpers.lose_turn(store, client, "b", keys) == ""
         assert queue_helpers.lose_turn(store, client, "c", keys, tries=1)  # a dead letter
-        assert store.published(keys, queue_helpers.digest("d"), 60_000)
+        assert store.published(name_in(keys), queue_helpers.digest("d"), 60_000)
         queue_helpers.make_due(client, keys)
         client.zadd(keys.queue()[0], {queue_helpers.digest("e"): 1})
         every = [keys.lock, *keys.queue(), keys.dead()]
@@ -304,9 +306,9 @@ class TestHalfMoved:
         moved.begin()
         if moved_first:
             moved.keys()
-        hasty = from_url(lock_url, timeout=0.2)
+        hasty = store_at(lock_url, timeout=0.2)
         with pytest.raises(StoreNotReady, match="moving this key"):
-            hasty.sweep(keys, "s.1", 60_000, 5)  # type: ignore[attr-defined]
+            hasty.sweep(name_in(keys), "s.1", 60_000, 5)  # type: ignore[attr-defined]
         hasty.close()
         moved.end()
         assert [client.dump(key) for key in every if key != keys.lock] == before
@@ -319,11 +321,11 @@ class TestWaking:
         self, store: RedisStore, other: RedisStore, servers: ClusterSet
     ) -> None:
         keys = NAMES[6]
-        take(other, "o.1", keys=keys)
-        with store.waker(keys) as waker:
-            assert isinstance(store.acquire(keys, "p.1", TTL, claim_of(waits=True)), Held)
+        take(other, "o.1", name=name_in(keys))
+        with store.waker(name_in(keys)) as waker:
+            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(waits=True)), Held)
             began = time.monotonic()
-            other.release(keys, "o.1", ReleaseRequest())
+            other.release(name_in(keys), "o.1", ReleaseRequest())
             assert waker.wait(5)
             assert time.monotonic() - began < 1
             with servers.node_of(key_slot(keys.lock.encode())).client() as node:
@@ -336,9 +338,9 @@ class TestWaking:
         self, store: RedisStore, other: RedisStore, servers: ClusterSet, move: Callable[[LockKeys], Move], back: bool
     ) -> None:
         keys = NAMES[7]
-        take(other, "o.1", keys=keys)
-        with store.waker(keys) as waker:
-            assert isinstance(store.acquire(keys, "p.1", TTL, claim_of(waits=True)), Held)
+        take(other, "o.1", name=name_in(keys))
+        with store.waker(name_in(keys)) as waker:
+            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(waits=True)), Held)
             moved = move(keys)
             moved.begin()
             moved.end()
@@ -347,8 +349,8 @@ class TestWaking:
             if store._topology.wakes == "s":
                 # Its subscription has ended with the move: told once, to look, it listens at the owner of now.
                 assert waker.wait(5)
-            assert isinstance(store.acquire(keys, "p.2", TTL, claim_of(waits=True)), Held)
-            threading.Timer(0.1, other.release, (keys, "o.1", ReleaseRequest())).start()
+            assert isinstance(store.acquire(name_in(keys), "p.2", TTL, claim_of(waits=True)), Held)
+            threading.Timer(0.1, other.release, (name_in(keys), "o.1", ReleaseRequest())).start()
             began = time.monotonic()
             assert waker.wait(5)
             assert time.monotonic() - began < 1
@@ -356,35 +358,35 @@ class TestWaking:
 
 class TestWrongKind:
     def test_a_node_given_as_a_single_server_says_what_to_write(self, servers: ClusterSet) -> None:
-        plain = from_url(servers.nodes[0].lock_url(), timeout=5)
+        plain = store_at(servers.nodes[0].lock_url(), timeout=5)
         with pytest.raises(StoreRefused, match=r"a node of a Redis Cluster: let dlock_url begin with redis\+cluster"):
             plain.facts()  # as a worker does at its start
         owned_by_others = [
             keys for keys in NAMES if servers.node_of(key_slot(keys.lock.encode())) is not servers.nodes[0]
         ]
         with pytest.raises(StoreRefused, match=r"let dlock_url begin with redis\+cluster://"):
-            plain.inspect(owned_by_others[0])
+            plain.inspect(name_in(owned_by_others[0]))
         plain.close()
 
     @pytest.mark.core
     def test_a_single_server_given_as_a_cluster_says_what_to_write(self, server: Server) -> None:
-        store = from_url(server.lock_url().replace("redis://", "redis+cluster://").removesuffix("/0"), timeout=5)
-        for use in (store.facts, lambda: store.inspect(NAMES[0])):
+        store = store_at(server.lock_url().replace("redis://", "redis+cluster://").removesuffix("/0"), timeout=5)
+        for use in (store.facts, lambda: store.inspect(name_in(NAMES[0]))):
             with pytest.raises(StoreRefused, match=r"a single server and no node .* let dlock_url begin with redis://"):
                 use()
         store.close()
 
     def test_nodes_of_which_none_is_there_are_no_answer_in_time(self, server: Server) -> None:
-        store = from_url("redis+cluster://127.0.0.1:1,127.0.0.1:2", timeout=1)
+        store = store_at("redis+cluster://127.0.0.1:1,127.0.0.1:2", timeout=1)
         began = time.monotonic()
         with pytest.raises(Exception, match="the lock store did not answer"):
-            store.inspect(NAMES[0])
+            store.inspect(name_in(NAMES[0]))
         assert time.monotonic() - began < 2
 
 
 def test_what_is_no_key_of_a_lock_ends_one_lease_and_no_other(store: RedisStore, client: Any) -> None:
     for keys in NAMES:
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
     client.delete(NAMES[3].lock)
     client.set(NAMES[3].lock, "not a lock")
     expected = [keys is not NAMES[3] for keys in NAMES]
@@ -396,7 +398,7 @@ def test_connections_to_one_node_that_were_cut_cost_no_call(store: RedisStore, s
         return ClaimRequest(task_id, 0, TTL, running=False, by=Requester("t", task_id, "n", "1"), attempt=task_id)
 
     for task_id in ("a", "b"):
-        assert store.claim([(keys, publication(task_id)) for keys in NAMES]).count(None) == (
+        assert store.claim([(name_in(keys), publication(task_id)) for keys in NAMES]).count(None) == (
             30 if task_id == "a" else 0
         )
         ask(servers.nodes[0], "CLIENT KILL TYPE normal SKIPME yes")
@@ -409,7 +411,7 @@ def test_nodes_that_keep_nothing_any_more_are_forgotten(store: RedisStore) -> No
     nodes.node(("127.0.0.1", 1))
     assert len(nodes._nodes) == 4
     nodes.invalidate()
-    store.inspect(NAMES[0])
+    store.inspect(name_in(NAMES[0]))
     assert set(nodes._nodes) == set(nodes.primaries())
 
 
@@ -419,10 +421,10 @@ def test_over_tls_each_node_is_asked_at_its_tls_port(own_cluster: Callable[..., 
     cluster = own_cluster(certificates=tmp_path, replicas=0)
     ports = {cast("TlsNode", node).tls_port for node in cluster.nodes}
     places = ",".join(f"localhost:{port}" for port in ports)
-    store = cast("RedisStore", from_url(f"rediss+cluster://{places}?ssl_ca_certs={tmp_path / 'ca.crt'}", timeout=5))
+    store = cast("RedisStore", store_at(f"rediss+cluster://{places}?ssl_ca_certs={tmp_path / 'ca.crt'}", timeout=5))
     nodes = cast("Cluster", store._topology)._nodes
     assert {port for _, port in nodes.primaries()} == ports
     for keys in NAMES:
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
     assert store.renew([renewal(keys, "o.1") for keys in NAMES]) == [True] * len(NAMES)
     store.close()

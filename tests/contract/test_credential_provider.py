@@ -13,11 +13,11 @@ from celery_dlock.errors import LockLost, StoreRefused, StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import Lease
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired
-from tests.contract.helpers import TTL, Party, claim_of, keys_of
+from tests.contract.helpers import NAME, TTL, Party, claim_of, keys_of
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.stores import store_at
 
 KEYS = keys_of()
 
@@ -48,25 +48,25 @@ def provided(server: Server) -> str:
 def test_failing_provider_is_a_store_that_does_not_answer(
     clean_server: Server, provider: type[Provider], error: Exception
 ) -> None:
-    with closing(from_url(provided(clean_server), timeout=5)) as store:
+    with closing(store_at(provided(clean_server), timeout=5)) as store:
         provider.error = error
         with pytest.raises(StoreUnavailable, match=f"did not answer: .*{type(error).__name__}: .*token") as caught:
-            store.acquire(KEYS, "o.1", TTL, claim_of())
+            store.acquire(NAME, "o.1", TTL, claim_of())
         assert not isinstance(caught.value, StoreRefused)
         assert "\n" not in str(caught.value)
         provider.error = None
-        assert isinstance(store.acquire(KEYS, "o.1", TTL, claim_of()), Acquired)
-        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+        assert isinstance(store.acquire(NAME, "o.1", TTL, claim_of()), Acquired)
+        assert store.release(NAME, "o.1", ReleaseRequest()).ours
 
 
 @pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), LockLost()])
 def test_error_raised_into_the_thread_while_it_connects_is_passed_on(
     clean_server: Server, provider: type[Provider], error: Exception
 ) -> None:
-    with closing(from_url(provided(clean_server), timeout=5)) as store:
+    with closing(store_at(provided(clean_server), timeout=5)) as store:
         provider.error = error
         with pytest.raises(type(error)):
-            store.inspect(KEYS)
+            store.inspect(NAME)
 
 
 def test_failing_provider_leaves_the_call_to_on_store_error(

@@ -17,13 +17,14 @@ from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import NotConfirmed
 from celery_dlock.locking.lease import Lease
 from celery_dlock.options.durability import Durability
-from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, ClaimRequest, Parked, QueueRequest, Renewal, Requester
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
+from tests.contract.helpers import NAME, TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import LOCK_USER, Server
+from tests.support.stores import store_at
 from tests.support.topologies import ClusterSet
 
 ONE, TWO = Durability(1, fsync=False, timeout_ms=400), Durability(2, fsync=False, timeout_ms=400)
@@ -49,7 +50,7 @@ def servers(shared: ReplicaSet) -> ReplicaSet:
 
 @pytest.fixture
 def store(servers: ReplicaSet) -> Iterator[RedisStore]:
-    made = from_url(servers.primary.url(), timeout=20)
+    made = store_at(servers.primary.url(), timeout=20)
     assert isinstance(made, RedisStore)
     yield made
     made.close()
@@ -79,20 +80,20 @@ def on(node: Server, text: str) -> tuple[Any, int]:
 def short_of(store: RedisStore, durability: Durability) -> str:
     acquisition = f"{uuid.uuid4().hex}.1"
     with pytest.raises(NotConfirmed) as raised:
-        store.acquire(keys_of(), acquisition, TTL, claim_of(durability=durability))
-    store.release(keys_of(), acquisition, ending_of("t", outcome_unknown=True))
+        store.acquire(NAME, acquisition, TTL, claim_of(durability=durability))
+    store.release(NAME, acquisition, ending_of("t", outcome_unknown=True))
     return str(raised.value)
 
 
 class TestAcquire:
     def test_who_asks_for_nothing_sends_nothing_more(self, store: RedisStore, admin: redis.Redis) -> None:
-        take(store, "o.0", keys=keys_of("before"))
+        take(store, "o.0", name=shared_name("before"))
         with commands_seen(admin) as seen:
             take(store, "o.1")
         assert [words[0].upper() for kind, words in seen if kind != "lua"] == ["EVALSHA"]
 
     def test_the_wait_goes_with_the_script(self, store: RedisStore, admin: redis.Redis) -> None:
-        take(store, "o.0", keys=keys_of("before"))
+        take(store, "o.0", name=shared_name("before"))
         with commands_seen(admin) as seen:
             take(store, "o.1", claim_of(durability=SURE))
         sent = [words for kind, words in seen if kind != "lua"]
@@ -110,7 +111,9 @@ class TestAcquire:
     def test_each_of_the_confirmations_counts(self, store: RedisStore, servers: ReplicaSet) -> None:
         first, second = servers.replicas
         with paused(first):
-            take(store, "o.1", claim_of(durability=Durability(1, fsync=False, timeout_ms=5000)), keys=keys_of("one"))
+            take(
+                store, "o.1", claim_of(durability=Durability(1, fsync=False, timeout_ms=5000)), name=shared_name("one")
+            )
             assert short_of(store, TWO) == "only 1 of 2 replicas confirmed within 0.4 s (durability={'replicas': 2})"
             with paused(second):
                 assert short_of(store, ONE) == SHORT
@@ -120,7 +123,7 @@ class TestAcquire:
     ) -> None:
         few = Durability(1, fsync=True, timeout_ms=150)
         with paused(*servers.replicas):
-            take(store, "o.1", claim_of(durability=DISK), keys=keys_of("local"))
+            take(store, "o.1", claim_of(durability=DISK), name=shared_name("local"))
             assert short_of(store, few) == "only 0 of 1 replicas wrote to disk within 0.15 s (durability={'fsync': 1})"
         admin.config_set("appendfsync", "no")
         try:
@@ -130,7 +133,7 @@ class TestAcquire:
         assert local == "the primary did not write to disk within 0.15 s (durability={'fsync': 'local'})"
 
     def test_a_server_without_an_append_only_file_confirms_no_disk(self, clean_server: Server) -> None:
-        made = from_url(clean_server.url(), timeout=5)
+        made = store_at(clean_server.url(), timeout=5)
         assert isinstance(made, RedisStore)
         assert "appendonly is disabled" in short_of(made, DISK)
         made.close()
@@ -138,13 +141,13 @@ class TestAcquire:
     def test_who_is_refused_waits_for_nobody(self, store: RedisStore, servers: ReplicaSet) -> None:
         take(store, "o.1")
         with paused(*servers.replicas):
-            answer = store.acquire(keys_of(), "o.2", TTL, claim_of(durability=ONE))
+            answer = store.acquire(NAME, "o.2", TTL, claim_of(durability=ONE))
         assert not isinstance(answer, Acquired)
 
     def test_the_wait_ends_within_half_of_the_connections_timeout(self, servers: ReplicaSet) -> None:
-        hasty = from_url(servers.primary.url(), timeout=2.0)
+        hasty = store_at(servers.primary.url(), timeout=2.0)
         with paused(*servers.replicas), pytest.raises(NotConfirmed, match=r"within 1 s"):
-            hasty.acquire(keys_of(), "o.1", TTL, claim_of(durability=Durability(1, fsync=False, timeout_ms=60_000)))
+            hasty.acquire(NAME, "o.1", TTL, claim_of(durability=Durability(1, fsync=False, timeout_ms=60_000)))
         hasty.close()
 
     def test_a_user_without_the_right_is_told_so_and_holds_nothing(
@@ -204,9 +207,9 @@ def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_th
     _, parked, *_ = keys_of().queue()
     with paused(*servers.replicas):
         with pytest.raises(NotConfirmed):
-            store.acquire(keys_of(), "w.1", TTL, waits)
+            store.acquire(NAME, "w.1", TTL, waits)
         assert admin.hvals(parked) == ["entry"]
-    answer = store.acquire(keys_of(), "w.2", TTL, waits._replace(durability=SURE))
+    answer = store.acquire(NAME, "w.2", TTL, waits._replace(durability=SURE))
     assert isinstance(answer, Parked)
     assert (answer.position, admin.hlen(parked)) == (1, 1)
 
@@ -214,13 +217,13 @@ def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_th
 class TestRenewals:
     def test_a_shortfall_is_theirs_alone_who_asked(self, store: RedisStore, servers: ReplicaSet) -> None:
         for text in ("none", "one", "two", "lost"):
-            take(store, "o.1", keys=keys_of(text))
+            take(store, "o.1", name=shared_name(text))
         asked = {"none": Durability(), "one": ONE, "two": TWO, "lost": ONE}
 
         def renewed() -> list[bool | None]:
             return store.renew(
                 [
-                    Renewal(keys_of(text).lock, "o.2" if text == "lost" else "o.1", TTL, (), durability)
+                    Renewal(shared_name(text), "o.2" if text == "lost" else "o.1", TTL, (), durability)
                     for text, durability in asked.items()
                 ]
             )
@@ -233,8 +236,8 @@ class TestRenewals:
     def test_one_wait_of_each_kind_goes_behind_the_batch(self, store: RedisStore, admin: redis.Redis) -> None:
         kinds = [Durability(), Durability(1, fsync=False, timeout_ms=4000), SURE, DISK]
         for number in range(len(kinds)):
-            take(store, "o.1", keys=keys_of(f"{number}"))
-        batch = [Renewal(keys_of(f"{n}").lock, "o.1", TTL, (), kind) for n, kind in enumerate(kinds)]
+            take(store, "o.1", name=shared_name(f"{number}"))
+        batch = [Renewal(shared_name(f"{n}"), "o.1", TTL, (), kind) for n, kind in enumerate(kinds)]
         store.renew(batch)  # loads the script
         with commands_seen(admin) as seen:
             assert store.renew(batch) == [True] * 4
@@ -246,7 +249,7 @@ class TestRenewals:
     ) -> None:
         take(store, "o.1")
         admin.script_flush()
-        assert store.renew([Renewal(keys_of().lock, "o.1", 10 * TTL, (), SURE)]) == [True]
+        assert store.renew([Renewal(NAME, "o.1", 10 * TTL, (), SURE)]) == [True]
         assert all(on(node, "x")[1] > 9 * TTL for node in servers.replicas)
 
     def test_an_unconfirmed_renewal_is_not_believed_and_the_holder_is_told_in_time(
@@ -283,8 +286,8 @@ class TestEndsAndClaims:
     ) -> None:
         with paused(*servers.replicas):
             for text in ("a", "b"):
-                take(store, "o.1", claim_of("t"), keys=keys_of(text))
-                assert store.release(keys_of(text), "o.1", ending_of("t"), ONE).ours
+                take(store, "o.1", claim_of("t"), name=shared_name(text))
+                assert store.release(shared_name(text), "o.1", ending_of("t"), ONE).ours
         told = [record.getMessage() for record in caplog.records]
         assert told == [f"the end of a run under {keys_of('a').name} may be forgotten by a failover: {SHORT}"]
 
@@ -292,7 +295,7 @@ class TestEndsAndClaims:
         self, store: RedisStore, servers: ReplicaSet
     ) -> None:
         take(store, "o.1", claim_of("t", once=True, durability=SURE))
-        store.release(keys_of(), "o.1", ending_of("t", once=True, used_ms=TTL), SURE)
+        store.release(NAME, "o.1", ending_of("t", once=True, used_ms=TTL), SURE)
         for node in servers.replicas:
             with node.client() as client:
                 assert client.get(keys_of().used()).startswith("used\n")
@@ -318,37 +321,39 @@ class TestEndsAndClaims:
                 task_id, 0, TTL, False, Requester("t", task_id, "n", "1"), f"attempt-{task_id}", durability
             )
 
-        store.claim([(keys_of("a"), publication("first", SURE))])
+        store.claim([(shared_name("a"), publication("first", SURE))])
         with paused(*servers.replicas):
-            (first,) = store.claim([(keys_of("a"), publication("second", ONE))])
+            (first,) = store.claim([(shared_name("a"), publication("second", ONE))])
             assert first is not None
             with pytest.raises(NotConfirmed):
-                store.claim([(keys_of("b"), publication("b", Durability())), (keys_of("c"), publication("c", ONE))])
+                store.claim(
+                    [(shared_name("b"), publication("b", Durability())), (shared_name("c"), publication("c", ONE))]
+                )
 
 
 def test_in_a_cluster_each_node_waits_for_its_own_replica(cluster_set: ClusterSet) -> None:
     cluster_set.flush()
     names, sure = [f"n{number}" for number in range(30)], Durability(1, fsync=False, timeout_ms=5000)
-    with closing(from_url(cluster_set.url(), timeout=20)) as store:
+    with closing(store_at(cluster_set.url(), timeout=20)) as store:
         for text in names:
-            assert isinstance(store.acquire(keys_of(text), "o.1", TTL, claim_of(durability=sure)), Acquired)
+            assert isinstance(store.acquire(shared_name(text), "o.1", TTL, claim_of(durability=sure)), Acquired)
         with pytest.raises(NotConfirmed, match="only 1 of 2 replicas"):
-            store.acquire(keys_of("short"), "o.1", TTL, claim_of(durability=TWO))
-        batch = [Renewal(keys_of(t).lock, "o.1", TTL, (), TWO if t in names[:9] else sure) for t in names]
+            store.acquire(shared_name("short"), "o.1", TTL, claim_of(durability=TWO))
+        batch = [Renewal(shared_name(t), "o.1", TTL, (), TWO if t in names[:9] else sure) for t in names]
         assert store.renew(batch) == [None] * 9 + [True] * 21
 
 
 class TestFailover:
     def test_every_confirmed_lock_is_on_the_replica_that_is_promoted(self, tmp_path: Path) -> None:
         with ReplicaSet(tmp_path) as servers:
-            store = from_url(servers.primary.url(), timeout=20)
+            store = store_at(servers.primary.url(), timeout=20)
             one = Durability(1, fsync=False, timeout_ms=5000)
             held: dict[str, tuple[int, float]] = {}
 
             def grab(which: int) -> None:
                 for number in range(which, 100, 4):
                     sent = time.monotonic()
-                    taken = store.acquire(keys_of(f"{number}"), "o.1", 60_000, claim_of(durability=one))
+                    taken = store.acquire(shared_name(f"{number}"), "o.1", 60_000, claim_of(durability=one))
                     assert isinstance(taken, Acquired)
                     held[f"{number}"] = taken.token, sent
 
@@ -365,18 +370,18 @@ class TestFailover:
             now = time.monotonic()
             assert all(life / 1000 >= 60 - (now - held[text][1]) - 0.001 for text, (_, life) in found.items())
             assert len(found) == 100
-            after = open_store(locations_from_settings(promoted.url(), {}), timeout=20)
-            refused = [after.acquire(keys_of(t), "p.1", TTL, claim_of()) for t in held]
+            after = open_store(locations_from_settings(promoted.url(), {}), timeout=20, prefix="dlock")
+            refused = [after.acquire(shared_name(t), "p.1", TTL, claim_of()) for t in held]
             assert not any(isinstance(answer, Acquired) for answer in refused)
 
     def test_a_lock_that_only_the_primary_knew_is_lost(self, tmp_path: Path) -> None:
         """Why durability="primary" promises nothing about a failover."""
         with ReplicaSet(tmp_path) as servers:
-            store = from_url(servers.primary.url(), timeout=20)
+            store = store_at(servers.primary.url(), timeout=20)
             (replica,) = servers.replicas
             servers.cut_off(replica)
             take(store, "o.1")
             with pytest.raises(NotConfirmed):
-                store.acquire(keys_of("sure"), "o.1", TTL, claim_of(durability=ONE))
+                store.acquire(shared_name("sure"), "o.1", TTL, claim_of(durability=ONE))
             servers.promote(replica)
-            take(from_url(replica.url(), timeout=20), "o.2")
+            take(store_at(replica.url(), timeout=20), "o.2")

@@ -16,7 +16,7 @@ from celery_dlock.store.model import (
 )
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers
-from tests.contract.helpers import TTL, claim_of, keys_of, of_one_acquisition, take
+from tests.contract.helpers import NAME, TTL, claim_of, keys_of, of_one_acquisition, take
 
 KEYS = keys_of()
 LIFE = 60_000
@@ -36,17 +36,17 @@ def kept_for(task_id: str, *, retries: int = 1, life_ms: int = LIFE, **facts: ob
 def kept(store: RedisStore) -> RedisStore:
     """The lock was taken by task "a", which retried itself."""
     take(store, "a.1", claim("a"))
-    assert store.release(KEYS, "a.1", kept_for("a")).ours
+    assert store.release(NAME, "a.1", kept_for("a")).ours
     return store
 
 
 @pytest.mark.core
 def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     first = take(store, "a.1", claim("a"))
-    store.release(KEYS, "a.1", kept_for("a"))
+    store.release(NAME, "a.1", kept_for("a"))
     second = take(store, "a.2", claim("a", 1))
     assert second.token > first.token
-    holder = store.inspect(KEYS)
+    holder = store.inspect(NAME)
     assert holder
     assert (holder.owner, holder.identity, holder.retries) == ("a", Identity("a", 1).digest, False)
 
@@ -58,7 +58,7 @@ def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     ids=["a Lock", "another task", "another retry", "the message that was retried", "a later retry", "once_per"],
 )
 def test_everybody_else_meets_a_held_lock(kept: RedisStore, rival: AcquireRequest) -> None:
-    answer = kept.acquire(KEYS, "b.1", TTL, rival)
+    answer = kept.acquire(NAME, "b.1", TTL, rival)
     assert isinstance(answer, Held)
     assert not answer.same_message
     assert answer.holder.retries
@@ -69,24 +69,24 @@ def test_everybody_else_meets_a_held_lock(kept: RedisStore, rival: AcquireReques
 
 def test_a_retry_that_never_comes_frees_it_by_its_life(store: RedisStore, client: redis.Redis) -> None:
     take(store, "a.1", claim("a"))
-    store.release(KEYS, "a.1", kept_for("a", life_ms=5000))
+    store.release(NAME, "a.1", kept_for("a", life_ms=5000))
     assert 0 < client.pttl(KEYS.lock) <= 5000
     client.pexpire(KEYS.lock, -1)  # it passes
     take(store, "b.1", claim("b"))
     # The retry comes at last: it has no more right than others.
-    assert isinstance(store.acquire(KEYS, "a.2", TTL, claim("a", 1)), Held)
+    assert isinstance(store.acquire(NAME, "a.2", TTL, claim("a", 1)), Held)
 
 
 def test_a_release_or_an_acquire_sent_twice_is_as_one(kept: RedisStore, topology: str) -> None:
-    kept.release(KEYS, "a.1", kept_for("a"))
+    kept.release(NAME, "a.1", kept_for("a"))
     first = take(kept, "a.2", claim("a", 1))
-    kept.release(KEYS, "a.1", kept_for("a"))  # late
+    kept.release(NAME, "a.1", kept_for("a"))  # late
     assert of_one_acquisition(first, take(kept, "a.2", claim("a", 1)), topology)
 
 
 def test_a_copy_of_the_retry_meets_its_twin(kept: RedisStore) -> None:
     take(kept, "a.2", claim("a", 1))
-    answer = kept.acquire(KEYS, "a.3", TTL, claim("a", 1, redelivered=True))
+    answer = kept.acquire(NAME, "a.3", TTL, claim("a", 1, redelivered=True))
     assert isinstance(answer, Held)
     assert answer.same_message
 
@@ -95,8 +95,8 @@ def test_a_lost_lease_keeps_nothing(store: RedisStore, client: redis.Redis) -> N
     take(store, "a.1", claim("a"))
     client.delete(KEYS.lock)
     take(store, "b.1", claim("b"))
-    assert not store.release(KEYS, "a.1", kept_for("a")).ours
-    holder = store.inspect(KEYS)
+    assert not store.release(NAME, "a.1", kept_for("a")).ours
+    holder = store.inspect(NAME)
     assert holder
     assert (holder.task_id, holder.retries) == ("b", False)
 
@@ -106,30 +106,30 @@ def test_of_min_hold_and_the_retrys_time_the_longer_counts(
     store: RedisStore, client: redis.Redis, min_hold: int, life: int, most: int
 ) -> None:
     take(store, "a.1", claim("a", keep_ms=min_hold))
-    store.release(KEYS, "a.1", kept_for("a", life_ms=life))
+    store.release(NAME, "a.1", kept_for("a", life_ms=life))
     assert most - 5_000 < client.pttl(KEYS.lock) <= most
     assert isinstance(kept_by(store), Held)
     take(store, "a.2", claim("a", 1))
 
 
 def kept_by(store: RedisStore) -> object:
-    return store.acquire(KEYS, "b.1", TTL, claim("b"))
+    return store.acquire(NAME, "b.1", TTL, claim("b"))
 
 
 def test_who_waits_for_a_release_is_woken_by_that_of_the_retry(kept: RedisStore, client: redis.Redis) -> None:
-    assert isinstance(kept.acquire(KEYS, "b.1", TTL, claim("b", waits=True)), Held)
+    assert isinstance(kept.acquire(NAME, "b.1", TTL, claim("b", waits=True)), Held)
     take(kept, "a.2", claim("a", 1))
-    with kept.waker(KEYS) as waker:
-        kept.release(KEYS, "a.2", ReleaseRequest(identity=Identity("a", 1).digest))
+    with kept.waker(NAME) as waker:
+        kept.release(NAME, "a.2", ReleaseRequest(identity=Identity("a", 1).digest))
         assert waker.wait(5)
     assert not client.exists(KEYS.lock)
 
 
 def test_a_retry_that_waits_for_its_predecessor_is_woken(store: RedisStore) -> None:
     take(store, "a.1", claim("a"))
-    assert isinstance(store.acquire(KEYS, "a.2", TTL, claim("a", 1, waits=True)), Held)
-    with store.waker(KEYS) as waker:
-        store.release(KEYS, "a.1", kept_for("a"))
+    assert isinstance(store.acquire(NAME, "a.2", TTL, claim("a", 1, waits=True)), Held)
+    with store.waker(NAME) as waker:
+        store.release(NAME, "a.1", kept_for("a"))
         assert waker.wait(5)
     take(store, "a.3", claim("a", 1))
 
@@ -137,9 +137,9 @@ def test_a_retry_that_waits_for_its_predecessor_is_woken(store: RedisStore) -> N
 def test_who_waits_is_woken_where_the_lock_is_kept_and_learns_for_how_long(store: RedisStore) -> None:
     """Else it would look again by its slow poll only, or at the end of the holder's longer lease."""
     take(store, "a.1", claim("a", keep_ms=5000))
-    assert isinstance(store.acquire(KEYS, "b.1", TTL, claim("b", waits=True)), Held)
-    with store.waker(KEYS) as waker:
-        store.release(KEYS, "a.1", ReleaseRequest(identity=Identity("a").digest))
+    assert isinstance(store.acquire(NAME, "b.1", TTL, claim("b", waits=True)), Held)
+    with store.waker(NAME) as waker:
+        store.release(NAME, "a.1", ReleaseRequest(identity=Identity("a").digest))
         assert waker.wait(5)
     answer = kept_by(store)
     assert isinstance(answer, Held)
@@ -149,34 +149,34 @@ def test_who_waits_is_woken_where_the_lock_is_kept_and_learns_for_how_long(store
 class TestWaiters:
     """Under the queue policy."""
 
-    KEYS = queue_helpers.KEYS
+    NAME, KEYS = queue_helpers.NAME, queue_helpers.KEYS
 
     @staticmethod
     def retry(store: RedisStore, acquisition: str, entry: str = "") -> object:
-        return store.acquire(TestWaiters.KEYS, acquisition, TTL, claim("a", 1, place=QueueRequest(entry)))
+        return store.acquire(TestWaiters.NAME, acquisition, TTL, claim("a", 1, place=QueueRequest(entry)))
 
     def test_they_wait_for_the_retry_and_its_release_grants(self, store: RedisStore, client: redis.Redis) -> None:
         queue_helpers.take(store, "a.1", "a")
         queue_helpers.park(store, "b.1", "b")
-        released = store.release(self.KEYS, "a.1", kept_for("a", queue=True))
+        released = store.release(self.NAME, "a.1", kept_for("a", queue=True))
         assert (released.ours, released.granted) == (True, None)
         assert queue_helpers.waiting(client) == [queue_helpers.digest("b")]
         assert isinstance(queue_helpers.ask(store, "c.1", "c"), Queued)
         assert isinstance(self.retry(store, "a.2"), Acquired)
-        released = store.release(self.KEYS, "a.2", ReleaseRequest(True, Identity("a", 1).digest, queue=True))
+        released = store.release(self.NAME, "a.2", ReleaseRequest(True, Identity("a", 1).digest, queue=True))
         assert queue_helpers.whose(released.granted) == queue_helpers.digest("b")
 
     def test_a_sweep_grants_after_a_retry_that_never_came(self, store: RedisStore, client: redis.Redis) -> None:
         queue_helpers.take(store, "a.1", "a")
         queue_helpers.park(store, "b.1", "b")
         before = queue_helpers.now_us(client)
-        store.release(self.KEYS, "a.1", kept_for("a", queue=True))
+        store.release(self.NAME, "a.1", kept_for("a", queue=True))
         due = client.zscore(self.KEYS.queue()[3], self.KEYS.name)
         assert due is not None
         assert abs(due - (before + LIFE * 1000)) < 5 * queue_helpers.SECOND
-        assert store.sweep(self.KEYS, "s.1", queue_helpers.TURN, queue_helpers.TRIES).granted is None
+        assert store.sweep(self.NAME, "s.1", queue_helpers.TURN, queue_helpers.TRIES).granted is None
         queue_helpers.expire(client)
-        granted = store.sweep(self.KEYS, "s.2", queue_helpers.TURN, queue_helpers.TRIES).granted
+        granted = store.sweep(self.NAME, "s.2", queue_helpers.TURN, queue_helpers.TRIES).granted
         assert queue_helpers.whose(granted) == queue_helpers.digest("b")
 
     def test_a_retry_that_was_parked_before_the_release_is_granted_it_before_all_others(
@@ -186,26 +186,26 @@ class TestWaiters:
         queue_helpers.park(store, "b.1", "b")
         self.retry(store, "a.2", queue_helpers.entry_of("a"))
         heir = Identity("a", 1).digest
-        released = store.release(self.KEYS, "a.1", kept_for("a", queue=True))
+        released = store.release(self.NAME, "a.1", kept_for("a", queue=True))
         assert queue_helpers.whose(released.granted) == heir
-        assert store.release(self.KEYS, "a.1", kept_for("a", queue=True)).granted == released.granted  # sent twice
+        assert store.release(self.NAME, "a.1", kept_for("a", queue=True)).granted == released.granted  # sent twice
         assert queue_helpers.waiting(client) == [queue_helpers.digest("b")]
 
     def test_a_retry_of_another_policy_hands_over_to_those_who_wait(self, store: RedisStore) -> None:
-        take(store, "a.1", claim("a"), keys=self.KEYS)
-        store.release(self.KEYS, "a.1", kept_for("a"))
+        take(store, "a.1", claim("a"), name=self.NAME)
+        store.release(self.NAME, "a.1", kept_for("a"))
         queue_helpers.park(store, "b.1", "b")
-        take(store, "a.2", claim("a", 1), keys=self.KEYS)
-        released = store.release(self.KEYS, "a.2", ReleaseRequest(True, Identity("a", 1).digest))
+        take(store, "a.2", claim("a", 1), name=self.NAME)
+        released = store.release(self.NAME, "a.2", ReleaseRequest(True, Identity("a", 1).digest))
         assert queue_helpers.whose(released.granted) == queue_helpers.digest("b")
 
 
 def test_the_message_itself_that_comes_once_more_is_no_rival_of_its_retry(kept: RedisStore) -> None:
-    again = kept.acquire(KEYS, "x.1", TTL, claim("a", redelivered=True))
+    again = kept.acquire(NAME, "x.1", TTL, claim("a", redelivered=True))
     assert again == Duplicate()
 
 
 def test_no_key_is_left_but_the_mark_of_the_message_that_retried_itself(kept: RedisStore, client: redis.Redis) -> None:
     take(kept, "a.2", claim("a", 1))
-    kept.release(KEYS, "a.2", ReleaseRequest(True, Identity("a", 1).digest))
+    kept.release(NAME, "a.2", ReleaseRequest(True, Identity("a", 1).digest))
     assert sorted(client.keys("*")) == sorted([KEYS.last, KEYS.done(Identity("a").digest)])

@@ -14,7 +14,8 @@ from typing_extensions import Self
 
 from celery_dlock import InvalidLockOptions, Lock, LockLost, singleton_task
 from celery_dlock.errors import NotHeld
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.conftest import MakeApp
 from tests.contract.helpers import commands_seen
 

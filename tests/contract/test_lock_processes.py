@@ -13,7 +13,8 @@ import redis
 from celery import Celery
 
 from celery_dlock import Lock
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.conftest import MakeApp
 from tests.support.processes import ROOT
 

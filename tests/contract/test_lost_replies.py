@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from celery_dlock.errors import ReplyLost, StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.store.model import AcquireRequest, Identity, Tombstoned
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
 from tests.contract.helpers import TTL, Party, claim_of, commands_seen, ending_of
 from tests.support.polling import eventually
@@ -98,7 +99,7 @@ def test_an_old_acquire_that_arrives_after_its_tombstone_is_refused(
     eventually(lambda: client.exists(KEYS.tombstone(old)), within=10)
     eventually(lambda: not party.slots.taken())
     assert not client.exists(KEYS.lock)
-    assert party.store.acquire(KEYS, old, TTL, claim_of()) == Tombstoned()
+    assert party.store.acquire(NAME, old, TTL, claim_of()) == Tombstoned()
 
 
 @pytest.mark.parametrize("mode", ["refuse", "blackhole"])

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import Celery
 
-from celery_dlock.keys.key_spec import LockKeys, node_key, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.redis.keys import LockKeys, node_key
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.worker.crash_record import HeldLease, ProcessIdentity, WorkerRecord, identify_process
 from celery_dlock.worker.crash_recovery import CrashRecovery
@@ -57,16 +58,16 @@ def hold(store: RedisStore, *holders: ProcessIdentity, host=HOST, main=DEAD, tex
     kept = []
     for number, holder in enumerate(holders or (main,)):
         name = shared_name("x" if number == 0 else f"x{number}")
-        acquired = store.acquire(LockKeys.of("dlock", name), f"o{number}.1", round(TTL * 1000), claim_of("id"))
+        acquired = store.acquire(name, f"o{number}.1", round(TTL * 1000), claim_of("id"))
         assert acquired
         kept.append(HeldLease(name, f"o{number}.1", TTL, holder))
     note = WorkerRecord(host, main, tuple(kept))
-    store.note(KEY, note.worker_id, note.text if text is None else text, 60_000)
+    store.save_worker_record(NODE, note.worker_id, note.text if text is None else text, 60_000)
     return note
 
 
 def free(store: RedisStore) -> bool:
-    return store.inspect(LockKeys.of("dlock", LOCK)) is None
+    return store.inspect(LOCK) is None
 
 
 @pytest.mark.core
@@ -172,11 +173,10 @@ def test_a_note_of_no_possible_process_is_left_to_the_ttl(store, looker, pid) ->
 
 def test_a_lock_that_has_changed_hands_since_the_note_is_untouched(store, looker) -> None:
     hold(store)
-    keys = LockKeys.of("dlock", LOCK)
-    store.release(keys, "o0.1", ReleaseRequest())
-    store.acquire(keys, "successor.1", 60_000, claim_of("id2"))
+    store.release(LOCK, "o0.1", ReleaseRequest())
+    store.acquire(LOCK, "successor.1", 60_000, claim_of("id2"))
     looker.free_the_dead()
-    holder = store.inspect(keys)
+    holder = store.inspect(LOCK)
     assert holder is not None
     assert holder.owner == "successor"
 
@@ -212,22 +212,22 @@ def test_what_a_dying_worker_noted_last_is_freed_too(store, client, looker, star
 def test_two_workers_of_one_name_have_notes_beside_each_other_and_neither_shortens_the_others_life(
     store, client
 ) -> None:
-    store.note(KEY, "one", "long", 60_000)
-    store.note(KEY, "two", "brief", 1_000)
-    assert store.notes(KEY) == {"one": "long", "two": "brief"}
+    store.save_worker_record(NODE, "one", "long", 60_000)
+    store.save_worker_record(NODE, "two", "brief", 1_000)
+    assert store.worker_records(NODE) == {"one": "long", "two": "brief"}
     assert client.pttl(KEY) > 50_000
-    store.note(KEY, "one", "", 0)
-    assert store.notes(KEY) == {"two": "brief"}
-    store.note(KEY, "two", "", 0)
+    store.save_worker_record(NODE, "one", "", 0)
+    assert store.worker_records(NODE) == {"two": "brief"}
+    store.save_worker_record(NODE, "two", "", 0)
     assert client.exists(KEY) == 0
 
 
 def test_a_note_is_one_command_that_touches_the_nodes_key_alone(store, client) -> None:
-    store.note(KEY, "one", "text", 1_000)
+    store.save_worker_record(NODE, "one", "text", 1_000)
     with commands_seen(client) as seen:
-        store.note(KEY, "one", "text", 60_000)
-        store.notes(KEY)
-        store.note(KEY, "one", "", 0)
+        store.save_worker_record(NODE, "one", "text", 60_000)
+        store.worker_records(NODE)
+        store.save_worker_record(NODE, "one", "", 0)
     assert [words[0] for kind, words in seen if kind != "lua"] == ["EVALSHA", "HGETALL", "EVALSHA"]
     assert {words[1] for kind, words in seen if kind == "lua"} == {KEY}
 

@@ -14,20 +14,21 @@ from celery import Celery
 
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import StoreNotReady
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.keys.lock_name import BUCKETS, LockName
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.model import Acquired, AcquireRequest, Held, Parked, QueueRequest, Renewal
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Parked, Quarantine, QueueRequest, Renewal
 from celery_dlock.store.redis.endpoint import ServerEndpoint
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.pool import ConnectionPool
-from celery_dlock.store.redis.quarantine import Quarantine
 from celery_dlock.store.redis.scripts import ENTER_OFFICE
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import TTL, claim_of, commands_seen, ending_of, keys_of, take
+from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, take
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import LOCK_USER, Server
+from tests.support.stores import name_in
 from tests.support.topologies import ClusterSet
 
 DELAY = 0.6
@@ -37,7 +38,7 @@ _numbers = itertools.count()
 
 @contextmanager
 def at(url: str, probation: Quarantine | None) -> Iterator[RedisStore]:
-    made = open_store(locations_from_settings(url, {}), timeout=10, probation=probation)
+    made = open_store(locations_from_settings(url, {}), timeout=10, prefix="dlock", probation=probation)
     assert isinstance(made, RedisStore)
     yield made
     made.close()
@@ -46,7 +47,7 @@ def at(url: str, probation: Quarantine | None) -> Iterator[RedisStore]:
 def ask(store: RedisStore, text: str = "", claim: AcquireRequest | None = None) -> Any:
     """A new acquisition, of a new name unless one is given."""
     number = next(_numbers)
-    return store.acquire(keys_of(text or f"n{number}"), f"o{number}.1", TTL, claim or claim_of())
+    return store.acquire(shared_name(text or f"n{number}"), f"o{number}.1", TTL, claim or claim_of())
 
 
 def refusal(store: RedisStore, text: str = "", claim: AcquireRequest | None = None) -> str:
@@ -63,7 +64,7 @@ def in_office(store: RedisStore) -> None:
         number = next(_numbers)
         keys = LockKeys.of("dlock", LockName(f"last{number}", BUCKETS - 1))
         try:
-            return isinstance(store.acquire(keys, f"o{number}.1", TTL, claim_of()), Acquired)
+            return isinstance(store.acquire(name_in(keys), f"o{number}.1", TTL, claim_of()), Acquired)
         except StoreNotReady:
             return False
 
@@ -151,7 +152,7 @@ class TestBegins:
         door = ReplacedDoor(
             locations_from_settings(clean_server.lock_url(), {})[0].options_at(("127.0.0.1", clean_server.port))
         )
-        store = RedisStore(ConnectionPool(door, timeout=10), SHORT)
+        store = RedisStore(ConnectionPool(door, timeout=10), "dlock", SHORT)
         in_office(store)
         door.count = 9
         in_office(store)
@@ -169,7 +170,7 @@ class TestBegins:
 
     def test_who_does_not_want_it_pays_nothing_for_it(self, clean_server: Server, client: redis.Redis) -> None:
         with at(clean_server.lock_url(), None) as plain:
-            take(plain, "o.0", keys=keys_of("before"))
+            take(plain, "o.0", name=shared_name("before"))
             with commands_seen(client) as seen:
                 take(plain, "o.1")
         assert not client.keys("*:office")
@@ -202,16 +203,16 @@ class TestMeanwhile:
             with at(servers.primary.url(), SHORT) as before:
                 in_office(before)
                 for text in ("kept", "freed", "held"):
-                    take(before, f"{text}.1", keys=keys_of(text))
+                    take(before, f"{text}.1", name=shared_name(text))
                 servers.wait_until_in_step()
                 (promoted,) = servers.replicas
                 servers.promote(promoted)
             with at(promoted.url(), LONG) as after:
                 refusal(after, "new")
-                assert after.renew([Renewal(keys_of("kept").lock, "kept.1", 10 * TTL)]) == [True]
+                assert after.renew([Renewal(shared_name("kept"), "kept.1", 10 * TTL)]) == [True]
                 assert isinstance(ask(after, "held"), Held)
-                assert after.inspect(keys_of("held")) is not None
-                assert after.release(keys_of("freed"), "freed.1", ending_of("t")).ours
+                assert after.inspect(shared_name("held")) is not None
+                assert after.release(shared_name("freed"), "freed.1", ending_of("t")).ours
                 refusal(after, "freed")
             with promoted.client() as client:
                 for key in client.keys("dlock:*:office"):
@@ -224,8 +225,8 @@ class TestMeanwhile:
         with at(clean_server.lock_url(), None) as plain:
             take(plain, "h.1", claim_of("holder"))
             waits = claim_of("waiter", place=QueueRequest("entry"))
-            assert isinstance(plain.acquire(keys_of(), "w.1", TTL, waits), Parked)
-            granted = plain.release(keys_of(), "h.1", ending_of("holder", queue=True)).granted
+            assert isinstance(plain.acquire(NAME, "w.1", TTL, waits), Parked)
+            granted = plain.release(NAME, "h.1", ending_of("holder", queue=True)).granted
             assert granted is not None
         with at(clean_server.lock_url(), LONG) as store:
             mine = claim_of("waiter", copied=True, place=QueueRequest(turn=granted.turn))
@@ -242,8 +243,8 @@ class TestMeanwhile:
         with at(clean_server.lock_url(), LONG) as store:
             refusal(store)
             waits = claim_of("waiter", place=QueueRequest("entry"))
-            assert isinstance(store.acquire(keys_of(), "w.1", TTL, waits), Parked)
-            assert store.release(keys_of(), "h.1", ending_of("holder", queue=True)).granted is not None
+            assert isinstance(store.acquire(NAME, "w.1", TTL, waits), Parked)
+            assert store.release(NAME, "h.1", ending_of("holder", queue=True)).granted is not None
 
 
 Start = Callable[..., Server]
@@ -277,9 +278,9 @@ class TestRestarts:
             else:
                 client.config_set("no-appendfsync-on-rewrite", "yes")
             in_office(store)
-            take(store, "kept.1", keys=keys_of("kept"))
+            take(store, "kept.1", name=shared_name("kept"))
             shutil.copytree(server.folder, written)  # all that is on the disk when the power fails
-            take(store, "lost.1", keys=keys_of("lost"))
+            take(store, "lost.1", name=shared_name("lost"))
             server.kill()
         shutil.rmtree(server.folder)
         written.rename(server.folder)

@@ -12,18 +12,19 @@ import redis
 from celery import Celery
 
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.messaging.broker_identity import broker_of
 from celery_dlock.messaging.message import RawMessage
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from tests.contract.queue_helpers import KEYS, NAME, digest, expire, make_due, park, take
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.stores import name_in
 
 pytestmark = pytest.mark.core
 
@@ -56,7 +57,7 @@ def granted(clean_server: Server, store: RedisStore, client: redis.Redis) -> Cel
     raw = RawMessage(BODY, "application/json", "utf-8", {"task": "app.post", "id": "a"}, {}, "celery")
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", entry=ParkedMessage.of(tuple(raw), broker_of(app), 10**15, 0).text())
-    assert store.release(KEYS, "holder.1", ReleaseRequest(queue=True)).granted
+    assert store.release(NAME, "holder.1", ReleaseRequest(queue=True)).granted
     make_due(client)
     return app
 
@@ -138,8 +139,8 @@ def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
 ) -> None:
     app = app_at(clean_server, "memory://")
     behind = LockKeys.of("dlock", LockName("n:y", NAME.bucket + 1))
-    take(store, "holder.2", "holder", behind)
-    park(store, "b.1", "b", behind)
+    take(store, "holder.2", "holder", name_in(behind))
+    park(store, "b.1", "b", name_in(behind))
     expire(client, behind)
     client.set(KEYS.lock, "overwritten")
     sweeper = QueueSweeper(Runtime.of(app), list, lambda call: call(), lambda: False)

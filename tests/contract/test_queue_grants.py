@@ -40,7 +40,7 @@ def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.R
     if how == "queue":
         take(store, "h.1", "h")
     else:
-        store.acquire(KEYS, "h.1", TTL, plain_claim(None if how == "a Lock" else "h"))
+        store.acquire(NAME, "h.1", TTL, plain_claim(None if how == "a Lock" else "h"))
     park(store, "b.1", "b", rank_us=20)
     park(store, "a.1", "a", rank_us=10)
     ends = {
@@ -49,7 +49,7 @@ def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.R
         "a Lock": ReleaseRequest(),
         "the keeper": ReleaseRequest(outcome_unknown=True),
     }
-    released = store.release(KEYS, "h.1", ends[how])
+    released = store.release(NAME, "h.1", ends[how])
     turn = client.hget(KEYS.lock, "since") or ""
     assert released == Released(ours=True, duplicate_seen=False, granted=Grant(digest("a"), entry_of("a"), turn))
     assert abs(now_us(client) - int(turn)) < 10 * SECOND
@@ -65,7 +65,7 @@ def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: Redi
     assert before + 5 * SECOND <= due <= after + 5 * SECOND
     assert client.zscore(INDEX, NAME.text) == due
     before = now_us(client)
-    assert store.published(KEYS, digest("a"), TURN)
+    assert store.published(NAME, digest("a"), TURN)
     due = int(client.hget(KEYS.lock, "due") or 0)
     assert before + TURN * 1000 <= due <= now_us(client) + TURN * 1000
     assert client.zscore(INDEX, NAME.text) == due
@@ -74,9 +74,9 @@ def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: Redi
 @pytest.mark.core
 def test_a_published_grant_is_told_only_while_it_stands(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
-    assert not store.published(KEYS, digest("b"), TURN)
+    assert not store.published(NAME, digest("b"), TURN)
     expire(client)
-    assert not store.published(KEYS, digest("a"), TURN)
+    assert not store.published(NAME, digest("a"), TURN)
     assert not client.exists(KEYS.lock)
 
 
@@ -98,7 +98,7 @@ def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone
 @pytest.mark.parametrize("turn", ["", "123"])
 def test_another_copy_leaves_the_grant_and_is_acknowledged(store: RedisStore, client: redis.Redis, turn: str) -> None:
     grant_to(store, "a")
-    store.published(KEYS, digest("a"), TURN)
+    store.published(NAME, digest("a"), TURN)
     before = client.hgetall(KEYS.lock), client.hgetall(PARKED)
     for parks in (False, True):
         answer = ask(store, "a.3", "a", rank_us=10, turn=turn, parks=parks)
@@ -110,7 +110,7 @@ def test_another_copy_leaves_the_grant_and_is_acknowledged(store: RedisStore, cl
 @pytest.mark.core
 def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
     grant_to(store, "a")
-    answer = store.acquire(KEYS, "l.1", TTL, plain_claim())
+    answer = store.acquire(NAME, "l.1", TTL, plain_claim())
     assert isinstance(answer, Held)
     assert (answer.same_message, answer.holder.task_id, answer.holder.pid) == (False, "a", 0)
     assert 0 < answer.holder.expires_in <= 5
@@ -121,12 +121,12 @@ def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
 def test_the_last_release_leaves_nothing_but_the_counter(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    store.published(KEYS, granted.identity, TURN)
+    store.published(NAME, granted.identity, TURN)
     take(store, "a.2", "a", turn=granted.turn)
-    second = store.release(KEYS, "a.2", ending("a")).granted
+    second = store.release(NAME, "a.2", ending("a")).granted
     assert second
     take(store, "b.2", "b", turn=second.turn)
-    assert store.release(KEYS, "b.2", ending("b")).granted is None
+    assert store.release(NAME, "b.2", ending("b")).granted is None
     marks = [KEYS.done(digest(who)) for who in "ab"]
     assert sorted(client.scan_iter("*")) == sorted([KEYS.last, *marks])
 
@@ -142,7 +142,7 @@ def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client
         assert isinstance(answer, Held)
         assert answer.same_message
     assert not client.exists(*KEYS.queue())
-    assert store.release(KEYS, "a.1", ending("a")).duplicate_seen
+    assert store.release(NAME, "a.1", ending("a")).duplicate_seen
 
 
 @pytest.mark.core
@@ -193,7 +193,7 @@ def test_who_starts_over_an_old_mark_deletes_it_and_marks_anew_at_its_end(
     client.set(KEYS.done(digest("a")), str(done_at))
     take(store, "a.1", "a")
     assert not client.exists(KEYS.done(digest("a")))
-    assert store.release(KEYS, "a.1", ending("a")).duplicate_seen
+    assert store.release(NAME, "a.1", ending("a")).duplicate_seen
     assert int(client.get(KEYS.done(digest("a"))) or 0) > done_at
 
 
@@ -204,7 +204,7 @@ def test_a_new_publication_is_judged_by_its_own_rank_and_not_by_the_place_of_an_
     """Its id was used before, and the end of that run was told by somebody who did not name the queue's keys."""
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    store.release(KEYS, "lost.1", ending("a", queue=False))
+    store.release(NAME, "lost.1", ending("a", queue=False))
     answer = ask(store, "a.2", "a")
     assert isinstance(answer, Queued)
     assert isinstance(ask(store, "a.3", "a", redelivered=True), Duplicate)
@@ -219,11 +219,11 @@ def test_a_late_final_end_takes_its_own_parked_copy_out(store: RedisStore, clien
     expire(client)
     take(store, "h.1", "h")
     park(store, "a.2", "a", redelivered=True)
-    assert store.release(KEYS, "a.1", ending("a")) == Released(ours=False, duplicate_seen=False)
+    assert store.release(NAME, "a.1", ending("a")) == Released(ours=False, duplicate_seen=False)
     assert not waiting(client)
     assert not client.exists(PARKED)
     assert isinstance(ask(store, "a.3", "a", redelivered=True), Duplicate)
-    assert store.release(KEYS, "h.1", ending("h")).granted is None
+    assert store.release(NAME, "h.1", ending("h")).granted is None
 
 
 @pytest.mark.core
@@ -234,9 +234,9 @@ def test_a_late_final_end_passes_on_the_turn_of_its_own_parked_copy(store: Redis
     take(store, "h.1", "h")
     park(store, "a.2", "a", redelivered=True)
     park(store, "b.1", "b")
-    assert whose(store.release(KEYS, "h.1", ending("h")).granted) == digest("a")
-    store.published(KEYS, digest("a"), TURN)
-    assert whose(store.release(KEYS, "a.1", ending("a")).granted) == digest("b")
+    assert whose(store.release(NAME, "h.1", ending("h")).granted) == digest("a")
+    store.published(NAME, digest("a"), TURN)
+    assert whose(store.release(NAME, "a.1", ending("a")).granted) == digest("b")
     assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"
 
 
@@ -245,7 +245,7 @@ def test_an_end_that_is_not_final_leaves_its_parked_copy_waiting(store: RedisSto
     expire(client)
     take(store, "h.1", "h")
     park(store, "a.2", "a", redelivered=True)
-    store.release(KEYS, "a.1", ending("a", final=False))
+    store.release(NAME, "a.1", ending("a", final=False))
     assert waiting(client) == [digest("a")]
 
 

@@ -7,7 +7,6 @@ import redis
 
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, Parked, QueueRequest
 from celery_dlock.store.redis.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
 from celery_dlock.store.redis.store import RedisStore
@@ -29,6 +28,7 @@ from tests.contract.queue_helpers import (
 )
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.stores import store_at
 
 pytestmark = pytest.mark.core
 
@@ -41,7 +41,7 @@ def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy
 @pytest.fixture
 def lossy(proxy: Proxy) -> Iterator[RedisStore]:
     """Connected through the proxy."""
-    made = from_url(proxy.url(), timeout=2)
+    made = store_at(proxy.url(), timeout=2)
     yield made
     made.close()
 
@@ -65,10 +65,10 @@ def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
     if how == "queue":
         take(store, "h.1", "h")
     else:
-        store.acquire(KEYS, "h.1", TTL, plain_claim("h" if how == "another policy" else None))
+        store.acquire(NAME, "h.1", TTL, plain_claim("h" if how == "another policy" else None))
     park(store, "a.1", "a")
     cut(proxy, RELEASE)
-    released = lossy.release(KEYS, "h.1", ReleaseRequest() if how == "a Lock" else ending("h", queue=how == "queue"))
+    released = lossy.release(NAME, "h.1", ReleaseRequest() if how == "a Lock" else ending("h", queue=how == "queue"))
     assert released.ours
     assert released.granted
     assert (released.granted.identity, released.granted.entry) == (digest("a"), entry_of("a"))
@@ -81,7 +81,7 @@ def test_a_sweep_whose_reply_is_lost_tells_of_its_grant(
     park(store, "a.1", "a")
     expire(client)
     cut(proxy, SWEEP)
-    granted = lossy.sweep(KEYS, "s.1", TURN, TRIES).granted
+    granted = lossy.sweep(NAME, "s.1", TURN, TRIES).granted
     assert granted
     assert granted.identity == digest("a")
 
@@ -92,7 +92,7 @@ def test_a_waiter_whose_taking_out_lost_its_reply_is_told_with_its_entry(
     grant_to(store, "a")
     park(store, "b.1", "b")
     cut(proxy, TAKE_OUT)
-    taken = lossy.remove_waiter(KEYS, digest("a"), "t.1")
+    taken = lossy.remove_waiter(NAME, digest("a"), "t.1")
     assert taken.entry == entry_of("a")
     assert taken.granted
     assert taken.granted.identity == digest("b")
@@ -103,7 +103,7 @@ def test_a_publication_whose_note_lost_its_reply_is_noted(
 ) -> None:
     grant_to(store, "a")
     cut(proxy, PUBLISHED)
-    assert lossy.published(KEYS, digest("a"), TURN)
+    assert lossy.published(NAME, digest("a"), TURN)
     assert client.hget(KEYS.lock, "published") == "1"
 
 

@@ -7,6 +7,7 @@ from celery_dlock.store.model import Grant, Parked, Queued
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import (
     KEYS,
+    NAME,
     SECOND,
     TRIES,
     TURN,
@@ -104,15 +105,15 @@ def test_no_digit_of_a_rank_is_lost_on_its_way_round(store: RedisStore, client: 
     assert park(store, "a.1", "a", rank_us=rank).rank_us == rank
     assert park(store, "b.1", "b", rank_us=1, after_us=rank).rank_us == rank + 1
     assert rank_in(client, "a") == rank
-    store.release(KEYS, "h.1", ending("h"))
+    store.release(NAME, "h.1", ending("h"))
     assert client.hget(KEYS.lock, "rank") == str(rank)
     lose_turn(store, client, "a")
     assert client.hget(PARKED, f"{digest('a')}:rank") == str(rank)
     make_ready(client, "a")
     make_due(client)
-    store.published(KEYS, digest("b"), TURN)
+    store.published(NAME, digest("b"), TURN)
     make_due(client)
-    assert whose(store.sweep(KEYS, "s.1", TURN, TRIES).granted) == digest("a")
+    assert whose(store.sweep(NAME, "s.1", TURN, TRIES).granted) == digest("a")
     assert client.hget(KEYS.lock, "rank") == str(rank)
 
 
@@ -142,7 +143,7 @@ def test_a_free_lock_with_later_waiters_only_is_taken_and_its_release_grants(
     park(store, "b.1", "b", rank_us=20)
     expire(client)
     take(store, "a.1", "a", rank_us=10)
-    assert whose(store.release(KEYS, "a.1", ending("a")).granted) == digest("b")
+    assert whose(store.release(NAME, "a.1", ending("a")).granted) == digest("b")
 
 
 @pytest.mark.core

@@ -8,6 +8,7 @@ from celery_dlock.store.model import Acquired, Duplicate, Parked, Used
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import (
     KEYS,
+    NAME,
     TRIES,
     TURN,
     ask,
@@ -87,7 +88,7 @@ def test_parking_that_granted_names_no_grant_once_its_message_is_published(
     park(store, "a.1", "a", rank_us=100)
     expire(client)
     assert whose(park(store, "b.1", "b", rank_us=200).granted) == digest("a")
-    assert store.published(KEYS, digest("a"), TURN)
+    assert store.published(NAME, digest("a"), TURN)
     assert park(store, "b.1", "b", rank_us=200).granted is None
 
 
@@ -95,10 +96,10 @@ def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(st
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100)
     park(store, "b.1", "b", rank_us=200)
-    assert whose(store.release(KEYS, "holder.1", ending("holder")).granted) == digest("a")
-    assert whose(store.remove_waiter(KEYS, digest("a"), "revoker.1").granted) == digest("b")
-    assert store.published(KEYS, digest("b"), TURN)
-    assert store.remove_waiter(KEYS, digest("a"), "revoker.1").granted is None
+    assert whose(store.release(NAME, "holder.1", ending("holder")).granted) == digest("a")
+    assert whose(store.remove_waiter(NAME, digest("a"), "revoker.1").granted) == digest("b")
+    assert store.published(NAME, digest("b"), TURN)
+    assert store.remove_waiter(NAME, digest("a"), "revoker.1").granted is None
 
 
 def test_parking_that_ousts(store: RedisStore) -> None:
@@ -127,7 +128,7 @@ def test_parking_that_ousts_under_the_next_number(store: RedisStore) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
     first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
-    store.release(KEYS, "b.1", ending("", final=False, queue=False, outcome_unknown=True))
+    store.release(NAME, "b.1", ending("", final=False, queue=False, outcome_unknown=True))
     assert park(store, "b.2", "b", rank_us=200, limit=1, ousts=True).ousted == first.ousted
 
 
@@ -160,17 +161,17 @@ def test_a_used_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Re
 def test_a_release_that_grants_and_no_more_once_its_message_is_published(store: RedisStore, queue: bool) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a")
-    first = store.release(KEYS, "holder.1", ending("holder", queue=queue))
+    first = store.release(NAME, "holder.1", ending("holder", queue=queue))
     assert first.granted
-    again = store.release(KEYS, "holder.1", ending("holder", queue=queue))
+    again = store.release(NAME, "holder.1", ending("holder", queue=queue))
     assert again.granted == first.granted
-    assert store.published(KEYS, digest("a"), TURN)
-    assert store.release(KEYS, "holder.1", ending("holder", queue=queue)).granted is None
+    assert store.published(NAME, digest("a"), TURN)
+    assert store.release(NAME, "holder.1", ending("holder", queue=queue)).granted is None
 
 
 def test_a_release_repeats_no_grant_that_another_gave(store: RedisStore) -> None:
     grant_to(store, "a")
-    assert store.release(KEYS, "other.1", ending("other")).granted is None
+    assert store.release(NAME, "other.1", ending("other")).granted is None
 
 
 # Sweep, take out, published
@@ -180,33 +181,33 @@ def test_a_sweep_that_grants(store: RedisStore, client: redis.Redis) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a")
     expire(client)
-    first = store.sweep(KEYS, "s.1", TURN, TRIES)
+    first = store.sweep(NAME, "s.1", TURN, TRIES)
     assert first.granted
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
-    assert store.sweep(KEYS, "s.2", TURN, TRIES) == QueueStepResult()
-    store.published(KEYS, digest("a"), TURN)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == first
+    assert store.sweep(NAME, "s.2", TURN, TRIES) == QueueStepResult()
+    store.published(NAME, digest("a"), TURN)
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
 
 
 def test_a_sweep_that_hands_out_what_another_did_not_publish(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     make_due(client)
-    first = store.sweep(KEYS, "s.1", TURN, TRIES)
+    first = store.sweep(NAME, "s.1", TURN, TRIES)
     assert first == QueueStepResult(granted=granted)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
-    assert store.sweep(KEYS, "s.2", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == first
+    assert store.sweep(NAME, "s.2", TURN, TRIES) == QueueStepResult()
 
 
 def test_a_sweep_that_ends_a_turn_ends_one_only(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    store.published(KEYS, digest("a"), TURN)
+    store.published(NAME, digest("a"), TURN)
     make_due(client)
-    first = store.sweep(KEYS, "s.1", TURN, TRIES)
+    first = store.sweep(NAME, "s.1", TURN, TRIES)
     assert first.granted
     assert first.granted.identity == digest("b")
     before = contents(client)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == first
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == first
     after = contents(client)
     assert after[KEYS.queue()[1]] == before[KEYS.queue()[1]]  # no second try is counted
 
@@ -215,11 +216,11 @@ def test_a_sweep_that_buries(store: RedisStore, client: redis.Redis) -> None:
     """The buried one is told of in the log: who is not told does not look."""
     grant_to(store, "a")
     park(store, "b.1", "b")
-    store.published(KEYS, digest("a"), TURN)
+    store.published(NAME, digest("a"), TURN)
     make_due(client)
-    first = store.sweep(KEYS, "s.1", TURN, 1)
+    first = store.sweep(NAME, "s.1", TURN, 1)
     assert first.buried == digest("a")
-    assert store.sweep(KEYS, "s.1", TURN, 1) == first
+    assert store.sweep(NAME, "s.1", TURN, 1) == first
 
 
 @pytest.mark.parametrize("has_turn", [True, False])
@@ -227,11 +228,11 @@ def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: b
     """Its end is stored from the answered entry: without it, its result hangs for ever."""
     grant_to(store, "a" if has_turn else "b")
     park(store, "b.1" if has_turn else "a.1", "b" if has_turn else "a")
-    first = store.remove_waiter(KEYS, digest("a"), "t.1")
+    first = store.remove_waiter(NAME, digest("a"), "t.1")
     assert first.entry == entry_of("a")
     assert bool(first.granted) == has_turn
     before = contents(client)
-    assert store.remove_waiter(KEYS, digest("a"), "t.1") == first
+    assert store.remove_waiter(NAME, digest("a"), "t.1") == first
     after = contents(client)
     done = KEYS.done(digest("a"))
     assert {**after, done: 0} == {**before, done: 0}
@@ -240,15 +241,15 @@ def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: b
 def test_burying_a_waiter_with_a_turn(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    first = store.remove_waiter(KEYS, digest("a"), "t.1", bury=True)
+    first = store.remove_waiter(NAME, digest("a"), "t.1", bury=True)
     assert first.granted
-    assert store.remove_waiter(KEYS, digest("a"), "t.1", bury=True).granted == first.granted
+    assert store.remove_waiter(NAME, digest("a"), "t.1", bury=True).granted == first.granted
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
 
 
 def test_noting_a_publication_lengthens_no_turn_twice(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
-    assert store.published(KEYS, digest("a"), TURN)
+    assert store.published(NAME, digest("a"), TURN)
     first = int(client.hget(KEYS.lock, "due") or 0)
-    assert store.published(KEYS, digest("a"), TURN)
+    assert store.published(NAME, digest("a"), TURN)
     assert 0 <= int(client.hget(KEYS.lock, "due") or 0) - first < TURN * 1000

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Grant
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import claim_of as plain_claim
@@ -57,17 +57,17 @@ def life(store: RedisStore, client: redis.Redis) -> Steps:
     yield "park at the end", lambda: park(store, "z.1", "z", rank_us=FAR * 2)
     yield "park behind", lambda: park(store, "b.1", "b", rank_us=3)
     yield "limited", lambda: ask(store, "c.1", "c", rank_us=4, parks=True, limit=2)
-    yield "waiting", lambda: store.waiting(KEYS, 5)
+    yield "waiting", lambda: store.waiting(NAME, 5)
     yield from turns(store, client)
     yield "copy without its turn", lambda: ask(store, "y.1", "crowd1", rank_us=5)
-    yield "take out of the middle", lambda: store.remove_waiter(KEYS, digest("crowd7"), "t.3", ended=True)
+    yield "take out of the middle", lambda: store.remove_waiter(NAME, digest("crowd7"), "t.3", ended=True)
     expire(client)
-    yield "sweep a free lock", lambda: store.sweep(KEYS, "s.2", TURN, TRIES)
+    yield "sweep a free lock", lambda: store.sweep(NAME, "s.2", TURN, TRIES)
     expire(client)
     yield "oust", lambda: park(store, "d.1", "d", rank_us=FAR * 2, limit=2, ousts=True)
     expire(client)
     yield "take before all", lambda: take(store, "e.1", "e", rank_us=6)
-    yield "release of another policy", lambda: store.release(KEYS, "e.1", ReleaseRequest())
+    yield "release of another policy", lambda: store.release(NAME, "e.1", ReleaseRequest())
 
 
 def turns(store: RedisStore, client: redis.Redis) -> Steps:
@@ -78,16 +78,16 @@ def turns(store: RedisStore, client: redis.Redis) -> Steps:
         assert grant
         turn.append(grant.turn)
 
-    yield "release", lambda: given(store.release(KEYS, "h.1", ending("h")).granted)
-    yield "published", lambda: store.published(KEYS, digest("a"), TURN)
+    yield "release", lambda: given(store.release(NAME, "h.1", ending("h")).granted)
+    yield "published", lambda: store.published(NAME, digest("a"), TURN)
     make_due(client)
-    yield "lose a turn", lambda: given(store.sweep(KEYS, "s.1", TURN, TRIES).granted)
+    yield "lose a turn", lambda: given(store.sweep(NAME, "s.1", TURN, TRIES).granted)
     make_ready(client, "a")
-    yield "due", lambda: store.due("dlock", [NAME.bucket], 100)
+    yield "due", lambda: store.due([NAME.bucket], 100)
     yield "take a turn", lambda: take(store, "b.2", "b", turn=turn[-1])
-    yield "bring back", lambda: given(store.release(KEYS, "b.2", ending("b")).granted)
-    yield "take out", lambda: store.remove_waiter(KEYS, digest("a"), "t.1")
-    yield "bury", lambda: store.remove_waiter(KEYS, str(client.hget(KEYS.lock, "identity")), "t.2", bury=True)
+    yield "bring back", lambda: given(store.release(NAME, "b.2", ending("b")).granted)
+    yield "take out", lambda: store.remove_waiter(NAME, digest("a"), "t.1")
+    yield "bury", lambda: store.remove_waiter(NAME, str(client.hget(KEYS.lock, "identity")), "t.2", bury=True)
 
 
 def commands_of(store: RedisStore, client: redis.Redis) -> dict[str, list[str]]:
@@ -123,13 +123,13 @@ def test_each_step_takes_the_server_about_as_long_for_twenty_thousand_waiters_as
         for number in range(40):
             take(store, f"h{number}.1", f"h{number}", rank_us=1)
             park(store, f"a{number}.1", f"a{number}", rank_us=2)
-            granted = store.release(KEYS, f"h{number}.1", ending(f"h{number}")).granted
+            granted = store.release(NAME, f"h{number}.1", ending(f"h{number}")).granted
             assert granted
-            store.published(KEYS, granted.identity, TURN)
+            store.published(NAME, granted.identity, TURN)
             take(store, f"a{number}.2", f"a{number}", turn=granted.turn)
-            store.waiting(KEYS, 5)
-            store.release(KEYS, f"a{number}.2", ending(f"a{number}"))
-            store.remove_waiter(KEYS, str(client.hget(KEYS.lock, "identity")), "t.1")
+            store.waiting(NAME, 5)
+            store.release(NAME, f"a{number}.2", ending(f"a{number}"))
+            store.remove_waiter(NAME, str(client.hget(KEYS.lock, "identity")), "t.1")
             client.delete(KEYS.lock)
         return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 
@@ -145,7 +145,7 @@ def test_those_who_lost_a_turn_come_back_in_groups(store: RedisStore, client: re
     for rank, who in enumerate(lost):
         client.zadd(later, {who: 1})
         client.hset(parked, mapping={who: entry_of(who), f"{who}:rank": str(rank), f"{who}:tries": "1"})
-    assert store.sweep(KEYS, "s.1", TURN, TRIES).granted
+    assert store.sweep(NAME, "s.1", TURN, TRIES).granted
     assert client.zcard(waiting) + 1 + client.zcard(later) == 40
     assert client.zcard(later) == 40 - 16
 
@@ -160,8 +160,8 @@ def test_scripts_touch_only_keys_that_they_name_and_all_of_one_slot(store: Redis
     with commands_seen(client) as seen:
         for _, act in life(store, client):
             act()
-        store.acquire(KEYS, "l.1", TTL, plain_claim(waits=True))
-        store.acquire(KEYS, "l.2", TTL, plain_claim(waits=True))
+        store.acquire(NAME, "l.1", TTL, plain_claim(waits=True))
+        store.acquire(NAME, "l.2", TTL, plain_claim(waits=True))
     named: list[str] = []
     for kind, words in seen:
         if words[0] == "EVALSHA":

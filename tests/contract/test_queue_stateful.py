@@ -17,6 +17,7 @@ from tests.contract.queue_invariants import Laws
 from tests.contract.queue_state_machine import PEOPLE, told
 from tests.contract.queue_values import PAST, Ask, Granted, Held
 from tests.support.servers import Server
+from tests.support.stores import name_in
 
 name = st.sampled_from([0, 0, 0, 1])
 person = st.sampled_from(PEOPLE)
@@ -149,7 +150,7 @@ class Scripts(Laws):
 
         def once() -> object:
             expected = self.queues[name].take_out(identity, granter, self.now(), bury=bury, ended=ended)
-            taken = self.store.remove_waiter(self.keys[name], identity, granter, bury=bury, ended=ended)
+            taken = self.store.remove_waiter(name_in(self.keys[name]), identity, granter, bury=bury, ended=ended)
             self.same((taken.entry, told(taken.granted)), expected)
             if ended:
                 self.owed[name].discard(identity)
@@ -182,7 +183,7 @@ class Scripts(Laws):
         assert isinstance(lock, Granted)
         identity = Identity(f"{who}{name}").digest if who else lock.identity
         expected = self.queues[name].publish(identity, self.now())
-        assert self.store.published(self.keys[name], identity, TURN) == expected
+        assert self.store.published(name_in(self.keys[name]), identity, TURN) == expected
 
     @precondition(lambda self: self.any_lock(Granted))
     @rule(pick=name)

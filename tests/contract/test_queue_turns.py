@@ -4,10 +4,11 @@ import pytest
 import redis
 
 from celery_dlock.errors import StoreRefused
-from celery_dlock.keys.key_spec import BUCKETS, LockKeys, sweeper_key
+from celery_dlock.keys.key_spec import BUCKETS
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import FOREIGN_MS, QueueStepResult, ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.redis.keys import LockKeys, sweeper_key
 from celery_dlock.store.redis.store import _NEVER_BURY, RedisStore
 from tests.contract.queue_helpers import (
     KEYS,
@@ -47,10 +48,10 @@ def test_a_lost_turn_goes_to_later_and_the_next_one_is_granted(store: RedisStore
     grant_to(store, "a")
     rank = int(client.hget(KEYS.lock, "rank") or 0)
     park(store, "b.1", "b")
-    store.published(KEYS, digest("a"), TURN)
+    store.published(NAME, digest("a"), TURN)
     make_due(client)
     before = now_us(client)
-    taken = store.sweep(KEYS, "s.1", TURN, TRIES)
+    taken = store.sweep(NAME, "s.1", TURN, TRIES)
     assert whose(taken.granted) == digest("b")
     assert taken.buried == ""
     until = client.zscore(LATER, digest("a")) or 0
@@ -72,7 +73,7 @@ def test_who_lost_a_turn_comes_back_at_its_old_rank(store: RedisStore, client: r
     lose_turn(store, client, "a")
     make_ready(client, "a")
     take(store, "b.2", "b", turn=client.hget(KEYS.lock, "since"))
-    assert whose(store.release(KEYS, "b.2", ending("b")).granted) == digest("a")
+    assert whose(store.release(NAME, "b.2", ending("b")).granted) == digest("a")
 
 
 @pytest.mark.core
@@ -80,18 +81,18 @@ def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: R
     grant_to(store, "a")
     for lost in range(4):
         before = now_us(client)
-        assert store.published(KEYS, digest("a"), TURN)
+        assert store.published(NAME, digest("a"), TURN)
         due = int(client.hget(KEYS.lock, "due") or 0)
         assert due - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
         make_due(client)
         before = now_us(client)
-        assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
+        assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
         until = client.zscore(LATER, digest("a"))
         assert until
         assert until - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
         assert client.zscore(INDEX, NAME.text) == until
         make_ready(client, "a")
-        assert whose(store.sweep(KEYS, "s.1", TURN, TRIES).granted) == digest("a")
+        assert whose(store.sweep(NAME, "s.1", TURN, TRIES).granted) == digest("a")
 
 
 @pytest.mark.core
@@ -104,7 +105,7 @@ def test_after_so_many_lost_turns_it_goes_to_the_dead_letters_with_its_entry_int
         assert buried == (digest("a") if lost == 3 else "")
         if lost < 3:
             make_ready(client, "a")
-            store.sweep(KEYS, "s.1", TURN, 3)
+            store.sweep(NAME, "s.1", TURN, 3)
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
     assert not client.exists(KEYS.lock, *KEYS.queue())
 
@@ -148,9 +149,9 @@ def test_a_grant_nobody_published_is_handed_out_again_and_counts_as_no_lost_turn
 ) -> None:
     granted = grant_to(store, "a")
     for number in range(3 * TRIES):
-        assert store.sweep(KEYS, f"early.{number}", TURN, TRIES) == QueueStepResult()
+        assert store.sweep(NAME, f"early.{number}", TURN, TRIES) == QueueStepResult()
         make_due(client)
-        assert store.sweep(KEYS, f"s.{number}", TURN, TRIES) == QueueStepResult(granted=granted)
+        assert store.sweep(NAME, f"s.{number}", TURN, TRIES) == QueueStepResult(granted=granted)
     assert client.hgetall(PARKED) == {digest("a"): entry_of("a")}
 
 
@@ -161,11 +162,11 @@ def test_a_grant_nobody_published_is_handed_out_again_and_counts_as_no_lost_turn
 def test_a_sweep_grants_a_lock_whose_lease_ended(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    assert store.due("dlock", [NAME.bucket], 10) == []
+    assert store.due([NAME.bucket], 10) == []
     expire(client)
-    assert store.due("dlock", [NAME.bucket], 10) == [NAME]
-    assert whose(store.sweep(KEYS, "s.1", TURN, TRIES).granted) == digest("a")
-    assert store.due("dlock", [NAME.bucket], 10) == []
+    assert store.due([NAME.bucket], 10) == [NAME]
+    assert whose(store.sweep(NAME, "s.1", TURN, TRIES).granted) == digest("a")
+    assert store.due([NAME.bucket], 10) == []
 
 
 @pytest.mark.core
@@ -174,11 +175,11 @@ def test_a_sweep_comes_back_when_a_renewed_lease_would_end(store: RedisStore, cl
     park(store, "a.1", "a")
     client.zadd(INDEX, {NAME.text: 1})
     before = now_us(client)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
     look = client.zscore(INDEX, NAME.text)
     assert look
     assert before < look <= now_us(client) + TTL * 1000
-    assert store.release(KEYS, "h.1", ReleaseRequest()).granted
+    assert store.release(NAME, "h.1", ReleaseRequest()).granted
 
 
 @pytest.mark.core
@@ -187,12 +188,12 @@ def test_a_sweep_tells_a_holder_of_another_policy_that_others_wait(store: RedisS
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     expire(client)
-    skips = store.acquire(KEYS, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s")))
+    skips = store.acquire(NAME, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s")))
     assert isinstance(skips, Acquired)
     assert client.hget(KEYS.lock, "queue") is None
-    assert store.sweep(KEYS, "sweeper.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "sweeper.1", TURN, TRIES) == QueueStepResult()
     assert client.hget(KEYS.lock, "queue") == "1"
-    assert whose(store.release(KEYS, "s.1", ending("s", queue=False)).granted) == digest("a")
+    assert whose(store.release(NAME, "s.1", ending("s", queue=False)).granted) == digest("a")
 
 
 @pytest.mark.core
@@ -201,25 +202,25 @@ def test_sweep_tells_a_holder_of_another_policy_of_a_waiter_that_lost_its_turn(
 ) -> None:
     """The only waiter is not in `waiting` but in `later`."""
     grant_to(store, "a")
-    store.published(KEYS, digest("a"), TURN)
+    store.published(NAME, digest("a"), TURN)
     make_due(client)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
     assert isinstance(
-        store.acquire(KEYS, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s"))),
+        store.acquire(NAME, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s"))),
         Acquired,
     )
-    assert store.sweep(KEYS, "s.2", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.2", TURN, TRIES) == QueueStepResult()
     assert client.hget(KEYS.lock, "queue") == "1"
     make_ready(client, "a")
-    assert whose(store.release(KEYS, "s.1", ending("s", queue=False)).granted) == digest("a")
+    assert whose(store.release(NAME, "s.1", ending("s", queue=False)).granted) == digest("a")
 
 
 def test_a_sweep_of_a_lock_nobody_waits_for_forgets_it(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    store.remove_waiter(KEYS, digest("a"), "t.1")
+    store.remove_waiter(NAME, digest("a"), "t.1")
     client.zadd(INDEX, {NAME.text: 1})
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
     assert not client.exists(INDEX)
 
 
@@ -227,9 +228,9 @@ def test_each_bucket_tells_of_its_own_locks_at_most_so_many(store: RedisStore, c
     names = [LockName(f"n:{number}", bucket) for bucket in (3, 4) for number in range(3)]
     for name in names:
         client.zadd(LockKeys.of("dlock", name).queue()[3], {name.text: 1})
-    assert store.due("dlock", [3, 4, 5], 10) == names
-    assert store.due("dlock", [4], 10) == names[3:]
-    assert len(store.due("dlock", [3, 4], 2)) == 4
+    assert store.due([3, 4, 5], 10) == names
+    assert store.due([4], 10) == names[3:]
+    assert len(store.due([3, 4], 2)) == 4
 
 
 @pytest.mark.core
@@ -244,9 +245,9 @@ def test_all_buckets_are_looked_at_by_one_script_and_in_a_cluster_by_one_for_eac
     buckets = [0, 63, 64, 1023]
     for bucket in buckets:
         client.zadd(LockKeys.of("dlock", LockName("n:x", bucket)).queue()[3], {"n:x": 1})
-    store.due("dlock", range(BUCKETS), 10)
+    store.due(range(BUCKETS), 10)
     before = scripts()
-    assert [name.bucket for name in store.due("dlock", range(BUCKETS), 10)] == buckets
+    assert [name.bucket for name in store.due(range(BUCKETS), 10)] == buckets
     assert scripts() - before == (len(buckets) if topology == "cluster" else 1)
 
 
@@ -264,9 +265,9 @@ def test_cluster_node_that_refuses_hides_no_queue_of_another_node(
     assert node != client.get_node_from_key(LockKeys.of("dlock", names[1]).lock)  # type: ignore[attr-defined]
     client.execute_command(f"ACL SETUSER {LOCK_USER} -exists -evalsha -eval", target_nodes=node)
     try:
-        assert store.due("dlock", [3, 4], 10) == names[1:]
+        assert store.due([3, 4], 10) == names[1:]
         with pytest.raises(StoreRefused, match="NOPERM"):
-            store.due("dlock", [3], 10)
+            store.due([3], 10)
     finally:
         client.execute_command(f"ACL SETUSER {LOCK_USER} +exists +evalsha +eval", target_nodes=node)
 
@@ -277,25 +278,26 @@ def test_overwritten_index_hides_no_other_bucket(store: RedisStore, client: redi
     for name in names:
         client.zadd(LockKeys.of("dlock", name).queue()[3], {name.text: 1})
     client.set(LockKeys.of("dlock", names[0]).queue()[3], "overwritten")
-    assert store.due("dlock", [4, 3, 5], 10) == names[1:]
+    assert store.due([4, 3, 5], 10) == names[1:]
     with pytest.raises(StoreRefused, match="overwritten"):
-        store.due("dlock", [3, 6], 10)
+        store.due([3, 6], 10)
 
 
 # The sweep lease
 
-LEASE = sweeper_key("dlock", "amqp://h:5672//")
+DUTY = "amqp://h:5672//", "sweep"
+LEASE = sweeper_key("dlock", *DUTY)
 
 
 @pytest.mark.core
 def test_one_worker_at_a_time_has_the_sweep_lease_and_may_take_it_again(store: RedisStore, client: redis.Redis) -> None:
-    assert store.sweep_lease(LEASE, "w1", 60_000) == 0
-    assert 50_000 < store.sweep_lease(LEASE, "w2", 60_000) <= 60_000
-    assert store.sweep_lease(LEASE, "w1", 90_000) == 0
+    assert store.sweep_lease(*DUTY, "w1", 60_000) == 0
+    assert 50_000 < store.sweep_lease(*DUTY, "w2", 60_000) <= 60_000
+    assert store.sweep_lease(*DUTY, "w1", 90_000) == 0
     assert 80_000 < client.pttl(LEASE) <= 90_000
     client.pexpire(LEASE, 1)
     eventually(lambda: not client.exists(LEASE))
-    assert store.sweep_lease(LEASE, "w2", 60_000) == 0
+    assert store.sweep_lease(*DUTY, "w2", 60_000) == 0
 
 
 @pytest.mark.core
@@ -305,7 +307,7 @@ def test_a_sweep_lease_with_a_longer_life_than_asked_for_is_cut(
 ) -> None:
     """The server's clock went back; a dead worker would keep all others from sweeping."""
     client.set(LEASE, "dead", px=life_ms)
-    assert store.sweep_lease(LEASE, "w1", 60_000) == 60_000
+    assert store.sweep_lease(*DUTY, "w1", 60_000) == 60_000
     assert 0 < client.pttl(LEASE) <= 60_000
 
 
@@ -322,13 +324,13 @@ def make_foreign(client: redis.Redis, seconds: float) -> None:
 def test_grant_of_another_broker_is_due_at_once(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     before = now_us(client)
-    assert store.pass_on(KEYS, granted, foreign=True)
+    assert store.pass_on(NAME, granted, foreign=True)
     due, noted = client.hmget(KEYS.lock, "due", "foreign")
     assert before <= int(due or 0) <= now_us(client)
     assert client.zscore(INDEX, NAME.text) == int(due or 0)
-    assert store.pass_on(KEYS, granted, foreign=True)
+    assert store.pass_on(NAME, granted, foreign=True)
     assert client.hget(KEYS.lock, "foreign") == noted
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
 
 @pytest.mark.core
@@ -337,13 +339,13 @@ def test_a_grant_that_no_worker_of_its_broker_published_becomes_a_dead_letter(
 ) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    store.pass_on(KEYS, granted, foreign=True)
+    store.pass_on(NAME, granted, foreign=True)
     make_foreign(client, FOREIGN_MS / 1000 - 60)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
     make_foreign(client, FOREIGN_MS / 1000 + 1)
-    first = store.sweep(KEYS, "s.2", TURN, TRIES)
+    first = store.sweep(NAME, "s.2", TURN, TRIES)
     assert (first.buried, first.foreign, whose(first.granted)) == (digest("a"), True, digest("b"))
-    assert store.sweep(KEYS, "s.2", TURN, TRIES) == first
+    assert store.sweep(NAME, "s.2", TURN, TRIES) == first
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
     assert client.hget(KEYS.lock, "foreign") is None
 
@@ -354,10 +356,10 @@ def test_a_grant_that_a_worker_of_its_broker_cannot_publish_is_no_dead_letter(
 ) -> None:
     """Its broker is away: the message waits, however long that takes."""
     granted = grant_to(store, "a")
-    store.pass_on(KEYS, granted, foreign=True)
+    store.pass_on(NAME, granted, foreign=True)
     make_foreign(client, 3600)
-    assert store.pass_on(KEYS, granted, foreign=False)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
+    assert store.pass_on(NAME, granted, foreign=False)
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
 
 @pytest.mark.core
@@ -366,21 +368,21 @@ def test_grant_of_another_broker_that_has_workers_is_due_at_once_and_no_dead_let
 ) -> None:
     """Their broker does not answer just now; that is no reason for workers of another broker to give up."""
     granted = grant_to(store, "a")
-    store.pass_on(KEYS, granted, foreign=True)
+    store.pass_on(NAME, granted, foreign=True)
     make_foreign(client, 3600)
     before = now_us(client)
-    assert store.pass_on(KEYS, granted, foreign=True, present=True)
+    assert store.pass_on(NAME, granted, foreign=True, present=True)
     assert before <= int(client.hget(KEYS.lock, "due") or 0) <= now_us(client)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
 
 @pytest.mark.core
 def test_a_published_grant_is_of_no_other_broker(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
-    store.published(KEYS, digest("a"), TURN)
+    store.published(NAME, digest("a"), TURN)
     before = client.hgetall(KEYS.lock)
-    assert not store.pass_on(KEYS, granted, foreign=True)
-    assert not store.pass_on(KEYS, granted._replace(turn="1"), foreign=True)
+    assert not store.pass_on(NAME, granted, foreign=True)
+    assert not store.pass_on(NAME, granted._replace(turn="1"), foreign=True)
     assert client.hgetall(KEYS.lock) == before
 
 
@@ -389,11 +391,11 @@ def test_grant_that_its_own_broker_published_late_loses_a_turn_and_is_no_dead_le
     store: RedisStore, client: redis.Redis
 ) -> None:
     granted = grant_to(store, "a")
-    store.pass_on(KEYS, granted, foreign=True)
+    store.pass_on(NAME, granted, foreign=True)
     make_foreign(client, FOREIGN_MS / 1000 + 1)
-    assert store.published(KEYS, digest("a"), TURN)
+    assert store.published(NAME, digest("a"), TURN)
     make_due(client)
-    assert store.sweep(KEYS, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
     assert client.zrange(LATER, 0, -1) == [digest("a")]
 
 
@@ -402,13 +404,13 @@ def test_grant_of_an_earlier_turn_is_not_passed_on(store: RedisStore, client: re
     """The worker was paused meanwhile; its note would be one about the new turn."""
     granted = grant_to(store, "a")
     before = client.hgetall(KEYS.lock)
-    assert not store.pass_on(KEYS, granted._replace(turn="1"), foreign=True)
+    assert not store.pass_on(NAME, granted._replace(turn="1"), foreign=True)
     assert client.hgetall(KEYS.lock) == before
 
 
 def test_a_release_that_sweeps_buries_no_message_of_another_broker(store: RedisStore, client: redis.Redis) -> None:
     """It would not tell of it. A sweep hands the message out to a sweeper, which does."""
     granted = grant_to(store, "a")
-    store.pass_on(KEYS, granted, foreign=True)
+    store.pass_on(NAME, granted, foreign=True)
     make_foreign(client, 3600)
-    assert store.sweep(KEYS, "h.1", *_NEVER_BURY).buried == ""
+    assert store.sweep(NAME, "h.1", *_NEVER_BURY).buried == ""

@@ -12,6 +12,7 @@ from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import claim_of as plain_claim
 from tests.contract.queue_helpers import (
     KEYS,
+    NAME,
     SECOND,
     TTL,
     ask,
@@ -39,17 +40,17 @@ def test_a_waiter_that_is_taken_out_never_runs_and_never_blocks(store: RedisStor
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     park(store, "b.1", "b")
-    assert store.remove_waiter(KEYS, digest("a"), "t.1").entry == entry_of("a")
+    assert store.remove_waiter(NAME, digest("a"), "t.1").entry == entry_of("a")
     assert waiting(client) == [digest("b")]
     assert isinstance(ask(store, "a.2", "a", redelivered=True), Duplicate)
-    assert whose(store.release(KEYS, "h.1", ending("h")).granted) == digest("b")
+    assert whose(store.release(NAME, "h.1", ending("h")).granted) == digest("b")
 
 
 @pytest.mark.core
 def test_a_granted_one_that_is_taken_out_passes_its_turn_on(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    taken = store.remove_waiter(KEYS, digest("a"), "t.1")
+    taken = store.remove_waiter(NAME, digest("a"), "t.1")
     assert (taken.entry, whose(taken.granted)) == (entry_of("a"), digest("b"))
     assert client.hkeys(PARKED) == [digest("b")]
 
@@ -59,7 +60,7 @@ def test_a_granted_one_that_is_taken_out_passes_its_turn_on(store: RedisStore, c
 def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, bury: bool) -> None:
     take(store, "a.1", "a")
     before = client.hgetall(KEYS.lock)
-    assert store.remove_waiter(KEYS, digest("a"), "t.1", bury=bury, ended=True) == QueueStepResult()
+    assert store.remove_waiter(NAME, digest("a"), "t.1", bury=bury, ended=True) == QueueStepResult()
     assert client.hgetall(KEYS.lock) == before
     assert not client.exists(KEYS.done(digest("a")), KEYS.dead())
 
@@ -69,7 +70,7 @@ def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, 
 def test_taking_out_what_does_not_wait_marks_it_only_if_its_end_is_stored(
     store: RedisStore, client: redis.Redis, ended: bool
 ) -> None:
-    assert store.remove_waiter(KEYS, digest("a"), "t.1", ended=ended) == QueueStepResult()
+    assert store.remove_waiter(NAME, digest("a"), "t.1", ended=ended) == QueueStepResult()
     assert bool(client.exists(KEYS.done(digest("a")))) == ended
 
 
@@ -77,7 +78,7 @@ def test_taking_out_what_does_not_wait_marks_it_only_if_its_end_is_stored(
 def test_who_is_buried_keeps_its_entry_and_may_still_run(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    assert store.remove_waiter(KEYS, digest("a"), "t.1", bury=True).entry == entry_of("a")
+    assert store.remove_waiter(NAME, digest("a"), "t.1", bury=True).entry == entry_of("a")
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
     assert not client.exists(KEYS.done(digest("a")), *KEYS.queue()[:3])
 
@@ -91,13 +92,13 @@ def test_waiting_tells_how_many_wait_who_and_since_when(store: RedisStore, clien
     rank = int(client.hget(KEYS.lock, "rank") or 0)
     for who, at in [("b", 2), ("c", 3), ("d", 4)]:
         park(store, f"{who}.1", who, rank_us=at * SECOND)
-    found = store.waiting(KEYS, 3)
+    found = store.waiting(NAME, 3)
     assert found.count == 4
     assert found.waiters == (
         Waiter("app.post", "a", rank / 1e6), Waiter("app.post", "b", 2.0), Waiter("app.post", "c", 3.0)
     )  # fmt: skip
     lose_turn(store, client, "a")
-    found = store.waiting(KEYS, 10)
+    found = store.waiting(NAME, 10)
     assert [waiter.task_id for waiter in found.waiters] == ["b", "a", "c", "d"]
     assert found.count == 4
 
@@ -117,13 +118,13 @@ def test_an_entry_that_cannot_be_read_has_its_turn_as_any_other(
     take(store, "h.1", "h")
     park(store, "a.1", "a", entry=f"{first}\nrest")
     park(store, "b.1", "b")
-    granted = store.release(KEYS, "h.1", ending("h")).granted
+    granted = store.release(NAME, "h.1", ending("h")).granted
     assert granted
     assert (granted.identity, granted.entry) == (digest("a"), f"{first}\nrest")
-    assert store.inspect(KEYS)
-    assert store.waiting(KEYS, 5).count == 2
-    assert isinstance(store.acquire(KEYS, "l.1", TTL, plain_claim()), Held)
-    assert whose(store.remove_waiter(KEYS, digest("a"), "t.1", bury=True).granted) == digest("b")
+    assert store.inspect(NAME)
+    assert store.waiting(NAME, 5).count == 2
+    assert isinstance(store.acquire(NAME, "l.1", TTL, plain_claim()), Held)
+    assert whose(store.remove_waiter(NAME, digest("a"), "t.1", bury=True).granted) == digest("b")
     assert client.hgetall(KEYS.dead()) == {digest("a"): f"{first}\nrest"}
 
 
@@ -132,14 +133,14 @@ def test_a_waiter_whose_entry_was_lost_is_passed_over(store: RedisStore, client:
     park(store, "a.1", "a")
     park(store, "b.1", "b")
     client.hdel(PARKED, digest("a"))
-    assert whose(store.release(KEYS, "h.1", ending("h")).granted) == digest("b")
+    assert whose(store.release(NAME, "h.1", ending("h")).granted) == digest("b")
 
 
 def test_a_name_that_redis_has_to_send_as_it_is(store: RedisStore, client: redis.Redis) -> None:
     odd: dict[str, Any] = {"entry": json.dumps(["tâche\n", "id\x00'\""]) + '\n{"b": "\u2028"}'}
     take(store, "h.1", "h")
     park(store, "a.1", "a", **odd)
-    granted = store.release(KEYS, "h.1", ending("h")).granted
+    granted = store.release(NAME, "h.1", ending("h")).granted
     assert granted
     assert granted.entry == odd["entry"]
     assert client.hget(KEYS.lock, "task") == "tâche\n"

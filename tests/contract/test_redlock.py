@@ -22,11 +22,11 @@ from redis import CredentialProvider
 from celery_dlock import singleton_task
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import InvalidLockOptions, LockLost, ReplyLost, StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import Lease
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import (
     Acquired,
     AcquireRequest,
@@ -34,20 +34,22 @@ from celery_dlock.store.model import (
     Held,
     Identity,
     NoMajority,
+    Quarantine,
     QueueRequest,
     Renewal,
     Unknown,
     Used,
 )
-from celery_dlock.store.redis.quarantine import Quarantine
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import AGREE
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.helpers import TTL, Party, claim_of, ending_of, keys_of
+from tests.contract.helpers import NAME, TTL, Party, claim_of, ending_of, keys_of
 from tests.contract.test_interruptions import Strike, assert_no_doubt, run
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.stores import name_in, store_at
 from tests.support.topologies import RedlockSet
 
 KEYS = keys_of()
@@ -74,7 +76,7 @@ def five(own_set: RedlockSet) -> RedlockSet:
 
 def opened(nodes: Sequence[Server | Proxy], **options: Any) -> RedlockStore:
     urls = [f"redis://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{node.port}/0" for node in nodes]
-    return open_store(locations_from_settings(urls, {}), **{"timeout": TIMEOUT, **options})  # type: ignore[return-value]
+    return open_store(locations_from_settings(urls, {}), **{"timeout": TIMEOUT, "prefix": "dlock", **options})  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -98,12 +100,12 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 @contextmanager
 def of_one(node: Server) -> Iterator[Any]:
     """The store of one server alone."""
-    with closing(from_url(node.lock_url(), timeout=TIMEOUT)) as made:
+    with closing(store_at(node.lock_url(), timeout=TIMEOUT)) as made:
         yield made
 
 
 def took(store: RedlockStore, acquisition: str, claim: AcquireRequest | None = None) -> Acquired:
-    answer = store.acquire(KEYS, acquisition, TTL, claim or claim_of())
+    answer = store.acquire(NAME, acquisition, TTL, claim or claim_of())
     assert isinstance(answer, Acquired), answer
     return answer
 
@@ -118,7 +120,7 @@ def holders(nodes: Sequence[Server], keys: LockKeys = KEYS) -> list[str | None]:
 
 def hold(node: Server, acquisition: str) -> None:
     with of_one(node) as alone:
-        assert isinstance(alone.acquire(KEYS, acquisition, TTL, claim_of()), Acquired)
+        assert isinstance(alone.acquire(NAME, acquisition, TTL, claim_of()), Acquired)
 
 
 # Who may fail
@@ -127,11 +129,11 @@ def hold(node: Server, acquisition: str) -> None:
 def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[:2]:
         node.kill()
-    store.mark_done(KEYS, Identity("id1").digest, "o", 60_000_000)
-    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    store.mark_done(NAME, Identity("id1").digest, "o", 60_000_000)
+    assert store.acquire(NAME, "o.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
     five.nodes[2].kill()
     with pytest.raises(StoreUnavailable):
-        store.mark_done(KEYS, Identity("id2").digest, "o", 0)
+        store.mark_done(NAME, Identity("id2").digest, "o", 0)
 
 
 @pytest.mark.parametrize("way", ["kill", "pause"])
@@ -139,17 +141,17 @@ def test_with_two_of_five_away_everything_goes_on(five: RedlockSet, store: Redlo
     for node in five.nodes[:2]:
         getattr(node, way)()
     took(store, "o.1", claim_of("id1", once=True))
-    assert isinstance(store.acquire(KEYS, "p.1", TTL, claim_of("id2")), Held)
-    assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
-    holder = store.inspect(KEYS)
+    assert isinstance(store.acquire(NAME, "p.1", TTL, claim_of("id2")), Held)
+    assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
+    holder = store.inspect(NAME)
     assert holder is not None
     assert holder.task_id == "id1"
-    assert store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True)).ours
-    used = store.use(KEYS)
+    assert store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True)).ours
+    used = store.use(NAME)
     assert used is not None
     assert used.state == "used"
-    assert isinstance(store.acquire(KEYS, "p.2", TTL, claim_of("id2", once=True)), Used)
-    assert store.forget(KEYS)
+    assert isinstance(store.acquire(NAME, "p.2", TTL, claim_of("id2", once=True)), Used)
+    assert store.forget(NAME)
     took(store, "p.3", claim_of("id2", once=True))
 
 
@@ -157,11 +159,11 @@ def test_with_three_of_five_away_nobody_gets_it_and_the_error_names_them(five: R
     for node in five.nodes[:3]:
         node.kill()
     with pytest.raises(StoreUnavailable, match="no majority of its 5 servers") as caught:
-        store.acquire(KEYS, "o.1", TTL, claim_of())
+        store.acquire(NAME, "o.1", TTL, claim_of())
     assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in five.nodes[:3])
     assert LOCK_PASSWORD not in str(caught.value)
     assert holders(five.nodes[3:]) == [None, None]
-    for ask in (lambda: store.inspect(KEYS), lambda: store.use(KEYS), lambda: store.forget(KEYS), store.facts):
+    for ask in (lambda: store.inspect(NAME), lambda: store.use(NAME), lambda: store.forget(NAME), store.facts):
         with pytest.raises(StoreUnavailable, match="no majority"):
             ask()
     for node in five.nodes[:3]:
@@ -173,12 +175,12 @@ def test_three_that_hang_cost_a_tenth_of_the_ttl_and_what_they_take_later_is_giv
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "w.1")
-    store.release(KEYS, "w.1", ReleaseRequest())
+    store.release(NAME, "w.1", ReleaseRequest())
     for node in five.nodes[:3]:
         node.pause()
     began = time.monotonic()
     with pytest.raises(ReplyLost):
-        store.acquire(KEYS, "o.1", 5_000, claim_of())
+        store.acquire(NAME, "o.1", 5_000, claim_of())
     assert time.monotonic() - began < 1.5  # of the timeout's 2 s
     for node in five.nodes[:3]:
         node.resume()
@@ -187,16 +189,16 @@ def test_three_that_hang_cost_a_tenth_of_the_ttl_and_what_they_take_later_is_giv
 
 def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "w.1")
-    store.release(KEYS, "w.1", ReleaseRequest())
+    store.release(NAME, "w.1", ReleaseRequest())
     five.node(4).pause()
     for number in range(20):
         took(store, f"o.{number}")
-        store.release(KEYS, f"o.{number}", ReleaseRequest())
+        store.release(NAME, f"o.{number}", ReleaseRequest())
     threads = psutil.Process().num_threads()
     began = time.monotonic()
     for number in range(20):
         took(store, f"p.{number}")
-        store.release(KEYS, f"p.{number}", ReleaseRequest())
+        store.release(NAME, f"p.{number}", ReleaseRequest())
     assert time.monotonic() - began < 20 * 0.1
     assert psutil.Process().num_threads() <= threads + 4
     five.node(4).resume()
@@ -206,7 +208,7 @@ def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: R
         acquisition = f"q.{uuid.uuid4()}"
         took(store, acquisition)
         found = holders([five.node(4)])
-        store.release(KEYS, acquisition, ReleaseRequest())
+        store.release(NAME, acquisition, ReleaseRequest())
         return found == [acquisition]
 
     eventually(takes_part, within=15)
@@ -220,13 +222,13 @@ def test_a_hung_server_gives_back_too_what_it_takes_late_for_one_who_was_refused
         hold(node, "held.1")
     with closing(opened(five.nodes, timeout=0.5)) as refused:
         took_elsewhere = keys_of("elsewhere")
-        refused.acquire(took_elsewhere, "o.0", TTL, claim_of())  # connected
-        refused.release(took_elsewhere, "o.0", ReleaseRequest())
+        refused.acquire(name_in(took_elsewhere), "o.0", TTL, claim_of())  # connected
+        refused.release(name_in(took_elsewhere), "o.0", ReleaseRequest())
         hung.pause()
-        assert isinstance(refused.acquire(KEYS, "o.1", TTL, claim_of()), Held)
+        assert isinstance(refused.acquire(NAME, "o.1", TTL, claim_of()), Held)
         eventually(lambda: not refused._nodes.all[4]._out, within=10)  # given up, and in the server's queue
         hung.resume()
-        eventually(lambda: refused.inspect(KEYS) is not None and holders([hung]) == [None], within=15)
+        eventually(lambda: refused.inspect(NAME) is not None and holders([hung]) == [None], within=15)
 
 
 def test_replies_that_are_cut_cost_nobody_the_lock_and_leave_nothing(five: RedlockSet) -> None:
@@ -238,7 +240,7 @@ def test_replies_that_are_cut_cost_nobody_the_lock_and_leave_nothing(five: Redlo
             for proxy in (proxies[number % 5], proxies[(number + 1) % 5]):
                 proxy.set_mode("cut_reply", times=2, containing=b"EVALSHA")
             took(store, f"o.{number}")
-            assert store.release(KEYS, f"o.{number}", ReleaseRequest()).ours
+            assert store.release(NAME, f"o.{number}", ReleaseRequest()).ours
             eventually(lambda: holders(five.nodes) == [None] * 5)
             for proxy in proxies:
                 proxy.set_mode("pass")
@@ -251,7 +253,7 @@ def test_a_server_that_is_left_in_peace_is_asked_all_the_same_where_the_others_c
         for number in range(6):
             proxies[number % 3].set_mode("refuse")
             took(store, f"o.{number}")
-            store.release(KEYS, f"o.{number}", ReleaseRequest())
+            store.release(NAME, f"o.{number}", ReleaseRequest())
             proxies[number % 3].set_mode("pass")
 
 
@@ -261,12 +263,12 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
         store = stack.enter_context(closing(opened(proxies, timeout=10)))
         took(store, "o.1")
-        store.release(KEYS, "o.1", ReleaseRequest())
+        store.release(NAME, "o.1", ReleaseRequest())
         eventually(lambda: not store._nodes.busy)
         proxies[0].set_mode("cut_reply", containing=AGREE.sha.encode())
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)
-        answer = store.acquire(KEYS, "o.2", 10 * TTL, claim_of())
+        answer = store.acquire(NAME, "o.2", 10 * TTL, claim_of())
         assert isinstance(answer, Acquired)
         found = []
         for node in five.nodes[1:]:
@@ -286,14 +288,14 @@ def cut_all(nodes: Sequence[Server]) -> None:
 def test_first_lock_after_all_connections_were_cut_is_taken(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "o.1")
     cut_all(five.nodes)
-    assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
+    assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
     cut_all(five.nodes)
-    assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+    assert store.release(NAME, "o.1", ReleaseRequest()).ours
     cut_all(five.nodes)
     took(store, "o.2")
     eventually(lambda: holders(five.nodes) == ["o.2"] * 5)
     # The first command may arrive later.
-    store.release(KEYS, "o.2", ReleaseRequest())
+    store.release(NAME, "o.2", ReleaseRequest())
     eventually(lambda: all(kept(node, KEYS.tombstone("o.2")) for node in five.nodes))
 
 
@@ -307,8 +309,8 @@ def test_first_lock_after_a_cut_is_taken_though_two_of_five_hang(five: RedlockSe
     cut_all(five.nodes)
     for node in five.nodes[:2]:
         node.pause()
-    assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
-    assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+    assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
+    assert store.release(NAME, "o.1", ReleaseRequest()).ours
     cut_all(five.nodes[2:])
     took(store, "o.2")
 
@@ -317,7 +319,7 @@ def test_acquire_refused_after_a_cut_leaves_a_tombstone(five: RedlockSet, store:
     took(store, "o.1")
     eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
     cut_all(five.nodes)
-    assert isinstance(store.acquire(KEYS, "p.1", TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "p.1", TTL, claim_of()), Held)
     eventually(lambda: sum(kept(node, KEYS.tombstone("p.1")) for node in five.nodes) >= 3)
 
 
@@ -332,15 +334,17 @@ class Failing(CredentialProvider):
 def test_member_whose_credential_provider_fails_is_away_alone(five: RedlockSet) -> None:
     failing = [f"redis://127.0.0.1:{node.port}/0?credential_provider={__name__}.Failing" for node in five.nodes[2:4]]
     urls = five.lock_urls()[:2]
-    with closing(open_store(locations_from_settings([*urls, failing[0]], {}), timeout=TIMEOUT)) as store:
+    with closing(
+        open_store(locations_from_settings([*urls, failing[0]], {}), timeout=TIMEOUT, prefix="dlock")
+    ) as store:
         took(store, "o.1")  # type: ignore[arg-type]
-        assert store.renew([Renewal(KEYS.lock, "o.1", TTL)]) == [True]
-        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+        assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
+        assert store.release(NAME, "o.1", ReleaseRequest()).ours
     with (
-        closing(open_store(locations_from_settings([urls[0], *failing], {}), timeout=TIMEOUT)) as store,
+        closing(open_store(locations_from_settings([urls[0], *failing], {}), timeout=TIMEOUT, prefix="dlock")) as store,
         pytest.raises(StoreUnavailable, match=r"no majority of its 3 servers: .*RuntimeError: no token"),
     ):
-        store.acquire(KEYS, "o.2", TTL, claim_of())
+        store.acquire(NAME, "o.2", TTL, claim_of())
 
 
 # Votes
@@ -350,10 +354,10 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
     """Two others hold two servers each; no majority names anybody, and no one is called the holder."""
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
+    assert store.acquire(NAME, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
     eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "b.1", "b.1", None])
-    assert store.inspect(KEYS) is None
-    assert store.use(KEYS) is None
+    assert store.inspect(NAME) is None
+    assert store.use(NAME) is None
 
 
 def test_what_a_minority_holds_is_in_nobodys_way(five: RedlockSet, store: RedlockStore) -> None:
@@ -366,7 +370,7 @@ def test_what_a_minority_holds_is_in_nobodys_way(five: RedlockSet, store: Redloc
 def test_who_holds_a_majority_is_met_as_its_holder(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[1:4]:
         hold(node, "a.1")
-    answer = store.acquire(KEYS, "o.1", TTL, claim_of())
+    answer = store.acquire(NAME, "o.1", TTL, claim_of())
     assert isinstance(answer, Held)
     assert answer.holder.owner == "a"
     eventually(lambda: holders(five.nodes) == [None, "a.1", "a.1", "a.1", None])
@@ -376,14 +380,14 @@ def test_a_name_that_a_majority_knows_as_used_is_used_whoever_is_away(five: Redl
     for node in five.nodes[:2]:
         node.kill()
     took(store, "o.1", claim_of("id1", once=True))
-    store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True))
+    store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True))
     for node in five.nodes[:2]:
         node.start()
     for node in five.nodes[3:]:
         node.kill()
     # One of the three that answer knows.
     assert isinstance(eventually(lambda: _answer(store, claim_of("id2", once=True))), Used)
-    use = store.use(KEYS)
+    use = store.use(NAME)
     assert use is not None
     assert use.state == "used"
 
@@ -455,7 +459,7 @@ def led_astray(five: RedlockSet) -> Iterator[tuple[RedlockStore, list[Server]]]:
         store = stack.enter_context(closing(opened(proxies)))
         for number in range(3):
             took(store, f"w.{number}")
-            store.release(KEYS, f"w.{number}", ReleaseRequest())
+            store.release(NAME, f"w.{number}", ReleaseRequest())
         eventually(lambda: holders(nodes) == [None] * 3)
         proxies[2].lead_to(nodes[0].port or 0)
         yield store, nodes
@@ -464,7 +468,7 @@ def led_astray(five: RedlockSet) -> Iterator[tuple[RedlockStore, list[Server]]]:
 def not_taken(store: RedlockStore) -> str:
     """Ask for a lock that may not be granted; why it was not."""
     try:
-        answer = store.acquire(KEYS, f"o.{uuid.uuid4()}", TTL, claim_of())
+        answer = store.acquire(NAME, f"o.{uuid.uuid4()}", TTL, claim_of())
     except StoreUnavailable as error:
         return str(error)
     assert answer == NoMajority()
@@ -490,7 +494,7 @@ def test_name_that_leads_to_another_member_later_has_no_vote_without_info(five: 
         with led_astray(five) as (store, nodes):
             for node in nodes[1:]:
                 hold(node, "p.1")
-            assert store.acquire(KEYS, "o.1", TTL, claim_of()) == NoMajority()
+            assert store.acquire(NAME, "o.1", TTL, claim_of()) == NoMajority()
             eventually(lambda: holders(nodes) == [None, "p.1", "p.1"])
     finally:
         for node in five.nodes:
@@ -507,7 +511,7 @@ def test_first_lock_without_info_does_not_wait_for_a_server_that_hangs(five: Red
     try:
         with closing(opened(nodes, timeout=30)) as store:
             began = time.monotonic()
-            assert isinstance(store.acquire(KEYS, "o.1", 60 * TTL, claim_of()), Acquired)
+            assert isinstance(store.acquire(NAME, "o.1", 60 * TTL, claim_of()), Acquired)
             assert time.monotonic() - began < 5
     finally:
         nodes[2].resume()
@@ -524,7 +528,7 @@ def test_first_lock_waits_a_tenth_of_its_ttl_for_servers_to_say_who_they_are(
         for node in store._nodes.all[:3]:
             monkeypatch.setattr(node.store, "facts", lambda: silent.wait(30))
         began = time.monotonic()
-        assert isinstance(store.acquire(KEYS, "o.1", 5_000, claim_of()), Acquired)
+        assert isinstance(store.acquire(NAME, "o.1", 5_000, claim_of()), Acquired)
         assert time.monotonic() - began < 2.5
         silent.set()
 
@@ -534,11 +538,11 @@ def test_renewals_and_ends_of_one_server_under_two_names_count_once(five: Redloc
         hold(nodes[0], "o.1")
         nodes[1].kill()
         with pytest.raises(StoreUnavailable, match="are the same server"):
-            store.renew([Renewal(KEYS.lock, "o.1", TTL)])
+            store.renew([Renewal(NAME, "o.1", TTL)])
         with pytest.raises(StoreUnavailable, match="are the same server"):
-            store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True))
+            store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True))
         with pytest.raises(StoreUnavailable, match="are the same server"):
-            store.mark_done(KEYS, Identity("id1").digest, "o", 0)
+            store.mark_done(NAME, Identity("id1").digest, "o", 0)
 
 
 def test_names_that_change_places_are_members_again(five: RedlockSet) -> None:
@@ -558,7 +562,7 @@ def test_names_that_change_places_are_members_again(five: RedlockSet) -> None:
 
 def _renewed_by_all(store: RedlockStore, nodes: Sequence[Server]) -> bool:
     try:
-        store.renew([Renewal(KEYS.lock, "o.1", 2 * TTL)])
+        store.renew([Renewal(NAME, "o.1", 2 * TTL)])
     except StoreUnavailable:
         return False
     lives = []
@@ -576,7 +580,7 @@ def test_a_lease_lives_with_a_majority_and_a_server_that_lost_it_is_not_given_it
 ) -> None:
     took(store, "o.1")
     eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
-    renewal = Renewal(KEYS.lock, "o.1", 60_000)
+    renewal = Renewal(NAME, "o.1", 60_000)
     for node in five.nodes[:2]:
         node.flush()
     assert store.renew([renewal]) == [True]
@@ -589,7 +593,7 @@ def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "o.1")
-    took_too = store.acquire(keys_of("y"), "o.2", TTL, claim_of())
+    took_too = store.acquire(shared_name("y"), "o.2", TTL, claim_of())
     assert isinstance(took_too, Acquired)
     eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
     eventually(lambda: holders(five.nodes, keys_of("y")) == ["o.2"] * 5)
@@ -597,9 +601,9 @@ def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
         client.delete(KEYS.lock)
     for node in five.nodes[3:]:
         node.kill()
-    assert store.renew([Renewal(KEYS.lock, "o.1", TTL), Renewal(keys_of("y").lock, "o.2", TTL)]) == [None, True]
+    assert store.renew([Renewal(NAME, "o.1", TTL), Renewal(name_in(keys_of("y")), "o.2", TTL)]) == [None, True]
     with pytest.raises(StoreUnavailable, match="no majority"):
-        store.renew([Renewal(KEYS.lock, "o.1", TTL)])
+        store.renew([Renewal(NAME, "o.1", TTL)])
 
 
 def test_a_keeper_tells_of_a_lease_that_no_majority_renews(five: RedlockSet) -> None:
@@ -632,7 +636,7 @@ def test_a_release_that_no_majority_confirms_is_an_error_and_may_be_repeated(
     for node in five.nodes[:3]:
         node.kill()
     with pytest.raises(ReplyLost):
-        store.release(KEYS, "o.1", ReleaseRequest())
+        store.release(NAME, "o.1", ReleaseRequest())
     for node in five.nodes[:3]:
         node.start()
     # A server that was silent is left in peace for a moment, so the last one may hear of it by a later call.
@@ -641,7 +645,7 @@ def test_a_release_that_no_majority_confirms_is_an_error_and_may_be_repeated(
 
 def _released(store: RedlockStore, acquisition: str) -> bool:
     try:
-        store.release(KEYS, acquisition, ReleaseRequest())
+        store.release(NAME, acquisition, ReleaseRequest())
     except StoreUnavailable:
         return False
     return True
@@ -654,13 +658,13 @@ def test_a_server_that_missed_a_release_hears_of_it_when_it_answers_again(five: 
         took(store, "o.1", claim_of("id1", once=True))
         eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
         proxies[0].set_mode("refuse")
-        assert store.release(KEYS, "o.1", ending_of("id1", used_ms=TTL, once=True, window_ms=TTL)).ours
+        assert store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True, window_ms=TTL)).ours
         eventually(lambda: holders(five.nodes) == ["o.1", None, None, None, None])
         proxies[0].set_mode("pass")
-        eventually(lambda: store.inspect(keys_of("y")) or holders(five.nodes) == [None] * 5, every=0.1)
+        eventually(lambda: store.inspect(shared_name("y")) or holders(five.nodes) == [None] * 5, every=0.1)
         # It was told of the end, not of the use, which would begin anew there.
         with of_one(five.node(0)) as alone:
-            assert alone.use(KEYS) is None
+            assert alone.use(NAME) is None
 
 
 #: Lines between two that are struck: each round takes its time.
@@ -704,9 +708,9 @@ def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_ov
         hold(three[0], "o.1")
         hold(three[1], "o.1")
         three[1].flush()  # as if it had restarted without its data
-        assert store.acquire(KEYS, "p.1", TTL, claim_of()) == NoMajority()
+        assert store.acquire(NAME, "p.1", TTL, claim_of()) == NoMajority()
         assert holders(three) == ["o.1", None, None]
-        store.release(KEYS, "o.1", ReleaseRequest())
+        store.release(NAME, "o.1", ReleaseRequest())
         assert _acquired(store, "p")  # of the two that kept what they knew
         three[0].pause()
         # One that was slow a moment ago is not asked, and says that instead.
@@ -716,14 +720,14 @@ def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_ov
 
 def refusal(store: RedlockStore, acquisition: str) -> str:
     with pytest.raises(StoreUnavailable) as caught:
-        store.acquire(KEYS, acquisition, TTL, claim_of())
+        store.acquire(NAME, acquisition, TTL, claim_of())
     return str(caught.value)
 
 
 def _acquired(store: RedlockStore, owner: str) -> bool:
     acquisition = f"{owner}.{uuid.uuid4()}"
     try:
-        return isinstance(store.acquire(KEYS, acquisition, TTL, claim_of()), Acquired)
+        return isinstance(store.acquire(NAME, acquisition, TTL, claim_of()), Acquired)
     except StoreUnavailable:
         return False
     finally:
@@ -752,7 +756,7 @@ def test_a_seed_is_the_same_for_every_run_until_one_succeeds_whoever_is_away(
 
 def _begun(store: RedlockStore, number: int, seeds: list[str]) -> bool:
     try:
-        answer = store.acquire(KEYS, f"o.{number}{uuid.uuid4()}", TTL, claim_of("id1", once=True))
+        answer = store.acquire(NAME, f"o.{number}{uuid.uuid4()}", TTL, claim_of("id1", once=True))
     except StoreUnavailable:
         return False
     if isinstance(answer, Acquired):
@@ -764,7 +768,7 @@ def _begun(store: RedlockStore, number: int, seeds: list[str]) -> bool:
 def test_a_vote_that_was_lost_is_no_death(five: RedlockSet, store: RedlockStore) -> None:
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
+    assert store.acquire(NAME, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
     for node in five.nodes[:4]:
         with node.client() as client:
             client.delete(KEYS.lock)
@@ -785,13 +789,13 @@ def test_a_body_that_died_holds_the_next_back_whoever_is_away(five: RedlockSet, 
     five.node(4).kill()
     answer = eventually(lambda: _answer(store, claim_of("id2", once=True, hold=True)))
     assert isinstance(answer, Unknown)
-    assert store.resolve(KEYS, sent=True, window_ms=TTL)
+    assert store.resolve(NAME, sent=True, window_ms=TTL)
     assert isinstance(_answer(store, claim_of("id2", once=True)), Used)
 
 
 def _answer(store: RedlockStore, claim: AcquireRequest) -> object:
     try:
-        return store.acquire(KEYS, f"q.{uuid.uuid4()}", TTL, claim)
+        return store.acquire(NAME, f"q.{uuid.uuid4()}", TTL, claim)
     except StoreUnavailable:
         return None
 
@@ -803,14 +807,14 @@ def test_a_waiter_is_woken_although_the_server_that_it_listens_to_goes_away(
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "o.1")
-    with store.waker(KEYS) as waker:
+    with store.waker(NAME) as waker:
         listened = [node for node in five.nodes if _subscribers(node)]
         assert len(listened) == 1
         listened[0].kill()
         assert waker.wait(5)  # to look for itself
-        assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of(waits=True)), Held)
+        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(waits=True)), Held)
         assert sum(_subscribers(node) for node in five.nodes if node.running) == 1
-        store.release(KEYS, "o.1", ReleaseRequest())
+        store.release(NAME, "o.1", ReleaseRequest())
         assert waker.wait(5)
         took(store, "w.2")
 
@@ -846,7 +850,7 @@ def _taken(store: RedlockStore) -> int:
     def token() -> int:
         acquisition = uuid.uuid4().hex
         try:
-            answer = store.acquire(KEYS, acquisition, 3_000, claim_of())
+            answer = store.acquire(NAME, acquisition, 3_000, claim_of())
         except StoreUnavailable:
             answer = None
         _released(store, acquisition)
@@ -900,7 +904,7 @@ def test_servers_whose_clocks_are_behind_their_last_token_are_a_majority(five: R
 
 def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
     with pytest.raises(InvalidLockOptions, match="on_conflict='queue' is not allowed"):
-        store.acquire(KEYS, "o.1", TTL, claim_of("id1", place=QueueRequest()))
+        store.acquire(NAME, "o.1", TTL, claim_of("id1", place=QueueRequest()))
 
 
 def test_an_option_that_it_refuses_is_refused_where_the_task_is_defined(five: RedlockSet, make_app: Any) -> None:
@@ -936,8 +940,8 @@ def test_a_fork_has_threads_and_connections_of_its_own(store: RedlockStore) -> N
     if not pid:
         ok = False
         try:
-            held = isinstance(store.acquire(KEYS, "p.1", TTL, claim_of()), Held)
-            ok = held and store.release(KEYS, "o.1", ReleaseRequest()).ours
+            held = isinstance(store.acquire(NAME, "p.1", TTL, claim_of()), Held)
+            ok = held and store.release(NAME, "o.1", ReleaseRequest()).ours
         finally:
             os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
@@ -952,9 +956,9 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.store.factory import open_store
-from tests.contract.helpers import claim_of, keys_of
-store = open_store(locations_from_settings({five.lock_urls()!r}, {{}}), timeout=30)
-print(type(store.acquire(keys_of(), "o.1", 30_000, claim_of())).__name__, flush=True)
+from tests.contract.helpers import NAME, claim_of
+store = open_store(locations_from_settings({five.lock_urls()!r}, {{}}), timeout=30, prefix="dlock")
+print(type(store.acquire(NAME, "o.1", 30_000, claim_of())).__name__, flush=True)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -970,7 +974,7 @@ def test_an_idle_store_has_no_threads(five: RedlockSet, monkeypatch: pytest.Monk
         took(store, "o.1")
         assert psutil.Process().num_threads() > before
         eventually(lambda: psutil.Process().num_threads() <= before)
-        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+        assert store.release(NAME, "o.1", ReleaseRequest()).ours
 
 
 def test_majority_whose_threads_can_be_started_gives_the_lock(
@@ -987,5 +991,5 @@ def test_no_majority_of_threads_is_a_store_that_does_not_answer_and_leaves_no_lo
     with pytest.raises(StoreUnavailable, match="it was not asked: can't start new thread"):
         took(store, "o.1")
     monkeypatch.undo()
-    store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True))
+    store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True))
     eventually(lambda: holders(five.nodes) == [None] * 5 and not store._nodes.busy)

@@ -8,12 +8,13 @@ import pytest
 from celery import Celery
 
 from celery_dlock import Lease, Lock
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.client import POLL
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.redis.connection import RespConnection
 from celery_dlock.store.redis.endpoint import ServerEndpoint
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.pool import ConnectionPool
 from tests.support.polling import eventually
 from tests.support.servers import Server

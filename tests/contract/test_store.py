@@ -3,12 +3,14 @@
 import pytest
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys, LockName
+from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Held, Released, Renewal
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
+from tests.contract.helpers import NAME, TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
 from tests.support.polling import eventually
+from tests.support.stores import name_in
 
 KEYS = keys_of()
 LOCK, LAST = KEYS.lock, KEYS.last
@@ -19,7 +21,7 @@ CLOCKS = 0.0, 1.0
 
 
 def renewal(acquisition: str, ttl_ms: int = TTL, *notes: tuple[str, str]) -> Renewal:
-    return Renewal(LOCK, acquisition, ttl_ms, notes)
+    return Renewal(NAME, acquisition, ttl_ms, notes)
 
 
 # What each script answers
@@ -39,7 +41,7 @@ def test_a_free_lock_is_taken_for_its_ttl(store: RedisStore, client: redis.Redis
 @pytest.mark.core
 def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, topology: str) -> None:
     mine = take(store, "o.1", claim_of("id1"))
-    answer = store.acquire(KEYS, "p.1", TTL, claim_of("id2"))
+    answer = store.acquire(NAME, "p.1", TTL, claim_of("id2"))
     assert isinstance(answer, Held)
     holder = answer.holder
     assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.post", "id1", "node1", 77)
@@ -52,10 +54,10 @@ def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, t
 
 
 def test_inspect_says_the_same_and_nothing_of_a_free_lock(store: RedisStore) -> None:
-    assert store.inspect(KEYS) is None
+    assert store.inspect(NAME) is None
     take(store, "o.1", claim_of("id1"))
     store.renew([renewal("o.1", TTL, ("count", "3"), ("left", "1"))])
-    holder = store.inspect(KEYS)
+    holder = store.inspect(NAME)
     assert holder is not None
     assert (holder.task_id, holder.hold_count, holder.left) == ("id1", 3, True)
 
@@ -65,7 +67,7 @@ def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
     store: RedisStore, client: redis.Redis
 ) -> None:
     take(store, "o.1", claim_of("id1"))
-    assert store.release(KEYS, "o.1", ending_of("id1")) == Released(ours=True, duplicate_seen=False)
+    assert store.release(NAME, "o.1", ending_of("id1")) == Released(ours=True, duplicate_seen=False)
     assert client.keys() == [LAST]
     take(store, "p.1")
 
@@ -74,7 +76,7 @@ def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
 def test_a_release_by_acquisition_frees_nobody_elses_lock(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.2")
     for other in ("o.1", "o.3", "p.2", "o.22", "o", ""):
-        assert store.release(KEYS, other, ReleaseRequest()) == Released(ours=False, duplicate_seen=False)
+        assert store.release(NAME, other, ReleaseRequest()) == Released(ours=False, duplicate_seen=False)
     assert client.hget(LOCK, "acq") == "o.2"
 
 
@@ -107,10 +109,10 @@ def test_life_beyond_the_ttl_is_cut_by_the_next_call_that_meets_the_lock(
 ) -> None:
     take(store, "dead.1")
     client.pexpire(LOCK, HOUR_MS)
-    assert isinstance(store.acquire(KEYS, "o.1", 2 * TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "o.1", 2 * TTL, claim_of()), Held)
     assert TTL - 10_000 < client.pttl(LOCK) <= TTL
     assert store.renew([renewal("dead.1", 2 * TTL)]) == [True]
-    assert isinstance(store.acquire(KEYS, "o.2", TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "o.2", TTL, claim_of()), Held)
     assert client.pttl(LOCK) > TTL, "an extended lease is no mistake of the clock"
 
 
@@ -128,10 +130,10 @@ def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
 ) -> None:
     taken = take(store, "o.1", claim_of(keep_ms=TTL // 2))
     client.hset(LOCK, "since", str(taken.token + HOUR_MS * 1000))
-    store.release(KEYS, "o.1", ReleaseRequest())
+    store.release(NAME, "o.1", ReleaseRequest())
     assert 0 < client.pttl(LOCK) <= TTL // 2
     client.pexpire(LOCK, HOUR_MS)
-    assert isinstance(store.acquire(KEYS, "p.1", 2 * TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "p.1", 2 * TTL, claim_of()), Held)
     assert 0 < client.pttl(LOCK) <= TTL // 2
 
 
@@ -140,20 +142,20 @@ def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisSt
     """Somebody has overwritten one key: its script is an error, those before and behind it are renewed."""
     locks = [keys_of(text) for text in "abc"]
     for keys in locks:
-        take(store, "o.1", keys=keys)
+        take(store, "o.1", name=name_in(keys))
     client.set(locks[1].lock, "not a lock")
-    assert store.renew([Renewal(keys.lock, "o.1", TTL) for keys in locks]) == [True, False, True]
-    assert store.renew([Renewal(locks[1].lock, "o.1", TTL)]) == [False]
+    assert store.renew([Renewal(name_in(keys), "o.1", TTL) for keys in locks]) == [True, False, True]
+    assert store.renew([Renewal(name_in(locks[1]), "o.1", TTL)]) == [False]
 
 
 @pytest.mark.core
 def test_a_release_is_told_to_who_waits_and_one_that_freed_nothing_is_not(store: RedisStore) -> None:
     take(store, "o.1")
-    with store.waker(KEYS) as waker, store.waker(keys_of("another")) as other:
-        assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of(waits=True)), Held)
-        store.release(KEYS, "p.1", ReleaseRequest())
+    with store.waker(NAME) as waker, store.waker(name_in(keys_of("another"))) as other:
+        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(waits=True)), Held)
+        store.release(NAME, "p.1", ReleaseRequest())
         assert not waker.wait(0.1)
-        store.release(KEYS, "o.1", ReleaseRequest())
+        store.release(NAME, "o.1", ReleaseRequest())
         assert waker.wait(5)
         assert not other.wait(0.05)
 
@@ -162,9 +164,9 @@ def test_a_release_is_told_to_who_waits_and_one_that_freed_nothing_is_not(store:
 def test_a_release_that_nobody_waits_for_is_told_to_nobody(store: RedisStore) -> None:
     """A publication costs the server more than the rest of a release; one who only asked is no waiter."""
     take(store, "o.1")
-    with store.waker(KEYS) as waker:
-        assert isinstance(store.acquire(KEYS, "w.1", TTL, claim_of()), Held)
-        store.release(KEYS, "o.1", ReleaseRequest())
+    with store.waker(NAME) as waker:
+        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of()), Held)
+        store.release(NAME, "o.1", ReleaseRequest())
         assert not waker.wait(0.1)
 
 
@@ -180,7 +182,7 @@ def test_tokens_of_a_bucket_strictly_grow_whatever_ended_the_lock_before(
     assert sibling.last == LAST
     for number in range(20):
         keys = sibling if number % 3 else KEYS
-        tokens.append(take(store, f"o.{number}", keys=keys).token)
+        tokens.append(take(store, f"o.{number}", name=name_in(keys)).token)
         if number % 4 == 0:
             client.delete(keys.lock)
         elif number % 4 == 1:
@@ -189,7 +191,7 @@ def test_tokens_of_a_bucket_strictly_grow_whatever_ended_the_lock_before(
         elif number % 4 == 2:
             client.flushall()
         else:
-            store.release(keys, f"o.{number}", ReleaseRequest())
+            store.release(name_in(keys), f"o.{number}", ReleaseRequest())
     assert tokens == sorted(set(tokens))
 
 
@@ -214,9 +216,9 @@ def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.R
     token = take(store, "o.1").token
     last = client.get(LAST)
     assert last == str(token) or topology.startswith("redlock")  # one that came late may have minted a higher one
-    store.acquire(KEYS, "p.1", TTL, claim_of())
+    store.acquire(NAME, "p.1", TTL, claim_of())
     store.renew([renewal("o.1")])
-    store.release(KEYS, "o.1", ReleaseRequest())
+    store.release(NAME, "o.1", ReleaseRequest())
     assert client.get(LAST) == last
 
 
@@ -232,7 +234,7 @@ def test_a_repeated_acquire_answers_as_the_first_and_holds_once(
     assert of_one_acquisition(first, again, topology)
     assert again.since == pytest.approx(first.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
     assert client.hget(LOCK, "count") == "1"
-    assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+    assert store.release(NAME, "o.1", ReleaseRequest()).ours
     assert not client.exists(LOCK)
 
 
@@ -248,10 +250,10 @@ def test_late_copies_of_a_renewal_and_of_a_release_do_not_touch_the_next_holder(
     store: RedisStore, client: redis.Redis, topology: str
 ) -> None:
     take(store, "o.1")
-    store.release(KEYS, "o.1", ReleaseRequest())
+    store.release(NAME, "o.1", ReleaseRequest())
     token = take(store, "o.2").token
     assert store.renew([renewal("o.1", TTL, ("count", "9"))]) == [False]
-    assert not store.release(KEYS, "o.1", ReleaseRequest()).ours
+    assert not store.release(NAME, "o.1", ReleaseRequest()).ours
     assert client.hmget(LOCK, "acq", "count") == ["o.2", "1"]
     minted = int(client.hget(LOCK, "token"))
     assert minted == token or (topology.startswith("redlock") and minted > token)  # by one that came late

@@ -3,12 +3,14 @@
 import pytest
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, Released, Renewal, Tombstoned, Used
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import TTL, claim_of, ending_of, keys_of, take
+from tests.contract.helpers import NAME, TTL, claim_of, ending_of, keys_of, take
 from tests.support.polling import eventually
+from tests.support.stores import name_in
 
 KEYS = keys_of()
 DONE = KEYS.done(Identity("id1").digest)
@@ -16,13 +18,13 @@ HOUR_MS = 3_600_000
 
 
 def end(store: RedisStore, acquisition: str = "o.1", task_id: str = "id1", **facts: object) -> Released:
-    return store.release(KEYS, acquisition, ending_of(task_id, **facts))
+    return store.release(NAME, acquisition, ending_of(task_id, **facts))
 
 
 def leave_mark(store: RedisStore) -> int:
     """Run ``id1`` to its end while a twin asks, so that it is marked done; returns its rank."""
     rank = take(store, "o.1", claim_of("id1")).rank_us
-    store.acquire(KEYS, "twin.1", TTL, claim_of("id1"))
+    store.acquire(NAME, "twin.1", TTL, claim_of("id1"))
     assert end(store).duplicate_seen
     return rank
 
@@ -33,10 +35,10 @@ def leave_mark(store: RedisStore) -> int:
 @pytest.mark.core
 def test_an_acquire_that_meets_its_tombstone_is_refused(store: RedisStore, client: redis.Redis) -> None:
     """It was given up before it arrived: nobody would ever release what it took."""
-    assert store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True)) == Released(
+    assert store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True)) == Released(
         ours=False, duplicate_seen=False
     )
-    assert store.acquire(KEYS, "o.1", TTL, claim_of("id1")) == Tombstoned()
+    assert store.acquire(NAME, "o.1", TTL, claim_of("id1")) == Tombstoned()
     assert not client.exists(KEYS.lock)
     assert take(store, "o.2", claim_of("id1"))
 
@@ -46,14 +48,14 @@ def test_a_tombstone_frees_what_its_acquire_took_and_refuses_late_copies_of_it(
     store: RedisStore, client: redis.Redis
 ) -> None:
     take(store, "o.1")
-    assert store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True)).ours
-    assert store.acquire(KEYS, "o.1", TTL, claim_of()) == Tombstoned()
+    assert store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True)).ours
+    assert store.acquire(NAME, "o.1", TTL, claim_of()) == Tombstoned()
     assert 0 < client.pttl(KEYS.tombstone("o.1")) <= HOUR_MS
 
 
 def test_a_release_that_is_sure_leaves_no_tombstone(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1")
-    store.release(KEYS, "o.1", ReleaseRequest())
+    store.release(NAME, "o.1", ReleaseRequest())
     assert not client.exists(KEYS.tombstone("o.1"))
 
 
@@ -74,9 +76,9 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
 ) -> None:
     take(store, "o.1", claim_of("id1", redelivered=how == "redelivered", copied=how == "copied"))
     if how == "twin":
-        store.acquire(KEYS, "p.1", TTL, claim_of("id1"))
+        store.acquire(NAME, "p.1", TTL, claim_of("id1"))
     elif how == "keeper":
-        store.renew([Renewal(KEYS.lock, "o.1", TTL, (("word", "1"),))])
+        store.renew([Renewal(NAME, "o.1", TTL, (("word", "1"),))])
     elif how in ("lost", "taken over"):
         client.delete(KEYS.lock)
         if how == "taken over":
@@ -95,13 +97,13 @@ def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_th
     take(store, "o.1", claim_of("id1"))
     end(store)
     digest = Identity("id1").digest
-    store.mark_done(KEYS, digest, "o", 60_000_000)
+    store.mark_done(NAME, digest, "o", 60_000_000)
     first = client.get(DONE)
-    store.mark_done(KEYS, digest, "o", 0)
+    store.mark_done(NAME, digest, "o", 0)
     assert client.get(DONE) == first
     assert 23 * HOUR_MS < client.pttl(DONE) <= 24 * HOUR_MS
-    assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
-    assert store.acquire(KEYS, "p.2", TTL, claim_of("id1", age_us=90_000_000)) == Duplicate()
+    assert store.acquire(NAME, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    assert store.acquire(NAME, "p.2", TTL, claim_of("id1", age_us=90_000_000)) == Duplicate()
     assert take(store, "p.3", claim_of("id1", age_us=30_000_000))
 
 
@@ -110,16 +112,16 @@ def test_a_mark_that_comes_late_leaves_a_later_message_of_the_same_id_alone_that
 ) -> None:
     """A mark would end the copy that comes when its worker dies."""
     take(store, "p.1", claim_of("id1"))
-    store.mark_done(KEYS, Identity("id1").digest, "o", 60_000_000)
+    store.mark_done(NAME, Identity("id1").digest, "o", 60_000_000)
     assert not client.exists(DONE)
-    store.mark_done(KEYS, Identity("id2").digest, "o", 60_000_000)
+    store.mark_done(NAME, Identity("id2").digest, "o", 60_000_000)
     assert client.exists(KEYS.done(Identity("id2").digest))
 
 
 def test_a_mark_that_comes_before_the_release_of_its_own_run_is_set(store: RedisStore, client: redis.Redis) -> None:
     """Both may wait for a store that is away."""
     take(store, "o.1", claim_of("id1"))
-    store.mark_done(KEYS, Identity("id1").digest, "o", 60_000_000)
+    store.mark_done(NAME, Identity("id1").digest, "o", 60_000_000)
     assert client.exists(DONE)
 
 
@@ -140,7 +142,7 @@ def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
 @pytest.mark.core
 def test_a_copy_flagged_redelivered_of_a_done_identity_is_a_duplicate(store: RedisStore) -> None:
     leave_mark(store)
-    assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    assert store.acquire(NAME, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
 
 
 @pytest.mark.core
@@ -152,9 +154,9 @@ def test_an_unflagged_copy_is_a_duplicate_if_it_arrived_before_the_end_and_fresh
     client.set(DONE, done_at, keepttl=True)  # of several servers each has a clock of its own
     assert rank < done_at
     for older in (rank, done_at):
-        assert store.acquire(KEYS, "p.1", TTL, claim_of("id1", rank_us=older)) == Duplicate()
+        assert store.acquire(NAME, "p.1", TTL, claim_of("id1", rank_us=older)) == Duplicate()
     # By its age: it was received a minute ago, and the mark is younger.
-    assert store.acquire(KEYS, "p.2", TTL, claim_of("id1", age_us=60_000_000)) == Duplicate()
+    assert store.acquire(NAME, "p.2", TTL, claim_of("id1", age_us=60_000_000)) == Duplicate()
     assert take(store, "p.3", claim_of("id1", rank_us=done_at + 1)).rank_us == done_at + 1
     end(store, "p.3", final=False)
     assert take(store, "p.4", claim_of("id1")).rank_us > done_at
@@ -166,21 +168,21 @@ def test_a_done_mark_speaks_of_one_identity_only(store: RedisStore) -> None:
     leave_mark(store)
     for number, identity in enumerate((Identity("id1", 1), Identity("id1", 0, 1), Identity("id2"))):
         claim = claim_of("id1", redelivered=True)._replace(identity=identity)
-        assert isinstance(store.acquire(KEYS, f"p.{number}", TTL, claim), Acquired)
-        store.release(KEYS, f"p.{number}", ReleaseRequest())
+        assert isinstance(store.acquire(NAME, f"p.{number}", TTL, claim), Acquired)
+        store.release(NAME, f"p.{number}", ReleaseRequest())
 
 
 def test_a_duplicate_is_known_also_while_another_holds_the_lock(store: RedisStore) -> None:
     leave_mark(store)
     take(store, "p.1", claim_of("id2"))
-    assert store.acquire(KEYS, "q.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    assert store.acquire(NAME, "q.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
 
 
 def test_an_arrival_keeps_its_rank_however_often_it_asks(store: RedisStore) -> None:
     take(store, "o.1")
-    first = store.acquire(KEYS, "p.1", TTL, claim_of("id1"))
+    first = store.acquire(NAME, "p.1", TTL, claim_of("id1"))
     assert isinstance(first, Held)
-    again = store.acquire(KEYS, "p.2", TTL, claim_of("id1", rank_us=first.rank_us, age_us=5))
+    again = store.acquire(NAME, "p.2", TTL, claim_of("id1", rank_us=first.rank_us, age_us=5))
     assert isinstance(again, Held)
     assert again.rank_us == first.rank_us
 
@@ -199,11 +201,11 @@ def test_a_twin_of_the_holder_is_told_apart_from_a_rival_and_leaves_word(
     store: RedisStore, client: redis.Redis, redelivered: bool
 ) -> None:
     take(store, "o.1", claim_of("id1"))
-    rival = store.acquire(KEYS, "p.1", TTL, claim_of("id2"))
+    rival = store.acquire(NAME, "p.1", TTL, claim_of("id2"))
     assert isinstance(rival, Held)
     assert not rival.same_message
     assert not client.hexists(KEYS.lock, "word")
-    twin = store.acquire(KEYS, "q.1", TTL, claim_of("id1", redelivered=redelivered))
+    twin = store.acquire(NAME, "q.1", TTL, claim_of("id1", redelivered=redelivered))
     assert isinstance(twin, Held)
     assert twin.same_message
     assert client.hget(KEYS.lock, "word") == "1"
@@ -212,7 +214,7 @@ def test_a_twin_of_the_holder_is_told_apart_from_a_rival_and_leaves_word(
 
 def test_two_locks_without_a_message_are_no_twins(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1")
-    answer = store.acquire(KEYS, "p.1", TTL, claim_of())
+    answer = store.acquire(NAME, "p.1", TTL, claim_of())
     assert isinstance(answer, Held)
     assert not answer.same_message
     assert not client.hexists(KEYS.lock, "word")
@@ -226,13 +228,13 @@ def test_a_used_name_refuses_who_asks_for_it_once_and_says_who_used_it(store: Re
     take(store, "o.1", claim_of("id1", once=True))
     end(store, used_ms=60_000)
     assert 59_000 < client.pttl(KEYS.used()) <= 60_000
-    answer = store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True))
+    answer = store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True))
     assert isinstance(answer, Used)
     assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "id1", "node1")
     seconds, _ = client.time()
     assert abs(answer.by.since - seconds) < 10
     assert not answer.same
-    again = store.acquire(KEYS, "q.1", TTL, claim_of("id1", once=True))
+    again = store.acquire(NAME, "q.1", TTL, claim_of("id1", once=True))
     assert isinstance(again, Used)
     assert again.same
 
@@ -255,7 +257,7 @@ def test_a_success_uses_the_name_also_when_the_lease_was_lost(store: RedisStore,
     take(store, "o.1", claim_of("id1", once=True))
     client.delete(KEYS.lock)
     assert not end(store, used_ms=60_000).ours
-    assert isinstance(store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True)), Used)
+    assert isinstance(store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True)), Used)
 
 
 def test_two_names_in_one_bucket_have_marks_of_their_own(store: RedisStore) -> None:
@@ -264,4 +266,4 @@ def test_two_names_in_one_bucket_have_marks_of_their_own(store: RedisStore) -> N
     sibling = LockKeys.of("dlock", type(name)("sibling", name.bucket))
     take(store, "o.1", claim_of("id1", once=True))
     end(store, used_ms=60_000)
-    assert take(store, "p.1", claim_of("id2", once=True), keys=sibling)
+    assert take(store, "p.1", claim_of("id2", once=True), name=name_in(sibling))

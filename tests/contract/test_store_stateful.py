@@ -22,10 +22,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.keys.lock_name import idempotency_key
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import (
     Acquired,
     AcquireRequest,
@@ -39,7 +38,9 @@ from celery_dlock.store.model import (
     Unknown,
     Used,
 )
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 
 TTL = 60_000
 IDENTITIES = st.sampled_from([None, Identity("a"), Identity("b"), Identity("a", 1)])
@@ -174,9 +175,9 @@ class Scripts(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.store = from_url(self.server.url(), timeout=5)
-        self.client: redis.Redis = self.server.client()
         self.prefix = uuid.uuid4().hex
+        self.store = store_at(self.server.url(), timeout=5, prefix=self.prefix)
+        self.client: redis.Redis = self.server.client()
         self.keys = LockKeys.of(self.prefix, shared_name("x"))
         self.model = Model()
         self.numbers = itertools.count(1)
@@ -228,7 +229,7 @@ class Scripts(RuleBasedStateMachine):
 
     @rule(ask=asks, notes=st.sampled_from([{}, {"count": "2"}, {"left": "1"}, {"word": "1"}]), twice=st.booleans())
     def renew(self, *, ask: Ask, notes: dict[str, str], twice: bool) -> None:
-        renewal = Renewal(self.keys.lock, ask.acquisition, TTL, tuple(notes.items()))
+        renewal = Renewal(name_in(self.keys), ask.acquisition, TTL, tuple(notes.items()))
         expected = self.model.renew(ask.acquisition, notes)
         assert self.store.renew([renewal] * (1 + twice)) == [expected] * (1 + twice)
 
@@ -240,17 +241,17 @@ class Scripts(RuleBasedStateMachine):
         by, seed = ask.claim.by.text, "bodys"
         ending = ReleaseRequest(final, identity, used_ms, by, ask.unsure, once=once, seed=seed, window_ms=TTL)
         expected = self.model.release(ask, final=final, uses=uses, once=once)
-        assert self.store.release(self.keys, ask.acquisition, ending) == expected
+        assert self.store.release(name_in(self.keys), ask.acquisition, ending) == expected
 
     @rule()
     def it_is_forgotten(self) -> None:
-        assert self.store.forget(self.keys) == (self.model.mark.state not in ("", "forgotten"))
+        assert self.store.forget(name_in(self.keys)) == (self.model.mark.state not in ("", "forgotten"))
         if self.model.mark.state:
             self.model.mark = Mark("forgotten")
 
     @rule(sent=st.booleans())
     def it_is_resolved(self, *, sent: bool) -> None:
-        assert self.store.resolve(self.keys, sent=sent, window_ms=TTL) == self.model.resolve(sent=sent)
+        assert self.store.resolve(name_in(self.keys), sent=sent, window_ms=TTL) == self.model.resolve(sent=sent)
 
     @rule()
     def the_lease_expires(self) -> None:
@@ -262,7 +263,7 @@ class Scripts(RuleBasedStateMachine):
         self.client.script_flush()
 
     def send(self, ask: Ask) -> None:
-        answer = self.store.acquire(self.keys, ask.acquisition, TTL, ask.claim)
+        answer = self.store.acquire(name_in(self.keys), ask.acquisition, TTL, ask.claim)
         expected = self.model.acquire(ask)
         assert self.kind_of(answer) == expected
         if isinstance(answer, Acquired):
@@ -325,7 +326,7 @@ class Scripts(RuleBasedStateMachine):
     def operators_see_what_became_of_the_last_run(self) -> None:
         if not hasattr(self, "model"):
             return
-        seen, expected = self.store.use(self.keys), self.model.use()
+        seen, expected = self.store.use(name_in(self.keys)), self.model.use()
         assert (seen and (seen.state, seen.task_id)) == (expected and (expected[0], expected[1].task_id))
         if seen:
             assert seen.idempotency_key == idempotency_key(self.keys.name, self.model.mark.seed)

@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.keys.lock_name import idempotency_key
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, Requester, Unknown, Used
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, FORGET, RELEASE, RESOLVE, Script
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import TTL, Party, claim_of, ending_of, of_one_acquisition, take
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.stores import store_at
 
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)
@@ -33,20 +34,20 @@ def begin(store: RedisStore, task_id: str, **facts: Any) -> Acquired:
 
 def fail(store: RedisStore, task_id: str, acquisition: str = "") -> None:
     ending = ending_of(task_id, once=True, window_ms=WINDOW)
-    store.release(KEYS, acquisition or f"{task_id}.1", ending)
+    store.release(NAME, acquisition or f"{task_id}.1", ending)
 
 
 def succeed(store: RedisStore, task_id: str, seed: str) -> None:
-    store.release(KEYS, f"{task_id}.1", ending_of(task_id, once=True, used_ms=WINDOW, window_ms=WINDOW, seed=seed))
+    store.release(NAME, f"{task_id}.1", ending_of(task_id, once=True, used_ms=WINDOW, window_ms=WINDOW, seed=seed))
 
 
 def die(store: RedisStore, task_id: str) -> None:
     """As the keeper ends what a dead child held."""
-    store.release(KEYS, f"{task_id}.1", ReleaseRequest(outcome_unknown=True))
+    store.release(NAME, f"{task_id}.1", ReleaseRequest(outcome_unknown=True))
 
 
 def state(store: RedisStore) -> tuple[str, str | None] | None:
-    use = store.use(KEYS)
+    use = store.use(NAME)
     return use and (use.state, use.task_id)
 
 
@@ -67,16 +68,16 @@ def test_who_holds_back_is_refused_after_a_death_and_told_who_died_until_it_is_s
     begin(store, "a")
     die(store, "a")
     for _ in range(2):
-        answer = store.acquire(KEYS, "b.1", TTL, once("b", hold=True))
+        answer = store.acquire(NAME, "b.1", TTL, once("b", hold=True))
         assert isinstance(answer, Unknown)
         assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "a", "node1")
-    assert store.resolve(KEYS, sent=False, window_ms=WINDOW)
-    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Acquired)
+    assert store.resolve(NAME, sent=False, window_ms=WINDOW)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Acquired)
 
 
 def test_who_holds_back_meets_a_running_body_as_a_held_lock(store: RedisStore) -> None:
     begin(store, "a")
-    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Held)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Held)
 
 
 @pytest.mark.core
@@ -91,10 +92,10 @@ def test_the_seed_is_kept_over_failures_and_deaths_until_a_success_is_forgotten(
     third = begin(store, "c")
     assert (third.seed, third.after_crash) == (first.seed, True)
     succeed(store, "c", third.seed)
-    use = store.use(KEYS)
+    use = store.use(NAME)
     assert use is not None
     assert (use.state, use.idempotency_key) == ("used", idempotency_key(KEYS.name, first.seed))
-    assert store.forget(KEYS)
+    assert store.forget(NAME)
     assert begin(store, "d").seed != first.seed
 
 
@@ -108,8 +109,8 @@ def test_a_failure_after_a_death_leaves_that_death_as_unknown_as_it_was(store: R
     assert begin(store, "c").after_crash
     # It had used the name, as an operator finds out later: then a copy of its own message is no other call's.
     fail(store, "c")
-    assert store.resolve(KEYS, sent=True, window_ms=WINDOW)
-    answer = store.acquire(KEYS, "a.2", TTL, once("a"))
+    assert store.resolve(NAME, sent=True, window_ms=WINDOW)
+    answer = store.acquire(NAME, "a.2", TTL, once("a"))
     assert isinstance(answer, Used)
     assert answer.same
 
@@ -141,8 +142,8 @@ def test_an_acquire_that_was_taken_back_leaves_no_doubt(store: RedisStore) -> No
     """Its body never began."""
     begin(store, "a")
     undone = ReleaseRequest(identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW)
-    store.release(KEYS, "a.1", undone)
-    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", hold=True)), Acquired)
+    store.release(NAME, "a.1", undone)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Acquired)
 
 
 @pytest.mark.core
@@ -150,9 +151,9 @@ def test_an_acquire_that_was_taken_back_leaves_no_doubt(store: RedisStore) -> No
 def test_a_resolved_name_is_used_for_the_window_or_free_with_its_seed(store: RedisStore, sent: bool) -> None:
     seed = begin(store, "a").seed
     die(store, "a")
-    assert store.resolve(KEYS, sent=sent, window_ms=WINDOW)
-    assert not store.resolve(KEYS, sent=sent, window_ms=WINDOW)
-    answer = store.acquire(KEYS, "b.1", TTL, once("b", hold=True))
+    assert store.resolve(NAME, sent=sent, window_ms=WINDOW)
+    assert not store.resolve(NAME, sent=sent, window_ms=WINDOW)
+    answer = store.acquire(NAME, "b.1", TTL, once("b", hold=True))
     if sent:
         assert isinstance(answer, Used)
         assert answer.by.task_id == "a"
@@ -162,12 +163,12 @@ def test_a_resolved_name_is_used_for_the_window_or_free_with_its_seed(store: Red
 
 
 def test_what_runs_or_is_used_or_free_is_not_to_be_resolved(store: RedisStore) -> None:
-    assert not store.resolve(KEYS, sent=True, window_ms=WINDOW)
+    assert not store.resolve(NAME, sent=True, window_ms=WINDOW)
     seed = begin(store, "a").seed
-    assert not store.resolve(KEYS, sent=True, window_ms=WINDOW)
+    assert not store.resolve(NAME, sent=True, window_ms=WINDOW)
     assert state(store) == ("running", "a")
     succeed(store, "a", seed)
-    assert not store.resolve(KEYS, sent=False, window_ms=WINDOW)
+    assert not store.resolve(NAME, sent=False, window_ms=WINDOW)
     assert state(store) == ("used", "a")
 
 
@@ -183,19 +184,19 @@ def test_the_mark_of_a_body_outlives_its_window_by_the_longest_body_and_of_a_fre
 def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
     begin(store, "a", tick="t1")
     ending = ending_of("a", once=True, used_ms=WINDOW, window_ms=WINDOW, tick="t1")
-    store.release(KEYS, "a.1", ending)
-    assert isinstance(store.acquire(KEYS, "b.1", TTL, once("b", tick="t1")), Used)
-    assert store.use(KEYS, "t1")
-    assert store.use(KEYS) is None
-    assert isinstance(store.acquire(KEYS, "b.2", TTL, once("b", tick="t2")), Acquired)
+    store.release(NAME, "a.1", ending)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", tick="t1")), Used)
+    assert store.use(NAME, "t1")
+    assert store.use(NAME) is None
+    assert isinstance(store.acquire(NAME, "b.2", TTL, once("b", tick="t2")), Acquired)
 
 
 @pytest.mark.parametrize("garbage", ["", "x", "used", "1\nx\n[]", "begun\n\n\n\n\n\n\n\n\n\n\n"])
 def test_a_mark_that_is_not_ours_holds_nobody_up(store: RedisStore, client: redis.Redis, garbage: str) -> None:
     """Whatever a foreign hand wrote, the next run writes over it."""
     client.set(KEYS.used(), garbage)
-    assert store.use(KEYS) is None
-    answer = store.acquire(KEYS, "a.1", TTL, once("a"))
+    assert store.use(NAME) is None
+    answer = store.acquire(NAME, "a.1", TTL, once("a"))
     assert isinstance(answer, Acquired)
     assert answer.seed == str(answer.token)
 
@@ -214,7 +215,7 @@ class TestSentTwice:
 
     def test_an_acquire_whose_name_was_forgotten_between(self, store: RedisStore, topology: str) -> None:
         first = begin(store, "a")
-        store.forget(KEYS)
+        store.forget(NAME)
         again = begin(store, "a")
         assert again.seed == str(again.token)
         assert of_one_acquisition(first, again, topology)
@@ -255,8 +256,8 @@ class TestLostReplies:
     @pytest.fixture
     def far(self, proxy: Proxy, store: RedisStore) -> Iterator[RedisStore]:
         """The store over a network that cuts replies; its scripts are known there."""
-        far = from_url(proxy.url(), timeout=2)
-        for warm in (lambda: far.forget(KEYS), lambda: far.resolve(KEYS, sent=True, window_ms=1)):
+        far = store_at(proxy.url(), timeout=2)
+        for warm in (lambda: far.forget(NAME), lambda: far.resolve(NAME, sent=True, window_ms=1)):
             warm()
         yield far
         far.close()
@@ -268,7 +269,7 @@ class TestLostReplies:
         begin(store, "a")
         die(store, "a")
         cut(proxy, script)
-        done = far.forget(KEYS) if script is FORGET else far.resolve(KEYS, sent=True, window_ms=WINDOW)
+        done = far.forget(NAME) if script is FORGET else far.resolve(NAME, sent=True, window_ms=WINDOW)
         assert done
         assert state(store) == (None if script is FORGET else ("used", "a"))
 
@@ -290,7 +291,7 @@ class TestLostReplies:
         eventually(lambda: not party.slots.taken(), within=10)
 
     def test_a_failure_whose_reply_is_lost_leaves_the_name_free(self, proxy: Proxy, store: RedisStore) -> None:
-        far = from_url(proxy.url(), timeout=2)
+        far = store_at(proxy.url(), timeout=2)
         fail(far, "warm")
         begin(store, "a")
         cut(proxy, RELEASE)

@@ -7,21 +7,22 @@ from typing import Any
 import pytest
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys, LockName
+from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, Renewal
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import TTL, claim_of, commands_seen, ending_of, keys_of, take
+from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, take
 from tests.support.polling import eventually
+from tests.support.stores import name_in, store_at
 
 KEYS = keys_of()
 LOCK = KEYS.lock
 
 
 def renewal(acquisition: str, *notes: tuple[str, str]) -> Renewal:
-    return Renewal(LOCK, acquisition, TTL, notes)
+    return Renewal(NAME, acquisition, TTL, notes)
 
 
 # One slot, one round trip
@@ -30,21 +31,21 @@ def renewal(acquisition: str, *notes: tuple[str, str]) -> Renewal:
 def everything(store: RedisStore) -> None:
     """Every script in every shape that has different keys."""
     take(store, "o.1")
-    store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True))
+    store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True))
     store.renew([renewal("o.1", ("count", "2"))])
-    store.inspect(KEYS)
-    store.release(KEYS, "o.1", ReleaseRequest(outcome_unknown=True))
+    store.inspect(NAME)
+    store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True))
     take(store, "q.1", claim_of("id1", once=True, copied=True))
-    store.release(KEYS, "q.1", ending_of("id1", used_ms=60_000, outcome_unknown=True))
-    store.acquire(KEYS, "r.1", TTL, claim_of("id1", once=True))
-    store.forget(KEYS)
+    store.release(NAME, "q.1", ending_of("id1", used_ms=60_000, outcome_unknown=True))
+    store.acquire(NAME, "r.1", TTL, claim_of("id1", once=True))
+    store.forget(NAME)
     take(store, "s.1", claim_of("id2", once=True))
-    store.use(KEYS)
-    store.release(KEYS, "s.1", ending_of("id2", once=True, window_ms=60_000))
+    store.use(NAME)
+    store.release(NAME, "s.1", ending_of("id2", once=True, window_ms=60_000))
     take(store, "t.1", claim_of("id3", once=True))
-    store.release(KEYS, "t.1", ReleaseRequest(outcome_unknown=True))
-    store.acquire(KEYS, "u.1", TTL, claim_of("id4", once=True, hold=True))
-    store.resolve(KEYS, sent=True, window_ms=60_000)
+    store.release(NAME, "t.1", ReleaseRequest(outcome_unknown=True))
+    store.acquire(NAME, "u.1", TTL, claim_of("id4", once=True, hold=True))
+    store.resolve(NAME, sent=True, window_ms=60_000)
 
 
 def test_every_key_that_a_script_touches_is_declared_and_in_the_names_bucket(
@@ -74,14 +75,14 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
     with server.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
         eventually(lambda: "cluster_state:ok" in str(client.execute_command("CLUSTER", "INFO")), within=10)
-        store = from_url(server.url(), timeout=5)
+        store = store_at(server.url(), timeout=5)
         for number in range(20):
             name = LockName(f"lock{number}", number * 51)
             keys = LockKeys.of("dlock", name)
-            take(store, "o.1", claim_of("id", once=True), keys=keys)
-            assert store.renew([Renewal(keys.lock, "o.1", TTL)]) == [True]
-            assert store.inspect(keys) is not None
-            assert store.release(keys, "o.1", ending_of("id", used_ms=60_000, outcome_unknown=True)).ours
+            take(store, "o.1", claim_of("id", once=True), name=name_in(keys))
+            assert store.renew([Renewal(name_in(keys), "o.1", TTL)]) == [True]
+            assert store.inspect(name_in(keys)) is not None
+            assert store.release(name_in(keys), "o.1", ending_of("id", used_ms=60_000, outcome_unknown=True)).ours
         everything(store)
         store.close()
 
@@ -92,10 +93,10 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
 )
 def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: str, script: Any) -> None:
     verbs: dict[str, Callable[[], object]] = {
-        "acquire": lambda: store.acquire(KEYS, "p.1", TTL, claim_of("id2", once=True)),
+        "acquire": lambda: store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True)),
         "renew": lambda: store.renew([renewal("o.1")]),
-        "release": lambda: store.release(KEYS, "o.1", ending_of("id1", used_ms=1, outcome_unknown=True)),
-        "inspect": lambda: store.inspect(KEYS),
+        "release": lambda: store.release(NAME, "o.1", ending_of("id1", used_ms=1, outcome_unknown=True)),
+        "inspect": lambda: store.inspect(NAME),
     }
     for call in verbs.values():
         call()
@@ -111,10 +112,10 @@ def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: 
 def test_a_forgotten_script_is_loaded_again(store: RedisStore, client: redis.Redis) -> None:
     for _ in range(2):
         client.script_flush()
-        assert isinstance(store.acquire(KEYS, "o.1", TTL, claim_of()), Acquired)
+        assert isinstance(store.acquire(NAME, "o.1", TTL, claim_of()), Acquired)
         assert store.renew([renewal("o.1")] * 3) == [True, True, True]
-        assert store.inspect(KEYS) is not None
-        assert store.release(KEYS, "o.1", ReleaseRequest()).ours
+        assert store.inspect(NAME) is not None
+        assert store.release(NAME, "o.1", ReleaseRequest()).ours
 
 
 def test_scripts_forgotten_in_the_middle_of_1200_renewals_are_loaded_again(
@@ -122,8 +123,8 @@ def test_scripts_forgotten_in_the_middle_of_1200_renewals_are_loaded_again(
 ) -> None:
     locks = [keys_of(str(number)) for number in range(1_200)]
     for keys in locks:
-        take(store, "o.1", keys=keys)
-    renewals = [Renewal(keys.lock, "o.1", 60_000) for keys in locks]
+        take(store, "o.1", name=name_in(keys))
+    renewals = [Renewal(name_in(keys), "o.1", 60_000) for keys in locks]
     gone = {7, 600, 1_199}
     for number in gone:
         client.delete(locks[number].lock)

@@ -8,11 +8,11 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Identity
 from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.processes import ROOT
+from tests.support.stores import name_in, store_at
 
 
 def recipe(app: object) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def test_a_dead_letter_that_is_published_by_hand_runs(
         task, n = stage.tasks.parcel, stage.fresh()
         with stage.hold(stage.tasks.parcel, n):
             (result,) = stage.park(task, n, serializer=serializer, compression=compression)
-            store = from_url(stage.app.conf.dlock_url, timeout=3)
-            store.remove_waiter(stage.keys(task, n), Identity(result.id).digest, uuid4().hex, bury=True)
+            store = store_at(stage.app.conf.dlock_url, timeout=3)
+            store.remove_waiter(name_in(stage.keys(task, n)), Identity(result.id).digest, uuid4().hex, bury=True)
             store.close()
         told = recipe(stage.app)
         with stage.lock_server.client(2, decode_responses=False) as client:

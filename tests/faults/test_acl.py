@@ -8,15 +8,16 @@ import pytest
 import redis
 
 from celery_dlock.errors import StoreRefused
-from celery_dlock.keys.key_spec import LockKeys, LockName, node_key, sweeper_key
+from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, Parked, QueueRequest, Renewal, Requester
 from celery_dlock.store.redis import scripts
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import Script
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.processes import HOST, ROOT
 from tests.support.servers import CLUSTER_COMMANDS, LOCK_COMMANDS, LOCK_RIGHTS, LOCK_USER, Server, cluster_rights
+from tests.support.stores import store_at
 from tests.support.topologies import ClusterSet
 
 #: Rights without which a Cluster's nodes are told apart less well.
@@ -48,74 +49,73 @@ class Round:
             self.errors.append(str(error))
             return None
 
-    def keys(self, text: str) -> LockKeys:
-        return LockKeys.of("dlock", LockName(f"n:{text}", 7))
+    def name(self, text: str) -> LockName:
+        return LockName(f"n:{text}", 7)
 
     def claim(self, task_id: str, **facts: object) -> AcquireRequest:
         return AcquireRequest(Requester("app.post", task_id, "node1", "77"), Identity(task_id), **facts)  # type: ignore[arg-type]
 
     def lock(self) -> None:
-        keys, store = self.keys("lock"), self.store
+        name, store = self.name("lock"), self.store
         for _ in range(2):
-            self.do(store.acquire, keys, "a.1", 60_000, self.claim("a", once=True))
-        self.do(store.renew, [Renewal(keys.lock, "a.1", 90_000, (("word", "1"),))])
-        self.do(store.inspect, keys)
-        self.do(store.release, keys, "a.1", ReleaseRequest(True, Identity("a").digest, 60_000, "[]"))
+            self.do(store.acquire, name, "a.1", 60_000, self.claim("a", once=True))
+        self.do(store.renew, [Renewal(name, "a.1", 90_000, (("word", "1"),))])
+        self.do(store.inspect, name)
+        self.do(store.release, name, "a.1", ReleaseRequest(True, Identity("a").digest, 60_000, "[]"))
 
     def take_back(self) -> None:
-        self.do(self.store.release, self.keys("back"), "b.1", ReleaseRequest(outcome_unknown=True))
+        self.do(self.store.release, self.name("back"), "b.1", ReleaseRequest(outcome_unknown=True))
 
     def wait(self) -> None:
-        keys, store = self.keys("wait"), self.store
-        self.do(store.acquire, keys, "c.1", 60_000, self.claim("c"))
+        name, store = self.name("wait"), self.store
+        self.do(store.acquire, name, "c.1", 60_000, self.claim("c"))
 
         def listen() -> None:
-            with store.waker(keys):
-                self.do(store.acquire, keys, "d.1", 60_000, self.claim("d", waits=True))
+            with store.waker(name):
+                self.do(store.acquire, name, "d.1", 60_000, self.claim("d", waits=True))
 
         self.do(listen)
-        self.do(store.release, keys, "c.1", ReleaseRequest())
+        self.do(store.release, name, "c.1", ReleaseRequest())
 
     def keep(self) -> None:
-        keys = self.keys("keep")
-        self.do(self.store.acquire, keys, "e.1", 60_000, self.claim("e", keep_ms=60_000))
-        self.do(self.store.release, keys, "e.1", ReleaseRequest())
+        name = self.name("keep")
+        self.do(self.store.acquire, name, "e.1", 60_000, self.claim("e", keep_ms=60_000))
+        self.do(self.store.release, name, "e.1", ReleaseRequest())
 
-    def park(self, keys: LockKeys, task_id: str, **place: object) -> object:
+    def park(self, name: LockName, task_id: str, **place: object) -> object:
         entry = f'["app.post", "{task_id}"]\n{{}}'
         claim = self.claim(task_id, place=QueueRequest(entry, **place))  # type: ignore[arg-type]
-        return self.do(self.store.acquire, keys, f"{task_id}.1", 60_000, claim)
+        return self.do(self.store.acquire, name, f"{task_id}.1", 60_000, claim)
 
     def queue(self) -> None:
-        keys, store = self.keys("queue"), self.store
-        self.do(store.acquire, keys, "f.1", 60_000, self.claim("f", place=QueueRequest()))
+        name, store = self.name("queue"), self.store
+        self.do(store.acquire, name, "f.1", 60_000, self.claim("f", place=QueueRequest()))
         for task_id in ("g", "h", "g"):
-            self.park(keys, task_id, limit=2, ousts=True)
-        self.do(store.waiting, keys, 10)
-        self.do(store.release, keys, "f.1", ReleaseRequest(True, Identity("f").digest, queue=True))
-        self.do(store.remove_waiter, keys, Identity("h").digest, "s", ended=True)
+            self.park(name, task_id, limit=2, ousts=True)
+        self.do(store.waiting, name, 10)
+        self.do(store.release, name, "f.1", ReleaseRequest(True, Identity("f").digest, queue=True))
+        self.do(store.remove_waiter, name, Identity("h").digest, "s", ended=True)
 
     def sweep(self) -> None:
-        keys, store = self.keys("sweep"), self.store
-        self.do(store.acquire, keys, "i.1", 60_000, self.claim("i", place=QueueRequest()))
-        self.park(keys, "j")
-        self.do(store.sweep, keys, "s", 60_000, 5)
-        self.do(store.release, keys, "i.1", ReleaseRequest(True, Identity("i").digest, queue=True))
-        self.do(store.published, keys, Identity("j").digest, 1)
+        name, store = self.name("sweep"), self.store
+        self.do(store.acquire, name, "i.1", 60_000, self.claim("i", place=QueueRequest()))
+        self.park(name, "j")
+        self.do(store.sweep, name, "s", 60_000, 5)
+        self.do(store.release, name, "i.1", ReleaseRequest(True, Identity("i").digest, queue=True))
+        self.do(store.published, name, Identity("j").digest, 1)
         time.sleep(0.005)  # its turn
-        self.do(store.sweep, keys, "s", 60_000, 5)
-        self.do(store.due, "dlock", [7], 10)
+        self.do(store.sweep, name, "s", 60_000, 5)
+        self.do(store.due, [7], 10)
         for foreign in (True, False):
-            self.do(store.pass_on, keys, Grant(Identity("j").digest, "", "1"), foreign=foreign)
+            self.do(store.pass_on, name, Grant(Identity("j").digest, "", "1"), foreign=foreign)
         for worker in "vw":
-            self.do(store.sweep_lease, sweeper_key("dlock", "amqp://h:5672//"), worker, 1000)
+            self.do(store.sweep_lease, "amqp://h:5672//", "sweep", worker, 1000)
 
     def look(self) -> None:
-        key = node_key("dlock", "node")
         self.do(self.store.facts)
-        self.do(self.store.note, key, "worker", "{}", 1000)
-        self.do(self.store.notes, key)
-        self.do(self.store.note, key, "worker", "", 0)
+        self.do(self.store.save_worker_record, "node", "worker", "{}", 1000)
+        self.do(self.store.worker_records, "node")
+        self.do(self.store.save_worker_record, "node", "worker", "", 0)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def admin(own: Server) -> Iterator[redis.Redis]:
 
 def go_round(own: Server, user: str = LOCK_USER) -> list[str]:
     # Not database 0, so that to select another is among what is done.
-    store = from_url(f"redis://{user}:secret@{HOST}:{own.port}/2", timeout=5)
+    store = store_at(f"redis://{user}:secret@{HOST}:{own.port}/2", timeout=5)
     try:
         return Round(store).errors
     finally:
@@ -180,11 +180,11 @@ def test_without_its_keys_or_channels_something_fails_and_says_so(
 def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redis) -> None:
     """Else a step of it proves nothing."""
     assert admin.ping()
-    store = from_url(own.lock_url(), timeout=5)
+    store = store_at(own.lock_url(), timeout=5)
     round_ = Round(store)
-    keys = round_.keys("proof")
-    assert isinstance(store.acquire(keys, "k.1", 60_000, round_.claim("k", place=QueueRequest())), Acquired)
-    assert isinstance(round_.park(keys, "l"), Parked)
+    name = round_.name("proof")
+    assert isinstance(store.acquire(name, "k.1", 60_000, round_.claim("k", place=QueueRequest())), Acquired)
+    assert isinstance(round_.park(name, "l"), Parked)
     store.close()
 
 
@@ -200,17 +200,17 @@ def test_the_documented_rights_for_a_cluster_are_those_of_the_tests() -> None:
 def go_round_a_cluster(cluster: ClusterSet, user: str) -> list[str]:
     """A round, and one look at a lock whose slot is on its way."""
     places = ",".join(f"{HOST}:{node.port}" for node in cluster.nodes)
-    store = from_url(f"redis+cluster://{user}:secret@{places}", timeout=5)
+    store = store_at(f"redis+cluster://{user}:secret@{places}", timeout=5)
     try:
         round_ = Round(store)
-        keys = round_.keys("moving")
-        round_.do(store.acquire, keys, "m.1", 60_000, round_.claim("m"))
-        slot = cluster.slot_of(keys.lock)
+        name = round_.name("moving")
+        round_.do(store.acquire, name, "m.1", 60_000, round_.claim("m"))
+        slot = cluster.slot_of(LockKeys.of("dlock", name).lock)
         source = cluster.node_of(slot)
         to = next(node for node in cluster.primaries() if node is not source)
         cluster.begin_move(slot, to)
         cluster.move_keys(slot)
-        round_.do(store.inspect, keys)
+        round_.do(store.inspect, name)
         cluster.end_move(slot)
         cluster.move_slot(slot, source)
         return round_.errors

@@ -10,14 +10,14 @@ import pytest
 import redis
 
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, Held, Renewal
 from celery_dlock.store.redis.store import RedisStore
 from tests.conftest import LoadApp, OwnServer, StartWorker
-from tests.contract.helpers import claim_of, ending_of, keys_of, take
+from tests.contract.helpers import NAME, claim_of, ending_of, keys_of, take
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 
 HOUR = 3600
 QUEUEING = "tests.support.apps.queueing"
@@ -61,7 +61,7 @@ def clock(tmp_path: Path) -> Iterator[SteppedServer]:
 
 @pytest.fixture
 def store(clock: SteppedServer) -> Iterator[RedisStore]:
-    store = from_url(clock.server.url(), timeout=3.0)
+    store = store_at(clock.server.url(), timeout=3.0)
     yield store
     store.close()
 
@@ -85,7 +85,7 @@ def test_tokens_never_go_back(clock: SteppedServer, store: RedisStore, client: r
         clock.step(offset)
         eventually(lambda before=before, number=number: number == 0 or abs(seconds_of(client) - before) > HOUR - 60)
         tokens.append(take(store, f"o.{number}").token)
-        store.release(keys_of(), f"o.{number}", ReleaseRequest())
+        store.release(NAME, f"o.{number}", ReleaseRequest())
     assert tokens == sorted(set(tokens))
 
 
@@ -94,12 +94,12 @@ def test_a_dead_holders_lock_lasts_no_longer_than_its_ttl_from_the_next_who_asks
     clock: SteppedServer, store: RedisStore, client: redis.Redis
 ) -> None:
     keys = keys_of()
-    assert isinstance(store.acquire(keys, "dead.1", 1500, claim_of()), Acquired)
+    assert isinstance(store.acquire(name_in(keys), "dead.1", 1500, claim_of()), Acquired)
     clock.step(-HOUR)
     assert client.pttl(keys.lock) > (HOUR - 10) * 1000, "the clock did not go back; the test tests nothing"
     began = time.monotonic()
-    assert isinstance(store.acquire(keys, "next.1", 1500, claim_of()), Held)
-    eventually(lambda: isinstance(store.acquire(keys, "next.2", 1500, claim_of()), Acquired), 5)
+    assert isinstance(store.acquire(name_in(keys), "next.1", 1500, claim_of()), Held)
+    eventually(lambda: isinstance(store.acquire(name_in(keys), "next.2", 1500, claim_of()), Acquired), 5)
     assert 1.0 <= time.monotonic() - began <= 1.5 + 0.5
 
 
@@ -110,7 +110,7 @@ def test_a_renewal_gives_a_lock_its_ttl_again_after_the_clock_went_back(
     keys = keys_of()
     take(store, "o.1")
     clock.step(-HOUR)
-    assert store.renew([Renewal(keys.lock, "o.1", 30_000)]) == [True]
+    assert store.renew([Renewal(name_in(keys), "o.1", 30_000)]) == [True]
     assert 29_000 <= client.pttl(keys.lock) <= 30_000
 
 
@@ -121,7 +121,7 @@ def test_a_lock_kept_for_its_min_hold_lasts_no_longer_though_the_clock_went_back
     keys = keys_of()
     take(store, "o.1", claim_of(keep_ms=1500))
     clock.step(-HOUR)
-    store.release(keys, "o.1", ending_of("x"))
+    store.release(name_in(keys), "o.1", ending_of("x"))
     assert client.pttl(keys.lock) <= 1500
 
 
@@ -132,11 +132,11 @@ def test_when_the_clock_jumps_ahead_a_holder_is_told_and_the_next_has_the_higher
     keys = keys_of()
     first = take(store, "first.1")
     clock.step(HOUR)
-    assert store.renew([Renewal(keys.lock, "first.1", 30_000)]) == [False]
+    assert store.renew([Renewal(name_in(keys), "first.1", 30_000)]) == [False]
     second = take(store, "second.1")
     assert second.token > first.token + HOUR * 1_000_000 - 60_000_000
-    assert store.release(keys, "first.1", ReleaseRequest()).ours is False
-    assert store.inspect(keys) is not None
+    assert store.release(name_in(keys), "first.1", ReleaseRequest()).ours is False
+    assert store.inspect(name_in(keys)) is not None
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])

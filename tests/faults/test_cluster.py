@@ -16,22 +16,23 @@ from celery import Celery
 from redis.crc import key_slot
 
 from celery_dlock.errors import ReplyTimeout, StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys, LockName, shared_name
+from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseRecord
 from celery_dlock.locking.owner import OwnerContext
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Held, Identity, Requester
 from celery_dlock.store.redis.cluster import members as cluster_members
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers
 from tests.contract.helpers import Party, claim_of, take
 from tests.support.cluster_nodes import ask, myself, slots_of
 from tests.support.polling import eventually
 from tests.support.servers import Server
+from tests.support.stores import name_in, store_at
 from tests.support.topologies import ClusterSet
 
 
@@ -197,9 +198,9 @@ class TestFailover:
         reason, told = party.losses[unlucky]
         assert (reason, told - began < ttl) == ("the store no longer knows it", True)
         assert party.losses.keys() == {unlucky}
-        onlooker = from_url(cluster.lock_url(), timeout=5)
+        onlooker = store_at(cluster.lock_url(), timeout=5)
         for name in NAMES[1:]:
-            holder = onlooker.inspect(LockKeys.of("dlock", name))
+            holder = onlooker.inspect(name)
             assert (holder and holder.owner, leases[name].remaining() > 0) == (leases[name].owner, True)
         onlooker.close()
 
@@ -207,22 +208,22 @@ class TestFailover:
         """Also where the old one is silent, and so does not say that the subscription is over."""
         cluster = own_cluster(primaries=3, replicas=3, node_timeout_ms=500)
         keys = LockKeys.of("dlock", NAMES[0])
-        here, there = (cast("RedisStore", from_url(cluster.lock_url(), timeout=1)) for _ in range(2))
-        take(here, "o.1", keys=keys)
-        with there.waker(keys) as waker:
-            assert isinstance(there.acquire(keys, "p.1", 30_000, claim_of(waits=True)), Held)
+        here, there = (cast("RedisStore", store_at(cluster.lock_url(), timeout=1)) for _ in range(2))
+        take(here, "o.1", name=name_in(keys))
+        with there.waker(name_in(keys)) as waker:
+            assert isinstance(there.acquire(name_in(keys), "p.1", 30_000, claim_of(waits=True)), Held)
             cluster.fail_over(slot_of(NAMES[0]), "stop")
             assert not waker.wait(0.01)
 
             def found(store: RedisStore) -> bool:
                 try:
-                    return isinstance(store.acquire(keys, "p.2", 30_000, claim_of(waits=True)), Held)
+                    return isinstance(store.acquire(name_in(keys), "p.2", 30_000, claim_of(waits=True)), Held)
                 except StoreUnavailable:
                     return False
 
             for store in (here, there):
                 eventually(lambda store=store: found(store), within=10)  # type: ignore[misc]
-            released = threading.Timer(0.2, here.release, (keys, "o.1", ReleaseRequest()))
+            released = threading.Timer(0.2, here.release, (name_in(keys), "o.1", ReleaseRequest()))
             released.start()
             began = time.monotonic()
             assert waker.wait(5)
@@ -345,20 +346,20 @@ def _contend(url: str, name: LockName, guard: _Guard, stop: threading.Event) -> 
 
 
 def _queue(url: str, keys: LockKeys, stop: threading.Event) -> int:
-    store = cast("RedisStore", from_url(url, timeout=5))
+    store = cast("RedisStore", store_at(url, timeout=5))
     count = 0
     while not stop.is_set():
         first, second = f"a{count}", f"b{count}"
-        queue_helpers.take(store, f"{first}.1", first, keys)
-        queue_helpers.park(store, f"{second}.1", second, keys)
-        granted = store.release(keys, f"{first}.1", queue_helpers.ending(first)).granted
+        queue_helpers.take(store, f"{first}.1", first, name_in(keys))
+        queue_helpers.park(store, f"{second}.1", second, name_in(keys))
+        granted = store.release(name_in(keys), f"{first}.1", queue_helpers.ending(first)).granted
         assert isinstance(granted, Grant)
         assert granted.identity == queue_helpers.digest(second)
-        assert store.published(keys, granted.identity, queue_helpers.TURN)
+        assert store.published(name_in(keys), granted.identity, queue_helpers.TURN)
         assert isinstance(
-            queue_helpers.ask(store, f"{second}.2", second, keys, parks=True, turn=granted.turn), Acquired
+            queue_helpers.ask(store, f"{second}.2", second, name_in(keys), parks=True, turn=granted.turn), Acquired
         )
-        assert store.release(keys, f"{second}.2", queue_helpers.ending(second)).ours
+        assert store.release(name_in(keys), f"{second}.2", queue_helpers.ending(second)).ours
         count += 1
     store.close()
     return count

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from celery_dlock.keys.key_spec import node_key
+from celery_dlock.store.redis.keys import node_key
 from tests.support.environments.worker import Stage, running_stage
 from tests.support.polling import eventually
 from tests.support.processes import kill_session

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import drift_margin
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.model import Acquired, AcquireRequest, Requester
-from celery_dlock.store.redis.quarantine import Quarantine
+from celery_dlock.store.model import Acquired, AcquireRequest, Quarantine, Requester
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import Server
+from tests.support.stores import name_in
 
 #: Seconds. Nobody renews: a holder that was cut off believes in its lease for as long as this ...
 TTL = 1.0
@@ -29,14 +30,16 @@ class Contender:
 
     def __init__(self, server: Server, ttl: float, probation: Quarantine | None) -> None:
         self._ttl = ttl
-        self._store = open_store(locations_from_settings(server.url(), {}), timeout=5, probation=probation)
+        self._store = open_store(
+            locations_from_settings(server.url(), {}), timeout=5, prefix="dlock", probation=probation
+        )
         self.believed: dict[LockKeys, tuple[float, float]] = {}
 
     def ask(self, keys: LockKeys) -> bool:
         sent = time.monotonic()
         claim = AcquireRequest(Requester.of(None, None, "node1", 1))
         try:
-            answer = self._store.acquire(keys, f"c.{next(_numbers)}", round(self._ttl * 1000), claim)
+            answer = self._store.acquire(name_in(keys), f"c.{next(_numbers)}", round(self._ttl * 1000), claim)
         except StoreUnavailable:
             return False
         if isinstance(answer, Acquired):

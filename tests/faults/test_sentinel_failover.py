@@ -12,22 +12,24 @@ from celery import Celery
 
 from celery_dlock import Lock, LockLost, signals
 from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.factory import from_url, open_store
+from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.sentinel import SentinelDoor
 from tests.support.polling import eventually
 from tests.support.processes import free_port
 from tests.support.sentinels import SentinelProcess
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.stores import store_at
 from tests.support.topologies import MASTER_NAME, How, SentinelSet
 
 #: Longer than a failover takes whose first election had no winner.
 TTL = 20.0
 #: The store's timeout here, and so a tenth of it for a sentinel.
 TIMEOUT = 1.0
-KEYS = LockKeys.of("dlock", LockName("looked-at", 7))
+NAME = LockName("looked-at", 7)
+KEYS = LockKeys.of("dlock", NAME)
 
 
 @pytest.fixture(scope="module")
@@ -180,18 +182,18 @@ def test_a_sentinel_that_hangs_costs_its_part_once_and_none_at_all_cost_no_lock(
     sentinels: SentinelSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "celery_dlock")
-    store: Any = from_url(url_of(sentinels), timeout=TIMEOUT)
+    store: Any = store_at(url_of(sentinels), timeout=TIMEOUT)
     for sentinel in sentinels.sentinels:
         sentinel.pause()
     try:
         sentinels.sentinels[2].resume()
-        assert took(lambda: store.inspect(KEYS)) < TIMEOUT
+        assert took(lambda: store.inspect(NAME)) < TIMEOUT
         store.close()
-        assert took(lambda: store.inspect(KEYS)) < 2 * 0.1, "the one that answered is asked first"
+        assert took(lambda: store.inspect(NAME)) < 2 * 0.1, "the one that answered is asked first"
         sentinels.sentinels[2].pause()
         for _ in range(2):
             store.close()
-            store.inspect(KEYS)
+            store.inspect(NAME)
     finally:
         for sentinel in sentinels.sentinels:
             sentinel.resume()
@@ -199,7 +201,7 @@ def test_a_sentinel_that_hangs_costs_its_part_once_and_none_at_all_cost_no_lock(
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert warned == [f"locks stay at 127.0.0.1:{port}: no sentinel answers: asked {shown(sentinels)}"]
     store.close()
-    store.inspect(KEYS)
+    store.inspect(NAME)
     assert f"a sentinel of {shown(sentinels)} answers again" in caplog.text
     store.close()
 
@@ -241,20 +243,20 @@ def test_a_sentinel_with_an_old_configuration_is_not_followed(
             with sentinel.client() as there:
                 there.execute_command("ACL", "SETUSER", "poor", "on", ">p", "+sentinel|get-master-addr-by-name")
         # Without the right to SENTINEL master no epoch is told. It shows when no connection to the primary can be made.
-        store = open_store((StoreLocation.of(url.partition("?")[0], more=more),), timeout=TIMEOUT)
+        store = open_store((StoreLocation.of(url.partition("?")[0], more=more),), timeout=TIMEOUT, prefix="dlock")
         with contextlib.suppress(StoreUnavailable):
-            store.inspect(KEYS)
+            store.inspect(NAME)
         for _ in range(3):
-            store.inspect(KEYS)
+            store.inspect(NAME)
             store.close()
 
 
 def _not_followed(
     url: str, stale: SentinelProcess, new: int | None, known: SentinelDoor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = from_url(url, timeout=TIMEOUT)
+    store = store_at(url, timeout=TIMEOUT)
     for _ in range(3):  # also the first time
-        store.inspect(KEYS)
+        store.inspect(NAME)
         store.close()
     told = [record.message for record in caplog.records if "has not heard of the last failover" in record.message]
     assert len(told) == 1
@@ -330,17 +332,17 @@ def test_a_holder_whose_lock_a_failover_forgot_is_told_before_the_ttl_is_over(wh
 
 def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a sentinel names it that has not heard of the failover."""
-    store: Any = from_url(url_of(sentinels), timeout=TIMEOUT)
+    store: Any = store_at(url_of(sentinels), timeout=TIMEOUT)
     replica = eventually(lambda: next(filter(is_replica, sentinels.replicas()), None), within=20)
     assert replica is not None
     monkeypatch.setattr(store._topology._door, "_asked", lambda: ("127.0.0.1", replica.port))
     with pytest.raises(StoreNotReady, match=f"name 127.0.0.1:{replica.port} as the primary of 'mymaster', and it is a"):
-        store.inspect(KEYS)
+        store.inspect(NAME)
 
 
 def test_a_subscription_moves_to_the_new_primary(sentinels: SentinelSet) -> None:
-    store = from_url(url_of(sentinels), timeout=TIMEOUT)
-    with store.waker(KEYS) as waker:
+    store = store_at(url_of(sentinels), timeout=TIMEOUT)
+    with store.waker(NAME) as waker:
         old = sentinels.fail_over("stop")
         try:
             with sentinels.primary().client() as there:

@@ -14,7 +14,7 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy

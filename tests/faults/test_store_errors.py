@@ -11,12 +11,12 @@ from celery import Celery
 
 from celery_dlock import Lock
 from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.model import Renewal
 from tests.contract.helpers import TTL, claim_of, keys_of
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.stores import name_in, store_at
 
 MB = 1024 * 1024
 
@@ -249,7 +249,7 @@ def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
     own: Server, admin: redis.Redis, fault: Callable[[redis.Redis], "contextmanager[None]"]
 ) -> None:
     locks = [keys_of(str(number)) for number in range(1_000)]
-    renewals = [Renewal(keys.lock, "o.1", TTL) for keys in locks]
+    renewals = [Renewal(name_in(keys), "o.1", TTL) for keys in locks]
     over = threading.Event()
 
     def come_and_go() -> None:
@@ -258,9 +258,9 @@ def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
                 with fault(other):  # type: ignore[attr-defined]  # it is a context manager
                     over.wait(0.003)
 
-    with closing(from_url(own.lock_url(), timeout=5)) as store:
+    with closing(store_at(own.lock_url(), timeout=5)) as store:
         for keys in locks:
-            store.acquire(keys, "o.1", TTL, claim_of())
+            store.acquire(name_in(keys), "o.1", TTL, claim_of())
         admin.delete(locks[7].lock)
 
         def renewed_in_part() -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys, LockName, shared_name
+from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
 from celery_dlock.locking.events import Event, Listeners
 from celery_dlock.locking.lease import Lease, drift_margin
@@ -59,7 +59,7 @@ class FakeStore:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.locks: dict[str, Kept] = {}
+        self.locks: dict[LockName, Kept] = {}
         self.away: StoreUnavailable | None = None
         self.call_time = 0.0
         self.claims: list[AcquireRequest] = []
@@ -67,22 +67,22 @@ class FakeStore:
         self.withins: list[float | None] = []
         self.ended: list[tuple[str, ReleaseRequest]] = []
         self.ended_durably: list[Durability] = []
-        self.inspected: list[str] = []
-        self.woken_by: list[str] = []
+        self.inspected: list[LockName] = []
+        self.woken_by: list[LockName] = []
         self.failures: list[StoreUnavailable | None] = []
         self.ranks = 600
         self.calls = 0
         self.tokens = 0
         self.closed = False
 
-    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Held:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Held:
         self.claims.append(claim)
         self._call()
         rank_us = claim.rank_us or self._next_rank()
-        kept = self._kept(keys.lock)
+        kept = self._kept(name)
         if kept is None:
             self.tokens += 1
-            kept = self.locks[keys.lock] = Kept(acquisition, self.clock.now + ttl_ms / 1000, self.tokens)
+            kept = self.locks[name] = Kept(acquisition, self.clock.now + ttl_ms / 1000, self.tokens)
         if kept.acquisition != acquisition:
             return Held(self._holder(kept), same_message=False, rank_us=rank_us)
         return Acquired(kept.token, self.clock.wall(), rank_us)
@@ -94,26 +94,26 @@ class FakeStore:
         return [self._renew(renewal) for renewal in renewals]
 
     def release(
-        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
         self._call()
         self.ended.append((acquisition, ending))
         self.ended_durably.append(durability)
-        kept = self._kept(keys.lock)
+        kept = self._kept(name)
         if kept is None or kept.acquisition != acquisition:
             return Released(ours=False, duplicate_seen=False)
-        del self.locks[keys.lock]
+        del self.locks[name]
         return Released(ours=True, duplicate_seen="word" in kept.notes)
 
-    def inspect(self, keys: LockKeys) -> Holder | None:
-        self.inspected.append(keys.lock)
+    def inspect(self, name: LockName) -> Holder | None:
+        self.inspected.append(name)
         self._call()
-        kept = self._kept(keys.lock)
+        kept = self._kept(name)
         return self._holder(kept) if kept else None
 
     @contextmanager
-    def waker(self, keys: LockKeys) -> Iterator[ReleaseListener]:
-        self.woken_by.append(keys.lock)
+    def waker(self, name: LockName) -> Iterator[ReleaseListener]:
+        self.woken_by.append(name)
         self._call()
         yield FakeWaker(self.clock)
 
@@ -122,10 +122,10 @@ class FakeStore:
 
     def lose(self, name: LockName) -> None:
         """The lock is gone, as after a FLUSHALL."""
-        del self.locks[LockKeys.of("dlock", name).lock]
+        del self.locks[name]
 
     def kept(self, name: LockName) -> Kept | None:
-        return self._kept(LockKeys.of("dlock", name).lock)
+        return self._kept(name)
 
     def _call(self, within: float | None = None) -> None:
         self.calls += 1
@@ -137,12 +137,12 @@ class FakeStore:
         self.ranks += 100
         return self.ranks
 
-    def _kept(self, key: str) -> Kept | None:
-        kept = self.locks.get(key)
+    def _kept(self, name: LockName) -> Kept | None:
+        kept = self.locks.get(name)
         return kept if kept is not None and kept.until > self.clock.now else None
 
     def _renew(self, renewal: Renewal) -> bool:
-        kept = self._kept(renewal.key)
+        kept = self._kept(renewal.name)
         if kept is None or kept.acquisition != renewal.acquisition:
             return False
         kept.until = max(kept.until, self.clock.now + renewal.ttl_ms / 1000)
@@ -230,7 +230,7 @@ class KeeperScene:
         #: By acquisition: when its process should have ended.
         self.killed_by: dict[str, float] = {}
         self.keeper = Watchdog(
-            self.store, self.clock, "dlock", timeout, self._lost, self.doubted.__contains__, stores,
+            self.store, self.clock, timeout, self._lost, self.doubted.__contains__, stores,
             killed_by=lambda acquisition: self.killed_by.get(acquisition, 0.0),
         )  # fmt: skip
         self.keeper._loop.running.take()  # so no thread starts
@@ -244,7 +244,7 @@ class KeeperScene:
         slot = (source or self.source).slots.open(a_name(text), f"owner.{text}", ttl)
         sent = self.clock.now
         answer = self.store.acquire(
-            LockKeys.of("dlock", slot.name),
+            slot.name,
             slot.acquisition,
             round(ttl * 1000),
             AcquireRequest(Requester("", "", "", "")),
@@ -283,7 +283,7 @@ class LockerScene:
         self.told: list[Event] = []
         listeners = Listeners()
         listeners.add(self.told.append)
-        self.locker = LockClient(self.store, self.slots, self._wake, self.clock, "dlock", listeners)
+        self.locker = LockClient(self.store, self.slots, self._wake, self.clock, listeners)
         self.scope = self.new_scope("me")
 
     def new_scope(self, owner: str) -> OwnerContext:

@@ -10,27 +10,11 @@ nothing of what was set when a lease was written, and what was set then may be l
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from ...errors import StoreQuarantined
+from ..model import Quarantine
 
-__all__ = ["Quarantine", "on_probation"]
-
-
-class Quarantine(NamedTuple):
-    """How a store's servers are put on probation.
-
-    Args:
-        delay: Seconds that it lasts: no lease may live longer.
-        setting: The setting that says so, for errors.
-    """
-
-    delay: float
-    setting: str = "dlock_failover_quarantine"
-
-    @property
-    def delay_ms(self) -> str:
-        return str(round(self.delay * 1000))
+__all__ = ["on_probation"]
 
 
 def on_probation(left_ms: int, probation: Quarantine) -> StoreQuarantined:

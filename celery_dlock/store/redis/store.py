@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 import re
 import uuid
@@ -10,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
-from ...keys.key_spec import LockKeys, queue_indexes
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.log import logger
@@ -23,6 +24,7 @@ from ..model import (
     Grant,
     Holder,
     LastRun,
+    Quarantine,
     Refusal,
     Released,
     Renewal,
@@ -30,7 +32,8 @@ from ..model import (
 )
 from . import replies
 from .connection import ErrorReply, RespConnection
-from .quarantine import Quarantine, on_probation
+from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
+from .quarantine import on_probation
 from .replication_wait import PipelineWithWait, execute_and_wait
 from .scripts import (
     ACQUIRE,
@@ -70,6 +73,8 @@ DONE_MS = 24 * 3600 * 1000
 TOMBSTONE_MS = 10 * 60 * 1000
 #: What a script of ours answers when all is well.
 _ANSWERS = frozenset({bytes, int, list, type(None)})
+#: Locks of which a store remembers the keys.
+NAMES = 128
 #: Commands in one write: enough to make the round trip cheap, few enough not to hold the server up.
 BATCH = 500
 #: The first version that has it. Valkey says which Redis it is like.
@@ -83,15 +88,20 @@ class RedisStore:
 
     Args:
         topology: The servers.
+        prefix: The start of every key.
         probation: For how long one that may have lost leases grants nothing new; None: it grants at once.
     """
 
-    def __init__(self, topology: Topology, probation: Quarantine | None = None) -> None:
+    def __init__(self, topology: Topology, prefix: str, probation: Quarantine | None = None) -> None:
         self._topology = topology
+        self._prefix = prefix
+        #: A run asks four times for the keys of its lock.
+        self._keys: Callable[[LockName], LockKeys] = functools.lru_cache(NAMES)(functools.partial(LockKeys.of, prefix))
         self._probation = probation
         self._warned = False
 
-    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+        keys = self._keys(name)
         identity = claim.identity.digest if claim.identity else ""
         names = [keys.lock, keys.last, *keys.marks(acquisition, identity)]
         if identity and claim.once:
@@ -111,7 +121,7 @@ class RedisStore:
         if claim.place:
             names += (*keys.queue(), keys.dead())
             place = claim.place
-            args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0")
+            args += (name.text, place.entry, str(place.limit), "1" if place.ousts else "0")
             args += (str(place.after_us), place.turn)
         if claim.once:
             args += (claim.by.text, str(claim.begun_ms), "1" if claim.hold else "0")
@@ -133,7 +143,7 @@ class RedisStore:
         refusals: list[ErrorReply] = []
         for start in range(0, len(renewals), BATCH):
             calls = [
-                ((r.key,), (r.acquisition, str(r.ttl_ms), *(text for note in r.notes for text in note)), r.durability)
+                ((self._keys(r.name).lock,), (r.acquisition, str(r.ttl_ms), *itertools.chain(*r.notes)), r.durability)
                 for r in renewals[start : start + BATCH]
             ]
             told = self._each(_many(RENEW, calls, bool), calls, within)
@@ -146,8 +156,9 @@ class RedisStore:
         return answers
 
     def release(
-        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
+        keys = self._keys(name)
         names, args = _of_release(keys, acquisition, ending)
         if not (ending.final or ending.used_ms or ending.once):
             durability = PRIMARY  # it leaves no mark, and a lock that comes back ends with its ttl
@@ -160,84 +171,94 @@ class RedisStore:
             (reply, short), known = self._said(RELEASE, names, args, durability), 1
         if short is not None and not self._warned:
             self._warned = True
-            logger.warning("the end of a run under %s may be forgotten by a failover: %s", keys.name, short)
+            logger.warning("the end of a run under %s may be forgotten by a failover: %s", name.text, short)
         told, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
         if told & 4 or (known and not ending.queue):
             # Whose release it was did not expect waiters, and so had not named their keys; or its answer was lost.
-            granted = self.sweep(keys, acquisition, *_NEVER_BURY).granted
+            granted = self.sweep(name, acquisition, *_NEVER_BURY).granted
         return Released(bool((told | known) & 1), bool(told & 2), granted)
 
-    def shard(self, keys: LockKeys) -> int:
-        return self._topology.shard(keys.lock) if self._topology.clustered else 0
+    def shard(self, name: LockName) -> int:
+        return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
 
-    def inspect(self, keys: LockKeys) -> Holder | None:
-        reply = self._again(INSPECT, [keys.lock], ())
+    def inspect(self, name: LockName) -> Holder | None:
+        reply = self._again(INSPECT, [self._keys(name).lock], ())
         return replies.holder(reply) if reply else None
 
-    def agree(self, keys: LockKeys, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
+    def agree(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
         """Take over the token (and the seed) of a vote that was won; false if the lock is another's here."""
+        keys = self._keys(name)
         names = [keys.lock, keys.last, *([keys.used(tick)] if seed else [])]
         return bool(self._again(AGREE, names, (acquisition, str(token), *([seed] if seed else []))))
 
     # -- names that were used
 
-    def use(self, keys: LockKeys, tick: str = "") -> LastRun | None:
-        return replies.use(self._again(USE, (keys.lock, keys.used(tick)), ()), keys.name)
+    def use(self, name: LockName, tick: str = "") -> LastRun | None:
+        keys = self._keys(name)
+        return replies.use(self._again(USE, (keys.lock, keys.used(tick)), ()), name.text)
 
-    def forget(self, keys: LockKeys, tick: str = "") -> bool:
+    def forget(self, name: LockName, tick: str = "") -> bool:
         # The number tells the second of two equal commands from another's.
-        return bool(self._again(FORGET, (keys.used(tick),), (uuid.uuid4().hex, str(TOMBSTONE_MS))))
+        return bool(self._again(FORGET, (self._keys(name).used(tick),), (uuid.uuid4().hex, str(TOMBSTONE_MS))))
 
-    def resolve(self, keys: LockKeys, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+        keys = self._keys(name)
         args = (uuid.uuid4().hex, "used" if sent else "free", str(window_ms))
         return bool(self._again(RESOLVE, (keys.lock, keys.used(tick)), args))
 
     # -- claims of messages on their way
 
-    def claim(self, publications: Sequence[tuple[LockKeys, ClaimRequest]]) -> list[ExistingCall | None]:
-        calls = [((*_of_claim(k), k.tombstone(p.attempt)), _claimed(p), p.durability) for k, p in publications]
+    def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
+        calls = [(_of_claim(self._keys(name), p.attempt), _claimed(p), p.durability) for name, p in publications]
         return list(map(replies.first, self._all(_many(CLAIM, calls, operator.not_), calls)))
 
-    def unclaim(self, keys: LockKeys, task_id: str, turn: int, attempt: str = "") -> bool:
+    def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:
+        keys = self._keys(name)
         names, args = [keys.queued()], [task_id, str(turn)]
         if attempt:
             names.append(keys.tombstone(attempt))
             args += attempt, str(TOMBSTONE_MS)
         return bool(self._again(UNCLAIM, names, args))
 
-    def keep_claims(self, claims: Sequence[tuple[LockKeys, str, int]]) -> None:
-        calls = [((keys.queued(),), (task_id, str(life_ms))) for keys, task_id, life_ms in claims]
+    def keep_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
+        calls = [((self._keys(name).queued(),), (task_id, str(life_ms))) for name, task_id, life_ms in claims]
         self._all(_Many(KEEP_CLAIM), calls)
 
     # -- queues
 
     def sweep(
-        self, keys: LockKeys, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
-        args = (keys.name, granter, str(turn_ms), str(tries), str(foreign_ms))
+        keys = self._keys(name)
+        args = (name.text, granter, str(turn_ms), str(tries), str(foreign_ms))
         reply = self._again(SWEEP, (*_of_queue(keys), keys.channel), args)
         buried, _, why = reply[3].decode().partition(" ")
         return QueueStepResult("", replies.grant(*reply[:3]), buried, why == "foreign")
 
-    def published(self, keys: LockKeys, identity: str, turn_ms: int) -> bool:
+    def published(self, name: LockName, identity: str, turn_ms: int) -> bool:
+        keys = self._keys(name)
         _, parked, _, index = keys.queue()
-        return bool(self._again(PUBLISHED, (keys.lock, parked, index), (identity, keys.name, str(turn_ms))))
+        return bool(self._again(PUBLISHED, (keys.lock, parked, index), (identity, name.text, str(turn_ms))))
 
-    def pass_on(self, keys: LockKeys, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        args = (grant.identity, grant.turn, keys.name, ("2" if present else "1") if foreign else "0")
+    def pass_on(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+        keys = self._keys(name)
+        args = (grant.identity, grant.turn, name.text, ("2" if present else "1") if foreign else "0")
         return bool(self._again(PASS_ON, (keys.lock, keys.queue()[3]), args))
 
     def remove_waiter(
-        self, keys: LockKeys, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+        self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
     ) -> QueueStepResult:
-        args = (keys.name, identity, "0" if bury else str(DONE_MS), granter, "1" if ended else "0")
+        keys = self._keys(name)
+        args = (name.text, identity, "0" if bury else str(DONE_MS), granter, "1" if ended else "0")
         entry, *granted = self._again(TAKE_OUT, (*_of_queue(keys), keys.done(identity), keys.channel), args)
         return QueueStepResult(entry.decode("utf-8", "replace"), replies.grant(*granted))
 
-    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+    def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
+        keys = self._keys(name)
         self._again(DONE, [keys.lock, keys.done(identity)], (identity, str(DONE_MS), str(age_us), owner))
 
-    def waiting(self, keys: LockKeys, most: int) -> Waiting:
+    def waiting(self, name: LockName, most: int) -> Waiting:
+        keys = self._keys(name)
         count, *facts = self._again(WAITING, (keys.lock, *keys.queue()[:3]), (str(most),))
         return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
 
@@ -245,11 +266,15 @@ class RedisStore:
     def clustered(self) -> bool:
         return self._topology.clustered
 
-    def sweep_lease(self, key: str, worker: str, life_ms: int) -> int:
+    def dead_letters_at(self, name: LockName) -> str:
+        return self._keys(name).dead()
+
+    def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
+        key = sweeper_key(self._prefix, broker, duty)
         return int(self._again(SWEEP_LEASE, (key,), (worker, str(life_ms))))
 
-    def due(self, prefix: str, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
-        args, indexes = (str(most), str(round(within * 1e6))), queue_indexes(prefix)
+    def due(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+        args, indexes = (str(most), str(round(within * 1e6))), queue_indexes(self._prefix)
         refusals: list[ErrorReply] = []
         # One script for all of them. In a Cluster they are in different slots: a script for each that exists.
         parts = self._existing(indexes, buckets, refusals) if self.clustered else [list(buckets)]
@@ -272,10 +297,19 @@ class RedisStore:
         refusals += [reply for reply in told if type(reply) is ErrorReply]
         return told
 
-    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
-        self._again(NOTE, (key,), (worker, text, str(life_ms)))
+    def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
+        self._again(NOTE, (node_key(self._prefix, node),), (worker, text, str(life_ms)))
 
-    def notes(self, key: str) -> dict[str, str]:
+    def worker_records(self, node: str) -> dict[str, str]:
+        return self._noted(node_key(self._prefix, node))
+
+    def announce_workers(self, broker: str, life_ms: int) -> None:
+        self._again(NOTE, (presence_key(self._prefix, broker),), ("workers", "running", str(life_ms)))
+
+    def has_workers(self, broker: str) -> bool:
+        return bool(self._noted(presence_key(self._prefix, broker)))
+
+    def _noted(self, key: str) -> dict[str, str]:
         reply = self._topology.call(key, _fields, key)
         if type(reply) is ErrorReply:
             raise self._refused(reply)
@@ -300,8 +334,8 @@ class RedisStore:
         return StoreInfo(durable, next(evicting, "noeviction"), fsyncs=fsyncs, replicas=_replicas(told))
 
     @contextmanager
-    def waker(self, keys: LockKeys) -> Iterator[ReleaseListener]:
-        waker = self._topology.subscribe(keys.channel)
+    def waker(self, name: LockName) -> Iterator[ReleaseListener]:
+        waker = self._topology.subscribe(self._keys(name).channel)
         try:
             yield waker
         finally:
@@ -506,8 +540,8 @@ def _of_queue(keys: LockKeys) -> tuple[str, ...]:
     return (keys.lock, *keys.queue(), keys.dead())
 
 
-def _of_claim(keys: LockKeys) -> tuple[str, ...]:
-    return (keys.queued(), keys.lock, *keys.queue()[:3])
+def _of_claim(keys: LockKeys, attempt: str) -> tuple[str, ...]:
+    return (keys.queued(), keys.lock, *keys.queue()[:3], keys.tombstone(attempt))
 
 
 def _claimed(publication: ClaimRequest) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from ...errors import ReplyLost, ReplyTimeout, StoreQuarantined, StoreRefused, StoreUnavailable
-from ...keys.key_spec import LockKeys
+from ...keys.lock_name import LockName
 from ...utils.clock import Clock
 from ...utils.log import logger
 from ..base import QueueStore, ReleaseRequest
@@ -28,7 +28,7 @@ MOST_OWED, OWED_FOR = 1000, 600.0
 class Member(QueueStore, Protocol):
     """A store of one server that can take part in votes."""
 
-    def agree(self, keys: LockKeys, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
+    def agree(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
         """Take over the token (and the seed) of a vote that was won; false if the lock is another's here."""
         ...
 
@@ -54,7 +54,7 @@ class QuorumMember:
         self._refused = False
         #: Acquisitions of which it is not known whether they have reached it, or may yet.
         self._unheard: dict[str, None] = {}
-        self._owed: collections.deque[tuple[float, LockKeys, str, ReleaseRequest]] = collections.deque(maxlen=MOST_OWED)
+        self._owed: collections.deque[tuple[float, LockName, str, ReleaseRequest]] = collections.deque(maxlen=MOST_OWED)
 
     @property
     def unhealthy(self) -> bool:
@@ -128,25 +128,25 @@ class QuorumMember:
         return sum(one.over for one in list(self._out))
 
     def acquire(
-        self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest, undone: ReleaseRequest
+        self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest, undone: ReleaseRequest
     ) -> Acquired | Refusal:
         """Take the lock here, with a second try where the connection was cut, by an idle limit or a restart.
 
         Args:
-            keys: Of the lock.
+            name: Of the lock.
             acquisition: Safe to be sent twice: the script finds its own lock.
             ttl_ms: Of the lease, in milliseconds.
             claim: What the store needs to know.
             undone: How the acquisition ends if its first command is carried out after the second was refused.
         """
         try:
-            answer = self.store.acquire(keys, acquisition, ttl_ms, claim)
+            answer = self.store.acquire(name, acquisition, ttl_ms, claim)
         except ReplyTimeout:
             raise
         except ReplyLost:
-            answer = self._acquire_again(keys, acquisition, ttl_ms, claim)
+            answer = self._acquire_again(name, acquisition, ttl_ms, claim)
             if not isinstance(answer, Acquired):
-                self.queue_release(keys, acquisition, undone)
+                self.queue_release(name, acquisition, undone)
             # It stays expected: its release leaves a tombstone, because the first command may still arrive.
             return answer
         except StoreUnavailable:
@@ -156,10 +156,10 @@ class QuorumMember:
         return answer
 
     def _acquire_again(
-        self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest
+        self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest
     ) -> Acquired | Refusal:
         try:
-            return self.store.acquire(keys, acquisition, ttl_ms, claim)
+            return self.store.acquire(name, acquisition, ttl_ms, claim)
         except (ReplyLost, StoreQuarantined):
             raise
         except StoreUnavailable as error:
@@ -174,32 +174,32 @@ class QuorumMember:
         except ReplyLost:
             return self.store.renew(renewals, within)
 
-    def release(self, keys: LockKeys, acquisition: str, ending: ReleaseRequest) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         # Its acquire may still be on its way, and be overtaken.
         if acquisition in self._unheard:
             ending = ending._replace(outcome_unknown=True)
         try:
-            released = self.store.release(keys, acquisition, ending)
+            released = self.store.release(name, acquisition, ending)
         except StoreUnavailable:
-            self.queue_release(keys, acquisition, ending)
+            self.queue_release(name, acquisition, ending)
             raise
         self._unheard.pop(acquisition, None)
         return released
 
-    def queue_release(self, keys: LockKeys, acquisition: str, ending: ReleaseRequest) -> None:
+    def queue_release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> None:
         """Remember that it has not heard of this end.
 
         What it will be told is that the acquisition is over, and no more: a majority knows what became of it, and a
         mark that is set late would live too long.
         """
         ending = ending._replace(outcome_unknown=True, final=False, used_ms=0, reserved_for="", heir_ms=0)
-        self._owed.append((self._clock.monotonic() + OWED_FOR, keys, acquisition, ending))
+        self._owed.append((self._clock.monotonic() + OWED_FOR, name, acquisition, ending))
 
     def _flush_releases(self) -> None:
         while self._owed:
             try:
-                until, keys, acquisition, ending = self._owed.popleft()
+                until, name, acquisition, ending = self._owed.popleft()
             except IndexError:
                 return  # another thread took it
             if self._clock.monotonic() < until:
-                self.release(keys, acquisition, ending)
+                self.release(name, acquisition, ending)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from ...errors import InvalidLockOptions, ReplyLost, StoreRefused
-from ...keys.key_spec import LockKeys
+from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
 from ..base import ReleaseListener, ReleaseRequest, StoreInfo
@@ -67,16 +67,16 @@ class RedlockStore(QueuesUnsupported):
 
     # -- locks
 
-    def acquire(self, keys: LockKeys, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
         if claim.place is not None:
             raise InvalidLockOptions("on_conflict='queue' is not allowed on several servers (Redlock)")
         nodes, vote, undone = self._nodes, PendingReplies(), _undone(claim)
         within = min(self._timeout, ttl_ms / 1000 * PART_OF_TTL)
         try:
-            answer, heard = self._voted(vote, keys, acquisition, ttl_ms, claim, undone, within)
+            answer, heard = self._voted(vote, name, acquisition, ttl_ms, claim, undone, within)
             twins = self._one_server(answer, heard, within)
             if isinstance(answer, Acquired) and not twins:
-                agreed = self._agreed(keys, acquisition, answer, claim, within, heard)
+                agreed = self._agreed(name, acquisition, answer, claim, within, heard)
                 if agreed is not None:
                     return agreed
         except BaseException:
@@ -84,7 +84,7 @@ class RedlockStore(QueuesUnsupported):
             raise
         vote.lost = True
         heard = dict(vote.heard())
-        sure = self._given_back(keys, acquisition, undone, heard, within) and len(heard) == len(nodes.all)
+        sure = self._given_back(name, acquisition, undone, heard, within) and len(heard) == len(nodes.all)
         if twins:
             raise StoreRefused(f"the lock store refused: dlock_url is not allowed for Redlock: {twins}")
         if isinstance(answer, Acquired) or not nodes.majority_answered(heard):
@@ -110,12 +110,12 @@ class RedlockStore(QueuesUnsupported):
         return answers
 
     def release(
-        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
         heard = self._nodes.ask(
-            lambda node: node.release(keys, acquisition, ending),
+            lambda node: node.release(name, acquisition, ending),
             settle=FREE_SETTLE,
-            resting=lambda node: node.queue_release(keys, acquisition, ending),
+            resting=lambda node: node.queue_release(name, acquisition, ending),
         )
         answers: list[Released] = answers_of(heard)
         if len(answers) < self._nodes.most:
@@ -123,17 +123,17 @@ class RedlockStore(QueuesUnsupported):
         lost = sum(not one.ours for one in answers) >= self._nodes.most
         return Released(not lost, any(one.duplicate_seen for one in answers))
 
-    def shard(self, keys: LockKeys) -> int:
+    def shard(self, name: LockName) -> int:
         return 0
 
-    def inspect(self, keys: LockKeys) -> Holder | None:
+    def inspect(self, name: LockName) -> Holder | None:
         most = self._nodes.most
 
         def told(heard: Mapping[int, Any]) -> tuple[Holder | None, int]:
             return votes.majority_holder(one for one in answers_of(heard) if one is not None)
 
         heard = self._nodes.ask(
-            lambda node: node.store.inspect(keys),
+            lambda node: node.store.inspect(name),
             lambda heard: told(heard)[1] >= most or answers_of(heard).count(None) >= most,
             settle=SETTLE,
         )
@@ -142,8 +142,8 @@ class RedlockStore(QueuesUnsupported):
         holder, alike = told(heard)
         return holder if alike >= most else None
 
-    def waker(self, keys: LockKeys) -> AbstractContextManager[ReleaseListener]:
-        return FailoverListener(self._nodes.by_health(), keys)
+    def waker(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
+        return FailoverListener(self._nodes.by_health(), name)
 
     def close(self) -> None:
         for node in self._nodes.all:
@@ -151,31 +151,31 @@ class RedlockStore(QueuesUnsupported):
 
     # -- names that were used
 
-    def use(self, keys: LockKeys, tick: str = "") -> LastRun | None:
-        return votes.best_known(self._nodes.most_of(lambda node: node.store.use(keys, tick)))
+    def use(self, name: LockName, tick: str = "") -> LastRun | None:
+        return votes.best_known(self._nodes.most_of(lambda node: node.store.use(name, tick)))
 
-    def forget(self, keys: LockKeys, tick: str = "") -> bool:
-        return any(self._nodes.all_of(lambda node: node.store.forget(keys, tick)))
+    def forget(self, name: LockName, tick: str = "") -> bool:
+        return any(self._nodes.all_of(lambda node: node.store.forget(name, tick)))
 
-    def resolve(self, keys: LockKeys, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
         def settle(node: QuorumMember) -> bool:
-            return node.store.resolve(keys, sent=sent, window_ms=window_ms, tick=tick)
+            return node.store.resolve(name, sent=sent, window_ms=window_ms, tick=tick)
 
         return any(self._nodes.all_of(settle))
 
     # -- workers, servers, and messages
 
-    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
-        self._nodes.most_of(lambda node: node.store.mark_done(keys, identity, owner, age_us))
+    def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
+        self._nodes.most_of(lambda node: node.store.mark_done(name, identity, owner, age_us))
 
-    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
-        self._nodes.most_of(lambda node: node.store.note(key, worker, text, life_ms))
+    def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
+        self._nodes.most_of(lambda member: member.store.save_worker_record(node, worker, text, life_ms))
 
-    def notes(self, key: str) -> dict[str, str]:
+    def worker_records(self, node: str) -> dict[str, str]:
         # Of each worker that which says most. An old one does no harm: what it names is gone, or is not held any more.
         found: dict[str, str] = {}
-        for notes in self._nodes.most_of(lambda node: node.store.notes(key)):
-            found.update((worker, text) for worker, text in notes.items() if len(text) > len(found.get(worker, "")))
+        for records in self._nodes.most_of(lambda member: member.store.worker_records(node)):
+            found.update((worker, text) for worker, text in records.items() if len(text) > len(found.get(worker, "")))
         return found
 
     def facts(self) -> StoreInfo:
@@ -223,7 +223,7 @@ class RedlockStore(QueuesUnsupported):
     def _voted(
         self,
         vote: PendingReplies,
-        keys: LockKeys,
+        name: LockName,
         acquisition: str,
         ttl_ms: int,
         claim: AcquireRequest,
@@ -238,14 +238,14 @@ class RedlockStore(QueuesUnsupported):
 
         def give_back(node: QuorumMember, answer: Any) -> None:
             if vote.lost and isinstance(answer, Acquired):
-                node.release(keys, acquisition, undone)
+                node.release(name, acquisition, undone)
             elif vote.lost and isinstance(answer, ReplyLost):
-                node.queue_release(keys, acquisition, undone)  # it may take it yet
+                node.queue_release(name, acquisition, undone)  # it may take it yet
 
         for node in self._nodes.all:
             node.expect(acquisition)
         heard = self._nodes.ask(
-            lambda node: node.acquire(keys, acquisition, ttl_ms, claim, undone),
+            lambda node: node.acquire(name, acquisition, ttl_ms, claim, undone),
             lambda heard: outcome(heard) is not None,
             within,
             vote=vote,
@@ -257,7 +257,7 @@ class RedlockStore(QueuesUnsupported):
 
     def _agreed(
         self,
-        keys: LockKeys,
+        name: LockName,
         acquisition: str,
         won: Acquired,
         claim: AcquireRequest,
@@ -273,7 +273,7 @@ class RedlockStore(QueuesUnsupported):
                 return answers_of(said).count(True) >= self._nodes.most
 
             def agree(node: QuorumMember) -> bool:
-                return node.store.agree(keys, acquisition, won.token, seed, claim.tick)
+                return node.store.agree(name, acquisition, won.token, seed, claim.tick)
 
             return enough(self._nodes.ask(agree, enough, within, takers))
 
@@ -285,13 +285,13 @@ class RedlockStore(QueuesUnsupported):
         return won._replace(seed=seed) if confirmed(written) else None
 
     def _given_back(
-        self, keys: LockKeys, acquisition: str, undone: ReleaseRequest, heard: Mapping[int, Any], within: float
+        self, name: LockName, acquisition: str, undone: ReleaseRequest, heard: Mapping[int, Any], within: float
     ) -> bool:
         """Have all who took it, or may have, confirmed that it is over?"""
         takers = [place for place, one in heard.items() if isinstance(one, Acquired | ReplyLost)]
         if not takers:
             return True
-        said = self._nodes.ask(lambda node: node.release(keys, acquisition, undone), within=within, places=takers)
+        said = self._nodes.ask(lambda node: node.release(name, acquisition, undone), within=within, places=takers)
         return len(answers_of(said)) == len(takers)
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from ...errors import StoreUnavailable
-from ...keys.key_spec import LockKeys
+from ...keys.lock_name import LockName
 from ...utils.rng import rng
 from ..base import LockStore, ReleaseListener
 
@@ -27,15 +27,15 @@ class FailoverListener:
 
     Args:
         stores: Of the servers, in the order in which they are tried.
-        keys: Of the lock.
+        name: Of the lock.
 
     Raises:
         StoreUnavailable: No server can be listened to.
     """
 
-    def __init__(self, stores: Sequence[LockStore], keys: LockKeys) -> None:
+    def __init__(self, stores: Sequence[LockStore], name: LockName) -> None:
         self._stores = list(stores)
-        self._keys = keys
+        self._name = name
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class FailoverListener:
     def _listening(self) -> ReleaseListener:
         for _ in range(len(self._stores) - 1):
             try:
-                return self._open.enter_context(self._stores[0].waker(self._keys))
+                return self._open.enter_context(self._stores[0].waker(self._name))
             except StoreUnavailable:
                 self._stores.append(self._stores.pop(0))
-        return self._open.enter_context(self._stores[0].waker(self._keys))
+        return self._open.enter_context(self._stores[0].waker(self._name))

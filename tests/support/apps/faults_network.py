@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_dlock import LockLost, SingletonTask, signals, singleton_task
 from celery_dlock.locking.events import Event
+from celery_dlock.store.redis.keys import LockKeys
 
 #: Long enough that one timeout of the keeper (0.4 s) fits into it, also on a loaded machine.
 TTL = 3.0
@@ -47,7 +48,14 @@ def _on_lost(event: Event, **_: Any) -> None:
 def _body(task: SingletonTask, row: str, seconds: float, gate: str, step: Callable[[], None]) -> bool:
     """Go on for so long, or until the file `gate` is there; did it hold its lease all the while?"""
     lease: Any = task.lease
-    note(row, "start", node=task.request.hostname, token=lease.token, key=lease.keys.lock, acq=lease.acquisition)
+    note(
+        row,
+        "start",
+        node=task.request.hostname,
+        token=lease.token,
+        key=LockKeys.of("dlock", lease.lock_name).lock,
+        acq=lease.acquisition,
+    )
     end, held = time.monotonic() + seconds, True
     while time.monotonic() < end and not (gate and Path(gate).exists()):
         step()
@@ -94,6 +102,6 @@ def counts(self: SingletonTask, row: str) -> bool:
     """Looks up, past the network, how often the store says that its lock is held; no ttl would free a stuck one."""
     lease: Any = self.lease
     with redis.Redis.from_url(os.environ["DLOCK_TEST_DIRECT_URL"], decode_responses=True) as client:
-        acq, count = client.hmget(lease.keys.lock, "acq", "count")
+        acq, count = client.hmget(LockKeys.of("dlock", lease.lock_name).lock, "acq", "count")
     note(row, "count", acq=acq, ours=lease.acquisition, count=count)
     return _body(self, row, 0.02, "", lambda: None)

@@ -2,8 +2,8 @@
 
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.store.model import Identity
+from celery_dlock.store.redis.keys import LockKeys
 
 APP = "tests.support.apps.lost_acks"
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.environments.policies import Stage, _stop_listening
 from tests.support.polling import eventually
 from tests.support.servers import Server

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, Worker, loaded_app, running_worker

@@ -13,8 +13,8 @@ from celery_dlock.config.settings import Settings
 from celery_dlock.errors import InvalidLockOptions
 from celery_dlock.messaging.broker_identity import broker_of
 from celery_dlock.options.lock_options import DEFAULT_TTL
-from celery_dlock.store.factory import from_url
 from celery_dlock.store.location import shown
+from tests.support.stores import store_at
 
 REDIS = "redis://broker/3"
 KNOWN = (
@@ -115,7 +115,7 @@ def test_an_url_is_shown_without_user_and_password(url: str) -> None:
 @pytest.mark.parametrize("url", ["redis://:s3cret@host:port/0", "redis://u:s3cret@host:99999999/0"])
 def test_an_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(InvalidLockOptions) as raised:
-        from_url(url, timeout=1)
+        store_at(url, timeout=1)
     assert str(raised.value).startswith("dlock_url: cannot keep locks at 'redis://host:")
     assert "s3cret" not in str(raised.value)
     assert raised.value.__suppress_context__

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_dlock.keys.key_spec import BUCKETS, KeySpec, LockKeys, LockName, shared_name
+from celery_dlock.keys.key_spec import BUCKETS, KeySpec, LockName, shared_name
+from celery_dlock.store.redis.keys import LockKeys
 
 pytestmark = pytest.mark.core
 

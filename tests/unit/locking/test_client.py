@@ -7,12 +7,12 @@ import os
 import pytest
 
 from celery_dlock.errors import LockLost, ReplyLost, StoreNotReady, StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.locking.client import POLL, UNWATCHED
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Held, Identity, Requester, Used
+from celery_dlock.store.redis.keys import LockKeys
 from tests.unit.fakes import FakeWaker, LockerScene, a_name
 
 NAME = a_name()

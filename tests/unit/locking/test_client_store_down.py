@@ -26,7 +26,7 @@ class Scene(LockerScene):
         super().__init__()
         breaker = CircuitBreaker([0, 0], self.clock, REST, TIMEOUT)
         self.locker = LockClient(
-            self.store, self.slots, self._wake, self.clock, "dlock", self.locker._listeners, breaker=breaker
+            self.store, self.slots, self._wake, self.clock, self.locker._listeners, breaker=breaker
         )
         self.scope = self.delivery("me")
 

@@ -86,7 +86,7 @@ def end(scene: LockerScene) -> None:
 
 def trouble_after(scene: LockerScene) -> str:
     """What is wrong once the interrupted owner has come to its end, and the keeper has had its look."""
-    keeper = Watchdog(scene.store, scene.clock, "dlock", 0.4, lambda slot, reason: None)
+    keeper = Watchdog(scene.store, scene.clock, 0.4, lambda slot, reason: None)
     keeper._loop.running.take()  # so no thread starts
     keeper.watch(_OwnSource(scene.slots, lambda slot, released: None))
     end(scene)

@@ -42,7 +42,7 @@ def test_what_a_child_held_is_freed_when_it_dies_and_not_at_the_next_look(monkey
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         child = Watched(process.pid)
         acquisition = scene.hold(source=child).acquisition
-        keeper = Watchdog(scene.store, scene.clock, "dlock", scene.timeout, scene._lost)
+        keeper = Watchdog(scene.store, scene.clock, scene.timeout, scene._lost)
         keeper.watch(child)
         eventually(lambda: child.pidfd() is not None and len(keeper.held) == 1)
         time.sleep(0.3)  # what wakes it too early wakes it now

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_dlock.errors import ReplyLost, StoreRefused
-from celery_dlock.keys.key_spec import LockKeys, LockName
+from celery_dlock.keys.key_spec import LockName
 from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
 from celery_dlock.locking.watchdog import TICK, Watchdog
 from celery_dlock.options.durability import PRIMARY, Durability
@@ -49,12 +49,12 @@ class WaitingStore(FakeStore):
             raise ReplyLost("no answer")
 
     def release(
-        self, keys: LockKeys, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
         if acquisition in self.scene.refused:
             self._call()
             raise StoreRefused("WRONGTYPE")
-        released = super().release(keys, acquisition, ending, durability)
+        released = super().release(name, acquisition, ending, durability)
         self.scene.ends.append((acquisition, ending))
         return released
 
@@ -72,7 +72,6 @@ class PatientScene(KeeperScene):
         self.keeper = Watchdog(
             WaitingStore(self, KEEPER_TIMEOUT),
             self.clock,
-            "dlock",
             KEEPER_TIMEOUT,
             self._lost,
             patient={patience: WaitingStore(self, patience) for patience in PATIENT_TIMEOUTS},

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from kombu.messaging import Producer
 from kombu.transport import pyamqp
 
-from celery_dlock.keys.key_spec import PRESENT, sweeper_key
 from celery_dlock.keys.lock_name import shared_name
 from celery_dlock.messaging.broker_identity import broker_of
 from celery_dlock.messaging.handoff import GrantPublisher
@@ -41,20 +40,23 @@ class Store:
     def __init__(self) -> None:
         self.ends: list[str] = []
         self.passed: list[str] = []
-        self.noted: dict[str, dict[str, str]] = {}
+        self.attended: set[str] = set()
 
-    def remove_waiter(self, keys: Any, identity: str, token: str, *, bury: bool = False, ended: bool = False) -> Any:
+    def remove_waiter(self, name: Any, identity: str, token: str, *, bury: bool = False, ended: bool = False) -> Any:
         self.ends.append("dead letter" if bury else "ended" if ended else "taken out")
         return SimpleNamespace(entry=None, granted=None)
 
-    def published(self, keys: Any, identity: str, turn_ms: int) -> None:
+    def published(self, name: Any, identity: str, turn_ms: int) -> None:
         self.ends.append("published")
 
-    def pass_on(self, keys: Any, grant: Grant, *, foreign: bool, present: bool = False) -> None:
+    def pass_on(self, name: Any, grant: Grant, *, foreign: bool, present: bool = False) -> None:
         self.passed.append(("foreign, attended" if present else "foreign") if foreign else "own")
 
-    def notes(self, key: str) -> dict[str, str]:
-        return self.noted.get(key, {})
+    def dead_letters_at(self, name: object) -> str:
+        return f"dead:{name}"
+
+    def has_workers(self, broker: str) -> bool:
+        return broker in self.attended
 
     def unclaim(self, *_: Any) -> None:
         """Of no matter here."""
@@ -99,7 +101,7 @@ OVER = {"amqp": over_amqp, "memory": over_memory}
 
 def carried(entry: str, over: str) -> list[str]:
     store = Store()
-    GrantPublisher(APP, store, "dlock", 60, OVER[over]).publish_next(NAME, Grant("identity", entry, "turn"))  # type: ignore[arg-type]
+    GrantPublisher(APP, store, 60, OVER[over]).publish_next(NAME, Grant("identity", entry, "turn"))  # type: ignore[arg-type]
     return store.ends
 
 
@@ -206,7 +208,7 @@ def test_broker_that_fails_leaves_the_message_to_the_next_sweep(error: Exception
         yield
 
     store = Store()
-    GrantPublisher(APP, store, "dlock", 60, failing).publish_next(NAME, Grant("identity", entry(), "turn"))  # type: ignore[arg-type]
+    GrantPublisher(APP, store, 60, failing).publish_next(NAME, Grant("identity", entry(), "turn"))  # type: ignore[arg-type]
     assert store.ends == []
     assert store.passed == ["own"]
 
@@ -226,7 +228,7 @@ def test_parked_message_with_the_largest_count_of_tries_keeps_its_turn(tries: in
 
     identity = Identity("id1").digest
     grant = Grant(identity, entry(facts={"tries": tries}), "turn")
-    GrantPublisher(APP, Store(), "dlock", 60, noting).publish_next(NAME, grant)  # type: ignore[arg-type]
+    GrantPublisher(APP, Store(), 60, noting).publish_next(NAME, grant)  # type: ignore[arg-type]
     assert [RepublishHeader.of(header, Identity("id1"))[1:3] for header in told] == [(MAX_COUNT, "turn")]
 
 
@@ -243,7 +245,7 @@ def test_connection_that_broke_once_does_not_bury_a_message() -> None:
             yield producer
 
     store = Store()
-    GrantPublisher(APP, store, "dlock", 60, breaks_once).publish_next(NAME, Grant("identity", entry(), "turn"))  # type: ignore[arg-type]
+    GrantPublisher(APP, store, 60, breaks_once).publish_next(NAME, Grant("identity", entry(), "turn"))  # type: ignore[arg-type]
     assert (store.ends, len(opened)) == (["published"], 2)
 
 
@@ -252,7 +254,7 @@ def test_connection_that_broke_once_does_not_bury_a_message() -> None:
 
 def test_message_of_another_broker_is_left_to_it_with_one_warning_a_name(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
-    handover = GrantPublisher(APP, store, "dlock", 60, over_memory)  # type: ignore[arg-type]
+    handover = GrantPublisher(APP, store, 60, over_memory)  # type: ignore[arg-type]
     foreign = entry(facts={"broker": "amqp://rabbit:5672//"})
     for name in (NAME, NAME, shared_name("m"), NAME):
         handover.publish_next(name, Grant("identity", foreign, "turn"))
@@ -264,8 +266,8 @@ def test_message_of_another_broker_is_left_to_it_with_one_warning_a_name(caplog:
 
 def test_message_of_another_broker_that_has_workers_is_left_to_them_for_good() -> None:
     store = Store()
-    store.noted[sweeper_key("dlock", "amqp://rabbit:5672//", PRESENT)] = {"workers": "running"}
-    handover = GrantPublisher(APP, store, "dlock", 60, over_memory)  # type: ignore[arg-type]
+    store.attended.add("amqp://rabbit:5672//")
+    handover = GrantPublisher(APP, store, 60, over_memory)  # type: ignore[arg-type]
     for broker in ("amqp://rabbit:5672//", "amqp://rabbit:5672/other"):
         handover.publish_next(NAME, Grant("identity", entry(facts={"broker": broker}), "turn"))
     assert store.passed == ["foreign, attended", "foreign"]
@@ -273,7 +275,7 @@ def test_message_of_another_broker_that_has_workers_is_left_to_them_for_good() -
 
 def test_message_parked_under_another_url_of_the_broker_is_published_when_dlock_broker_names_it() -> None:
     store = Store()
-    named = GrantPublisher(APP, store, "dlock", 60, over_memory, "amqp://rabbit:5672//")  # type: ignore[arg-type]
+    named = GrantPublisher(APP, store, 60, over_memory, "amqp://rabbit:5672//")  # type: ignore[arg-type]
     foreign = entry(facts={"broker": "amqp://rabbit:5672//"})
     named.publish_next(NAME, Grant("identity", foreign, "turn"))
     assert (store.ends, store.passed) == (["published"], [])

@@ -3,17 +3,17 @@
 import pytest
 
 from celery_dlock import InvalidLockOptions
-from celery_dlock.store.factory import from_url
+from tests.support.stores import store_at
 
 
 @pytest.mark.parametrize("url", ["redis:/host", "redis:host", "rediss:/u:s3cret@host", "redis://u:s3cret@host/abc"])
 def test_an_url_that_redis_py_would_take_for_another_place_is_refused_without_its_password(url: str) -> None:
     """One slash is missing: that is localhost to it. A database that is no number: that is number 0."""
     with pytest.raises(InvalidLockOptions, match=r"allowed: rediss?://host:port/number") as raised:
-        from_url(url, timeout=1)
+        store_at(url, timeout=1)
     assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["redis://host", "redis://host/", "redis://host:1/3"])
 def test_an_url_with_a_host_and_a_number_is_taken(url: str) -> None:
-    from_url(url, timeout=1).close()
+    store_at(url, timeout=1).close()

@@ -146,7 +146,7 @@ def test_what_redis_py_does_not_know_is_refused_in_our_words() -> None:
         ),
     ):
         with pytest.raises(InvalidLockOptions) as raised:
-            open_store((place(**conf),), timeout=1)
+            open_store((place(**conf),), timeout=1, prefix="dlock")
         assert str(raised.value) == f"dlock_url: cannot keep locks at {said}"
 
 
@@ -449,7 +449,7 @@ def said_of(conf: dict[str, Any]) -> str:
     try:
         found = settings_of(**conf)
         for one in found.places:
-            open_store((one,), timeout=1).close()
+            open_store((one,), timeout=1, prefix="dlock").close()
     except InvalidLockOptions as error:
         return str(error)
     return f"{found!r} {[one.shown for one in found.places]}"

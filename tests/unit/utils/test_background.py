@@ -13,7 +13,7 @@ from celery import Celery
 from greenlet import GreenletExit
 
 from celery_dlock.errors import LockLost
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.claim_rollback import ClaimRollback
 from celery_dlock.locking.events import Event, Listeners
 from celery_dlock.runtime import Runtime
@@ -283,7 +283,7 @@ def test_unsure_claims_are_taken_back_after_a_store_that_raised_anything() -> No
     made = iter([OSError(24, "Too many open files"), KeyError("no store")])
 
     class Store:
-        def unclaim(self, keys: LockKeys, task_id: str, turn: str, attempt: str) -> None:
+        def unclaim(self, name: LockName, task_id: str, turn: str, attempt: str) -> None:
             if not done:
                 done.append("failed")
                 raise ZeroDivisionError
@@ -300,7 +300,7 @@ def test_unsure_claims_are_taken_back_after_a_store_that_raised_anything() -> No
     unsure = ClaimRollback(make_store, FakeClock())
     unsure._loop.running.take()  # so no thread starts
     publication = ClaimRequest("id1", 0, 30_000, False, Requester("", "", "", ""), "x")
-    unsure.take_back(LockKeys.of("dlock", shared_name("x")), publication)
+    unsure.take_back(shared_name("x"), publication)
     unsure._loop.running.drop()
     unsure._loop.run()
     assert done == ["failed", "id1", "closed"]

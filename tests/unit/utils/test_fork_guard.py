@@ -109,7 +109,7 @@ def test_no_child_is_forked_while_a_message_is_handed_over() -> None:
         yield
 
     store: Any = SimpleNamespace(pass_on=lambda *_given, **_options: None)
-    handover = GrantPublisher(app, store, "dlock", 1, producer)
+    handover = GrantPublisher(app, store, 1, producer)
     headers = {"task": "app.post", "id": "id1", "expires": None}
     raw = RawMessage("[[1], {}, {}]", "application/json", "utf-8", headers, {}, "celery")
     grant = Grant("identity", ParkedMessage.of(tuple(raw), handover.broker, 1, 0).text(), "turn")

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.worker import state
 
 from celery_dlock.errors import StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.model import Identity, Released
 from celery_dlock.worker import completion_marker as unheard
@@ -27,9 +27,9 @@ class MarkingStore:
         self.error: Exception | None = None
         self.refuses: Any = lambda identity: True
 
-    def inspect(self, keys: LockKeys) -> None: ...
+    def inspect(self, name: LockName) -> None: ...
 
-    def mark_done(self, keys: LockKeys, identity: str, owner: str, age_us: int) -> None:
+    def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
         assert owner.startswith("owner of ")
         self.asked += 1
         if self.error is not None and self.refuses(identity):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.keys.key_spec import node_key, shared_name
+from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.runtime import NO_WORKER
+from celery_dlock.store.redis.keys import node_key
 from celery_dlock.worker.crash_record import HeldLease, HostIdentity, ProcessIdentity, WorkerRecord
 from celery_dlock.worker.crash_recovery import TICK, CrashRecovery
 from tests.unit.fakes import FakeClock
@@ -26,14 +27,14 @@ class FakeNotes:
         self.others: dict[str, str] = {}
         self.away: Exception | None = None
 
-    def notes(self, key: str) -> dict[str, str]:
-        assert key == node_key("dlock", NODE)
+    def worker_records(self, node: str) -> dict[str, str]:
+        assert node == NODE
         return dict(self.others)
 
-    def note(self, key: str, worker: str, text: str, life_ms: int) -> None:
+    def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
         if self.away is not None:
             raise self.away
-        assert (key, worker) == (node_key("dlock", NODE), ME.worker_id)
+        assert (node, worker) == (NODE, ME.worker_id)
         self.written.append((text, life_ms))
 
 

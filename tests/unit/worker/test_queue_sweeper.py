@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_dlock.errors import ReplyTimeout, StoreRefused, StoreUnavailable
-from celery_dlock.keys.key_spec import PRESENT, LockName, sweeper_key
+from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Grant
 from celery_dlock.worker.queue_sweeper import (
@@ -35,7 +35,7 @@ class Leases:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.leases: dict[str, tuple[str, float]] = {}
+        self.leases: dict[tuple[str, str], tuple[str, float]] = {}
         self.found: list[LockName] = []
         self.swept = QueueStepResult()
         self.lease_error: StoreUnavailable | None = None
@@ -43,19 +43,22 @@ class Leases:
         self.noted: list[tuple[float, str]] = []
         self.scripts: Counter[str] = Counter()
 
-    def sweep_lease(self, key: str, worker: str, life_ms: int) -> int:
+    def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
         self.scripts["sweep_lease"] += 1
         if self.lease_error is not None:
             raise self.lease_error
-        holder, until = self.leases.get(key, ("", 0.0))
+        holder, until = self.leases.get((broker, duty), ("", 0.0))
         if holder != worker and until > self.clock.now:
             return max(1, round((until - self.clock.now) * 1000))
-        self.leases[key] = worker, self.clock.now + life_ms / 1000
+        self.leases[broker, duty] = worker, self.clock.now + life_ms / 1000
         return 0
 
-    def note(self, key: str, *_asked: object) -> None:
-        self.scripts["note"] += 1
-        self.noted.append((self.clock.now, key))
+    def dead_letters_at(self, name: LockName) -> str:
+        return f"dead:{name}"
+
+    def announce_workers(self, broker: str, life_ms: int) -> None:
+        self.scripts["announce_workers"] += 1
+        self.noted.append((self.clock.now, broker))
 
     def due(self, *_asked: object) -> list[LockName]:
         self.scripts["due"] += 1
@@ -100,7 +103,7 @@ def scene() -> Scene:
 def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(scene: Scene) -> None:
     scene.pass_time([scene.worker() for _ in range(10)], seconds=20)
     assert scene.store.scripts.total() <= 20 * 30
-    assert set(scene.store.scripts) == {"sweep_lease", "due", "note"}
+    assert set(scene.store.scripts) == {"sweep_lease", "due", "announce_workers"}
 
 
 @pytest.mark.parametrize("pause", [ROUND, ROUND_OF_CLUSTER])
@@ -134,7 +137,7 @@ def test_store_that_does_not_answer_is_asked_once_in_a_round(scene: Scene) -> No
     scene.store.lease_error = ReplyTimeout("away")
     with pytest.raises(ReplyTimeout):
         scene.worker()._take_part()
-    assert scene.store.scripts == {"note": 1, "sweep_lease": 1}
+    assert scene.store.scripts == {"announce_workers": 1, "sweep_lease": 1}
 
 
 def test_worker_looks_again_at_once_when_something_was_due(scene: Scene) -> None:
@@ -164,7 +167,7 @@ def test_message_that_no_worker_of_its_broker_published_is_an_error(
     worker._take_part()
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    assert "among the dead letters of dlock:{007}:dead:n:x" in record.getMessage()
+    assert "among the dead letters of dead:n:x" in record.getMessage()
     assert "set dlock_broker" in record.getMessage()
 
 
@@ -216,7 +219,7 @@ def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) 
     worker = scene.worker()
     scene.pass_time([worker], seconds=2 * PRESENT_AGAIN + 1)
     assert len(scene.store.noted) == 3
-    assert {key for _, key in scene.store.noted} == {sweeper_key("dlock", worker._handover.broker, PRESENT)}
+    assert {broker for _, broker in scene.store.noted} == {worker._handover.broker}
 
     def carry(*_given: object) -> bool:
         scene.clock.now += PRESENT_AGAIN + 10

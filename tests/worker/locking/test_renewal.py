@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from celery_dlock.keys.key_spec import LockKeys, shared_name
+from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.store.redis.keys import LockKeys
 from tests.support.environments.worker import Stage, running_stage
 from tests.support.polling import eventually
 from tests.support.processes import kill_session, spawn

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from celery_dlock.keys.key_spec import LockKeys
 from celery_dlock.store.model import AcquireRequest, Requester
 from tests.conftest import WORKERS
 from tests.support.environments.queue_faults import accounts, fault_stage
@@ -227,5 +226,5 @@ def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):
 
 def abandon_a_lock(task, account, ttl_ms):
     """Somebody held it and is gone."""
-    keys = LockKeys.of("dlock", task.lock_spec.name_of((account, 0), {}))
-    task.dlock.store(1.0).acquire(keys, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1)))
+    name = task.lock_spec.name_of((account, 0), {})
+    task.dlock.store(1.0).acquire(name, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1)))

@@ -13,7 +13,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.store.redis.keys import LockKeys
 from tests.conftest import WORKERS
 from tests.support.apps.marks import marks_client
 from tests.support.polling import eventually

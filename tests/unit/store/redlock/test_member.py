@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreQuarantined, StoreUnavailable
-from celery_dlock.keys.key_spec import LockKeys
+from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Released, Requester
 from celery_dlock.store.redlock.member import QuorumMember
 from tests.unit.fakes import FakeClock, a_name
 
-KEYS = LockKeys.of("dlock", a_name())
+NAME = a_name()
 WON = Acquired(1, 1.0, 1)
 
 
@@ -30,7 +30,7 @@ class ScriptedStore:
             raise answer
         return answer
 
-    def release(self, keys: LockKeys, acquisition: str, ending: ReleaseRequest) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         self.endings.append(ending)
         return Released(ours=True, duplicate_seen=False)
 
@@ -43,7 +43,7 @@ def acquire(*answers: Any) -> tuple[Any, QuorumMember, ScriptedStore]:
     outcome: Any
     try:
         outcome = node.acquire(
-            KEYS, "o.1", 1_000, AcquireRequest(Requester("", "", "", "")), ReleaseRequest(outcome_unknown=True)
+            NAME, "o.1", 1_000, AcquireRequest(Requester("", "", "", "")), ReleaseRequest(outcome_unknown=True)
         )
     except StoreUnavailable as error:
         outcome = error
@@ -65,21 +65,21 @@ def test_acquire_whose_second_try_fails_stays_unsure(second: Exception, kind: ty
     outcome, node, store = acquire(ReplyLost("cut"), second)
     assert type(outcome) is kind
     assert str(second) in str(outcome)
-    node.release(KEYS, "o.1", ReleaseRequest())
+    node.release(NAME, "o.1", ReleaseRequest())
     assert store.endings == [ReleaseRequest(outcome_unknown=True)]
 
 
 def test_acquire_after_a_cut_is_released_with_a_tombstone() -> None:
     outcome, node, store = acquire(ReplyLost("cut"), WON)
     assert outcome == WON
-    node.release(KEYS, "o.1", ReleaseRequest())
+    node.release(NAME, "o.1", ReleaseRequest())
     assert store.endings == [ReleaseRequest(outcome_unknown=True)]
 
 
 def test_acquire_that_is_answered_at_once_is_released_without_a_tombstone() -> None:
     outcome, node, store = acquire(WON)
     assert outcome == WON
-    node.release(KEYS, "o.1", ReleaseRequest())
+    node.release(NAME, "o.1", ReleaseRequest())
     assert store.endings == [ReleaseRequest()]
 
 
