@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
 .PHONY: help test lint language types unit docs demo demo-picture bench bench-idle bench-naming chaos dist test-servers test-slow lock clean \
-  $(LANES:%=lane-%)
+  invariants $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo 'make bench-naming  what the lock name of large arguments costs'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
+	@echo 'make invariants    write docs/contributing/invariants.md from the tests'
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 
@@ -190,6 +191,9 @@ lock:
 	for name in test oldest celery56 dist docs lock; do \
 	$(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 	$(COMPILE) requirements/newest.in -c requirements/test.txt -o requirements/newest.txt
+
+invariants: .venv/.ready
+	$(BIN)/python tools/invariants.py
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

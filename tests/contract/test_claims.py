@@ -32,6 +32,7 @@ def test_a_claim_sent_twice_is_one_claim_and_answers_as_the_first(store, client)
     assert client.hget(keys_of().queued(), "since") == since
 
 
+@pytest.mark.invariant("claim-belongs-to-one-message")
 def test_an_id_that_is_published_twice_is_refused_by_itself(store):
     assert claim(store, "a", attempt="x") is None
     assert claim(store, "a", attempt="y").task_id == "a"
@@ -44,6 +45,7 @@ def test_a_claim_ends_with_its_life(store, client):
     assert 29_000 < client.pttl(keys_of().queued()) <= 30_000
 
 
+@pytest.mark.invariant("claim-belongs-to-one-message")
 def test_a_claim_is_given_up_by_its_own_message_alone(store):
     assert claim(store, "a") is None
     assert store.unclaim(NAME, "b", 0) is False
@@ -63,6 +65,7 @@ def test_a_claim_that_comes_after_it_was_taken_back_takes_no_effect_and_another_
     assert store.unclaim(NAME, "a", 0, "y") is True
 
 
+@pytest.mark.invariant("claim-follows-its-message")
 def test_a_message_that_ends_leaves_the_claim_of_its_own_retry(store):
     assert claim(store, "a", turn=0) is None
     assert claim(store, "a", turn=1) is None  # the retry, published while the first runs

@@ -97,6 +97,7 @@ def renewal(keys: LockKeys, acquisition: str) -> Renewal:
     return Renewal(name_in(keys), acquisition, TTL)
 
 
+@pytest.mark.invariant("cluster-asks-primaries")
 @pytest.mark.core
 def test_each_key_is_asked_for_at_its_primary_and_no_replica_is_asked(store: RedisStore, servers: ClusterSet) -> None:
     for node in servers.nodes:
@@ -131,6 +132,7 @@ class Written:
         return [(call, wire.read()) for call in calls]
 
 
+@pytest.mark.invariant("cluster-asks-primaries")
 def test_many_calls_are_one_write_to_each_node_and_all_are_written_before_one_is_read(store: RedisStore) -> None:
     talk = Written()
     keys = [f"dlock:{{{bucket:03x}}}:queues" for bucket in range(BUCKETS)]
@@ -139,6 +141,7 @@ def test_many_calls_are_one_write_to_each_node_and_all_are_written_before_one_is
     assert talk.steps == ["write"] * 3 + ["read"] * 3
 
 
+@pytest.mark.invariant("cluster-asks-primaries")
 def test_every_bucket_is_swept_wherever_it_is(store: RedisStore) -> None:
     named = [keys_of(f"q{n}") for n in range(20)]
     for keys in named:
@@ -162,6 +165,7 @@ def test_nodes_that_one_store_has_heard_of_are_known_to_all_of_its_process(lock_
 
 
 class TestMoved:
+    @pytest.mark.invariant("redirections-are-followed")
     @pytest.mark.core
     def test_a_slot_that_moved_is_found_and_asked_for_only_once_at_its_old_owner(
         self, store: RedisStore, move: Callable[[LockKeys], Move]
@@ -192,6 +196,7 @@ class TestMoved:
 
 
 class TestHalfMoved:
+    @pytest.mark.invariant("redirections-are-followed", "resharding-loses-no-lease")
     @pytest.mark.core
     def test_a_held_lock_is_renewed_on_both_sides_and_the_map_stays(
         self, store: RedisStore, move: Callable[[LockKeys], Move]
@@ -250,6 +255,7 @@ class TestHalfMoved:
             client.script_flush()
         assert store.renew([renewal(keys, "o.1")]) == [True]
 
+    @pytest.mark.invariant("redirections-are-followed", "resharding-loses-no-lease")
     @pytest.mark.core
     def test_what_needs_several_keys_waits_until_they_are_in_one_place(
         self, store: RedisStore, move: Callable[[LockKeys], Move]
@@ -284,6 +290,7 @@ class TestHalfMoved:
         hasty.close()
         assert store.inspect(name_in(keys))
 
+    @pytest.mark.invariant("redirections-are-followed", "resharding-loses-no-lease")
     @pytest.mark.parametrize("moved_first", [False, True], ids=["before", "behind"])
     def test_no_script_is_cut_off_half_done(
         self, store: RedisStore, client: Any, move: Callable[[LockKeys], Move], lock_url: str, moved_first: bool
@@ -316,6 +323,7 @@ class TestHalfMoved:
 
 
 class TestWaking:
+    @pytest.mark.invariant("waiters-wake-across-slots")
     @pytest.mark.core
     def test_a_release_wakes_who_waits_through_its_slot_where_the_server_can(
         self, store: RedisStore, other: RedisStore, servers: ClusterSet
@@ -333,6 +341,7 @@ class TestWaking:
                 listening = node.execute_command("PUBSUB CHANNELS" if six else "PUBSUB SHARDCHANNELS")
             assert listening == [keys.channel]
 
+    @pytest.mark.invariant("waiters-wake-across-slots")
     @pytest.mark.parametrize("back", [False, True], ids=["there", "there and back"])
     def test_a_waiter_is_woken_also_when_the_slot_moved_meanwhile(
         self, store: RedisStore, other: RedisStore, servers: ClusterSet, move: Callable[[LockKeys], Move], back: bool
@@ -357,6 +366,7 @@ class TestWaking:
 
 
 class TestWrongKind:
+    @pytest.mark.invariant("wrong-topology-is-refused")
     def test_a_node_given_as_a_single_server_says_what_to_write(self, servers: ClusterSet) -> None:
         plain = store_at(servers.nodes[0].lock_url(), timeout=5)
         with pytest.raises(StoreRefused, match=r"a node of a Redis Cluster: let dlock_url begin with redis\+cluster"):
@@ -368,6 +378,7 @@ class TestWrongKind:
             plain.inspect(name_in(owned_by_others[0]))
         plain.close()
 
+    @pytest.mark.invariant("wrong-topology-is-refused")
     @pytest.mark.core
     def test_a_single_server_given_as_a_cluster_says_what_to_write(self, server: Server) -> None:
         store = store_at(server.lock_url().replace("redis://", "redis+cluster://").removesuffix("/0"), timeout=5)
@@ -393,6 +404,7 @@ def test_what_is_no_key_of_a_lock_ends_one_lease_and_no_other(store: RedisStore,
     assert store.renew([renewal(keys, "o.1") for keys in NAMES]) == expected
 
 
+@pytest.mark.invariant("absent-node-costs-only-its-locks")
 def test_connections_to_one_node_that_were_cut_cost_no_call(store: RedisStore, servers: ClusterSet) -> None:
     def publication(task_id: str) -> ClaimRequest:
         return ClaimRequest(task_id, 0, TTL, running=False, by=Requester("t", task_id, "n", "1"), attempt=task_id)

@@ -43,6 +43,7 @@ def provided(server: Server) -> str:
     return f"redis://127.0.0.1:{server.port}/0?credential_provider={__name__}.Provider"
 
 
+@pytest.mark.invariant("failing-connection-is-unavailable")
 @pytest.mark.core
 @pytest.mark.parametrize("error", [RuntimeError("no token\nnow"), KeyError("token"), ValueError("bad token")])
 def test_failing_provider_is_a_store_that_does_not_answer(
@@ -87,6 +88,7 @@ def test_failing_provider_leaves_the_call_to_on_store_error(
     assert isinstance(fail.apply().result, StoreUnavailable)
 
 
+@pytest.mark.invariant("failing-connection-is-unavailable")
 def test_lease_is_told_lost_while_the_provider_fails(clean_server: Server, provider: type[Provider]) -> None:
     party = Party(provided(clean_server))
     lease: Lease = party.acquire(shared_name("provided"), ttl=2)

@@ -92,6 +92,7 @@ class TestAcquire:
             take(store, "o.1")
         assert [words[0].upper() for kind, words in seen if kind != "lua"] == ["EVALSHA"]
 
+    @pytest.mark.invariant("durability-is-confirmed")
     def test_the_wait_goes_with_the_script(self, store: RedisStore, admin: redis.Redis) -> None:
         take(store, "o.0", name=shared_name("before"))
         with commands_seen(admin) as seen:
@@ -108,6 +109,7 @@ class TestAcquire:
         if durability.replicas:
             assert [on(node, "x")[0] for node in servers.replicas] == [str(token)] * 2
 
+    @pytest.mark.invariant("durability-is-confirmed")
     def test_each_of_the_confirmations_counts(self, store: RedisStore, servers: ReplicaSet) -> None:
         first, second = servers.replicas
         with paused(first):
@@ -183,6 +185,7 @@ def party(servers: ReplicaSet) -> Party:
 
 
 class TestTakenBack:
+    @pytest.mark.invariant("durability-is-confirmed", "unconfirmed-acquire-is-released")
     def test_what_is_not_confirmed_leaves_nothing_but_its_tombstone(
         self, party: Party, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
@@ -215,6 +218,7 @@ def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_th
 
 
 class TestRenewals:
+    @pytest.mark.invariant("durability-is-confirmed")
     def test_a_shortfall_is_theirs_alone_who_asked(self, store: RedisStore, servers: ReplicaSet) -> None:
         for text in ("none", "one", "two", "lost"):
             take(store, "o.1", name=shared_name(text))
@@ -252,6 +256,7 @@ class TestRenewals:
         assert store.renew([Renewal(NAME, "o.1", 10 * TTL, (), SURE)]) == [True]
         assert all(on(node, "x")[1] > 9 * TTL for node in servers.replicas)
 
+    @pytest.mark.invariant("unconfirmed-acquire-is-released")
     def test_an_unconfirmed_renewal_is_not_believed_and_the_holder_is_told_in_time(
         self, party: Party, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
@@ -281,6 +286,7 @@ class TestRenewals:
 
 
 class TestEndsAndClaims:
+    @pytest.mark.invariant("unconfirmed-acquire-is-released")
     def test_a_release_that_is_not_confirmed_is_one_and_warns_once(
         self, store: RedisStore, servers: ReplicaSet, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -344,6 +350,7 @@ def test_in_a_cluster_each_node_waits_for_its_own_replica(cluster_set: ClusterSe
 
 
 class TestFailover:
+    @pytest.mark.invariant("confirmed-locks-survive-failover")
     def test_every_confirmed_lock_is_on_the_replica_that_is_promoted(self, tmp_path: Path) -> None:
         with ReplicaSet(tmp_path) as servers:
             store = store_at(servers.primary.url(), timeout=20)
@@ -374,6 +381,7 @@ class TestFailover:
             refused = [after.acquire(shared_name(t), "p.1", TTL, claim_of()) for t in held]
             assert not any(isinstance(answer, Acquired) for answer in refused)
 
+    @pytest.mark.invariant("failover-loss-is-reported")
     def test_a_lock_that_only_the_primary_knew_is_lost(self, tmp_path: Path) -> None:
         """Why durability="primary" promises nothing about a failover."""
         with ReplicaSet(tmp_path) as servers:

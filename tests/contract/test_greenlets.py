@@ -98,6 +98,7 @@ def library(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.mark.invariant("no-mutex-between-thread-and-greenlets")
 def test_a_thread_that_logs_waits_for_no_greenlet_and_a_greenlet_writes_its_records_in_order(library: str) -> None:
     held, seen = run(library, LOG, "redis://nowhere")
     assert held == ["gone on"]
@@ -107,6 +108,7 @@ def test_a_thread_that_logs_waits_for_no_greenlet_and_a_greenlet_writes_its_reco
     assert all(in_a_greenlet for _, in_a_greenlet in seen)
 
 
+@pytest.mark.invariant("no-mutex-between-thread-and-greenlets")
 def test_that_a_lease_is_lost_is_told_by_a_greenlet(library: str, redis_url: str) -> None:
     held, seen = run(library, LOSE, redis_url)
     assert held is False

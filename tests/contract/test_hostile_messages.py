@@ -12,6 +12,7 @@ import pytest
 from tests.support.processes import ROOT
 
 
+@pytest.mark.invariant("hostile-messages-end-alone")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("messages", "every"),

@@ -77,6 +77,7 @@ def assert_no_doubt(use: LastRun | None, where: str, *, ended: bool) -> None:
 
 
 # What strikes in after_return Celery 5.5 tells as a warning.
+@pytest.mark.invariant("interruption-leaks-no-lock")
 @pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 @pytest.mark.timeout(300)  # all CPU, and a busy machine has little of it
 @pytest.mark.core

@@ -51,6 +51,7 @@ def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     assert (holder.owner, holder.identity, holder.retries) == ("a", Identity("a", 1).digest, False)
 
 
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
 @pytest.mark.parametrize(
     "rival",
@@ -179,6 +180,7 @@ class TestWaiters:
         granted = store.sweep(self.NAME, "s.2", queue_helpers.TURN, queue_helpers.TRIES).granted
         assert queue_helpers.whose(granted) == queue_helpers.digest("b")
 
+    @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
     def test_a_retry_that_was_parked_before_the_release_is_granted_it_before_all_others(
         self, store: RedisStore, client: redis.Redis
     ) -> None:

@@ -148,6 +148,7 @@ def carried(serializer: str, message: Any) -> Any:
     return loads(payload, content_type, encoding, accept={content_type})
 
 
+@pytest.mark.invariant("names-agree")
 @pytest.mark.parametrize("serializer", sorted(CARRIED))
 @given(data=st.data())
 def test_publisher_and_worker_give_a_call_one_name(serializer: str, data: st.DataObject) -> None:

@@ -82,6 +82,7 @@ def test_two_threads_are_two_owners_also_of_one_lock_object(app: Celery) -> None
     assert in_thread(lambda: lock.acquire(blocking=False)) is True
 
 
+@pytest.mark.invariant("owner-is-one-delivery")
 @pytest.mark.core
 def test_an_owner_that_holds_it_enters_again_and_the_outermost_leaving_frees_it(
     app: Celery, client: redis.Redis
@@ -128,6 +129,7 @@ def test_the_holder_is_told_with_process_token_and_count(app: Celery) -> None:
         assert str(holder).startswith(f"a Lock in process {holder.pid} on ")
 
 
+@pytest.mark.invariant("owner-is-one-delivery")
 @pytest.mark.core
 def test_a_lock_that_was_lost_says_so_when_it_is_left_and_cannot_be_entered_again(
     app: Celery, client: redis.Redis

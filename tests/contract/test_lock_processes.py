@@ -42,6 +42,7 @@ def program(redis_url: str) -> Iterator[Program]:
 # The keeper in a plain process
 
 
+@pytest.mark.invariant("lease-deadline-precedes-request")
 @pytest.mark.core
 def test_the_keeper_renews_for_three_ttls_and_the_deadline_here_is_never_later_than_in_the_store(
     app: Celery, client: redis.Redis

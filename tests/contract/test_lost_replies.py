@@ -56,6 +56,7 @@ def sent(seen: list[tuple[str, list[str]]], script: Script) -> int:
 # An acquire whose reply is lost
 
 
+@pytest.mark.invariant("store-calls-are-idempotent", "lost-replies-leave-no-lock")
 @pytest.mark.core
 def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_number(
     party: Party, proxy: Proxy, client: redis.Redis
@@ -87,6 +88,7 @@ def test_an_acquire_whose_replies_are_all_lost_ends_holding_none(
     assert not party.told
 
 
+@pytest.mark.invariant("store-calls-are-idempotent")
 def test_an_old_acquire_that_arrives_after_its_tombstone_is_refused(
     party: Party, proxy: Proxy, client: redis.Redis
 ) -> None:
@@ -244,6 +246,7 @@ class Crowd:
             self.problems.append("a loss was reported")
 
 
+@pytest.mark.invariant("store-calls-are-idempotent")
 def test_a_crowd_behind_a_network_that_cuts_replies_never_overlaps_and_leaves_nothing(
     proxy: Proxy, client: redis.Redis
 ) -> None:

@@ -147,6 +147,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.invariant("dead-owner-is-released")
 @pytest.mark.core
 @pytest.mark.parametrize("host", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, host) -> None:

@@ -99,6 +99,7 @@ class TestBegins:
         # One after the other, and not each when it is first asked for.
         assert max(tills) - min(tills) < 10
 
+    @pytest.mark.invariant("quarantine-grants-nothing-new")
     @pytest.mark.parametrize("how", ["flushed", "this bucket's marker lost", "this bucket's marker overwritten"])
     def test_an_emptied_server_waits_anew(self, store: RedisStore, client: redis.Redis, how: str) -> None:
         in_office(store)
@@ -198,6 +199,7 @@ def _granted(store: RedisStore, text: str) -> bool:
 
 
 class TestMeanwhile:
+    @pytest.mark.invariant("quarantine-grants-nothing-new", "quarantine-delays-grants")
     def test_a_promoted_replica_keeps_its_leases_and_grants_nothing_new(self, tmp_path: Path) -> None:
         with ReplicaSet(tmp_path) as servers:
             with at(servers.primary.url(), SHORT) as before:
@@ -265,6 +267,7 @@ class TestRestarts:
         with at(server.url(), probation) as store:
             in_office(store)
 
+    @pytest.mark.invariant("quarantine-grants-nothing-new")
     @pytest.mark.parametrize("then", ["everysec", "always, but not while rewriting"])
     def test_a_server_that_lost_leases_waits_whatever_its_disk_is_set_to_now(
         self, own_server: Start, then: str

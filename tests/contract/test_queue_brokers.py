@@ -70,6 +70,7 @@ def test_parked_message_is_published_when_only_user_and_password_of_the_url_have
     assert broker.llen("celery") == 1
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 def test_parked_message_under_another_host_name_is_told_of_and_published_once_dlock_broker_names_it(
     granted: Celery,
     clean_server: Server,
@@ -88,6 +89,7 @@ def test_parked_message_under_another_host_name_is_told_of_and_published_once_dl
     assert broker.llen("celery") == 1
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 def test_released_turn_of_another_broker_is_published_by_a_worker_of_that_broker(
     granted: Celery, clean_server: Server, broker: redis.Redis, client: redis.Redis
 ) -> None:
@@ -106,6 +108,7 @@ def test_released_turn_of_another_broker_is_published_by_a_worker_of_that_broker
     assert client.hget(KEYS.lock, "published") == "1"
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 @pytest.mark.usefixtures("granted")
 def test_turn_is_no_foreign_one_while_workers_of_its_broker_run(clean_server: Server, client: redis.Redis) -> None:
     other = app_at(clean_server, "redis://localhost:{port}/0")
@@ -133,6 +136,7 @@ def test_broker_that_does_not_answer_holds_the_sweeper_up_for_a_bounded_time(
     assert client.hget(KEYS.lock, "published") is None
 
 
+@pytest.mark.invariant("sweep-failures-stay-local")
 @pytest.mark.usefixtures("granted")
 def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
     clean_server: Server, store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
@@ -152,6 +156,7 @@ def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
     assert error.startswith(f"{NAME}: ")
 
 
+@pytest.mark.invariant("sweep-failures-stay-local")
 def test_server_without_memory_still_grants_the_lock_of_a_dead_holder(
     clean_server: Server, store: RedisStore, client: redis.Redis
 ) -> None:

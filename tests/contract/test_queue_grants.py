@@ -34,6 +34,7 @@ INDEX = KEYS.queue()[3]
 # Grants
 
 
+@pytest.mark.invariant("every-release-grants")
 @pytest.mark.core
 @pytest.mark.parametrize("how", ["queue", "another policy", "a Lock", "the keeper"])
 def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.Redis, how: str) -> None:
@@ -55,6 +56,7 @@ def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.R
     assert abs(now_us(client) - int(turn)) < 10 * SECOND
 
 
+@pytest.mark.invariant("grants-end-by-script")
 @pytest.mark.core
 def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: RedisStore, client: redis.Redis) -> None:
     before = now_us(client)
@@ -80,6 +82,7 @@ def test_a_published_grant_is_told_only_while_it_stands(store: RedisStore, clien
     assert not client.exists(KEYS.lock)
 
 
+@pytest.mark.invariant("granted-copy-takes-the-grant")
 @pytest.mark.core
 def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone(
     store: RedisStore, client: redis.Redis
@@ -94,6 +97,7 @@ def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone
     assert 0 < client.pttl(KEYS.lock) <= TTL
 
 
+@pytest.mark.invariant("granted-copy-takes-the-grant")
 @pytest.mark.core
 @pytest.mark.parametrize("turn", ["", "123"])
 def test_another_copy_leaves_the_grant_and_is_acknowledged(store: RedisStore, client: redis.Redis, turn: str) -> None:
@@ -107,6 +111,7 @@ def test_another_copy_leaves_the_grant_and_is_acknowledged(store: RedisStore, cl
     assert (client.hgetall(KEYS.lock), client.hgetall(PARKED)) == before
 
 
+@pytest.mark.invariant("waiters-are-not-overtaken")
 @pytest.mark.core
 def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
     grant_to(store, "a")
@@ -134,6 +139,7 @@ def test_the_last_release_leaves_nothing_but_the_counter(store: RedisStore, clie
 # Copies
 
 
+@pytest.mark.invariant("running-message-is-no-waiter")
 @pytest.mark.core
 def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client: redis.Redis) -> None:
     take(store, "a.1", "a")
@@ -145,6 +151,7 @@ def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client
     assert store.release(NAME, "a.1", ending("a")).duplicate_seen
 
 
+@pytest.mark.invariant("finished-message-is-not-queued")
 @pytest.mark.core
 @pytest.mark.parametrize("why", ["done", "used"])
 def test_a_granted_message_that_is_not_to_run_passes_its_turn_on(
@@ -172,6 +179,7 @@ def test_a_waiting_message_that_is_not_to_run_waits_no_more(store: RedisStore, c
     assert client.hget(KEYS.lock, "acq") == "h.1"
 
 
+@pytest.mark.invariant("duplicates-do-not-run")
 @pytest.mark.core
 @pytest.mark.parametrize("carries", [True, False])
 @pytest.mark.parametrize("flagged", [True, False])
@@ -213,6 +221,7 @@ def test_a_new_publication_is_judged_by_its_own_rank_and_not_by_the_place_of_an_
 # A holder that lost its lease
 
 
+@pytest.mark.invariant("finished-message-is-not-queued")
 @pytest.mark.core
 def test_a_late_final_end_takes_its_own_parked_copy_out(store: RedisStore, client: redis.Redis) -> None:
     take(store, "a.1", "a")

@@ -50,6 +50,7 @@ def test_who_meets_a_held_lock_is_told_to_queue_and_parks_only_with_its_entry(
     assert client.hgetall(PARKED) == {digest("a"): entry_of("a")}
 
 
+@pytest.mark.invariant("queue-order-is-by-rank")
 @pytest.mark.core
 def test_waiters_stand_by_rank_not_by_arrival_at_the_store(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
@@ -59,6 +60,7 @@ def test_waiters_stand_by_rank_not_by_arrival_at_the_store(store: RedisStore, cl
     assert waiting(client) == [digest("a"), digest("c"), digest("b")]
 
 
+@pytest.mark.invariant("queue-order-is-by-rank")
 @pytest.mark.core
 def test_parking_twice_is_parking_once(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
@@ -82,6 +84,7 @@ def test_a_copy_that_carries_no_rank_parks_at_the_rank_of_its_entry(store: Redis
     assert rank_in(client, "a") == 10
 
 
+@pytest.mark.invariant("rank-follows-receipt")
 @pytest.mark.core
 def test_a_rank_behind_the_elders_is_bumped_and_another_is_left(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
@@ -120,6 +123,7 @@ def test_no_digit_of_a_rank_is_lost_on_its_way_round(store: RedisStore, client: 
 # A free lock
 
 
+@pytest.mark.invariant("waiters-are-not-overtaken")
 @pytest.mark.core
 def test_a_free_lock_with_a_waiter_before_is_not_taken_but_granted_to_that_waiter(
     store: RedisStore, client: redis.Redis
@@ -146,6 +150,7 @@ def test_a_free_lock_with_later_waiters_only_is_taken_and_its_release_grants(
     assert whose(store.release(NAME, "a.1", ending("a")).granted) == digest("b")
 
 
+@pytest.mark.invariant("granted-copy-takes-the-grant")
 @pytest.mark.core
 def test_who_waits_itself_takes_no_free_lock_but_is_granted_it_to_be_published(
     store: RedisStore, client: redis.Redis
@@ -199,6 +204,7 @@ def test_the_oldest_makes_room_for_the_newest(store: RedisStore, client: redis.R
     assert sorted(client.hkeys(PARKED)) == sorted([digest("b"), digest("c"), f"{digest('c')}:ousts"])
 
 
+@pytest.mark.invariant("queue-limit-is-per-name")
 @pytest.mark.core
 def test_a_newcomer_older_than_all_who_wait_is_itself_the_one_that_goes(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")

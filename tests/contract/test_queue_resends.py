@@ -60,6 +60,7 @@ def test_parking_behind_a_holder(store: RedisStore, client: redis.Redis) -> None
     assert {**after, index: 0} == {**before, index: 0}
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
 def test_parking_that_grants_an_elder_waiter(store: RedisStore, client: redis.Redis) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100)
@@ -80,6 +81,7 @@ def test_parking_that_grants_the_very_one_that_parks(store: RedisStore, client: 
     assert park(store, "a.2", "a", rank_us=100) == first
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
 def test_parking_that_granted_names_no_grant_once_its_message_is_published(
     store: RedisStore, client: redis.Redis
 ) -> None:
@@ -102,6 +104,7 @@ def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(st
     assert store.remove_waiter(NAME, digest("a"), "revoker.1").granted is None
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
 def test_parking_that_ousts(store: RedisStore) -> None:
     """Whoever was ousted has its end stored by who asked: if nobody is told, its result hangs for ever."""
     take(store, "holder.1", "holder")
@@ -157,6 +160,7 @@ def test_a_used_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Re
 # Release
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
 @pytest.mark.parametrize("queue", [True, False])
 def test_a_release_that_grants_and_no_more_once_its_message_is_published(store: RedisStore, queue: bool) -> None:
     take(store, "holder.1", "holder")
@@ -223,6 +227,7 @@ def test_a_sweep_that_buries(store: RedisStore, client: redis.Redis) -> None:
     assert store.sweep(NAME, "s.1", TURN, 1) == first
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
 @pytest.mark.parametrize("has_turn", [True, False])
 def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: bool) -> None:
     """Its end is stored from the answered entry: without it, its result hangs for ever."""
@@ -247,6 +252,7 @@ def test_burying_a_waiter_with_a_turn(store: RedisStore, client: redis.Redis) ->
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
 def test_noting_a_publication_lengthens_no_turn_twice(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     assert store.published(NAME, digest("a"), TURN)

@@ -100,6 +100,7 @@ def commands_of(store: RedisStore, client: redis.Redis) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.invariant("queue-steps-are-constant")
 def test_each_step_is_as_many_commands_for_twenty_thousand_waiters_as_for_ten(
     store: RedisStore, client: redis.Redis
 ) -> None:
@@ -150,6 +151,7 @@ def test_those_who_lost_a_turn_come_back_in_groups(store: RedisStore, client: re
     assert client.zcard(later) == 40 - 16
 
 
+@pytest.mark.invariant("queue-steps-are-constant")
 @pytest.mark.core
 def test_scripts_touch_only_keys_that_they_name_and_all_of_one_slot(store: RedisStore, client: redis.Redis) -> None:
     """Else they do not run on a Cluster."""

@@ -218,6 +218,7 @@ class Scripts(Laws):
         self.last()
 
 
+@pytest.mark.invariant("queue-protocol-is-explored")
 @pytest.mark.core
 @pytest.mark.timeout(300)  # to make a failing example small takes time
 @pytest.mark.parametrize("times", [0.5, pytest.param(3, marks=pytest.mark.slow)])

@@ -43,6 +43,7 @@ INDEX = KEYS.queue()[3]
 # Turns
 
 
+@pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
 def test_a_lost_turn_goes_to_later_and_the_next_one_is_granted(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
@@ -65,6 +66,7 @@ def test_a_lost_turn_goes_to_later_and_the_next_one_is_granted(store: RedisStore
     }
 
 
+@pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
 def test_who_lost_a_turn_comes_back_at_its_old_rank(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
@@ -76,6 +78,7 @@ def test_who_lost_a_turn_comes_back_at_its_old_rank(store: RedisStore, client: r
     assert whose(store.release(NAME, "b.2", ending("b")).granted) == digest("a")
 
 
+@pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
 def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
@@ -130,6 +133,7 @@ def test_a_late_copy_of_a_dead_letter_that_has_to_wait_takes_its_entry_out_and_p
     assert waiting(client) == [digest("a")]
 
 
+@pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
 def test_parking_again_forgets_lost_turns(store: RedisStore, client: redis.Redis) -> None:
     """Its copy was late, not lost: slow rounds must not add up to a dead letter."""
@@ -143,6 +147,7 @@ def test_parking_again_forgets_lost_turns(store: RedisStore, client: redis.Redis
     assert rank_in(client, "a") == rank
 
 
+@pytest.mark.invariant("grants-end-by-script")
 @pytest.mark.core
 def test_a_grant_nobody_published_is_handed_out_again_and_counts_as_no_lost_turn(
     store: RedisStore, client: redis.Redis
@@ -158,6 +163,7 @@ def test_a_grant_nobody_published_is_handed_out_again_and_counts_as_no_lost_turn
 # Sweeps
 
 
+@pytest.mark.invariant("grants-end-by-script")
 @pytest.mark.core
 def test_a_sweep_grants_a_lock_whose_lease_ended(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
@@ -182,6 +188,7 @@ def test_a_sweep_comes_back_when_a_renewed_lease_would_end(store: RedisStore, cl
     assert store.release(NAME, "h.1", ReleaseRequest()).granted
 
 
+@pytest.mark.invariant("grants-end-by-script")
 @pytest.mark.core
 def test_a_sweep_tells_a_holder_of_another_policy_that_others_wait(store: RedisStore, client: redis.Redis) -> None:
     """The holder named no keys of the queue when it took the lock; without the field its release grants no waiter."""
@@ -251,6 +258,7 @@ def test_all_buckets_are_looked_at_by_one_script_and_in_a_cluster_by_one_for_eac
     assert scripts() - before == (len(buckets) if topology == "cluster" else 1)
 
 
+@pytest.mark.invariant("sweep-failures-stay-local")
 @pytest.mark.core
 def test_cluster_node_that_refuses_hides_no_queue_of_another_node(
     store: RedisStore, client: redis.Redis, topology: str
@@ -272,6 +280,7 @@ def test_cluster_node_that_refuses_hides_no_queue_of_another_node(
         client.execute_command(f"ACL SETUSER {LOCK_USER} +exists +evalsha +eval", target_nodes=node)
 
 
+@pytest.mark.invariant("sweep-failures-stay-local")
 @pytest.mark.core
 def test_overwritten_index_hides_no_other_bucket(store: RedisStore, client: redis.Redis) -> None:
     names = [LockName("n:x", bucket) for bucket in (3, 4, 5)]
@@ -289,6 +298,7 @@ DUTY = "amqp://h:5672//", "sweep"
 LEASE = sweeper_key("dlock", *DUTY)
 
 
+@pytest.mark.invariant("one-sweeper-per-broker")
 @pytest.mark.core
 def test_one_worker_at_a_time_has_the_sweep_lease_and_may_take_it_again(store: RedisStore, client: redis.Redis) -> None:
     assert store.sweep_lease(*DUTY, "w1", 60_000) == 0
@@ -333,6 +343,7 @@ def test_grant_of_another_broker_is_due_at_once(store: RedisStore, client: redis
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 @pytest.mark.core
 def test_a_grant_that_no_worker_of_its_broker_published_becomes_a_dead_letter(
     store: RedisStore, client: redis.Redis
@@ -350,6 +361,7 @@ def test_a_grant_that_no_worker_of_its_broker_published_becomes_a_dead_letter(
     assert client.hget(KEYS.lock, "foreign") is None
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 @pytest.mark.core
 def test_a_grant_that_a_worker_of_its_broker_cannot_publish_is_no_dead_letter(
     store: RedisStore, client: redis.Redis

@@ -35,6 +35,7 @@ INDEX = KEYS.queue()[3]
 # Taking out
 
 
+@pytest.mark.invariant("finished-message-is-not-queued")
 @pytest.mark.core
 def test_a_waiter_that_is_taken_out_never_runs_and_never_blocks(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")

@@ -136,6 +136,7 @@ def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> N
         store.mark_done(NAME, Identity("id2").digest, "o", 0)
 
 
+@pytest.mark.invariant("redlock-survives-a-minority")
 @pytest.mark.parametrize("way", ["kill", "pause"])
 def test_with_two_of_five_away_everything_goes_on(five: RedlockSet, store: RedlockStore, way: str) -> None:
     for node in five.nodes[:2]:
@@ -155,6 +156,7 @@ def test_with_two_of_five_away_everything_goes_on(five: RedlockSet, store: Redlo
     took(store, "p.3", claim_of("id2", once=True))
 
 
+@pytest.mark.invariant("redlock-needs-a-majority")
 def test_with_three_of_five_away_nobody_gets_it_and_the_error_names_them(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[:3]:
         node.kill()
@@ -257,6 +259,7 @@ def test_a_server_that_is_left_in_peace_is_asked_all_the_same_where_the_others_c
             proxies[number % 3].set_mode("pass")
 
 
+@pytest.mark.invariant("redlock-survives-a-minority")
 def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(five: RedlockSet) -> None:
     """Two answer the vote late, and so are not among the three that decide it. They hold the lock, and agree."""
     with ExitStack() as stack:
@@ -284,6 +287,7 @@ def cut_all(nodes: Sequence[Server]) -> None:
             client.client_kill_filter(_type="normal", skipme=True)
 
 
+@pytest.mark.invariant("redlock-survives-a-minority")
 @pytest.mark.core
 def test_first_lock_after_all_connections_were_cut_is_taken(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "o.1")
@@ -304,6 +308,7 @@ def kept(node: Server, key: str) -> bool:
         return bool(client.exists(key))
 
 
+@pytest.mark.invariant("redlock-survives-a-minority")
 def test_first_lock_after_a_cut_is_taken_though_two_of_five_hang(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "o.1")
     cut_all(five.nodes)
@@ -330,6 +335,7 @@ class Failing(CredentialProvider):
         raise RuntimeError("no token")
 
 
+@pytest.mark.invariant("failing-connection-is-unavailable")
 @pytest.mark.core
 def test_member_whose_credential_provider_fails_is_away_alone(five: RedlockSet) -> None:
     failing = [f"redis://127.0.0.1:{node.port}/0?credential_provider={__name__}.Failing" for node in five.nodes[2:4]]
@@ -350,6 +356,7 @@ def test_member_whose_credential_provider_fails_is_away_alone(five: RedlockSet) 
 # Votes
 
 
+@pytest.mark.invariant("majority-decides")
 def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, store: RedlockStore) -> None:
     """Two others hold two servers each; no majority names anybody, and no one is called the holder."""
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
@@ -360,6 +367,7 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
     assert store.use(NAME) is None
 
 
+@pytest.mark.invariant("majority-decides")
 def test_what_a_minority_holds_is_in_nobodys_way(five: RedlockSet, store: RedlockStore) -> None:
     hold(five.node(0), "dead.1")
     hold(five.node(1), "dead.2")
@@ -392,6 +400,7 @@ def test_a_name_that_a_majority_knows_as_used_is_used_whoever_is_away(five: Redl
     assert use.state == "used"
 
 
+@pytest.mark.invariant("majority-decides")
 def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: RedlockSet) -> None:
     rounds = 500
     urls, together = five.lock_urls(), threading.Barrier(2, timeout=60)
@@ -475,6 +484,7 @@ def not_taken(store: RedlockStore) -> str:
     return ""
 
 
+@pytest.mark.invariant("one-server-has-one-vote", "redlock-counts-servers")
 @pytest.mark.core
 def test_name_that_leads_to_another_member_later_has_no_vote(five: RedlockSet) -> None:
     with led_astray(five) as (store, nodes):
@@ -484,6 +494,7 @@ def test_name_that_leads_to_another_member_later_has_no_vote(five: RedlockSet) -
         eventually(lambda: holders(nodes) == [None, "p.1", "p.1"])
 
 
+@pytest.mark.invariant("one-server-has-one-vote")
 @pytest.mark.core
 def test_name_that_leads_to_another_member_later_has_no_vote_without_info(five: RedlockSet) -> None:
     """Without the right to ask a server who it is, two answers of one token and one time count as one vote."""
@@ -533,6 +544,7 @@ def test_first_lock_waits_a_tenth_of_its_ttl_for_servers_to_say_who_they_are(
         silent.set()
 
 
+@pytest.mark.invariant("one-server-has-one-vote", "redlock-counts-servers")
 def test_renewals_and_ends_of_one_server_under_two_names_count_once(five: RedlockSet) -> None:
     with led_astray(five) as (store, nodes):
         hold(nodes[0], "o.1")
@@ -545,6 +557,7 @@ def test_renewals_and_ends_of_one_server_under_two_names_count_once(five: Redloc
             store.mark_done(NAME, Identity("id1").digest, "o", 0)
 
 
+@pytest.mark.invariant("redlock-counts-servers")
 def test_names_that_change_places_are_members_again(five: RedlockSet) -> None:
     """Each leads to the server of the next one, as after servers were moved."""
     nodes = list(five.nodes[:3])
@@ -589,6 +602,7 @@ def test_a_lease_lives_with_a_majority_and_a_server_that_lost_it_is_not_given_it
     assert store.renew([renewal]) == [False]
 
 
+@pytest.mark.invariant("majority-decides")
 def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
     five: RedlockSet, store: RedlockStore
 ) -> None:
@@ -606,6 +620,7 @@ def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
         store.renew([Renewal(NAME, "o.1", TTL)])
 
 
+@pytest.mark.invariant("redlock-needs-a-majority")
 def test_a_keeper_tells_of_a_lease_that_no_majority_renews(five: RedlockSet) -> None:
     party = Party(five.lock_urls(), timeout=0.3)
     lease = party.acquire(shared_name("kept"), ttl=6)
@@ -651,6 +666,7 @@ def _released(store: RedlockStore, acquisition: str) -> bool:
     return True
 
 
+@pytest.mark.invariant("majority-decides")
 def test_a_server_that_missed_a_release_hears_of_it_when_it_answers_again(five: RedlockSet) -> None:
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
@@ -700,6 +716,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet,
 # Restarts
 
 
+@pytest.mark.invariant("redlock-restart-waits")
 def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_over(five: RedlockSet) -> None:
     """One of three was away when the lock was taken, and another loses it: those two together must not give it away."""
     three = five.nodes[:3]
@@ -737,6 +754,7 @@ def _acquired(store: RedlockStore, owner: str) -> bool:
 # Idempotency keys
 
 
+@pytest.mark.invariant("tokens-are-agreed")
 def test_a_seed_is_the_same_for_every_run_until_one_succeeds_whoever_is_away(
     five: RedlockSet, store: RedlockStore
 ) -> None:
@@ -828,6 +846,7 @@ def _subscribers(node: Server) -> int:
 # Fencing tokens
 
 
+@pytest.mark.invariant("tokens-are-agreed", "redlock-tokens-grow")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_tokens_grow_strictly_whoever_dies_returns_loses_replies_or_is_ahead(five: RedlockSet, seed: int) -> None:
     """Of three servers one at a time is away; another owner takes the lock whenever the last one's lease is over."""
@@ -876,6 +895,7 @@ def _break(nodes: Sequence[Server], proxies: Sequence[Proxy], step: str, place: 
                 client.set(KEYS.last, int(client.get(KEYS.last) or 0) + 5_000_000)
 
 
+@pytest.mark.invariant("tokens-are-agreed")
 def test_what_a_server_of_the_majority_gave_higher_all_know_before_the_lock_is_anybodys(
     five: RedlockSet, store: RedlockStore
 ) -> None:

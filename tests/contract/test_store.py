@@ -103,6 +103,7 @@ def test_renewing_moves_the_deadline_and_never_shortens_it(store: RedisStore, cl
 # A server's clock that went back: keys live longer than anybody asked for
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.core
 def test_life_beyond_the_ttl_is_cut_by_the_next_call_that_meets_the_lock(
     store: RedisStore, client: redis.Redis
@@ -116,6 +117,7 @@ def test_life_beyond_the_ttl_is_cut_by_the_next_call_that_meets_the_lock(
     assert client.pttl(LOCK) > TTL, "an extended lease is no mistake of the clock"
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.core
 def test_life_beyond_the_ttl_is_cut_by_the_holders_renewal(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1")
@@ -124,6 +126,7 @@ def test_life_beyond_the_ttl_is_cut_by_the_holders_renewal(store: RedisStore, cl
     assert TTL - 10_000 < client.pttl(LOCK) <= TTL
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.core
 def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
     store: RedisStore, client: redis.Redis
@@ -137,6 +140,7 @@ def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
     assert 0 < client.pttl(LOCK) <= TTL // 2
 
 
+@pytest.mark.invariant("watchdog-renews", "overwritten-key-loses-one-lock")
 @pytest.mark.core
 def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisStore, client: redis.Redis) -> None:
     """Somebody has overwritten one key: its script is an error, those before and behind it are renewed."""
@@ -173,6 +177,7 @@ def test_a_release_that_nobody_waits_for_is_told_to_nobody(store: RedisStore) ->
 # Fencing tokens
 
 
+@pytest.mark.invariant("tokens-never-decrease")
 @pytest.mark.core
 def test_tokens_of_a_bucket_strictly_grow_whatever_ended_the_lock_before(
     store: RedisStore, client: redis.Redis
@@ -195,6 +200,7 @@ def test_tokens_of_a_bucket_strictly_grow_whatever_ended_the_lock_before(
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.invariant("tokens-never-decrease")
 @pytest.mark.core
 @pytest.mark.parametrize("last", [2_000_000_000_000_001, 4_503_599_627_370_497, 9_007_199_254_740_990])
 def test_a_token_is_an_exact_integer_also_while_the_servers_clock_is_behind(
@@ -212,6 +218,7 @@ def test_a_token_is_the_servers_time_in_microseconds(store: RedisStore, client: 
     assert answer.rank_us == answer.token == round(answer.since * 1_000_000)
 
 
+@pytest.mark.invariant("tokens-never-decrease")
 def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.Redis, topology: str) -> None:
     token = take(store, "o.1").token
     last = client.get(LAST)
@@ -225,6 +232,7 @@ def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.R
 # Safe to send twice
 
 
+@pytest.mark.invariant("store-calls-are-idempotent")
 @pytest.mark.core
 def test_a_repeated_acquire_answers_as_the_first_and_holds_once(
     store: RedisStore, client: redis.Redis, topology: str

@@ -69,6 +69,7 @@ def test_a_final_end_without_word_or_loss_leaves_no_mark(store: RedisStore, clie
     assert not client.exists(DONE)
 
 
+@pytest.mark.invariant("done-is-final")
 @pytest.mark.core
 @pytest.mark.parametrize("how", ["twin", "redelivered", "copied", "keeper", "lost", "taken over"])
 def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
@@ -90,6 +91,7 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
         assert client.hget(KEYS.lock, "acq") == "p.1"
 
 
+@pytest.mark.invariant("done-is-final")
 def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_that_came_after_its_end(
     store: RedisStore, client: redis.Redis
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_mark_that_comes_before_the_release_of_its_own_run_is_set(store: Redis
     assert client.exists(DONE)
 
 
+@pytest.mark.invariant("done-is-final")
 @pytest.mark.core
 def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
     store: RedisStore, client: redis.Redis
@@ -145,6 +148,7 @@ def test_a_copy_flagged_redelivered_of_a_done_identity_is_a_duplicate(store: Red
     assert store.acquire(NAME, "p.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
 
 
+@pytest.mark.invariant("duplicates-do-not-run")
 @pytest.mark.core
 def test_an_unflagged_copy_is_a_duplicate_if_it_arrived_before_the_end_and_fresh_if_after(
     store: RedisStore, client: redis.Redis

@@ -345,6 +345,7 @@ class Scripts(RuleBasedStateMachine):
         assert all(self.client.pttl(name) > 0 for name in names - {self.keys.last})
 
 
+@pytest.mark.invariant("state-change-is-atomic")
 @pytest.mark.core
 def test_the_scripts_do_what_the_laws_say_in_every_order(clean_server: Server) -> None:
     class Bound(Scripts):

@@ -51,6 +51,7 @@ def state(store: RedisStore) -> tuple[str, str | None] | None:
     return use and (use.state, use.task_id)
 
 
+@pytest.mark.invariant("death-is-no-failure")
 @pytest.mark.core
 def test_a_body_that_died_is_of_unknown_outcome_however_its_lock_ended(store: RedisStore, client: redis.Redis) -> None:
     begin(store, "a")
@@ -80,6 +81,7 @@ def test_who_holds_back_meets_a_running_body_as_a_held_lock(store: RedisStore) -
     assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Held)
 
 
+@pytest.mark.invariant("idempotency-key-is-stable")
 @pytest.mark.core
 def test_the_seed_is_kept_over_failures_and_deaths_until_a_success_is_forgotten(store: RedisStore) -> None:
     first = begin(store, "a")
@@ -99,6 +101,7 @@ def test_the_seed_is_kept_over_failures_and_deaths_until_a_success_is_forgotten(
     assert begin(store, "d").seed != first.seed
 
 
+@pytest.mark.invariant("death-is-no-failure")
 @pytest.mark.core
 def test_a_failure_after_a_death_leaves_that_death_as_unknown_as_it_was(store: RedisStore) -> None:
     begin(store, "a")
@@ -115,6 +118,7 @@ def test_a_failure_after_a_death_leaves_that_death_as_unknown_as_it_was(store: R
     assert answer.same
 
 
+@pytest.mark.invariant("no-unknown-outcome-without-a-body")
 @pytest.mark.core
 def test_only_the_run_whose_mark_it_is_makes_the_name_free(store: RedisStore, client: redis.Redis) -> None:
     """A body whose lease was lost fails late; the one that runs since then may have died by then, or be at work."""
@@ -273,6 +277,7 @@ class TestLostReplies:
         assert done
         assert state(store) == (None if script is FORGET else ("used", "a"))
 
+    @pytest.mark.invariant("no-unknown-outcome-without-a-body")
     @pytest.mark.core
     def test_an_acquire_whose_reply_is_lost_is_no_death(self, proxy: Proxy, store: RedisStore) -> None:
         """The locker takes it back and asks again under the next number: nothing has begun under the first."""

@@ -48,6 +48,7 @@ def everything(store: RedisStore) -> None:
     store.resolve(NAME, sent=True, window_ms=60_000)
 
 
+@pytest.mark.invariant("state-change-is-atomic")
 def test_every_key_that_a_script_touches_is_declared_and_in_the_names_bucket(
     store: RedisStore, client: redis.Redis
 ) -> None:
@@ -69,6 +70,7 @@ def test_every_key_that_a_script_touches_is_declared_and_in_the_names_bucket(
     assert touched > 10
 
 
+@pytest.mark.invariant("state-change-is-atomic")
 @pytest.mark.core
 def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> None:
     server = own_server(options=("--cluster-enabled", "yes"))

@@ -25,6 +25,7 @@ def recipe(app: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.invariant("dead-letter-can-be-replayed")
 @pytest.mark.parametrize(("serializer", "compression"), [("json", None), ("pickle", "zlib")], ids=["plain", "binary"])
 def test_a_dead_letter_that_is_published_by_hand_runs(
     tmp_path: Path, request: pytest.FixtureRequest, serializer: str, compression: str | None

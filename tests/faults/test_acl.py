@@ -149,11 +149,13 @@ def test_the_documented_commands_are_those_that_the_scripts_call_and_those_sent_
     assert set(LOCK_COMMANDS) == (called | BARE) - set(CLUSTER_COMMANDS)
 
 
+@pytest.mark.invariant("store-errors-name-the-remedy", "documented-permissions-suffice")
 def test_with_the_documented_rights_everything_works_and_nothing_is_denied(own: Server, admin: redis.Redis) -> None:
     assert go_round(own) == []
     assert admin.acl_log() == []
 
 
+@pytest.mark.invariant("store-errors-name-the-remedy", "documented-permissions-suffice")
 @pytest.mark.parametrize("command", LOCK_COMMANDS)
 def test_without_one_of_them_something_fails_and_says_which(own: Server, admin: redis.Redis, command: str) -> None:
     """So none is granted that is not needed."""

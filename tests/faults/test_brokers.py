@@ -65,6 +65,7 @@ class Busy:
         return [self.early, self.late, *self.ahead]
 
 
+@pytest.mark.invariant("lost-connection-runs-nothing-twice")
 def test_a_connection_that_is_cut_costs_no_run_and_doubles_none(stage):
     busy = Busy(stage)
     stage.cut()
@@ -78,6 +79,7 @@ def test_a_connection_that_is_cut_costs_no_run_and_doubles_none(stage):
     stage.ran_once(*busy.all())
 
 
+@pytest.mark.invariant("lost-connection-runs-nothing-twice")
 def test_a_broker_that_is_killed_and_comes_back_costs_no_run_and_doubles_none(stage):
     busy = Busy(stage)
     stage.restart()
@@ -91,6 +93,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_run_and_doubles_none(st
     stage.ran_once(*busy.all())
 
 
+@pytest.mark.invariant("lost-connection-runs-nothing-twice")
 @pytest.mark.servers
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_message_that_rabbitmq_takes_back_from_a_long_body_is_not_run_again(impatient, request, ended):
@@ -113,6 +116,7 @@ def test_a_message_that_rabbitmq_takes_back_from_a_long_body_is_not_run_again(im
     stage.ran_once(holding)
 
 
+@pytest.mark.invariant("lost-connection-runs-nothing-twice")
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_copy_that_comes_after_the_end_of_a_body_whose_broker_was_killed_is_not_run(stage, noticed):
     """Nobody can be told that it is acknowledged, whether the worker noticed that before the end or at it."""

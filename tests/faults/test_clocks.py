@@ -76,6 +76,7 @@ def seconds_of(client: redis.Redis) -> int:
     return int(client.time()[0])
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
 @pytest.mark.parametrize("step", [-HOUR, HOUR])
 def test_tokens_never_go_back(clock: SteppedServer, store: RedisStore, client: redis.Redis, step: int) -> None:
@@ -89,6 +90,7 @@ def test_tokens_never_go_back(clock: SteppedServer, store: RedisStore, client: r
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
 def test_a_dead_holders_lock_lasts_no_longer_than_its_ttl_from_the_next_who_asks_though_the_clock_went_back(
     clock: SteppedServer, store: RedisStore, client: redis.Redis
@@ -103,6 +105,7 @@ def test_a_dead_holders_lock_lasts_no_longer_than_its_ttl_from_the_next_who_asks
     assert 1.0 <= time.monotonic() - began <= 1.5 + 0.5
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
 def test_a_renewal_gives_a_lock_its_ttl_again_after_the_clock_went_back(
     clock: SteppedServer, store: RedisStore, client: redis.Redis
@@ -114,6 +117,7 @@ def test_a_renewal_gives_a_lock_its_ttl_again_after_the_clock_went_back(
     assert 29_000 <= client.pttl(keys.lock) <= 30_000
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
 def test_a_lock_kept_for_its_min_hold_lasts_no_longer_though_the_clock_went_back(
     clock: SteppedServer, store: RedisStore, client: redis.Redis
@@ -125,6 +129,7 @@ def test_a_lock_kept_for_its_min_hold_lasts_no_longer_though_the_clock_went_back
     assert client.pttl(keys.lock) <= 1500
 
 
+@pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
 def test_when_the_clock_jumps_ahead_a_holder_is_told_and_the_next_has_the_higher_token(
     clock: SteppedServer, store: RedisStore
@@ -139,6 +144,7 @@ def test_when_the_clock_jumps_ahead_a_holder_is_told_and_the_next_has_the_higher
     assert store.inspect(name_in(keys)) is not None
 
 
+@pytest.mark.invariant("worker-clock-does-not-matter")
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 def test_the_wall_clock_of_a_worker_does_not_matter(
     own_server: OwnServer, start_worker: StartWorker, load_app: LoadApp, tmp_path: Path, ahead: int

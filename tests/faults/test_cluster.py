@@ -92,6 +92,7 @@ class TestOneNodeIsAway:
     def empty(self, cluster: ClusterSet) -> None:
         cluster.flush()
 
+    @pytest.mark.invariant("absent-node-costs-only-its-locks", "absent-node-is-reported")
     @pytest.mark.parametrize("how", ["stop", "kill"])
     def test_leases_on_the_others_are_renewed_all_the_time_and_its_own_are_told_in_time(
         self, cluster: ClusterSet, keeping: Callable[[ClusterSet], Keeping], how: str
@@ -117,6 +118,7 @@ class TestOneNodeIsAway:
             node.resume() if how == "stop" else node.start()
             cluster.wait_until_whole()
 
+    @pytest.mark.invariant("absent-node-is-reported")
     def test_what_is_on_the_others_is_taken_and_given_back_and_waits_for_nothing(
         self, cluster: ClusterSet, keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
@@ -170,6 +172,7 @@ class TestOneNodeIsAway:
 
 
 class TestFailover:
+    @pytest.mark.invariant("promoted-replica-keeps-leases")
     def test_leases_survive_where_the_data_does_and_where_not_the_holder_is_told(
         self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
@@ -204,6 +207,7 @@ class TestFailover:
             assert (holder and holder.owner, leases[name].remaining() > 0) == (leases[name].owner, True)
         onlooker.close()
 
+    @pytest.mark.invariant("waiters-wake-across-slots")
     def test_who_waits_is_woken_by_a_release_at_the_new_primary(self, own_cluster: Callable[..., ClusterSet]) -> None:
         """Also where the old one is silent, and so does not say that the subscription is over."""
         cluster = own_cluster(primaries=3, replicas=3, node_timeout_ms=500)
@@ -266,6 +270,7 @@ class TestResharding:
 
     ROUNDS = 3
 
+    @pytest.mark.invariant("resharding-loses-no-lease")
     def test_nothing_overlaps_nothing_is_lost_and_nobody_is_told_of_it(
         self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
@@ -368,6 +373,7 @@ def _queue(url: str, keys: LockKeys, stop: threading.Event) -> int:
 class TestAddressesGivenAgain:
     """Whoever answers at an address may be another than the one who had it."""
 
+    @pytest.mark.invariant("foreign-node-gets-no-lock")
     def test_a_node_of_another_cluster_at_a_dead_ones_address_is_given_no_lock_and_changes_no_map(
         self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
@@ -390,6 +396,7 @@ class TestAddressesGivenAgain:
                 assert [type(asked(party, name)) for name in others] == [Held] * len(others)
             assert ask(intruder, "KEYS", "*") == []
 
+    @pytest.mark.invariant("foreign-cluster-is-refused")
     def test_a_cluster_made_anew_is_refused_loudly_until_a_restart(
         self,
         own_cluster: Callable[..., ClusterSet],
@@ -413,6 +420,7 @@ class TestAddressesGivenAgain:
         assert errors[0].startswith("locks: no node of the Redis Cluster in use tells where its keys are: ")
         assert isinstance(asked(keeping(cluster), name), Lease), "a process that starts accepts it"
 
+    @pytest.mark.invariant("foreign-cluster-is-refused")
     def test_a_node_that_left_by_soft_reset_takes_no_process_along(
         self,
         own_cluster: Callable[..., ClusterSet],

@@ -12,6 +12,7 @@ from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
 
 
+@pytest.mark.invariant("shutdown-keeps-locks")
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
     tmp_path: Path, pool: str, request: pytest.FixtureRequest
@@ -27,6 +28,7 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
         assert [word for word, _ in stage.words(body.row)] == ["start", "GreenletExit", "start", "return"]
 
 
+@pytest.mark.invariant("deduplicated-copy-is-acknowledged")
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_an_early_acknowledged_message_of_which_nobody_heard_runs_again_when_a_green_pool_killed_its_body(
     tmp_path: Path, pool: str, request: pytest.FixtureRequest

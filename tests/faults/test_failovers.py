@@ -11,6 +11,7 @@ from chaos.failovers.topologies import STANDS
 SHORT = {"failovers": 1, "workers": 1, "settle": 1.0, "names": 6, "rate": 6.0, "longest": 3.5}
 
 
+@pytest.mark.invariant("killed-server-grants-nothing-twice")
 @pytest.mark.parametrize(
     ("store", "way"), [("sentinel", "replicas"), ("cluster", "replicas"), ("redlock3", "no delay")]
 )
@@ -24,6 +25,7 @@ def test_a_server_is_killed_under_load_and_nothing_is_granted_twice_or_lost(tmp_
     assert found.executions >= 10
 
 
+@pytest.mark.invariant("killed-server-grants-nothing-twice")
 def test_a_store_that_comes_back_empty_grants_twice_and_fencing_refuses_the_late_write(tmp_path):
     record = run(plan("standalone", "primary", **SHORT | {"names": 2}), tmp_path)
     found = judge(record)

@@ -35,6 +35,7 @@ def outcomes(scene, request):
     return scene.play(request.param)
 
 
+@pytest.mark.invariant("stopped-process-keeps-or-reports")
 @pytest.mark.parametrize("kind", WRITES)
 def test_the_write_of_a_holder_that_comes_late_is_refused(outcomes, kind):
     outcome = outcomes[kind, True]

@@ -24,6 +24,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield running
 
 
+@pytest.mark.invariant("unenforced-limit-keeps-the-lock")
 def test_hard_limit_not_enforced_keeps_lock_until_body_ends(stage: Stage) -> None:
     """Prefork enforces it by a timer that stands still while its worker connects to the broker."""
     rows = [Row(pool, "early_brief", way, "", {"time_limit": LIMIT}) for pool, way in WAYS.items()]

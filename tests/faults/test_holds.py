@@ -35,6 +35,7 @@ def freed(stage: Stage, key: str) -> float:
     return time.monotonic()
 
 
+@pytest.mark.invariant("hold-times-are-kept")
 @pytest.mark.parametrize("end", ["", "fail", "die"])
 def test_a_lock_is_kept_for_min_hold_after_it_was_taken_however_its_body_ends(stage: Stage, end: str) -> None:
     body = stage.begin("prefork", "kept", end)
@@ -73,6 +74,7 @@ def test_a_blocked_waiter_gets_the_lock_when_min_hold_has_passed(stage: Stage) -
     assert KEPT <= (second - body.result.get(timeout=10)) / 1e6 <= KEPT + LATE
 
 
+@pytest.mark.invariant("hold-times-are-kept", "max-hold-ends-a-hanging-body")
 def test_after_max_hold_a_deaf_body_is_told_of_and_the_next_runs_within_the_ttl(stage: Stage) -> None:
     body = stage.begin("prefork", "hung_and_deaf", 6.0)
     eventually(lambda: stage.lost(body) == ["it was held for as long as max_hold allows"], 1.0 + LATE)

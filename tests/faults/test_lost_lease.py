@@ -36,6 +36,7 @@ def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("pool", POOLS)
 class TestAbort:
+    @pytest.mark.invariant("lost-lease-stops-its-body", "forgotten-lock-is-reported")
     def test_a_body_whose_lock_is_gone_from_the_store_is_stopped(self, stage: Stage, pool: str) -> None:
         body = stage.begin(pool, "aborts", 15)
         stage.locks.delete(body.key)
@@ -45,9 +46,11 @@ class TestAbort:
         assert stage.at(body.row, "LockLost") - gone <= REFUSED_WITHIN
         eventually(lambda: stage.lost(body) == ["the store no longer knows it"], message=f"{stage.lost(body)}")
 
+    @pytest.mark.invariant("lost-lease-stops-its-body", "silent-store-is-reported")
     def test_a_body_is_stopped_before_its_lease_ends_while_the_store_is_silent(self, stage: Stage, pool: str) -> None:
         assert left_at_the_word(stage, pool, "aborts") > 0
 
+    @pytest.mark.invariant("lost-lease-stops-its-body", "caught-loss-is-raised-again")
     def test_a_body_that_catches_it_is_told_by_every_ensure_and_by_the_log_of_its_release(
         self, stage: Stage, pool: str
     ) -> None:
@@ -59,6 +62,7 @@ class TestAbort:
             rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost before"
         )
 
+    @pytest.mark.invariant("after-lost-retry-runs-again")
     def test_with_after_lost_retry_its_message_is_run_again_and_its_own_retries_are_untouched(
         self, stage: Stage, pool: str
     ) -> None:
@@ -76,6 +80,7 @@ class TestAbort:
         eventually(lambda: stage.lost(body) == ["it was held for as long as max_hold allows"])
         assert stage.app.hung.apply_async((body.row, 0.1), queue=pool).get(timeout=10) == "done"
 
+    @pytest.mark.invariant("lost-lease-stops-its-body", "abort-strikes-in-the-body")
     def test_the_exception_strikes_in_the_body_or_not_at_all(self, stage: Stage, pool: str) -> None:
         """Bodies that end at about the moment at which they would be stopped: each ends as itself, or by LockLost."""
         worker, chance = stage.worker(pool), random.Random(7)
@@ -97,6 +102,7 @@ def unexpected(worker: Worker) -> str:
     )
 
 
+@pytest.mark.invariant("solo-pool-stops-no-body")
 def test_in_the_solo_pool_no_body_is_stopped_ensure_raises_and_the_worker_says_so_at_its_start(stage: Stage) -> None:
     worker = stage.worker("solo")
     worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises there")
@@ -116,6 +122,7 @@ def test_without_abort_a_body_goes_on_and_its_listeners_are_told(stage: Stage) -
     eventually(lambda: stage.lost(body) == ["the store no longer knows it"])
 
 
+@pytest.mark.invariant("late-release-frees-nothing")
 def test_a_late_release_does_not_free_the_lock_of_the_next(stage: Stage) -> None:
     body = stage.begin("prefork", "goes_on", 2.0)
     stage.locks.hset(body.key, "acq", "another.1")
@@ -125,6 +132,7 @@ def test_a_late_release_does_not_free_the_lock_of_the_next(stage: Stage) -> None
     assert stage.locks.hget(body.key, "acq") == "another.1"
 
 
+@pytest.mark.invariant("silent-store-is-reported")
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(stage: Stage, pool: str) -> None:
     assert left_at_the_word(stage, pool, "ensures") > 0

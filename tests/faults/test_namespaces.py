@@ -121,6 +121,7 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
     return Story(cut_off_at, start, heir, ended, owner, ends)
 
 
+@pytest.mark.invariant("partitioned-host-is-reported")
 def test_a_holder_on_a_host_that_is_cut_off_is_told_before_another_one_holds(stage: Stage, story: Story) -> None:
     assert stage.lost(story.start)[0]["at"] < story.heir["at"]
 
@@ -141,6 +142,7 @@ def test_the_late_release_of_a_host_that_was_cut_off_frees_nothing_of_the_next_h
     assert story.heir_ended["held"] is True
 
 
+@pytest.mark.invariant("partitioned-host-is-reported")
 def test_no_message_of_a_host_that_was_cut_off_is_lost_and_each_runs_once(stage: Stage, story: Story) -> None:
     assert story.ends == [False, True, True, True]
     assert [len(stage.notes.all(row, "start")) for row in ("another", "third")] == [1, 1]

@@ -45,6 +45,7 @@ def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
 # The network disturbs, and the lock stays
 
 
+@pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_STORE)
 def test_the_way_to_the_store_a_body_goes_on_its_lease_is_renewed_and_its_release_arrives(
     stage: Stage, name: str
@@ -52,6 +53,7 @@ def test_the_way_to_the_store_a_body_goes_on_its_lease_is_renewed_and_its_releas
     check_kept(stage, stage.store, TO_STORE[name])
 
 
+@pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_BROKER)
 def test_the_way_to_the_broker_a_body_goes_on_its_lease_is_renewed_and_its_release_arrives(
     stage: Stage, name: str
@@ -72,6 +74,7 @@ def check_kept(stage: Stage, proxy: Proxy, disturbance: Disturbance) -> None:
     assert stage.send("works", row, 0).get(timeout=60) is True
 
 
+@pytest.mark.invariant("slow-answers-lose-no-lease")
 def test_answers_of_store_and_broker_that_take_0_3_to_1_s_cost_no_lease_and_no_task_and_no_bodies_overlap(
     stage: Stage,
 ) -> None:
@@ -89,6 +92,7 @@ def test_answers_of_store_and_broker_that_take_0_3_to_1_s_cost_no_lease_and_no_t
     assert freed - end["at"] <= 1.0 + SLACK
 
 
+@pytest.mark.invariant("lost-replies-leave-no-lock")
 def test_replies_that_are_lost_again_and_again_leave_no_lock_stuck_and_none_doubled_and_every_task_ends(
     stage: Stage,
 ) -> None:
@@ -167,28 +171,33 @@ def partition(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Partitio
     return Partition(made, cut_off_at, start, heir, ends[0], owner, nodes)
 
 
+@pytest.mark.invariant("partitioned-worker-is-reported")
 def test_a_holder_that_is_cut_off_is_told_before_another_one_holds(partition: Partition) -> None:
     lost = partition.stage.lost(partition.start)[0]
     assert lost["at"] < partition.heir["at"]
     assert lost["reason"].startswith("its deadline came unanswered: ")
 
 
+@pytest.mark.invariant("partitioned-worker-is-reported")
 def test_its_ensure_raises_before_another_one_holds_and_never_passes_again(partition: Partition) -> None:
     row = partition.start["row"]
     assert partition.stage.notes.first(row, "LockLost", 0)["at"] < partition.heir["at"]
     assert partition.stage.notes.all(row, "a lost lease passed") == []
 
 
+@pytest.mark.invariant("partitioned-worker-is-reported")
 def test_the_other_worker_goes_on_with_that_name_after_the_ttl(partition: Partition) -> None:
     assert partition.heir["node"] == partition.stage.beside.node
     assert partition.heir["token"] > partition.start["token"]
     assert partition.heir["at"] - partition.cut_off_at <= TTL + COMEBACK + SLACK
 
 
+@pytest.mark.invariant("partitioned-worker-is-reported")
 def test_its_late_release_frees_nothing_of_the_next_holders(partition: Partition) -> None:
     assert partition.owner_after_late_release == partition.heir["acq"]
     assert partition.heir_ended["held"] is True
 
 
+@pytest.mark.invariant("partitioned-worker-is-reported")
 def test_the_messages_that_it_received_meanwhile_run_once_and_elsewhere(partition: Partition) -> None:
     assert partition.comebacks == [[partition.stage.beside.node]] * 2

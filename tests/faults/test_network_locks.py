@@ -39,6 +39,7 @@ def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy
     return start_proxy(clean_server)
 
 
+@pytest.mark.invariant("partitioned-lock-is-reported")
 @pytest.mark.parametrize("name", TO_STORE)
 def test_a_lock_outside_a_worker_is_kept_too_and_released(
     proxy: Proxy, clean_server: Server, told: list[float], name: str
@@ -61,6 +62,7 @@ def test_a_lock_outside_a_worker_is_kept_too_and_released(
     assert told == []
 
 
+@pytest.mark.invariant("partitioned-lock-is-reported")
 def test_a_lock_outside_a_worker_that_is_cut_off_is_told_before_another_holds_and_frees_nothing_late(
     proxy: Proxy, clean_server: Server, told: list[float]
 ) -> None:

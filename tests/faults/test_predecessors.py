@@ -114,10 +114,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         return told
 
 
+@pytest.mark.invariant("living-worker-is-not-recovered")
 def test_a_stopped_predecessor_is_not_robbed(story: Story) -> None:
     assert story.freed["while the first is stopped"] == 0
 
 
+@pytest.mark.invariant("living-worker-is-not-recovered")
 def test_two_live_workers_of_one_name_do_not_free_each_others_locks(story: Story) -> None:
     assert story.freed["while both live"] == 0
 
@@ -131,6 +133,7 @@ def test_a_worker_that_was_there_first_frees_a_dead_ones_lock_when_the_last_proc
     assert story.began["one, next"] - story.freed["one"] <= 1.0
 
 
+@pytest.mark.invariant("dead-owner-is-released")
 def test_a_worker_that_starts_where_one_died_frees_its_locks_at_once_and_the_next_run_begins(story: Story) -> None:
     assert story.freed["while nobody looks"] == 0
     assert story.freed["two"] - story.began["the third is ready"] <= SOON

@@ -84,6 +84,7 @@ WHO = {
 }
 
 
+@pytest.mark.invariant("stopped-process-keeps-or-reports")
 @pytest.mark.parametrize("who", WHO)
 def test_who_was_paused_for_longer_than_its_ttl_finds_out_before_it_releases_and_frees_not_its_successors_lock(
     stage: Stage, request: pytest.FixtureRequest, who: str
@@ -117,6 +118,7 @@ def test_who_was_paused_for_longer_than_its_ttl_finds_out_before_it_releases_and
 # What a body leaves behind
 
 
+@pytest.mark.invariant("descendants-hold-nothing")
 @pytest.mark.usefixtures("prefork")
 @pytest.mark.parametrize("what", ["thread", "program", "fork"])
 def test_what_outlives_a_body_holds_no_lock_and_its_end_frees_none(stage: Stage, what: str) -> None:

@@ -6,6 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
@@ -86,6 +88,7 @@ def test_without_a_quarantine_a_failover_that_forgets_doubles_what_it_forgot(tmp
         assert a_failover(servers, LONG) > 0
 
 
+@pytest.mark.invariant("quarantine-grants-nothing-new", "quarantine-delays-grants")
 def test_with_one_no_lock_is_granted_twice_in_ten_failovers_of_ten(tmp_path: Path) -> None:
     def five(which: int) -> list[int]:
         with ReplicaSet(tmp_path / f"{which}") as servers:

@@ -82,6 +82,7 @@ def term_at(sentinels: SentinelSet) -> int:
     return SentinelDoor(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT).failover_epoch()
 
 
+@pytest.mark.invariant("sentinel-failover-keeps-leases")
 @pytest.mark.parametrize("how", ["manual", "kill"])
 def test_a_lease_survives_a_failover_where_the_data_does(sentinels: SentinelSet, how: How) -> None:
     lock = lock_at(url_of(sentinels), how)
@@ -107,6 +108,7 @@ def test_a_lease_survives_a_failover_where_the_data_does(sentinels: SentinelSet,
     assert held_at(new, how) is None
 
 
+@pytest.mark.invariant("sentinel-primary-is-verified", "old-primary-takes-no-lock")
 def test_nothing_is_locked_at_an_old_primary_that_wakes_and_still_takes_writes(sentinels: SentinelSet) -> None:
     lock, idle = lock_at(url_of(sentinels), "x"), lock_at(url_of(sentinels), "y")
     assert idle.acquire(blocking=False)
@@ -178,6 +180,7 @@ def test_what_is_no_sentinel_is_told_by_its_address(clean_server: Server) -> Non
     assert "it is a server and no sentinel: let dlock_url begin with redis://" in str(raised.value)
 
 
+@pytest.mark.invariant("hanging-servers-cost-one-timeout")
 def test_a_sentinel_that_hangs_costs_its_part_once_and_none_at_all_cost_no_lock(
     sentinels: SentinelSet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,6 +224,7 @@ def test_sentinel_that_cut_an_idle_connection_is_asked_once_more(
     assert caplog.records == []
 
 
+@pytest.mark.invariant("old-sentinel-is-ignored")
 def test_a_sentinel_with_an_old_configuration_is_not_followed(
     own_sentinels: Callable[..., SentinelSet], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,6 +301,7 @@ def test_an_older_answer_moves_nobody_unless_most_sentinels_give_it(sentinels: S
 # A failover that forgets
 
 
+@pytest.mark.invariant("sentinel-failover-loss-is-reported")
 def test_a_holder_whose_lock_a_failover_forgot_is_told_before_the_ttl_is_over(whole: SentinelSet) -> None:
     told: list[float] = []
 
@@ -330,6 +335,7 @@ def test_a_holder_whose_lock_a_failover_forgot_is_told_before_the_ttl_is_over(wh
         lock.lease.ensure()
 
 
+@pytest.mark.invariant("sentinel-primary-is-verified")
 def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a sentinel names it that has not heard of the failover."""
     store: Any = store_at(url_of(sentinels), timeout=TIMEOUT)
@@ -340,6 +346,7 @@ def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, mon
         store.inspect(NAME)
 
 
+@pytest.mark.invariant("sentinel-primary-is-verified")
 def test_a_subscription_moves_to_the_new_primary(sentinels: SentinelSet) -> None:
     store = store_at(url_of(sentinels), timeout=TIMEOUT)
     with store.waker(NAME) as waker:

@@ -97,6 +97,7 @@ def test_a_worker_starts_and_works_while_its_store_does_not_answer_and_says_so_o
     assert LOCK_PASSWORD not in stage.worker.log()
 
 
+@pytest.mark.invariant("risky-configuration-is-reported")
 def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: Stage) -> None:
     up.worker.wait_for_log(
         f"WARNING.*the lock store at {re.escape(up.proxy.url())} may drop locks when its memory is full: "
@@ -110,6 +111,7 @@ def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: S
 # What the task wants
 
 
+@pytest.mark.invariant("nothing-runs-unlocked", "store-error-retry-republishes")
 @pytest.mark.parametrize("mode", ["refuse", "blackhole"])
 def test_retry_the_message_comes_back_until_the_store_answers_and_runs_once(up: Stage, mode: Any) -> None:
     row = up.row()
@@ -122,6 +124,7 @@ def test_retry_the_message_comes_back_until_the_store_answers_and_runs_once(up: 
     assert up.words(row) == ["start"]
 
 
+@pytest.mark.invariant("store-error-fail-fails")
 def test_fail_the_task_ends_failure_with_store_unavailable(up: Stage) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
@@ -132,6 +135,7 @@ def test_fail_the_task_ends_failure_with_store_unavailable(up: Stage) -> None:
     assert up.words(row) == []
 
 
+@pytest.mark.invariant("nothing-runs-unlocked", "store-error-run-reports")
 def test_run_the_body_runs_without_a_lock_and_is_told_so_by_log_signal_and_lease(up: Stage) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
@@ -172,6 +176,7 @@ def asked(texts: list[str]) -> int:
     return sum("was not asked" not in text for text in texts)
 
 
+@pytest.mark.invariant("dead-store-costs-one-timeout", "main-process-answers")
 def test_a_dead_store_costs_a_worker_one_timeout_and_not_one_for_each_task(up: Stage) -> None:
     up.proxy.set_mode("blackhole")
     first = up.send("failing", up.row())
@@ -189,6 +194,7 @@ def test_tasks_that_come_at_once_wait_for_one_timeout_together(up: Stage) -> Non
     assert 1 <= asked(texts) <= CONCURRENCY
 
 
+@pytest.mark.invariant("release-is-repeated")
 def test_a_body_that_ends_does_not_wait_for_a_dead_store_and_its_lock_is_free_when_that_is_back(up: Stage) -> None:
     row, gate = up.row(), up.row()
     held = up.send("holding", row, gate)
@@ -206,6 +212,7 @@ def test_a_body_that_ends_does_not_wait_for_a_dead_store_and_its_lock_is_free_wh
     assert "is lost" not in up.worker.log()
 
 
+@pytest.mark.invariant("main-process-answers")
 def test_the_main_process_answers_while_the_store_does_not(up: Stage) -> None:
     up.proxy.set_mode("blackhole")
     waiting = [up.send("failing", up.row()) for _ in range(CONCURRENCY)]

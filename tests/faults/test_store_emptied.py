@@ -72,6 +72,7 @@ def restart(server: Server, admin: redis.Redis) -> None:
 EMPTIED = pytest.mark.parametrize("emptied", [empty, restart])
 
 
+@pytest.mark.invariant("emptied-store-is-reported")
 @EMPTIED
 def test_who_held_is_told_and_the_next_may_start_and_a_late_release_does_not_free_it(
     server: Server,
@@ -112,6 +113,7 @@ def test_who_held_finds_out_at_once_when_it_asks(
         lock.lease.ensure()
 
 
+@pytest.mark.invariant("emptied-store-is-reported")
 @EMPTIED
 def test_tokens_still_grow_after_all_was_forgotten(
     server: Server, admin: redis.Redis, lock_at: Callable[[], Lock], emptied: Callable[[Server, redis.Redis], None]
@@ -127,6 +129,7 @@ def test_tokens_still_grow_after_all_was_forgotten(
     assert tokens[0] < tokens[1]
 
 
+@pytest.mark.invariant("script-flush-costs-nothing")
 def test_scripts_that_were_flushed_cost_nothing(
     admin: redis.Redis, lock_at: Callable[[], Lock], lost: list[str]
 ) -> None:
@@ -154,6 +157,7 @@ def test_scripts_that_were_flushed_cost_nothing(
     assert lost == []
 
 
+@pytest.mark.invariant("script-flush-costs-nothing")
 def test_connections_that_are_cut_again_and_again_cost_no_lease(
     admin: redis.Redis, lock_at: Callable[..., Lock], lost: list[str]
 ) -> None:
@@ -171,6 +175,7 @@ def test_connections_that_are_cut_again_and_again_cost_no_lease(
     assert not other.locked()
 
 
+@pytest.mark.invariant("restart-with-data-keeps-leases")
 def test_a_store_that_is_restarted_with_its_data_costs_no_lease(own_server: OwnServer, lost: list[str]) -> None:
     server = own_server(persistent=True)
     app = Celery("emptied", broker="memory://", set_as_current=False)

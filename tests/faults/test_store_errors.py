@@ -167,6 +167,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.invariant("store-errors-name-the-remedy", "refusing-store-is-unavailable")
 @pytest.mark.parametrize(("fault", "kind", "told", "said"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_each_cause_has_its_class_and_says_what_to_change_and_when_it_is_over_locks_are_taken(
     own: Server,
@@ -244,6 +245,7 @@ def test_a_server_that_loads_its_data_is_not_ready_yet_and_then_knows_who_held(o
     assert not lock.locked()
 
 
+@pytest.mark.invariant("refusing-store-is-unavailable")
 @pytest.mark.parametrize("fault", [no_replicas_in_reach, replica], ids=lambda fault: fault.__name__)
 def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
     own: Server, admin: redis.Redis, fault: Callable[[redis.Redis], "contextmanager[None]"]
@@ -281,6 +283,7 @@ def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
         assert store.renew(renewals) == [place != 7 for place in range(len(locks))]
 
 
+@pytest.mark.invariant("refusing-store-is-unavailable")
 def test_who_holds_a_lock_keeps_it_and_gives_it_back_while_memory_is_full(own: Server, admin: redis.Redis) -> None:
     lock = lock_at(own.lock_url())
     assert lock.acquire()

@@ -23,6 +23,7 @@ def proxied(clean_server: Server, start_proxy: Any) -> Proxy:
     return made
 
 
+@pytest.mark.invariant("dead-store-costs-one-timeout")
 def test_a_lock_asks_every_time_because_who_called_it_has_nothing_else(proxied: Proxy) -> None:
     with loaded_app(APP, Urls("memory://", "cache+memory://", proxied.url())) as tasks:
         tasks.app.conf.update(dlock_timeout=0.2, dlock_rest=60)

@@ -109,6 +109,7 @@ def two(own_server: OwnServer) -> tuple[Server, Server]:
     return own_server(), own_server()
 
 
+@pytest.mark.invariant("one-server-has-one-vote")
 def test_one_server_under_two_names(two: tuple[Server, Server], start: Start, caplog: Any) -> None:
     one, other = two
     urls = [f"redis://{HOST}:{one.port}", f"redis://localhost:{one.port}", other.url()]
@@ -313,6 +314,7 @@ class Hung:
             count += 1
 
 
+@pytest.mark.invariant("locks-use-celerys-connection", "hanging-servers-cost-one-timeout")
 @pytest.mark.parametrize(
     ("form", "count"),
     [

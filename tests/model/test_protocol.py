@@ -98,6 +98,7 @@ def explored(words: str) -> Verdict:
     return Search(setup_of(words.split())).explore()
 
 
+@pytest.mark.invariant("queue-protocol-is-explored")
 @pytest.mark.timeout(300)  # all CPU, and a busy machine has little of it
 @pytest.mark.parametrize("words", [*HOLDS, *slow(*WIDE)])
 def test_the_protocol_holds(words: str) -> None:
@@ -111,6 +112,7 @@ def test_every_event_and_rule_is_tried() -> None:
     assert {rule for rule, _, _ in NEEDED} == RULES
 
 
+@pytest.mark.invariant("queue-protocol-is-explored")
 @pytest.mark.parametrize(("rule", "words", "fault"), NEEDED)
 def test_without_this_rule_the_check_finds_a_fault(rule: str, words: str, fault: str) -> None:
     verdict = explored(f"{words} without={rule}")

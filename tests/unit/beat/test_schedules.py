@@ -36,6 +36,7 @@ def dues(plan, start, end, step):
     return found
 
 
+@pytest.mark.invariant("beats-share-ticks")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("seconds", "now", "latest", "following"),
@@ -75,6 +76,7 @@ NIGHTLY = {"minute": 30, "hour": 2}
 HALF_HOURLY = {"minute": "*/30"}
 
 
+@pytest.mark.invariant("beats-share-ticks")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("fields", "start", "end", "expected"),
@@ -99,6 +101,7 @@ def test_a_crontab_where_clocks_change(fields, start, end, expected):
     assert [at.strftime("%dT%H:%M") for at in found] == expected
 
 
+@pytest.mark.invariant("beats-share-ticks")
 @pytest.mark.parametrize(
     ("zone", "start"),
     [

@@ -94,6 +94,7 @@ def test_an_url_of_an_unknown_kind_is_refused_with_those_that_are_known(url: Any
 # No password is ever shown
 
 
+@pytest.mark.invariant("arguments-stay-secret")
 @pytest.mark.parametrize(
     "url",
     [
@@ -265,6 +266,7 @@ def test_a_delivery_is_doubtful_before_a_redis_broker_delivers_it_again(
     assert found.doubtful_after == expected
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 @pytest.mark.parametrize(
     ("url", "same"),
     [
@@ -296,6 +298,7 @@ def test_brokers_of_another_place_have_another_identity(url: str, other: str) ->
     assert first != second
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 @pytest.mark.parametrize(
     "options",
     [{"global_keyprefix": "shop:"}, {"master_name": "m2"}, {"queue_name_prefix": "shop-"}],

@@ -267,6 +267,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.invariant("arguments-stay-secret")
 @pytest.mark.parametrize(("value", "message"), REFUSED, ids=[message[-60:] for _, message in REFUSED])
 def test_what_has_no_stable_form_is_refused_with_its_place_and_the_cure_but_never_its_value(
     value: object, message: str

@@ -150,6 +150,7 @@ class TestDefaultKey:
         values = [1, "1", True, "True", 1.0, None, "None", "", 0, False, [1], "[1]", {"a": 1}, "{'a': 1}", b"1"]
         assert len({name(spec(one), value) for value in values}) == len(values)
 
+    @pytest.mark.invariant("names-agree")
     def test_joined_parts_never_collide(self) -> None:
         whole = spec(two)
         # The calls that celery-once and celery-singleton give one key each.
@@ -159,6 +160,7 @@ class TestDefaultKey:
         ]  # fmt: skip
         assert len({name(whole, *call) for call in calls}) == len(calls)
 
+    @pytest.mark.invariant("arguments-stay-secret")
     def test_the_name_shows_the_task_and_no_argument(self) -> None:
         assert re.fullmatch(r"shop\.pay:[0-9a-f]{32}", name(spec(pay), "hunter2"))
 
@@ -399,6 +401,7 @@ account:42:8875b0947529f13ad1808015d1b1290c 545
 """
 
 
+@pytest.mark.invariant("names-agree")
 @pytest.mark.parametrize("seed", ["0", "1", "4242"])
 def test_names_are_the_same_in_every_process_hash_seed_and_python(seed: str) -> None:
     """Part of the wire format: a digest that changes here unlocks every lock held during an upgrade."""

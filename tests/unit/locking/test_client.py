@@ -27,6 +27,7 @@ def scene() -> LockerScene:
 # The slot: what the keeper sees
 
 
+@pytest.mark.invariant("lease-is-recorded-before-acquire")
 def test_a_slot_is_written_before_the_store_is_asked(scene: LockerScene) -> None:
     seen = []
     acquire = scene.store.acquire
@@ -105,6 +106,7 @@ def test_a_release_that_has_nothing_to_free_still_takes_the_entry_off_the_record
     assert not scene.scope.entered
 
 
+@pytest.mark.invariant("store-calls-are-idempotent")
 def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(scene: LockerScene) -> None:
     """The word that a twin left in the first acquisition went with it."""
     scene.store.failures = [ReplyLost("cut"), None]
@@ -117,6 +119,7 @@ def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(s
 # The watchdog
 
 
+@pytest.mark.invariant("thread-start-is-retried")
 def test_acquire_that_no_watchdog_can_keep_gives_the_lock_back_and_raises(scene: LockerScene) -> None:
     scene.wakes = False
     for number in (1, 2):
@@ -140,6 +143,7 @@ def test_acquire_that_nothing_can_keep_nor_give_back_is_left_to_the_watchdog(sce
     assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, scene.scope.undone)
 
 
+@pytest.mark.invariant("thread-start-is-retried")
 def test_acquire_under_a_watchdog_that_has_not_looked_lately_warns_once(
     scene: LockerScene, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,6 +188,7 @@ def test_an_inner_entry_states_the_count_absolutely_and_the_outermost_leaving_fr
     assert scene.kinds() == ["acquired", "released"]
 
 
+@pytest.mark.invariant("owner-is-one-delivery")
 def test_an_entry_nested_in_a_lost_lease_raises_and_never_acquires_anew(scene: LockerScene) -> None:
     lease = scene.take()
     scene.store.lose(NAME)
@@ -231,6 +236,7 @@ def test_a_waiter_gives_up_in_time(scene: LockerScene) -> None:
     assert scene.clock.now - start == pytest.approx(7.0)
 
 
+@pytest.mark.invariant("duplicates-do-not-run")
 def test_waiter_keeps_the_rank_of_its_arrival_however_often_it_asks(scene: LockerScene) -> None:
     """Else a copy that waited behind a rival outranks the done mark that its twin left meanwhile, and runs again."""
     holder = scene.new_scope("other")

@@ -33,11 +33,13 @@ def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockerScene) -> 
     assert "remaining=0.000" in repr(lease)
 
 
+@pytest.mark.invariant("lease-deadline-precedes-request")
 def test_the_deadline_counts_from_before_the_request_was_sent(scene: LockerScene) -> None:
     scene.store.call_time = 5.0
     assert scene.take().remaining() == pytest.approx(TTL - drift_margin(TTL) - 5)
 
 
+@pytest.mark.invariant("lease-deadline-precedes-request")
 def test_the_margin_is_one_percent_and_two_milliseconds() -> None:
     assert drift_margin(30.0) == pytest.approx(0.302)
     assert drift_margin(1.0) == pytest.approx(0.012)
@@ -102,6 +104,7 @@ def test_ensure_reads_the_time_after_the_store_failed(scene: LockerScene) -> Non
         lease.ensure()
 
 
+@pytest.mark.invariant("lease-deadline-precedes-request")
 def test_ensure_deadline_is_counted_from_before_the_request(scene: LockerScene) -> None:
     lease = scene.take()
     scene.clock.now += 10
@@ -111,6 +114,7 @@ def test_ensure_deadline_is_counted_from_before_the_request(scene: LockerScene) 
     assert lease.slot.deadline == pytest.approx(sent + TTL - drift_margin(TTL))
 
 
+@pytest.mark.invariant("lost-lease-is-reported")
 def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScene) -> None:
     """Its holder needs that time to stop."""
     lease = scene.take()
@@ -123,6 +127,7 @@ def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScen
     assert scene.kinds() == ["acquired", "lost"]
 
 
+@pytest.mark.invariant("hold-times-are-kept")
 def test_ensure_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
     lease = scene.take()
     lease.slot.set_max_hold(scene.clock.now + 5)
@@ -159,6 +164,7 @@ def test_extend_makes_it_live_so_long_from_now_and_never_shortens_it(scene: Lock
     assert lease.remaining() == pytest.approx(100 - drift_margin(100))
 
 
+@pytest.mark.invariant("lease-deadline-precedes-request")
 def test_extend_deadline_is_counted_from_before_the_request(scene: LockerScene) -> None:
     lease = scene.take()
     scene.clock.now += 10

@@ -94,6 +94,7 @@ def test_the_next_acquisition_starts_afresh(slots: LocalLeaseTable | SharedLease
     assert second.state is LeaseState.HELD
 
 
+@pytest.mark.invariant("lease-is-recorded-before-acquire")
 def test_slot_that_was_left_to_the_watchdog_never_goes_back(slots: LocalLeaseTable | SharedLeaseTable) -> None:
     """Else its release is sent by the child and by the watchdog, which waits for the child's."""
     slot = slots.open(a_name(), "o.1", 30.0)

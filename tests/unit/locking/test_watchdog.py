@@ -86,6 +86,7 @@ def test_the_deadline_counts_from_before_the_request_was_sent(scene: KeeperScene
     assert slot.deadline == pytest.approx(sent + 30 - drift_margin(30))
 
 
+@pytest.mark.invariant("lease-deadline-precedes-request")
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), ReplyLost("cut")])
 def test_the_deadline_moves_only_after_the_store_said_yes(scene: KeeperScene, error: StoreUnavailable) -> None:
     slot = scene.hold(ttl=30.0)
@@ -156,6 +157,7 @@ def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(scene: Keep
     assert not slot.lost
 
 
+@pytest.mark.invariant("lost-lease-is-reported")
 @pytest.mark.parametrize("ttl", [1.0, 1.5, 2.0, 3.0, 10.0, 30.0, 600.0])
 @pytest.mark.parametrize("answered_until", [0.0, 0.3, 0.9, 2.4])
 @pytest.mark.parametrize("patient", [(), PATIENT_TIMEOUTS], ids=["hasty", "patient"])
@@ -223,6 +225,7 @@ def test_one_lost_lease_does_not_stop_the_others(scene: KeeperScene) -> None:
 # Word
 
 
+@pytest.mark.invariant("duplicate-delivery-is-no-conflict")
 def test_a_doubtful_acquisition_leaves_word_at_the_next_tick_and_only_once(scene: KeeperScene) -> None:
     slot = scene.hold()
     scene.doubted.add(slot.acquisition)
@@ -359,6 +362,7 @@ def test_watchdog_says_when_it_looked_and_nothing_once_it_ends(
     assert scene.source.slots.looked_at == 0.0
 
 
+@pytest.mark.invariant("lost-lease-is-reported")
 def test_watchdog_whose_rounds_fail_tells_of_leases_that_end(
     scene: KeeperScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ class Watched(FakeSource):
         return self.watch.pidfd
 
 
+@pytest.mark.invariant("dead-owner-is-released")
 @pytest.mark.core
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there the next look is what finds a death")
 def test_what_a_child_held_is_freed_when_it_dies_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:

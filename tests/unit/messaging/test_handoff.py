@@ -252,6 +252,7 @@ def test_connection_that_broke_once_does_not_bury_a_message() -> None:
 # Messages of another broker
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 def test_message_of_another_broker_is_left_to_it_with_one_warning_a_name(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     handover = GrantPublisher(APP, store, 60, over_memory)  # type: ignore[arg-type]

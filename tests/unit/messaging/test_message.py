@@ -108,6 +108,7 @@ def test_a_messages_body_is_pickled_once_beside_the_message_itself() -> None:
     assert len(beside) - len(alone) < 200
 
 
+@pytest.mark.invariant("arguments-stay-secret")
 def test_a_claim_and_a_holder_name_the_task_and_never_its_arguments() -> None:
     by = Requester.of("app.post", "id1", "node", 5)
     assert by == ("app.post", "id1", "node", "5")

@@ -139,6 +139,7 @@ def test_a_beat_that_is_always_a_little_late_leaves_no_tick_out():
     assert beat.schedule["entry"].last_run_at == datetime(2026, 6, 17, 12, 0, 31, tzinfo=timezone.utc)
 
 
+@pytest.mark.invariant("beats-share-ticks", "every-due-tick-runs")
 @pytest.mark.parametrize("plan", [lambda clock: schedule(60, nowfun=clock), lambda clock: crontab(nowfun=clock)])
 def test_a_beat_that_catches_up_sends_the_latest_tick_alone(plan):
     clock = Clock("2026-06-17T12:00:30")
@@ -147,6 +148,7 @@ def test_a_beat_that_catches_up_sends_the_latest_tick_alone(plan):
     assert beat.dues == ["17 12:00:00"]
 
 
+@pytest.mark.invariant("beats-share-ticks")
 @pytest.mark.parametrize(
     ("day", "expected"),
     [

@@ -65,6 +65,7 @@ ALLOWED: list[Any] = [
 ]
 
 
+@pytest.mark.invariant("hostile-messages-end-alone")
 @pytest.mark.parametrize(("own", "chosen", "shown"), REFUSED)
 def test_what_reaches_beyond_the_tasks_own_is_refused_on_both_sides(own: Any, chosen: Any, shown: str) -> None:
     task = a_task(**own)

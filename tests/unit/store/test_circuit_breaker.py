@@ -48,6 +48,7 @@ def refused(breaker: CircuitBreaker) -> str:
     return str(raised.value)
 
 
+@pytest.mark.invariant("dead-store-costs-one-timeout")
 @pytest.mark.parametrize("error", [ReplyTimeout("late"), StoreUnavailable("no connection")])
 def test_after_one_timeout_nobody_asks_for_a_rest(scene: Scene, error: StoreUnavailable) -> None:
     scene.here.before_call()
@@ -58,6 +59,7 @@ def test_after_one_timeout_nobody_asks_for_a_rest(scene: Scene, error: StoreUnav
     assert refused(scene.there).endswith("1.9 s ago")
 
 
+@pytest.mark.invariant("dead-store-costs-one-timeout")
 def test_after_the_rest_one_asker_tries_and_the_others_are_refused(scene: Scene) -> None:
     scene.fail(scene.here, ReplyTimeout("late"))
     scene.clock.now += REST

@@ -150,6 +150,7 @@ def test_what_redis_py_does_not_know_is_refused_in_our_words() -> None:
         assert str(raised.value) == f"dlock_url: cannot keep locks at {said}"
 
 
+@pytest.mark.invariant("locks-use-celerys-connection")
 def test_times_and_retries_are_never_taken_from_a_url() -> None:
     asked = "socket_timeout=99&socket_connect_timeout=99&retry_on_timeout=yes&health_check_interval=1"
     found = place(dlock_url=f"redis://h?{asked}&max_connections=1&timeout=9&decode_responses=1&client_name=me")
@@ -168,6 +169,7 @@ def test_a_list_of_servers_is_redlock() -> None:
     assert [one.addresses for one in Settings.of(app).places] == [(("a", 6379),), (("b", 6379),), (("c", 6379),)]
 
 
+@pytest.mark.invariant("unusable-setting-ends-the-worker")
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -242,6 +244,7 @@ def test_brackets_in_a_password_are_read_or_refused_as_this_python_does() -> Non
         assert (found.addresses, found.shown) == ((("h", 6379),), "redis://h/0")
 
 
+@pytest.mark.invariant("unusable-setting-ends-the-worker")
 @pytest.mark.parametrize(
     ("conf", "said"),
     [
@@ -273,6 +276,7 @@ def test_dlock_transport_options_are_checked(conf: dict[str, Any], said: str) ->
 # What Celery's users have set already
 
 
+@pytest.mark.invariant("locks-use-celerys-connection")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("conf", "addresses", "how"),

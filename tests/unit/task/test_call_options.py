@@ -92,6 +92,7 @@ def test_its_key_names_its_lock(task: Any, key: Any) -> None:
     assert call.name_of((1, 2), {}) != call.name_of((2, 2), {})
 
 
+@pytest.mark.invariant("call-options-stay-with-the-call")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("chosen", "said"),
@@ -155,6 +156,7 @@ def test_a_value_of_any_size_in_a_header_is_a_short_error(task: Any, options: st
     assert len(str(refused.value)) < 1500
 
 
+@pytest.mark.invariant("hostile-messages-end-alone")
 @pytest.mark.parametrize(
     "key", ["{n.__init__.__globals__[os].environ[HOME]}", "{n.real}", "{n!r}", "{n:>300000000}", "{n}" * 21]
 )

@@ -31,6 +31,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ids
 
 
+@pytest.mark.invariant("queued-state-hides-no-end")
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [

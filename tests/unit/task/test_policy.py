@@ -43,6 +43,7 @@ def options(policy: str, **more: Any) -> LockOptions:
 # A rival: the policy speaks
 
 
+@pytest.mark.invariant("conflict-is-a-value")
 @pytest.mark.parametrize(
     ("policy", "after", "retries", "waited", "eager", "expected"),
     [
@@ -222,6 +223,7 @@ def test_a_lock_without_a_task_is_named_by_its_process() -> None:
 ENDED = Held(dataclasses.replace(HOLDER, left=True), same_message=False, rank_us=1)
 
 
+@pytest.mark.invariant("finished-holder-is-no-conflict")
 @pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
 @pytest.mark.parametrize("task_id", ["id9", "other"])
 def test_holder_whose_body_has_ended_is_waited_for_under_every_policy(chosen: LockOptions, task_id: str) -> None:

@@ -186,6 +186,7 @@ def blocking() -> Iterator[Blocking]:
     near.removeHandler(handler)
 
 
+@pytest.mark.invariant("plugins-do-not-stop-threads")
 def test_loop_in_a_real_thread_goes_on_beside_a_log_handler_that_blocks(blocking: Blocking) -> None:
     """Such as one that writes into a pipe that nothing reads."""
     loop = Loop("test", turns(ZeroDivisionError(), 0.0, KeyError(), None))
@@ -197,6 +198,7 @@ def test_loop_in_a_real_thread_goes_on_beside_a_log_handler_that_blocks(blocking
     eventually(lambda: len(blocking.seen) == 2)
 
 
+@pytest.mark.invariant("plugins-do-not-stop-threads")
 def test_loss_behind_a_listener_that_blocks_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = Celery("here", broker="memory://", set_as_current=False)
     app.conf.dlock_url = "redis://127.0.0.1:1"
@@ -265,6 +267,7 @@ def rooms(runtime: Runtime, rounds: Rounds) -> dict[str, Any]:
     }
 
 
+@pytest.mark.invariant("plugins-do-not-stop-threads")
 @pytest.mark.parametrize("name", ["sweeper", "claim keeper", "crash recovery", "inspection"])
 @pytest.mark.usefixtures("no_wait")
 def test_thread_of_a_worker_whose_rounds_and_log_fail_goes_on(broken_log: list[str], name: str) -> None:
@@ -309,6 +312,7 @@ def test_unsure_claims_are_taken_back_after_a_store_that_raised_anything() -> No
 # A thread that ends all the same
 
 
+@pytest.mark.invariant("plugins-do-not-stop-threads")
 def test_loop_thread_that_is_killed_is_started_again_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     rounds: list[int] = []
     over = threading.Event()
@@ -358,6 +362,7 @@ def test_loop_start_that_fails_is_made_by_the_next_wake(caplog: pytest.LogCaptur
     assert done == ["done"]
 
 
+@pytest.mark.invariant("thread-start-is-retried")
 @pytest.mark.usefixtures("no_wait")
 def test_loop_start_that_fails_is_made_by_another_loop() -> None:
     done: list[str] = []
@@ -377,6 +382,7 @@ def test_loop_start_that_fails_ends_a_workers_start() -> None:
     native.retry_starts()
 
 
+@pytest.mark.invariant("thread-start-is-retried")
 @pytest.mark.usefixtures("no_wait")
 def test_loop_start_that_is_interrupted_is_made_by_the_next_wake() -> None:
     """An asynchronous exception, such as that of ``on_lost="abort"``, may strike at any line."""

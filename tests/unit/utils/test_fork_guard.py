@@ -66,12 +66,14 @@ def inside() -> Iterator[Callable[[float], list[float]]]:
         thread.join(10)
 
 
+@pytest.mark.invariant("fork-inherits-no-mutex")
 def test_a_fork_waits_for_who_is_inside_and_the_child_can_be_too(inside: Callable[[float], list[float]]) -> None:
     ended = inside(0.2)
     assert forked(crosses) == 7
     assert len(ended) == 1
 
 
+@pytest.mark.invariant("fork-inherits-no-mutex")
 def test_who_waits_for_a_server_holds_no_fork_up_for_longer_than_half_a_second(
     inside: Callable[[float], list[float]],
 ) -> None:
@@ -92,6 +94,7 @@ def test_who_forks_inside_does_not_wait_for_itself() -> None:
     assert time.monotonic() - began < 0.4
 
 
+@pytest.mark.invariant("fork-inherits-no-mutex")
 def test_no_child_is_forked_while_a_message_is_handed_over() -> None:
     """A lock that publishing takes (of Celery, kombu or Python) is free in every child.
 
@@ -123,6 +126,7 @@ def test_no_child_is_forked_while_a_message_is_handed_over() -> None:
 BEGINS: Final = {"real thread": None, "thread": begin_thread("test")}
 
 
+@pytest.mark.invariant("fork-inherits-no-mutex")
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
 def test_no_child_is_forked_while_a_background_thread_logs(begin: Any) -> None:
     """Python renews a handler's own lock in a child, but none inside it, such as that of a ``QueueHandler``'s queue."""

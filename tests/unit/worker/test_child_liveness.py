@@ -39,6 +39,7 @@ def test_a_living_child_is_not_gone_also_when_it_is_stopped(child: subprocess.Po
     watch.close()
 
 
+@pytest.mark.invariant("dead-owner-is-released")
 @pytest.mark.core
 def test_a_killed_child_is_gone_before_and_after_it_was_reaped_and_who_reaps_it_still_can(
     child: subprocess.Popen[bytes],

@@ -55,6 +55,7 @@ class Waits:
         self.dlock_identity = Identity(task_id)
 
 
+@pytest.mark.invariant("removed-waiters-end-revoked")
 def test_a_revocation_is_noticed_when_celerys_bounded_set_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full set keeps its length (50,000 ids by default)."""
     revoked = LimitedSet(maxlen=2)

@@ -33,6 +33,7 @@ def app() -> Celery:
     return Celery("limits", set_as_current=False)
 
 
+@pytest.mark.invariant("hard-limit-frees-after-death")
 def test_lease_is_lost_when_the_killed_process_outlives_the_grace() -> None:
     scene = KeeperScene()
     slot = scene.hold()

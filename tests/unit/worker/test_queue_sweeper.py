@@ -100,12 +100,14 @@ def scene() -> Scene:
     return Scene()
 
 
+@pytest.mark.invariant("one-sweeper-per-broker")
 def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(scene: Scene) -> None:
     scene.pass_time([scene.worker() for _ in range(10)], seconds=20)
     assert scene.store.scripts.total() <= 20 * 30
     assert set(scene.store.scripts) == {"sweep_lease", "due", "announce_workers"}
 
 
+@pytest.mark.invariant("one-sweeper-per-broker")
 @pytest.mark.parametrize("pause", [ROUND, ROUND_OF_CLUSTER])
 def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: Scene, pause: float) -> None:
     scene.store.clustered = pause == ROUND_OF_CLUSTER
@@ -120,6 +122,7 @@ def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: S
         assert not workers or looks[0] - scene.store.looks[-len(looks) - 1] <= pause + SPARE + LATE + 2 * TICK < 2
 
 
+@pytest.mark.invariant("sweep-failures-stay-local")
 @pytest.mark.parametrize(
     ("error", "clustered"),
     [(StoreRefused("no memory"), False), (StoreRefused("no right"), True), (ReplyTimeout("its node is down"), True)],
@@ -147,6 +150,7 @@ def test_worker_looks_again_at_once_when_something_was_due(scene: Scene) -> None
     assert scene.store.scripts["sweep"] == scene.store.scripts["due"] == pytest.approx(1 / TICK, abs=1)
 
 
+@pytest.mark.invariant("one-sweeper-per-broker")
 def test_worker_leaves_the_sweep_to_others_when_its_broker_takes_no_message(scene: Scene) -> None:
     first, second = scene.worker(), scene.worker()
     first._handover.publish_next = lambda *_given: False  # type: ignore[method-assign]
@@ -214,6 +218,7 @@ def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) 
     assert not worker._out
 
 
+@pytest.mark.invariant("foreign-messages-block-no-name")
 def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) -> None:
     """Else workers of another broker make its messages dead letters while its own broker does not answer."""
     worker = scene.worker()

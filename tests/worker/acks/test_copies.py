@@ -43,6 +43,7 @@ def copied(stage, task, **options):
 
 
 class TestWhileTheHolderLives:
+    @pytest.mark.invariant("duplicate-delivery-is-no-conflict")
     @pytest.mark.core
     @pytest.mark.parametrize("flagged", [True, False], ids=["redelivered", "unflagged"])
     @pytest.mark.parametrize("name", POLICIES)
@@ -119,6 +120,7 @@ class TestAfterTheHoldersEnd:
         assert [fact["retries"] for fact in stage.history(what="in", n=n)] == [0, 1]
         assert holding.result.get(timeout=1) == n
 
+    @pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
     def test_a_doubt_about_copies_is_kept_when_a_message_comes_back_from_a_conflict(self, stage, tasks):
         """Acknowledged early, it was delivered twice and met a held lock; the copy that then runs is the last to."""
         task, n = tasks.retries, stage.fresh()
@@ -137,6 +139,7 @@ class TestAfterTheHoldersEnd:
         stage.wait_for_line(result.id, "is a duplicate")
         assert len(stage.history(what="in", id=result.id)) == 2
 
+    @pytest.mark.invariant("duplicates-do-not-run")
     def test_a_fresh_message_with_the_id_of_a_finished_one_runs(self, stage, tasks):
         holding, _ = copied(stage, tasks.skips_late)
         n = holding.end()
@@ -155,6 +158,7 @@ class TestAfterTheHoldersEnd:
         stage.nothing_left(20)
         assert len(stage.history(what="out", id=holding.id)) == 1
 
+    @pytest.mark.invariant("done-is-final")
     def test_a_message_whose_child_died_for_good_is_not_run_again_by_its_late_copy(self, stage, tasks):
         holding, message = copied(stage, tasks.skips_late)
         (body,) = stage.history(what="in", id=holding.id)

@@ -66,6 +66,7 @@ def test_retry_publishes_the_raw_message_again_and_all_run(stage, tasks):
     assert stage.overlaps(n) == 1
 
 
+@pytest.mark.invariant("killed-worker-runs-again")
 def test_a_message_whose_child_was_killed_is_redelivered_and_runs(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.comes_back_late, n)
@@ -78,6 +79,7 @@ def test_a_message_whose_child_was_killed_is_redelivered_and_runs(stage, tasks):
     assert len(stage.history(what="out", id=holding.id)) == 1
 
 
+@pytest.mark.invariant("lost-connection-runs-nothing-twice")
 def test_a_message_delivered_again_after_a_lost_channel_runs_once(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.skips_late, n)

@@ -182,6 +182,7 @@ def test_worker_without_the_right_to_republish_says_so_at_its_start(stage):
     assert "amq.default" in line
 
 
+@pytest.mark.invariant("republishing-is-confirmed")
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
 def test_calls_that_cannot_be_republished_fail_or_run_and_none_is_lost(stage, tasks, name):
     task, n = getattr(tasks, name), stage.fresh()
@@ -198,6 +199,7 @@ def test_calls_that_cannot_be_republished_fail_or_run_and_none_is_lost(stage, ta
     assert stage.overlaps(n) == 1
 
 
+@pytest.mark.invariant("republishing-is-confirmed")
 def test_waiter_that_cannot_be_republished_waits_until_the_right_is_granted(broker, tmp_path, request):
     url = broker.url_of("queueing", writes=ALL_BUT_DEFAULT)
     with queue_stage(tmp_path, SimpleNamespace(url=url), QUEUE_CONF) as queueing:
@@ -241,6 +243,7 @@ def quorum(broker, server, tmp_path_factory):
             yield made
 
 
+@pytest.mark.invariant("republishing-is-confirmed")
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
 def test_republished_messages_of_a_quorum_queue_leave_the_prefetch_window_free(quorum, request, name):
     request.node.stash[WORKERS] = quorum.workers
@@ -255,6 +258,7 @@ def test_republished_messages_of_a_quorum_queue_leave_the_prefetch_window_free(q
     assert holding.end() == n
 
 
+@pytest.mark.invariant("republishing-is-confirmed")
 @pytest.mark.parametrize("end", ["", "retry"])
 def test_message_that_a_quorum_queue_delays_again_and_again_runs_once(quorum, request, end):
     """The same queue of the delay each time: RabbitMQ drops what it takes for a message that goes round."""

@@ -44,6 +44,7 @@ def pair(tmp_path_factory):
         yield made
 
 
+@pytest.mark.invariant("duplicate-delivery-is-no-conflict", "visibility-timeout-runs-nothing-twice")
 def test_a_body_longer_than_the_visibility_timeout_runs_once_under_every_policy(pair, show):
     stage = show(pair)
     holdings = [stage.hold(getattr(stage.tasks, name), stage.fresh()) for name in POLICIES]
@@ -58,6 +59,7 @@ def test_a_body_longer_than_the_visibility_timeout_runs_once_under_every_policy(
         assert [fact["what"] for fact in stage.history(id=holding.id)] == ["in", "out"]
 
 
+@pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 def test_a_rival_that_is_redelivered_while_it_waits_runs_once(pair, show):
     stage = show(pair)
     n = stage.fresh()
@@ -71,6 +73,7 @@ def test_a_rival_that_is_redelivered_while_it_waits_runs_once(pair, show):
     assert stage.overlaps(n) == 1
 
 
+@pytest.mark.invariant("duplicate-delivery-is-no-conflict", "killed-worker-runs-again")
 def test_the_copy_runs_after_its_holders_worker_was_killed(tmp_path, show):
     with staged(tmp_path, workers=2, concurrency=2, conf=REDELIVERING) as made:
         stage = show(made)
@@ -99,6 +102,7 @@ def lone(tmp_path_factory):
         yield made
 
 
+@pytest.mark.invariant("duplicate-delivery-is-no-conflict", "visibility-timeout-runs-nothing-twice")
 def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_it(lone, show):
     stage = show(lone)
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
@@ -113,6 +117,7 @@ def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_i
     assert len(stage.history(what="in", id=holding.id)) == 1
 
 
+@pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 def test_a_holder_that_nears_its_visibility_timeout_leaves_word_so_its_copy_does_not_run_after_it(tmp_path, show):
     # From its second second on the keeper doubts; when the lock was asked for, nothing was doubtful yet.
     options = {**REDELIVERING["broker_transport_options"], "visibility_timeout": 4, "unacked_restore_interval": 0.05}
@@ -133,6 +138,7 @@ def test_a_holder_that_nears_its_visibility_timeout_leaves_word_so_its_copy_does
         assert len(stage.history(what="in", id=holding.id)) == 1
 
 
+@pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 @pytest.mark.parametrize("name", ["skips", "skips_late"])
 def test_a_message_whose_eta_is_later_than_its_visibility_timeout_runs_once(lone, show, name):
     stage, n = show(lone), lone.fresh()
@@ -156,6 +162,7 @@ def lose_connections(stage):
     stage.broker.execute_command("CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes")
 
 
+@pytest.mark.invariant("lost-connection-runs-nothing-twice")
 def test_a_message_redelivered_after_a_lost_connection_runs_once(cut_off, show):
     stage = show(cut_off)
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
@@ -168,6 +175,7 @@ def test_a_message_redelivered_after_a_lost_connection_runs_once(cut_off, show):
     assert [fact["what"] for fact in stage.history(id=holding.id)] == ["in", "out"]
 
 
+@pytest.mark.invariant("killed-worker-runs-again")
 def test_its_copy_runs_where_the_holders_child_was_killed_and_the_message_is_to_come_back(cut_off, show):
     stage = show(cut_off)
     holding = stage.hold(stage.tasks.comes_back_late, stage.fresh())
@@ -183,6 +191,7 @@ def test_its_copy_runs_where_the_holders_child_was_killed_and_the_message_is_to_
 
 
 class TestStoreAway:
+    @pytest.mark.invariant("nothing-runs-unlocked")
     def test_a_message_that_finds_no_lock_store_comes_back_and_runs_when_the_store_is_back(self, cut_off, show):
         stage = show(cut_off)
         n = stage.fresh()
@@ -202,6 +211,7 @@ class TestStoreAway:
         assert len(stage.history(what="in", id=waiting.id)) == 1
         assert len(stage.history(what="in", id=also_late.id)) == 1
 
+    @pytest.mark.invariant("nothing-runs-unlocked")
     def test_a_store_that_is_away_at_the_release_does_not_fail_the_task(self, cut_off, show):
         stage = show(cut_off)
         holding = stage.hold(stage.tasks.skips, stage.fresh())

@@ -90,6 +90,7 @@ def send(signature, **options):
     )
 
 
+@pytest.mark.invariant("conflict-is-no-failure")
 def test_every_field_survives_whatever_the_serializer_and_compression(stage, tasks, queue):
     held, results = [], []
     for serializer, compression in COMBINATIONS:
@@ -163,6 +164,7 @@ def test_our_header_does_not_leak_into_the_tasks_own_retry(stage, tasks, queue):
     stage.app.control.revoke(later.id)
 
 
+@pytest.mark.invariant("duplicates-do-not-run")
 def test_a_retried_message_has_the_rank_of_its_own_arrival(stage, tasks):
     """A rank that leaked would be older than a done mark, and the retry would be dropped as a duplicate."""
     n = stage.fresh()
@@ -175,6 +177,7 @@ def test_a_retried_message_has_the_rank_of_its_own_arrival(stage, tasks):
     assert [fact["retries"] for fact in stage.history(what="in", id=holding.id)] == [0, 1]
 
 
+@pytest.mark.invariant("conflict-is-no-failure")
 @pytest.mark.parametrize("kilobytes", [0, 1024])
 def test_what_the_pool_child_gets_beside_the_body_costs_300_bytes_whatever_its_size(stage, kilobytes):
     task, queue = stage.tasks.parcel, f"sized{kilobytes}"

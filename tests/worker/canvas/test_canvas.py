@@ -194,6 +194,7 @@ def send(running: tuple[ModuleType, Worker], request: pytest.FixtureRequest) -> 
         yield send_shape
 
 
+@pytest.mark.invariant("no-result-hangs")
 @pytest.mark.parametrize(("shape", "ends"), SKIPPED.items(), ids=SKIPPED)
 def test_every_member_ends_when_one_is_skipped(send: Callable[..., Run], shape: str, ends: str) -> None:
     run = send(shape, ends)
@@ -207,6 +208,7 @@ def test_every_member_ends_when_one_is_skipped(send: Callable[..., Run], shape: 
         assert "held by a Lock" in str(run.error_of("held"))
 
 
+@pytest.mark.invariant("no-result-hangs")
 @pytest.mark.parametrize(("shape", "ends", "value"), [(k, *v) for k, v in KEPT.items()], ids=KEPT)
 def test_a_skip_result_is_passed_on(send: Callable[..., Run], shape: str, ends: str, value: Any) -> None:
     run = send(shape, ends)

@@ -34,6 +34,7 @@ def ran(stage, n, times):
     assert max(waited) < 1.0, waited
 
 
+@pytest.mark.invariant("finished-holder-is-no-conflict")
 def test_the_next_step_of_a_chain(stage, task):
     n = stage.fresh()
     assert chain(task.si(n), task.si(n)).apply_async().get(timeout=15) == n
@@ -58,6 +59,7 @@ def test_the_body_of_its_chord(stage, task):
     ran(stage, n, 2)
 
 
+@pytest.mark.invariant("finished-holder-is-no-conflict")
 def test_its_own_retry(stage, task):
     n = stage.fresh()
     result = task.delay(n, end="retry")

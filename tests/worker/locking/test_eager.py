@@ -65,6 +65,7 @@ def held():
 
 
 class TestApply:
+    @pytest.mark.invariant("direct-call-needs-no-store")
     @pytest.mark.core
     def test_it_runs_under_the_lock_and_frees_it(self, tasks, history):
         assert tasks.skips.apply(("n",)).get() == "n"
@@ -172,6 +173,7 @@ class TestDirectCall:
         assert tasks.skips("n") == "n"
         assert lock.holder().token == token
 
+    @pytest.mark.invariant("direct-call-needs-no-store")
     def test_it_needs_no_store(self, load_app):
         tasks = load_app(APP, lock="redis://127.0.0.1:1/0")
         assert tasks.peeks() == (None, False, 0.0, False)

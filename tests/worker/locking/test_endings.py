@@ -106,6 +106,7 @@ def check(stage: Stage, row: Row) -> None:
     assert 0 <= seconds <= row.within, stage.words(row.name)
 
 
+@pytest.mark.invariant("release-at-every-ending", "dead-owner-is-released")
 @pytest.mark.core
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("row", INSIDE, ids=lambda row: row.name)
@@ -113,6 +114,7 @@ def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(stage: Stage, row
     check(stage, row)
 
 
+@pytest.mark.invariant("release-at-every-ending", "hard-limit-frees-after-death")
 @pytest.mark.core
 def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(stage: Stage) -> None:
     stage.start("-Q", "limits", concurrency=2)
@@ -158,6 +160,7 @@ def shut_down(stage: Stage) -> Mapping[str, int]:
     return stage.lives(DEAD, workers["dead"])
 
 
+@pytest.mark.invariant("dead-owner-is-released", "shutdown-keeps-locks")
 @pytest.mark.usefixtures("shut_down")
 @pytest.mark.parametrize("row", [*WARM, *COLD], ids=lambda row: row.name)
 def test_a_lock_is_free_when_its_worker_ends(stage: Stage, row: Row) -> None:

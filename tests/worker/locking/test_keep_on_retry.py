@@ -39,6 +39,7 @@ def bodies(stage, n, count):
     return [(fact["task"].removeprefix("retrying."), fact["retries"]) for fact in entered]
 
 
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
 def test_nobody_of_any_policy_comes_between_a_task_and_its_retry(stage, tasks):
     n = stage.fresh()
@@ -55,6 +56,7 @@ def test_nobody_of_any_policy_comes_between_a_task_and_its_retry(stage, tasks):
     assert sorted(inside[2:]) == [("queue", 0), ("retry", 0), ("wait", 0)]
 
 
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
 def test_without_it_somebody_does(stage, tasks):
     n = stage.fresh()
@@ -96,6 +98,7 @@ def test_however_it_retries(stage, tasks, task, way, seconds):
     stage.free(tasks.keeps, n, within=5)
 
 
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 def test_a_revoked_retry_frees_it_by_its_life(stage, tasks):
     n = stage.fresh()
     result = tasks.keeps_briefly.delay(n, seconds=DELAY)
@@ -108,6 +111,7 @@ def test_a_revoked_retry_frees_it_by_its_life(stage, tasks):
     assert bodies(stage, n, 2) == [("keeps_briefly", 0), ("wait", 0)]
 
 
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.parametrize("seconds", [0.0, DELAY], ids=["a retry that is there before the release", "a later one"])
 def test_under_queue_those_who_wait_come_after_the_retry(stage, tasks, seconds):
     n = stage.fresh()
@@ -120,6 +124,7 @@ def test_under_queue_those_who_wait_come_after_the_retry(stage, tasks, seconds):
     assert inside[place + 1] == ("keeps_queued", 1), inside
 
 
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.parametrize("way", ["other args", "no more", "replace"])
 def test_what_is_no_retry_of_this_lock_frees_it_at_once(stage, tasks, way):
     n = stage.fresh()

@@ -75,6 +75,7 @@ def entry(stage, result):
 
 
 class TestItChanges:
+    @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.core
     def test_what_happens_at_a_held_lock_for_this_call_only(self, stage, call):
         n = stage.fresh()
@@ -177,6 +178,7 @@ class TestItGoesAlong:
         assert result.get(timeout=10) == n
         assert [fact["ttl"] for fact in stage.history(what="in", id=result.id)] == [5, 5]
 
+    @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.parametrize("policy", ["retry", "queue"])
     def test_with_a_message_that_comes_back(self, stage, call, policy):
         n = stage.fresh()
@@ -212,6 +214,7 @@ class TestItGoesNoFurther:
         same = call(n, "", "same", dlock={"enabled": False}).get(timeout=10)
         assert stage.entered(id=same)[0]["held"] is True
 
+    @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.parametrize("end", ["replace", "replace itself"])
     def test_than_this_call_to_the_one_that_replaces_it(self, stage, tasks, call, end):
         n = stage.fresh()
@@ -222,6 +225,7 @@ class TestItGoesNoFurther:
 
 
 class TestBadOnes:
+    @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.parametrize(
         "header",
         [
@@ -243,6 +247,7 @@ class TestBadOnes:
         assert call(n).get(timeout=10) == n
         stage.nothing_left()
 
+    @pytest.mark.invariant("hostile-messages-end-alone")
     @pytest.mark.core
     def test_malformed_messages_end_alone_and_the_worker_runs_the_next(self, stage, call):
         publisher, tag = Publisher(0), uuid.uuid4().hex

@@ -38,6 +38,7 @@ def workers(stage: Stage) -> dict[str, Worker]:
     return started
 
 
+@pytest.mark.invariant("plugins-do-not-stop-threads", "thread-start-is-retried")
 @pytest.mark.parametrize("pool", POOLS)
 def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
     stage: Stage, workers: dict[str, Worker], pool: str
@@ -52,6 +53,7 @@ def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
     assert "celery_dlock: a log handler or filter failed" in workers[pool].log()
 
 
+@pytest.mark.invariant("plugins-do-not-stop-threads")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.usefixtures("workers")
 def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_over(stage: Stage, pool: str) -> None:

@@ -46,6 +46,7 @@ class TestSkip:
             assert f"held by policies.skips[{holding.id}] on {stage.worker.node}" in str(error)
             assert tasks.skips.lock_name(n) in str(error)
 
+    @pytest.mark.invariant("finished-holder-is-no-conflict")
     @pytest.mark.core
     def test_nobody_waits_for_a_holder_that_has_not_left(self, stage, tasks):
         n = stage.fresh()
@@ -128,6 +129,7 @@ class TestSkip:
 
 
 class TestRetry:
+    @pytest.mark.invariant("conflict-is-no-failure")
     @pytest.mark.core
     def test_all_run_one_at_a_time_and_their_own_retries_are_untouched(self, stage, tasks):
         n = stage.fresh()
@@ -140,6 +142,7 @@ class TestRetry:
         assert len(stage.history(what="in", n=n)) == 5
         assert stage.overlaps(n) == 1
 
+    @pytest.mark.invariant("conflict-is-a-value")
     def test_the_delay_doubles_up_to_its_maximum_and_is_jittered(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.retries, n):
@@ -217,6 +220,7 @@ class TestWait:
             assert error.task_id == holding.id
             assert 0.4 <= seconds < 1.4
 
+    @pytest.mark.invariant("conflict-is-a-value")
     def test_then_it_skips_where_after_wait_says_so(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.waits_then_skips, n):
@@ -268,6 +272,7 @@ class TestRaise:
         assert set(stage.worker.children()) == children
 
 
+@pytest.mark.invariant("finished-holder-is-no-conflict")
 def test_chain_step_outwaits_a_slow_end_of_its_predecessor(stage, tasks):
     """A hook, a chord part or a result backend may keep it for longer than a follower waits in its slot."""
     ran = {}

@@ -23,6 +23,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.invariant("unusable-setting-ends-the-worker")
 @pytest.mark.core
 @pytest.mark.parametrize(("url", "said"), REFUSED.items())
 def test_a_setting_that_cannot_be_used_ends_the_worker_with_one_line(url: str, said: str, tmp_path: Path) -> None:

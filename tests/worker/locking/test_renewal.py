@@ -61,6 +61,7 @@ def check_kept(stage: Stage, key: str, name: str) -> None:
     assert 0 <= freed - end <= 1.0
 
 
+@pytest.mark.invariant("watchdog-renews", "busy-interpreter-keeps-the-lock")
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", BODIES)
 def test_a_lock_is_renewed_for_three_ttls(stage: Stage, name: str) -> None:
@@ -70,6 +71,7 @@ def test_a_lock_is_renewed_for_three_ttls(stage: Stage, name: str) -> None:
         assert gap > 2 * TTL, "the interpreter was not held; the test tests nothing"
 
 
+@pytest.mark.invariant("dead-owner-is-released", "stopped-process-keeps-or-reports")
 @pytest.mark.usefixtures("kept")
 def test_a_stopped_child_keeps_its_lock(stage: Stage) -> None:
     key, start = stage.key("brief", "stopped", "sleep", LONG), stage.mark("stopped", "start")
@@ -85,6 +87,7 @@ def test_locks_entered_in_a_body_are_renewed_and_released_where_the_body_forgets
     assert "counts (2, 2)" in stage.words("nested")
 
 
+@pytest.mark.invariant("watchdog-renews", "broker-outage-loses-no-lock")
 @pytest.mark.core
 def test_an_outage_of_the_broker_longer_than_the_ttl_loses_no_lock(tmp_path: Path) -> None:
     with running_stage(tmp_path, APP) as stage:

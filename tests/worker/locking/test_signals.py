@@ -142,6 +142,7 @@ class TestMonitorEvents:
             holding.end()
             monitor.wait_for(holding.id, "dlock-lost")
 
+    @pytest.mark.invariant("arguments-stay-secret")
     def test_no_event_holds_an_argument(self, stage, tasks):
         n = stage.fresh()
         with Monitor(stage.app) as monitor:

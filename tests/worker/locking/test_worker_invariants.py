@@ -41,6 +41,7 @@ def lose(stage: Stage, task: str, name: str, seconds: float, queue: str = "celer
     return lock_name
 
 
+@pytest.mark.invariant("lost-lease-is-reported")
 @pytest.mark.core
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_holder_is_told_by_its_lease_by_a_signal_and_in_the_log_that_its_lease_is_lost(
@@ -58,6 +59,7 @@ def test_a_holder_is_told_by_its_lease_by_a_signal_and_in_the_log_that_its_lease
     worker.wait_for_log(rf"WARNING/MainProcess\] the lease of {re.escape(lock_name)} is lost")
 
 
+@pytest.mark.invariant("lost-lease-is-reported")
 def test_ensure_asks_the_store_and_does_not_wait_for_the_keeper(stage: Stage, worker: Worker) -> None:
     # Its ttl is 60 s: the keeper looks after 20.
     lock_name = lose(stage, "asking", "asking", 10.0)
@@ -70,6 +72,7 @@ def test_ensure_asks_the_store_and_does_not_wait_for_the_keeper(stage: Stage, wo
 # -- who may release
 
 
+@pytest.mark.invariant("owner-is-one-delivery", "descendants-hold-nothing")
 @pytest.mark.core
 @pytest.mark.usefixtures("worker")
 def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: Stage) -> None:
@@ -80,6 +83,7 @@ def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: Stage) -> Non
     assert not freed or freed >= end
 
 
+@pytest.mark.invariant("release-at-every-ending")
 @pytest.mark.core
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("task", ["with_super", "without_super"])
@@ -91,6 +95,7 @@ def test_hooks_of_a_subclass_run_under_the_lock(stage: Stage, task: str) -> None
     assert stage.words(task) == [f"{word}, locked: True" for word in ("before", "call", "body", "after")]
 
 
+@pytest.mark.invariant("lease-is-recorded-before-acquire")
 def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_lock(tmp_path: Path) -> None:
     with running_stage(tmp_path, APP) as stage:
         worker = stage.start(concurrency=1)
@@ -119,6 +124,7 @@ def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_
 # -- what nothing may leak
 
 
+@pytest.mark.invariant("watchdog-renews")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_one_thread_keeps_any_number_of_locks(stage: Stage, pool: str) -> None:
     worker = stage.start("-Q", f"keep-{pool}", pool=pool, concurrency=8)
@@ -146,6 +152,7 @@ def test_one_thread_keeps_any_number_of_locks(stage: Stage, pool: str) -> None:
     assert with_eight == with_one
 
 
+@pytest.mark.invariant("lease-is-recorded-before-acquire", "child-per-task-leaks-nothing")
 def test_many_children_leave_no_lock_no_descriptor_and_no_memory_map(tmp_path: Path) -> None:
     with running_stage(tmp_path, APP) as stage:
         worker = stage.start("--max-tasks-per-child", "1", concurrency=2)

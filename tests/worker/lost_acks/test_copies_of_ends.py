@@ -24,6 +24,7 @@ newer = pytest.mark.skipif(
 )
 
 
+@pytest.mark.invariant("duplicates-do-not-run", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_copy_that_meets_a_store_which_is_away_does_not_run_behind_the_end(tmp_path, request, heard):
     """Of a body that outlives its visibility timeout, or of whose end the broker did not hear."""
@@ -56,6 +57,7 @@ def test_a_copy_that_meets_a_store_which_is_away_does_not_run_behind_the_end(tmp
             assert ran(tasks, "away") == 1
 
 
+@pytest.mark.invariant("lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("policy", ["retry", "queue"])
 def test_a_copy_that_meets_a_rival_before_the_mark_is_set_does_not_run_behind_it(
     tasks, broker, urls, tmp_path, request, policy
@@ -93,6 +95,7 @@ def test_a_copy_that_meets_a_rival_before_the_mark_is_set_does_not_run_behind_it
         assert ran(tasks, n) == 1
 
 
+@pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_a_body_that_ended_before_its_main_process_knew_of_its_start_runs_once(
     tasks, broker, urls, tmp_path, request, name
@@ -121,6 +124,7 @@ def test_a_body_that_ended_before_its_main_process_knew_of_its_start_runs_once(
         assert ran(tasks, n) == 1
 
 
+@pytest.mark.invariant("new-message-runs")
 @pytest.mark.parametrize("deaf", [True, False])
 def test_what_is_sent_anew_as_soon_as_the_end_of_a_dead_child_is_read_runs(tasks, urls, tmp_path, request, deaf):
     """Under the same id; the mark of the first one, which a copy may have met, does not end it."""
@@ -145,6 +149,7 @@ def test_what_is_sent_anew_as_soon_as_the_end_of_a_dead_child_is_read_runs(tasks
         eventually(lambda: ran(tasks, n) == 2, 10)
 
 
+@pytest.mark.invariant("failure-stays-failure")
 @newer
 def test_a_failure_that_is_stored_while_celery_stores_retry_stays_one(tasks, broker, urls, tmp_path, request):
     """It has looked for one by then; the copy does not run, so that RETRY would stay for ever."""
@@ -166,6 +171,7 @@ def test_a_failure_that_is_stored_while_celery_stores_retry_stays_one(tasks, bro
         assert ran(tasks, "B") == 1
 
 
+@pytest.mark.invariant("shutdown-keeps-locks")
 @newer
 def test_a_cold_shutdown_behind_a_warm_one_does_not_wait_for_a_silent_result_backend(tmp_path, request):
     with Server(tmp_path / "others") as server, Server(tmp_path / "results") as results, Proxy(results.port) as proxy:

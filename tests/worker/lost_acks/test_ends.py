@@ -16,6 +16,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 pytestmark = [pytest.mark.core, pytest.mark.celerys]
 
 
+@pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["", "fail"])
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_a_message_whose_acknowledgement_is_not_heard_runs_once(tasks, worker, broker, name, end):
@@ -34,6 +35,7 @@ def test_a_message_whose_acknowledgement_is_not_heard_runs_once(tasks, worker, b
     ran_once(tasks, result, n, end)
 
 
+@pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["", "fail"])
 def test_an_end_in_whose_round_the_event_loop_breaks_is_known_before_the_loop_runs_again(
     tasks, worker, broker, urls, tmp_path, request, end
@@ -55,6 +57,7 @@ def test_an_end_in_whose_round_the_event_loop_breaks_is_known_before_the_loop_ru
         assert not re.search(rf"{result.id}.*(succeeded|raised)", other.log())
 
 
+@pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["", "fail"])
 def test_an_acknowledgement_that_the_event_loop_forgets_is_made_up_for(tasks, worker, broker, urls, end):
     """Kombu's loop forgets what else was to be done in the round in which it breaks."""
@@ -69,6 +72,7 @@ def test_an_acknowledgement_that_the_event_loop_forgets_is_made_up_for(tasks, wo
     ran_once(tasks, result, n, end)
 
 
+@pytest.mark.invariant("lost-ack-runs-nothing-twice")
 def test_two_ends_in_the_round_in_which_the_event_loop_breaks_run_once_each(tasks, broker, urls, tmp_path, request):
     """The loop forgets the second, and with the channel both are back at the broker: another worker waits for them."""
     with (
@@ -93,6 +97,7 @@ def test_two_ends_in_the_round_in_which_the_event_loop_breaks_run_once_each(task
         assert sorted(tasks.notes.lrange("ran", 0, -1)) == ["A", "B"]
 
 
+@pytest.mark.invariant("lost-ack-runs-nothing-twice")
 def test_a_body_that_ends_while_celery_closes_its_broken_connection_runs_once(tasks, broker, urls, tmp_path, request):
     """For which it takes up to a second: then the message is back, and its end not read yet."""
     with (
@@ -116,6 +121,7 @@ def test_a_body_that_ends_while_celery_closes_its_broken_connection_runs_once(ta
         assert tasks.notes.lrange("ran", 0, -1).count("B") == 1
 
 
+@pytest.mark.invariant("failure-stays-failure")
 def test_a_failure_stays_one_though_celery_cancelled_it_meanwhile(tasks, broker, urls, tmp_path, request):
     """It failed while Celery closed the connection, which then stores RETRY over it; its copy does not run."""
     environ = {"DLOCK_TEST_CANCEL": "1"}
@@ -136,6 +142,7 @@ def test_a_failure_stays_one_though_celery_cancelled_it_meanwhile(tasks, broker,
         assert failed.backend.get_task_meta(failed.id, cache=False)["status"] == "FAILURE"
 
 
+@pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 @pytest.mark.parametrize("ended_after", [0.0, 3.5])
 @pytest.mark.parametrize("end", ["", "fail"])
 def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls, tmp_path, request, end, ended_after):
@@ -165,6 +172,7 @@ def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls
         ran_once(tasks, result, n, end)
 
 
+@pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["replace", "die", "revoked"])
 def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
     tasks, worker, broker, urls, tmp_path, request, end
@@ -194,6 +202,7 @@ def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
     assert ran.count(f"instead of {n}") == (end == "replace")
 
 
+@pytest.mark.invariant("lost-ack-runs-nothing-twice")
 def test_a_skipped_message_of_which_nobody_heard_does_not_run_when_its_lock_is_free(tasks, worker, broker):
     """Its end is stored: its chord has failed, its sender has gone on."""
     n = "skipped"
@@ -210,6 +219,7 @@ def test_a_skipped_message_of_which_nobody_heard_does_not_run_when_its_lock_is_f
     assert result.state == "REVOKED"
 
 
+@pytest.mark.invariant("new-message-runs")
 def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_dealt_with(tasks, worker, broker):
     """It has no end yet: a mark would end the copy that was published for it."""
     n = "comes back"
@@ -224,6 +234,7 @@ def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_de
     eventually(lambda: all_heard(broker), 10)
 
 
+@pytest.mark.invariant("done-is-final", "unfinished-message-runs-again")
 @pytest.mark.parametrize("end", ["anew", "anew slowly", "reject", "reject slowly"])
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker, broker, urls, name, end):
@@ -247,6 +258,7 @@ def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker
     eventually(lambda: all_heard(broker), 10)
 
 
+@pytest.mark.invariant("done-is-final", "unfinished-message-runs-again")
 def test_what_its_body_published_anew_runs_though_a_copy_of_it_was_about(tasks, broker, urls, tmp_path, request):
     """Nothing fails here: with a second slot the new message meets the old one's body, and leaves word in its lock."""
     with running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker:
@@ -257,6 +269,7 @@ def test_what_its_body_published_anew_runs_though_a_copy_of_it_was_about(tasks, 
         eventually(lambda: all_heard(broker), 10)
 
 
+@pytest.mark.invariant("unfinished-message-runs-again")
 @pytest.mark.parametrize("end", ["fail", "slowly fail"])
 def test_a_failure_that_celery_rejects_is_not_marked(tasks, broker, urls, tmp_path, request, end):
     """Without ``acks_on_failure_or_timeout``: its copy is to be rejected, too, for the dead letter exchange.
@@ -278,6 +291,7 @@ def test_a_failure_that_celery_rejects_is_not_marked(tasks, broker, urls, tmp_pa
         eventually(lambda: all_heard(broker), 10)
 
 
+@pytest.mark.invariant("done-is-final", "unfinished-message-runs-again")
 def test_a_child_that_died_before_it_held_its_lock_ends_no_message(tasks, worker, broker, urls):
     """It may have been parked, or published again: by whoever was killed a moment later."""
     n = "not held"
@@ -291,6 +305,7 @@ def test_a_child_that_died_before_it_held_its_lock_ends_no_message(tasks, worker
     eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) == 1, 10)
 
 
+@pytest.mark.invariant("new-message-runs")
 @pytest.mark.parametrize("end", ["", "fail"])
 def test_a_mark_that_comes_late_does_not_end_a_message_that_its_sender_sent_again(tasks, worker, broker, urls, end):
     """Under the same id, after the first one's end and before its mark."""
@@ -310,6 +325,7 @@ def test_a_mark_that_comes_late_does_not_end_a_message_that_its_sender_sent_agai
     assert tasks.notes.lrange("ran", 0, -1).count(n) == 2
 
 
+@pytest.mark.invariant("deduplicated-copy-is-acknowledged")
 def test_a_copy_that_celery_itself_knows_for_one_is_acknowledged(tasks, broker, urls, tmp_path, request):
     """With ``worker_deduplicate_successful_tasks`` it ends without a runtime, as a body that a green pool killed."""
     environ = {"DLOCK_TEST_DEDUPLICATE": "1"}
@@ -327,6 +343,7 @@ def test_a_copy_that_celery_itself_knows_for_one_is_acknowledged(tasks, broker, 
         assert len(re.findall(rf"{result.id}\] received", worker.log())) == 2
 
 
+@pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 def test_a_mark_that_the_store_did_not_take_is_made_up_for(tmp_path, request):
     """Lock store and broker are away at once where both are one server, or behind one network."""
     with Server(tmp_path / "locks", persistent=True) as locks, Server(tmp_path / "others") as others:
@@ -364,6 +381,7 @@ def test_those_that_are_heard_are_not_marked(tasks, broker, name):
     assert broker.info("stats")["total_connections_received"] - before < 10
 
 
+@pytest.mark.invariant("lost-ack-runs-nothing-twice")
 def test_message_of_a_stopped_child_runs_once_though_its_connection_was_cut(own_server, urls, tmp_path, request):
     """Celery drops what it knows of a message that its child has not said to begin, and never hears of its end."""
     server = own_server()

@@ -21,6 +21,7 @@ from tests.worker.once_per.ticks_run import play
 EVERY = 2
 
 
+@pytest.mark.invariant("tick-runs-once", "every-due-tick-runs")
 def test_with_three_beats_one_restarted_and_one_paused_every_tick_runs_exactly_once(tmp_path):
     figures = play(tmp_path, 9 * EVERY, EVERY)
     assert (figures.twice, figures.missed) == ([], [])
@@ -30,6 +31,7 @@ def test_with_three_beats_one_restarted_and_one_paused_every_tick_runs_exactly_o
     assert min(figures.sent.values()) > 0
 
 
+@pytest.mark.invariant("tick-runs-once", "every-due-tick-runs")
 @pytest.mark.parametrize("package", ["redbeat", "django"])
 def test_every_tick_runs_exactly_once_with_two_beats_of(package, tmp_path):
     environ = {"TICKING_DATABASE": str(tmp_path / "database"), "TICKING_EVERY": str(EVERY)}

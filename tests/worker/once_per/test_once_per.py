@@ -56,6 +56,7 @@ def test_the_name_is_free_again_after_that_time_and_not_before(stage, tasks):
     assert 1.5 <= again["at"] - left["at"] < 3.5
 
 
+@pytest.mark.invariant("used-name-is-not-run")
 @pytest.mark.core
 @pytest.mark.parametrize("end", ["fail", "ignore", "reject"])
 def test_a_body_that_does_not_succeed_leaves_the_name_free(stage, tasks, end):
@@ -138,6 +139,7 @@ def test_a_copy_of_the_very_message_that_used_it_is_acknowledged_and_its_result_
     assert bodies(stage, n) == 1
 
 
+@pytest.mark.invariant("used-name-is-not-run")
 def test_a_success_uses_the_name_although_its_lease_was_lost(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.once, n)

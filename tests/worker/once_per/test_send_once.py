@@ -86,6 +86,7 @@ def tasks(stage, request):
 @pytest.mark.core
 @pytest.mark.parametrize("step", STEPS)
 class TestAChildDies:
+    @pytest.mark.invariant("death-is-no-failure", "after-crash-hold-blocks")
     def test_under_hold_no_further_call_runs_until_somebody_says_what_became_of_it(self, stage, tasks, step):
         n = stage.fresh()
         died = stage.die(tasks.holds, n, step)
@@ -105,6 +106,7 @@ class TestAChildDies:
             assert result.get(timeout=10) == f"sent {n}"
         assert stage.sent(n) == 1
 
+    @pytest.mark.invariant("death-is-no-failure", "after-crash-run-continues")
     def test_under_run_the_next_one_knows_of_it_and_has_the_same_idempotency_key(self, stage, tasks, step):
         n = stage.fresh()
         stage.die(tasks.runs, n, step)
@@ -120,6 +122,7 @@ class TestAChildDies:
             stage.send(tasks.runs, n).get(timeout=10)
 
 
+@pytest.mark.invariant("death-is-no-failure")
 def test_a_body_that_is_unwound_from_outside_has_died(stage, tasks):
     n = stage.fresh()
     stage.send(tasks.holds, n, "exit")
@@ -128,6 +131,7 @@ def test_a_body_that_is_unwound_from_outside_has_died(stage, tasks):
         stage.send(tasks.holds, n).get(timeout=10)
 
 
+@pytest.mark.invariant("no-unknown-outcome-without-a-body")
 @pytest.mark.parametrize("task", ["holds", "runs"])
 @pytest.mark.parametrize("end", ["fail", "retry"])
 def test_a_body_that_fails_or_retries_leaves_no_doubt_and_the_same_key(stage, tasks, task, end):
@@ -200,6 +204,7 @@ def test_a_crash_stays_unsettled_where_the_next_run_fails(stage, tasks):
     assert stage.runs(n)[2]["after_crash"]
 
 
+@pytest.mark.invariant("after-crash-hold-blocks")
 def test_a_message_that_comes_back_after_its_child_died_is_held_too(stage, tasks):
     """Its own redelivery is a further call: at most once means not even for itself."""
     n = stage.fresh()
@@ -225,6 +230,7 @@ def test_under_the_queue_policy_it_is_decided_when_the_turn_comes_and_those_behi
     assert tasks.holds_queue.waiting(n).count == 0
 
 
+@pytest.mark.invariant("death-is-no-failure", "after-crash-hold-blocks")
 def test_a_whole_worker_dies_and_its_call_is_held_once_its_lease_is_over(stage, tasks, tmp_path):
     n = stage.fresh()
     with running_worker(APP, "-Q", "dying", folder=tmp_path, urls=stage.urls, pool="prefork", concurrency=1) as worker:
@@ -238,6 +244,7 @@ def test_a_whole_worker_dies_and_its_call_is_held_once_its_lease_is_over(stage, 
 
 
 class TestOnUsed:
+    @pytest.mark.invariant("used-name-is-not-run")
     def test_return_gives_the_first_runs_result_and_the_chain_goes_on(self, stage, tasks):
         n = stage.fresh()
         assert stage.send(tasks.returns, n).get(timeout=10) == f"sent {n}"
@@ -257,6 +264,7 @@ class TestOnUsed:
             stage.send(tasks.returns, n).get(timeout=10)
         assert stage.sent(n) == 1
 
+    @pytest.mark.invariant("used-name-is-not-run")
     def test_raise_fails_the_call_and_says_who_used_the_name(self, stage, tasks):
         n = stage.fresh()
         first = stage.send(tasks.raises, n)

@@ -62,6 +62,7 @@ def end_of(result):
     return result.state
 
 
+@pytest.mark.invariant("tick-runs-once")
 def test_a_tick_runs_once_however_many_messages_it_has(stage):
     due = stage.fresh()
     results = [stage.send(stage.tasks.tick, due) for _ in range(4)]
@@ -109,6 +110,7 @@ def test_a_failed_run_does_not_use_its_tick(stage):
     assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
 
 
+@pytest.mark.invariant("tick-runs-once")
 def test_a_retry_is_for_the_same_tick(stage):
     due = stage.fresh()
     result = stage.send(stage.tasks.tick, due, "retry")
@@ -117,6 +119,7 @@ def test_a_retry_is_for_the_same_tick(stage):
     assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
 
 
+@pytest.mark.invariant("tick-runs-once")
 def test_a_stamp_does_not_leak_into_what_a_body_publishes(stage):
     due = stage.fresh()
     before = len(stage.all_runs(stage.tasks.other)), len(stage.all_runs(stage.tasks.tick))
@@ -127,6 +130,7 @@ def test_a_stamp_does_not_leak_into_what_a_body_publishes(stage):
     assert stage.all_runs(stage.tasks.other, due=due) == []
 
 
+@pytest.mark.invariant("tick-runs-once")
 def test_a_task_that_replaces_another_is_for_no_tick(stage):
     due = stage.fresh()
     replaced = stage.send(stage.tasks.tick, due, "replace")
@@ -136,6 +140,7 @@ def test_a_task_that_replaces_another_is_for_no_tick(stage):
     assert end_of(stage.send(stage.tasks.other, due)) == "SUCCESS"
 
 
+@pytest.mark.invariant("hostile-messages-end-alone", "tick-runs-once")
 @pytest.mark.parametrize(
     "stamp",
     [
@@ -165,6 +170,7 @@ def test_an_unusable_stamp_fails_its_task_and_no_other(stage, stamp):
     assert stage.worker.running
 
 
+@pytest.mark.invariant("hostile-messages-end-alone")
 def test_a_worker_works_on_after_unusable_stamps_and_none_is_left_unacknowledged(stage):
     assert end_of(stage.tasks.tick.delay()) == "SUCCESS"
     eventually(lambda: stage.client.hlen("unacked") == 0, 10)
@@ -176,6 +182,7 @@ def test_a_stamp_a_little_ahead_is_a_clock_that_is_a_little_ahead(stage):
     assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
 
 
+@pytest.mark.invariant("late-tick-is-a-misfire")
 def test_a_tick_older_than_its_grace_is_skipped_and_counted(stage):
     sent = time.time()
     old = stage.send(stage.tasks.brief, sent - 90)
@@ -193,6 +200,7 @@ def test_a_misfire_with_a_skip_result_goes_on_with_it_and_leaves_the_tick_unused
     assert stage.all_runs(stage.tasks.instead) == []
 
 
+@pytest.mark.invariant("tick-runs-once")
 def test_a_tick_is_remembered_for_its_grace_and_four_minutes(stage):
     due = float(int(time.time()) - 5)
     assert end_of(stage.send(stage.tasks.brief, due)) == "SUCCESS"

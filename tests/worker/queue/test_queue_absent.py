@@ -50,6 +50,7 @@ def lock_server(tmp_path):
         yield server
 
 
+@pytest.mark.invariant("unused-queue-costs-little")
 def test_a_worker_without_queues_asks_the_store_nothing_between_two_rare_looks(clean_server, lock_server, tmp_path):
     urls = Urls(clean_server.url(0), clean_server.url(1), lock_server.url(0))
     with (
@@ -73,6 +74,7 @@ def test_a_worker_without_queues_asks_the_store_nothing_between_two_rare_looks(c
         assert psutil.Process(worker.pid).num_threads() == threads
 
 
+@pytest.mark.invariant("unused-queue-costs-little")
 def test_a_call_that_chose_to_wait_runs_though_the_one_worker_that_knew_of_it_died(clean_server, lock_server, tmp_path):
     """No task of the app queues, and the other worker found nobody waiting at its start: expected, it looks again."""
     app, urls = "tests.support.apps.unqueued", Urls(clean_server.url(0), clean_server.url(1), lock_server.url(0))
@@ -97,6 +99,7 @@ def test_a_worker_with_queues_is_told_from_one_without_by_this(tmp_path):
         assert asked_within(stage.lock_server, LOOK).total() >= 5
 
 
+@pytest.mark.invariant("unused-queue-costs-little")
 def test_a_publisher_needs_no_store_and_gets_no_thread(clean_server):
     nowhere = "redis://127.0.0.1:9/0"
     with loaded_app("tests.support.apps.queueing", Urls(clean_server.url(0), clean_server.url(1), nowhere)) as tasks:

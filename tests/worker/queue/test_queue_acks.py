@@ -27,6 +27,7 @@ def acknowledged(stage, result, within):
     eventually(lambda: not stage.unacknowledged(result.id), within, message=f"{result.id} is not acknowledged")
 
 
+@pytest.mark.invariant("acknowledged-after-parking")
 def test_what_gets_its_lock_is_acknowledged_within_a_second_while_its_body_runs(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.early, n)
@@ -47,6 +48,7 @@ def test_what_is_acknowledged_late_is_kept_while_its_body_runs(stage):
     assert result.get(timeout=10) == n
 
 
+@pytest.mark.invariant("acknowledged-after-parking")
 def test_what_is_parked_is_acknowledged_within_a_second(stage):
     n = stage.fresh()
     with stage.hold(stage.tasks.early, n):
@@ -57,6 +59,7 @@ def test_what_is_parked_is_acknowledged_within_a_second(stage):
     stage.nothing_left()
 
 
+@pytest.mark.invariant("acknowledged-after-parking")
 @pytest.mark.parametrize("held", [False, True])
 def test_nothing_is_acknowledged_before_the_store_has_it(stage, held):
     """The store is stopped: it can neither park nor grant."""

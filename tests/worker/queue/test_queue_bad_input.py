@@ -32,6 +32,7 @@ def tasks(stage, request):
 
 
 class TestEager:
+    @pytest.mark.invariant("unreadable-messages-become-dead-letters")
     @pytest.mark.core
     def test_a_call_that_meets_a_held_lock_fails_and_says_why(self, stage, tasks):
         n = stage.fresh()
@@ -84,6 +85,7 @@ class TestUnpublishable:
         task, n = getattr(tasks, name), stage.fresh()
         fails_alone(stage, task, n, lambda: task.apply_async((n,), **FANOUT), "cannot be told from which queue")
 
+    @pytest.mark.invariant("unreadable-messages-become-dead-letters")
     def test_a_message_of_protocol_1_fails(self, stage, tasks, name):
         task, n = getattr(tasks, name), stage.fresh()
         old = Celery("old", broker=stage.urls.broker, backend=stage.urls.result)
@@ -95,6 +97,7 @@ class TestUnpublishable:
 
 
 class TestGarbage:
+    @pytest.mark.invariant("unreadable-messages-become-dead-letters")
     @pytest.mark.core
     @pytest.mark.parametrize(
         "garbage", ["", "{", "[]\n{}", '["queueing.early","x"]\n{"body":1}', "\x00\xff", b"\xff\xfe\n\xff", "7"]

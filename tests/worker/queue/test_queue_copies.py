@@ -39,6 +39,7 @@ def runs(stage, task_id):
     return len(stage.history(what="in", id=task_id))
 
 
+@pytest.mark.invariant("queue-order-is-by-rank", "queue-survives-faults")
 @pytest.mark.parametrize("flagged", [True, False])
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_two_copies_of_a_waiter_are_one_waiter(stage, tasks, queue, name, flagged):
@@ -58,6 +59,7 @@ def test_two_copies_of_a_waiter_are_one_waiter(stage, tasks, queue, name, flagge
     assert stage.order(n) == [holding.id, result.id, behind.id]
 
 
+@pytest.mark.invariant("running-message-is-no-waiter")
 def test_a_copy_of_the_holder_takes_nobodys_place(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.late, n)
@@ -87,6 +89,7 @@ def test_a_dead_childs_message_that_comes_back_runs_once_more_and_holds_up_nobod
     assert [one for one in stage.order(n) if one != holding.id] == [result.id for result in results]
 
 
+@pytest.mark.invariant("rank-follows-receipt")
 def test_a_call_with_an_eta_takes_its_place_at_its_eta(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.early, n)
@@ -100,6 +103,7 @@ def test_a_call_with_an_eta_takes_its_place_at_its_eta(stage, tasks):
     assert stage.order(n) == [result.id for result in (holding, before, later, after)]
 
 
+@pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
 def test_a_turn_that_nobody_takes_passes_on_and_its_message_runs_when_it_arrives(stage, tasks, queue):
     n = stage.fresh()
@@ -117,6 +121,7 @@ def test_a_turn_that_nobody_takes_passes_on_and_its_message_runs_when_it_arrives
     assert stage.order(n) == [result.id for result in (holding, *near, far)]
 
 
+@pytest.mark.invariant("failed-grants-pass-on")
 def test_who_lost_its_turns_is_buried_loudly_and_runs_still_when_it_arrives(stage, tasks, queue):
     n = stage.fresh()
     stage.consume(queue)

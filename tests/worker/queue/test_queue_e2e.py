@@ -1,8 +1,11 @@
 """The queue policy at work: short runs of `python -m tests.worker.queue.queue_run`."""
 
+import pytest
+
 from tests.worker.queue.queue_run import measure
 
 
+@pytest.mark.invariant("grants-survive-deaths")
 def test_with_kills_every_message_runs_none_beside_another_and_none_twice_but_the_killed():
     found = measure(messages=1000, names=50, kills=4, workers=2, seed=1)
     assert found.ran + found.never_noted == found.messages, found
@@ -10,6 +13,7 @@ def test_with_kills_every_message_runs_none_beside_another_and_none_twice_but_th
     assert found.children_killed + found.workers_killed == 4, found
 
 
+@pytest.mark.invariant("rank-follows-receipt")
 def test_one_worker_without_kills_runs_each_name_in_the_order_of_receipt():
     found = measure(messages=300, names=7, kills=0, workers=1, seed=1)
     assert (found.ran, found.twice, found.overlaps, found.out_of_order) == (300, 0, 0, 0), found

@@ -38,6 +38,7 @@ def tasks(stage, request):
     stage.let_all_go()
 
 
+@pytest.mark.invariant("every-release-grants")
 @pytest.mark.parametrize("name", ["early", "late"])
 @pytest.mark.parametrize("end", ENDS)
 def test_whatever_ends_a_holder_the_next_starts_within_a_second(stage, tasks, name, end):
@@ -105,6 +106,7 @@ def test_a_retry_of_a_parked_task_counts_its_own_tries_only(stage, tasks):
     assert [fact["retries"] for fact in stage.history(what="in", id=result.id)] == [0, 1]
 
 
+@pytest.mark.invariant("every-release-grants")
 def test_a_child_killed_from_outside_hands_over_within_a_second(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.early, n)
@@ -117,6 +119,7 @@ def test_a_child_killed_from_outside_hands_over_within_a_second(stage, tasks):
 
 
 class TestOthersOfTheSameName:
+    @pytest.mark.invariant("every-release-grants")
     @pytest.mark.core
     @pytest.mark.parametrize("name", ["shared_skips", "shared_retries"])
     def test_a_task_of_another_policy_hands_over_to_a_waiter(self, stage, tasks, name):
@@ -128,6 +131,7 @@ class TestOthersOfTheSameName:
         assert 0 <= stage.handed_over(holding.id, results[0].id) < 1
         assert [result.get(timeout=10) for result in results] == [n, n]
 
+    @pytest.mark.invariant("every-release-grants")
     @pytest.mark.core
     def test_a_lock_in_a_program_hands_over_to_a_waiter(self, stage, tasks):
         n = stage.fresh()
@@ -137,6 +141,7 @@ class TestOthersOfTheSameName:
         stage.entered(id=results[0].id, within=1)
         assert [result.get(timeout=10) for result in results] == [n, n]
 
+    @pytest.mark.invariant("waiters-are-not-overtaken")
     def test_a_lock_does_not_overtake_those_who_wait(self, stage, tasks):
         n, queue = stage.fresh(), f"far-{stage.fresh()}"
         stage.consume(queue)

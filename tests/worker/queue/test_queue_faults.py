@@ -165,11 +165,13 @@ def as_it_should(stage, account, dead, death):
     assert order == sorted(order), text
 
 
+@pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("death", LATE, ids=told)
 def test_acknowledged_late_a_worker_that_dies_costs_no_message(stage, death):
     as_it_should(stage, *hand_over_with(stage, stage.tasks.late, death), death)
 
 
+@pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("death", EARLY, ids=told)
 def test_acknowledged_early_a_death_costs_the_message_in_its_body_and_no_other(stage, death):
     as_it_should(stage, *hand_over_with(stage, stage.tasks.early, death), death)

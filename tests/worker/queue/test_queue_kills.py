@@ -90,6 +90,7 @@ def check(step, ran, dead):
 
 
 class TestAChildDies:
+    @pytest.mark.invariant("grants-survive-deaths")
     @pytest.mark.parametrize("step", [*RELEASER, *WAITER, *PARKER])
     def test_every_message_runs_in_order_and_none_twice_but_the_killed_one(self, stage, worker, request, step):
         request.node.stash[WORKERS] = [worker]
@@ -97,6 +98,7 @@ class TestAChildDies:
 
 
 class TestAWorkerDies:
+    @pytest.mark.invariant("grants-survive-deaths")
     @pytest.mark.parametrize(
         "step", ["release:before", "release:after", "published:before", "take:after", "park:after"]
     )

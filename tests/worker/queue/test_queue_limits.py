@@ -30,6 +30,7 @@ def full(stage, task):
     return n, holding, stage.park(task, n, 3)
 
 
+@pytest.mark.invariant("queue-limit-is-per-name")
 @pytest.mark.core
 def test_raise_fails_the_next_one_and_says_how_many_wait(stage, tasks):
     n, holding, waiting = full(stage, tasks.three)
@@ -66,6 +67,7 @@ def test_skip_ends_the_next_one_revoked(stage, tasks):
     assert stage.order(n) == [holding.id, *(waiter.id for waiter in waiting)]
 
 
+@pytest.mark.invariant("queue-limit-is-per-name")
 @pytest.mark.core
 def test_drop_oldest_ends_the_oldest_waiter_revoked_and_says_so(stage, tasks):
     n, holding, waiting = full(stage, tasks.three_drop)
@@ -96,6 +98,7 @@ def test_a_dropped_ones_chain_ends_with_it(stage, tasks):
     assert newer.get(timeout=10) == n
 
 
+@pytest.mark.invariant("queue-limit-is-per-name")
 @pytest.mark.core
 def test_keep_latest_runs_now_and_once_more_with_the_latest_arguments(stage, tasks):
     n = stage.fresh()

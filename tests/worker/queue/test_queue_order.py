@@ -36,6 +36,7 @@ def small(tmp_path_factory):
         yield made
 
 
+@pytest.mark.invariant("rank-follows-receipt")
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_calls_of_one_name_run_one_at_a_time_all_of_them_in_the_order_of_their_receipt(stage, name):
     task, n = getattr(stage.tasks, name), stage.fresh()
@@ -72,6 +73,7 @@ def test_calls_of_different_names_run_beside_each_other(stage_with_slots, stage)
     assert waiting.get(timeout=10) == one
 
 
+@pytest.mark.invariant("rank-follows-receipt")
 def test_several_names_at_once_keep_each_its_order(stage):
     names = [stage.fresh() for _ in range(5)]
     sent = {n: [] for n in names}

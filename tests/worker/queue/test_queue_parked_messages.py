@@ -144,6 +144,7 @@ def send(signature, **options):
     )
 
 
+@pytest.mark.invariant("parked-message-is-unchanged")
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_every_field_survives_whatever_the_serializer_and_compression(stage, tasks, queue, holder):
     # A child that dies takes a slot with it for a moment: fewer of those.
@@ -175,6 +176,7 @@ def test_every_field_survives_whatever_the_serializer_and_compression(stage, tas
     assert "pässwort" not in stage.worker.log()
 
 
+@pytest.mark.invariant("parked-message-is-unchanged")
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_links_stamps_and_membership_of_chain_group_and_chord_header_survive(stage, tasks, queue, serializer):
     held = HeldByABody(stage)
@@ -225,6 +227,7 @@ def test_a_member_a_header_a_chord_body_and_a_call_without_result_come_through_u
         assert result.get(timeout=15) in ([held.n, "beside"], held.n)
 
 
+@pytest.mark.invariant("parked-message-is-unchanged")
 @pytest.mark.core
 def test_a_large_and_a_binary_body_come_through(stage, tasks):
     held = Held(stage)

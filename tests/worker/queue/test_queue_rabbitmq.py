@@ -73,6 +73,7 @@ def test_those_who_wait_run_once_in_order_and_no_message_is_left(stage, name):
     stage.nothing_left()
 
 
+@pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize(("serializer", "compression"), COMBINATIONS)
 def test_what_is_parked_is_published_unchanged(stage, serializer, compression):
     n = stage.fresh()
@@ -109,6 +110,7 @@ def test_what_is_parked_is_published_unchanged(stage, serializer, compression):
     assert its == mine
 
 
+@pytest.mark.invariant("queue-survives-faults")
 def test_a_holder_whose_child_is_killed_hands_over_soon_and_runs_again(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.comes_back, n)
@@ -127,6 +129,7 @@ def test_a_holder_whose_child_is_killed_hands_over_soon_and_runs_again(stage):
     assert [one for one in rest if one != holding.id] == [result.id for result in results]
 
 
+@pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_a_worker_stops_and_another_starts_while_tasks_wait(stage, name):
     task, n = getattr(stage.tasks, name), stage.fresh()
@@ -138,6 +141,7 @@ def test_a_worker_stops_and_another_starts_while_tasks_wait(stage, name):
     all_ran_once_in_order(stage, n, holding, results)
 
 
+@pytest.mark.invariant("killed-worker-runs-again")
 def test_a_killed_worker_costs_a_late_holder_a_second_run_and_those_who_wait_nothing(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.late_brief, n)
@@ -150,6 +154,7 @@ def test_a_killed_worker_costs_a_late_holder_a_second_run_and_those_who_wait_not
     assert len(stage.history(what="in", id=holding.id)) == 2
 
 
+@pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_the_broker_is_killed_and_starts_again_while_a_body_runs_and_others_wait(stage, broker, name):
     task, n = getattr(stage.tasks, name), stage.fresh()
@@ -162,6 +167,7 @@ def test_the_broker_is_killed_and_starts_again_while_a_body_runs_and_others_wait
     stage.nothing_left()
 
 
+@pytest.mark.invariant("queue-survives-faults")
 def test_a_turn_that_comes_while_the_broker_is_away_is_published_when_it_is_back(stage, broker):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.early, n)

@@ -83,6 +83,7 @@ def test_the_store_restarts_with_its_append_only_file(servers, scene):
         assert "without an append-only file" not in worker.log()
 
 
+@pytest.mark.invariant("queue-survives-faults")
 def test_the_broker_restarts(servers, scene):
     """Those who wait lie in the store. (Kombu may end a worker that has an unacknowledged message at that moment, with
     an AttributeError of its own; then the holder was killed, and a new worker goes on.)"""
@@ -96,6 +97,7 @@ def test_the_broker_restarts(servers, scene):
             scene.waiters_ran_in_order_once()
 
 
+@pytest.mark.invariant("queue-survives-faults")
 def test_all_workers_stop_and_start(scene):
     """The holder ends in the warm shutdown and hands over; the next worker finds the message at the broker."""
     with scene.worker() as worker:
@@ -108,6 +110,7 @@ def test_all_workers_stop_and_start(scene):
         scene.all_ran_in_order_once()
 
 
+@pytest.mark.invariant("prefetched-messages-are-kept")
 def test_what_a_worker_that_stops_has_read_ahead_keeps_its_order_where_it_reads_nothing_ahead(scene):
     """Else kombu gives it back to a Redis broker in reverse."""
     busy = [f"{scene.account}-{slot}" for slot in range(2)]

@@ -49,6 +49,7 @@ def watched(app, kind):
 
 
 class TestSeen:
+    @pytest.mark.invariant("queued-state-hides-no-end")
     @pytest.mark.core
     def test_its_state_is_queued_with_its_position_and_get_waits_on(self, stage, tasks):
         n = stage.fresh()
@@ -64,6 +65,7 @@ class TestSeen:
         assert second.get(timeout=10) == n
         assert first.state == second.state == "SUCCESS"
 
+    @pytest.mark.invariant("queued-state-hides-no-end")
     def test_waiting_says_how_many_who_by_rank_and_since_when(self, stage, tasks):
         n = stage.fresh()
         assert tasks.early.waiting(n).count == 0
@@ -175,6 +177,7 @@ class TestEnded:
         eventually(lambda: stage.state(result.id) == "REVOKED")
         assert stage.history(what="in", id=result.id) == []
 
+    @pytest.mark.invariant("removed-waiters-end-revoked")
     @pytest.mark.core
     @pytest.mark.parametrize("name", ["early", "late"])
     def test_a_revoked_waiter_ends_at_once_and_those_behind_it_run(self, stage, tasks, name):
@@ -190,6 +193,7 @@ class TestEnded:
         assert [results[1].get(timeout=10), results[3].get(timeout=10)] == [n, n]
         assert stage.order(n) == [holding.id, results[1].id, results[3].id]
 
+    @pytest.mark.invariant("removed-waiters-end-revoked")
     def test_its_chain_and_its_chord_end_with_it(self, stage, tasks):
         n = stage.fresh()
         holding = stage.hold(tasks.early, n)
@@ -205,6 +209,7 @@ class TestEnded:
         holding.end()
         assert stage.order(n) == [holding.id]
 
+    @pytest.mark.invariant("removed-waiters-end-revoked")
     def test_one_revoked_while_its_message_is_on_its_way_hands_over(self, stage, tasks):
         """It lies in a queue that nobody reads when its turn has come."""
         n, queue = stage.fresh(), f"far-{stage.fresh()}"
@@ -222,6 +227,7 @@ class TestEnded:
         stage.nothing_left()
         assert stage.order(n) == [holding.id, second.id]
 
+    @pytest.mark.invariant("removed-waiters-end-revoked")
     @pytest.mark.parametrize("name", ["early", "late"])
     def test_one_that_expires_while_it_waits_ends_revoked_in_its_turn_and_those_behind_it_run(self, stage, tasks, name):
         task, n = getattr(tasks, name), stage.fresh()

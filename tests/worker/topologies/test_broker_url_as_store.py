@@ -28,6 +28,7 @@ def run_twice_at_once(tasks: ModuleType, store: redis.Redis) -> None:
     eventually(lambda: not store.keys("dlock:*:lock:*"))
 
 
+@pytest.mark.invariant("locks-use-celerys-connection")
 @pytest.mark.core
 def test_a_broker_behind_sentinels_keeps_the_locks_on_its_primary(
     sentinel_set: SentinelSet, clean_server: Server, tmp_path: Path

@@ -78,6 +78,7 @@ def error_of(sent: "AsyncResult[Any]") -> str:
     return str(error)
 
 
+@pytest.mark.invariant("unconfirmed-acquire-is-released")
 def test_each_task_of_a_worker_has_its_own_durability(stage: Stage) -> None:
     with stage.nobody_confirms():
         assert stage.send("unconfirmed")[1].get(timeout=30) is True
@@ -120,6 +121,7 @@ def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_
     stage.worker.wait_for_log(r"the lease of .*working.* is lost: its deadline came unanswered: not all that keep it")
 
 
+@pytest.mark.invariant("quarantine-delays-grants")
 def test_on_an_emptied_store_no_task_starts_and_none_is_lost_until_its_probation_is_over(stage: Stage) -> None:
     """Whatever policy; "fail" is told for how long."""
     stage.locks.primary.flush()
@@ -131,6 +133,7 @@ def test_on_an_emptied_store_no_task_starts_and_none_is_lost_until_its_probation
     in_office(stage)
 
 
+@pytest.mark.invariant("quarantine-delays-grants")
 def test_whose_turn_it_is_takes_it_when_the_probation_is_over(stage: Stage) -> None:
     """And not only in its next turn, which would be dlock_turn (60 s) later."""
     row = "turn"

@@ -88,6 +88,7 @@ def broken(stage: Stage) -> Mapping[str, object]:
     return held
 
 
+@pytest.mark.invariant("redlock-survives-a-minority")
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_lease_lives_through_a_hung_and_a_dead_server(stage: Stage, broken: Mapping[str, object], pool: str) -> None:
     assert broken[pool].get(timeout=60) > 0  # type: ignore[attr-defined]

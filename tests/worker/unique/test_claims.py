@@ -31,6 +31,7 @@ def stage(tmp_path_factory):
         yield made
 
 
+@pytest.mark.invariant("claim-belongs-to-one-message")
 def test_queued_refuses_the_second_until_the_first_starts(stage):
     queued = stage.tasks.queued
     first = queued.delay("q", gate="q")
@@ -47,6 +48,7 @@ def test_queued_refuses_the_second_until_the_first_starts(stage):
     assert stage.runs("q") == [first.id, second.id]
 
 
+@pytest.mark.invariant("claim-follows-its-message")
 def test_a_message_that_comes_back_from_a_conflict_keeps_its_claim(stage):
     queued = stage.tasks.queued
     first = queued.delay("conflict", gate="conflict")
@@ -95,6 +97,7 @@ def test_a_failed_run_has_given_its_claim_up(stage):
     eventually(lambda: stage.tasks.both.delay("fails").id != first.id, 5)
 
 
+@pytest.mark.invariant("claim-belongs-to-one-message", "claim-is-released")
 def test_a_skipped_message_gives_its_claim_up(stage):
     skipping = stage.tasks.skipping
     first = skipping.delay("skip", gate="skip")
@@ -107,6 +110,7 @@ def test_a_skipped_message_gives_its_claim_up(stage):
     first.get(timeout=WAIT)
 
 
+@pytest.mark.invariant("claim-is-released")
 def test_an_expired_message_gives_its_claim_up(stage):
     late = stage.tasks.queued.apply_async(("late",), countdown=1, expires=0.5)
     assert stage.of(stage.tasks.queued, "late") == late.id
@@ -116,6 +120,7 @@ def test_an_expired_message_gives_its_claim_up(stage):
     assert stage.runs("late") == []
 
 
+@pytest.mark.invariant("claim-is-released")
 def test_a_revoked_message_gives_its_claim_up_at_once_though_its_eta_is_far(stage):
     result = stage.tasks.queued.apply_async(("revoked",), countdown=3000)
     eventually(lambda: f"[{result.id}] received" in stage.worker.log())
@@ -123,6 +128,7 @@ def test_a_revoked_message_gives_its_claim_up_at_once_though_its_eta_is_far(stag
     stage.wait_free(stage.tasks.queued, "revoked")
 
 
+@pytest.mark.invariant("claim-is-released")
 def test_a_purged_message_costs_its_name_for_queued_ttl(stage):
     queued = stage.tasks.queued
     sent = time.monotonic()
@@ -134,6 +140,7 @@ def test_a_purged_message_costs_its_name_for_queued_ttl(stage):
     assert 2.95 < time.monotonic() - sent < 6
 
 
+@pytest.mark.invariant("claim-follows-its-message")
 def test_a_message_that_waits_in_a_worker_keeps_its_claim_for_longer_than_queued_ttl(stage):
     queued = stage.tasks.queued
     with stage.busy_pool("kept"):
@@ -163,6 +170,7 @@ def test_a_retry_keeps_the_name_and_is_not_refused_by_itself(stage):
     assert stage.runs("again") == [first.id, first.id]
 
 
+@pytest.mark.invariant("claim-loses-no-work")
 def test_a_retry_is_not_lost_though_another_has_claimed_meanwhile(stage):
     queued = stage.tasks.queued
     first = queued.delay("half", gate="half", end="retry")
@@ -223,6 +231,7 @@ def test_a_refused_member_of_a_group_ends_revoked_and_the_others_run(stage):
     first.revoke()
 
 
+@pytest.mark.invariant("claim-loses-no-work")
 def test_a_chord_with_a_refused_member_ends(stage):
     step = stage.tasks.step
     first = step.apply_async(("taken2",), countdown=3000)
@@ -232,6 +241,7 @@ def test_a_chord_with_a_refused_member_ends(stage):
     first.revoke()
 
 
+@pytest.mark.invariant("claim-loses-no-work")
 @pytest.mark.parametrize("taken", ["one", "two", "three"])
 def test_a_chain_with_a_refused_step_ends(stage, taken):
     step = stage.tasks.step

@@ -111,6 +111,7 @@ def test_an_id_that_is_published_twice_is_one_message(stage):
     assert sent(stage) == 1
 
 
+@pytest.mark.invariant("claim-is-released")
 def test_a_call_that_cannot_be_published_gives_its_claim_back(server):
     nowhere = Urls(f"redis://{HOST}:{free_port()}/0", server.url(1), server.lock_url(2))
     with loaded_app(APP, nowhere) as tasks:
@@ -124,6 +125,7 @@ def test_a_call_that_cannot_be_published_gives_its_claim_back(server):
         assert [Claims(server, tasks).of(tasks.queued, n) for n in ("p9", "p10")] == [None, None]
 
 
+@pytest.mark.invariant("no-claim-without-store")
 def test_without_a_store_nothing_is_published_unless_the_task_runs_without_a_lock_too(server, caplog):
     away = Urls(server.url(0), server.url(1), f"redis://{HOST}:{free_port()}/0")
     with loaded_app(APP, away) as tasks:
@@ -257,6 +259,7 @@ def apart(server, tmp_path):
         yield locks, tasks
 
 
+@pytest.mark.invariant("claim-costs-one-round-trip")
 def test_a_publish_costs_one_round_trip_and_a_task_without_claims_none(apart):
     locks, tasks = apart
     before, own = reads(locks), reads(locks)
@@ -270,6 +273,7 @@ def test_a_publish_costs_one_round_trip_and_a_task_without_claims_none(apart):
     assert reads(locks) - before - 2 * own <= 1 + own
 
 
+@pytest.mark.invariant("claim-costs-one-round-trip")
 @pytest.mark.parametrize("size", [2, 200])
 def test_a_group_claims_in_one_round_trip_whatever_its_size(apart, size):
     locks, tasks = apart
@@ -285,6 +289,7 @@ def test_a_group_claims_in_one_round_trip_whatever_its_size(apart, size):
     assert len(result) == size
 
 
+@pytest.mark.invariant("claim-belongs-to-one-message")
 @pytest.mark.long
 def test_5000_publishes_of_100_names_from_8_processes_are_100_messages(stage, server):
     processes, each = 8, 625

@@ -1,5 +1,7 @@
 """A claim and the broker's redelivery."""
 
+import pytest
+
 from tests.support.environments.claiming import Claims, urls_of
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -9,6 +11,7 @@ APP = "tests.support.apps.claiming"
 WAIT = 20
 
 
+@pytest.mark.invariant("claim-follows-its-message", "claim-survives-the-worker")
 def test_claims_survive_a_worker_that_gives_its_messages_back(tmp_path):
     """A warm shutdown puts what was prefetched back, and the broker delivers it again."""
     with Server(tmp_path / "server") as server, loaded_app(APP, urls_of(server)) as tasks:

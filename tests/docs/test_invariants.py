@@ -1,0 +1,47 @@
+"""Every invariant has a test, and docs/contributing/invariants.md lists the tests as they are."""
+
+import re
+import runpy
+from typing import Any
+
+from tests.invariants import INVARIANTS
+from tests.support.processes import ROOT
+
+TOOL: dict[str, Any] = runpy.run_path(str(ROOT / "tools/invariants.py"))
+MARKED = TOOL["marked"]()
+SLUGS = [slug for section in INVARIANTS.values() for slug in section]
+LINKED = re.compile(r"invariants\.md#([\w-]+)")
+
+
+def test_slug_of_an_invariant_is_unique():
+    assert len(SLUGS) == len(set(SLUGS))
+
+
+def test_mark_of_a_test_names_a_known_invariant():
+    assert [each for each in MARKED if each.slug not in SLUGS] == []
+
+
+def test_invariant_has_a_test():
+    assert set(SLUGS) - {each.slug for each in MARKED} == set()
+
+
+def test_page_of_invariants_is_what_the_tests_say():
+    text = TOOL["PAGE"].read_text(encoding="utf-8")
+    assert text == TOOL["page"](MARKED), "run `make invariants`"
+
+
+def test_link_to_an_invariant_names_a_known_one():
+    linked = [(path.name, slug) for path in ROOT.glob("docs/**/*.md") for slug in LINKED.findall(path.read_text())]
+    assert linked
+    assert [each for each in linked if each[1] not in SLUGS] == []
+
+
+def test_module_without_the_mark_yields_no_row(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_a.py").write_text("def test_b(): ...\n")
+    mark = "@pytest.mark.invariant"
+    source = f'{mark}("x", "y")\nclass TestC:\n    {mark}("z")\n    def test_d(self): ...\n'
+    (tmp_path / "tests/test_c.py").write_text(source)
+    found = [(each.slug, each.path, each.test) for each in TOOL["marked"](tmp_path)]
+    path = "tests/test_c.py"
+    assert found == [("x", path, "TestC"), ("y", path, "TestC"), ("z", path, "TestC::test_d")]
