@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-__all__ = ["seconds_until"]
+__all__ = ["seconds_until", "start_delay"]
 
 
 def seconds_until(value: Any) -> float | None:
@@ -30,3 +31,14 @@ def seconds_until(value: Any) -> float | None:
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"invalid time of type {type(value).__name__}: expected an ISO 8601 text") from error
     raise ValueError("invalid time: it is empty, expected an ISO 8601 text")
+
+
+def start_delay(options: Mapping[str, Any]) -> float:
+    """Return the seconds until a call may start, from the options of ``apply_async``. A countdown precedes an ETA.
+
+    Raises:
+        ValueError: Celery cannot read the ETA either.
+    """
+    if options.get("countdown"):
+        return max(0.0, float(options["countdown"]))
+    return max(0.0, seconds_until(options.get("eta") or None) or 0.0)

@@ -1,4 +1,4 @@
-"""What one call chooses otherwise than its task: ``apply_async(args, dlock={...})``, carried by its message."""
+"""The options of one call, ``apply_async(args, dlock={...})``, which its message carries to the worker."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 
 #: The argument of ``apply_async`` and ``apply``, and the option of a signature.
 ARGUMENT: Final = "dlock"
-#: The message's header. Celery copies it into the task's own retries, which are the same call.
+#: The message header of the options. Celery copies it into the task's own retries, which are the same call.
 OPTIONS_HEADER: Final = "dlock_call"
 _OPTIONS: Final = frozenset(LockOptions.names())
 _FOREIGN: Final = frozenset(UNMISTAKABLE)
 
 
 class Called(Protocol):
-    """The task, as far as it matters here."""
+    """The task, as far as a call's options need it."""
 
     name: str
     lock_options: LockOptions
@@ -83,12 +83,12 @@ class LockedTask(Called, Protocol):
 
 
 class Call(NamedTuple):
-    """One call's options.
+    """The options of one call.
 
     Args:
-        options: The task's, with what the call chose instead.
-        spec: How the call is named.
-        enabled: False: it takes no lock.
+        options: The task's options, overridden by the call's.
+        spec: How the call's lock name is made.
+        enabled: The call takes a lock.
     """
 
     options: LockOptions
@@ -100,33 +100,37 @@ class Call(NamedTuple):
 
 
 def call_of(task: Called, headers: Mapping[str, Any] | None) -> Call:
-    """The options of a call, by the headers of its message.
+    """Return the options of a call from the headers of its message.
 
     Raises:
-        InvalidLockOptions: The header is not ours, or names what this worker's task does not allow.
+        InvalidLockOptions: The header is malformed, or holds options that this worker's task does not allow.
     """
     header = (headers or {}).get(OPTIONS_HEADER)
     if not task.locks_enabled:
         return Call(task.lock_options, task.lock_spec, enabled=False)
     if header is None:
         return Call(task.lock_options, task.lock_spec)
-    whose, chosen = _read(header)
+    named_task, chosen = _read(header)
     if chosen is None:
         raise InvalidLockOptions(
-            f"task {task.name!r}: the header {OPTIONS_HEADER!r} was not made by apply_async(dlock={{...}})"
+            f"task {task.name!r}: invalid header {OPTIONS_HEADER!r}: expected one that apply_async(dlock={{...}}) made"
         )
-    if whose != task.name:
-        return Call(task.lock_options, task.lock_spec)  # somebody passed another task's headers on
+    if named_task != task.name:
+        return Call(task.lock_options, task.lock_spec)  # a body has passed the headers of another task on
     try:
-        return _checked(task, chosen)
+        return _call_from(task, chosen)
     except InvalidLockOptions:
         raise
-    except MALFORMED as error:  # a value that no check expects
-        raise _wrong(task, f"the header {OPTIONS_HEADER!r} is malformed: {type(error).__name__}") from error
+    except MALFORMED as error:  # a value of a type that no check expects
+        raise _invalid(task, f"invalid header {OPTIONS_HEADER!r}: malformed ({type(error).__name__})") from error
 
 
 def options_of(task: Called, headers: Mapping[str, Any] | None) -> LockOptions | None:
-    """The options of a call that is about to be published; None where it takes no lock, or a worker will refuse it."""
+    """Return the options of a call that is about to be published.
+
+    Returns:
+        None if the call takes no lock, or if its options are invalid: the worker will fail it.
+    """
     if OPTIONS_HEADER not in (headers or ()):
         return task.lock_options
     try:
@@ -137,106 +141,108 @@ def options_of(task: Called, headers: Mapping[str, Any] | None) -> LockOptions |
 
 
 def _read(header: Any) -> tuple[Any, Mapping[Any, Any] | None]:
-    """Of which task, and what was chosen; None where the header is not ours."""
+    """Return the header's task name and options; None for both if the header is malformed."""
     try:
-        whose, chosen = header["task"], json.loads(header["options"])
+        named_task, chosen = header["task"], json.loads(header["options"])
     except (TypeError, ValueError, LookupError, RecursionError):
         return None, None
-    return whose, chosen if isinstance(chosen, Mapping) else None
+    return named_task, chosen if isinstance(chosen, Mapping) else None
 
 
 def reject_misplaced_options(task: Called, given: Mapping[str, Any]) -> None:
-    """Celery takes any keyword beside a call's arguments; an option of ours given so would silently do nothing.
+    """Reject lock options that are given beside ``dlock=``: Celery takes any keyword and would ignore them.
 
     Args:
         task: The task that is called.
-        given: What stands beside its arguments. A stamp of the user's may have any name.
+        given: The keywords given to ``apply_async``. A stamped header may have any name.
 
     Raises:
-        InvalidLockOptions: One of them is an option's name, or that of another lock library's. None of these is
-            Celery's or kombu's.
+        InvalidLockOptions: A keyword is a lock option of this library or of another one. Celery and kombu use none
+            of these names.
     """
     for option in given.keys() & _FOREIGN:
         if option not in (given.get("stamped_headers") or ()):
-            raise _wrong(task, f"unknown option {option!r}{equivalent(option)}")
+            raise _invalid(task, f"unknown option {option!r}{equivalent(option)}")
     for option in given.keys() & _OPTIONS:
         if option not in (given.get("stamped_headers") or ()):
             value = given[option]
-            raise _wrong(task, f"{option}={value!r} is not allowed here; allowed: {ARGUMENT}={{{option!r}: {value!r}}}")
+            raise _invalid(task, f"misplaced {option}={value!r}: expected {ARGUMENT}={{{option!r}: {value!r}}}")
 
 
 def headers_for(task: Called, chosen: Any, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The headers of a message that carries what its call chose.
+    """Return the headers of a message that carries a call's options.
 
     Args:
         task: The task that is called.
-        chosen: What was given as ``dlock=``.
+        chosen: The value of ``dlock=``.
         headers: The message's other headers.
 
     Raises:
-        InvalidLockOptions: An option is unknown, has a value that is not allowed, or cannot be carried by a message.
+        InvalidLockOptions: An option is unknown, not permitted, has an invalid value, or does not survive JSON.
     """
     if not isinstance(chosen, Mapping):
-        raise _wrong(task, f"dlock={chosen!r} is not allowed; allowed: a dict of options")
-    call = _checked(task, chosen)
-    carried = {name: call.enabled if name == ENABLED else _plain(getattr(call.options, name)) for name in chosen}
+        raise _invalid(task, f"invalid dlock={chosen!r}: expected a dict of options")
+    call = _call_from(task, chosen)
+    carried = {name: call.enabled if name == ENABLED else _as_json(getattr(call.options, name)) for name in chosen}
     for name, value in carried.items():
         if not _survives(value):
-            raise _wrong(task, f"dlock: {name}={value!r} cannot be carried by a message; allowed: what JSON holds")
-    # As text: a broker's own headers hold less than JSON does (AMQP: no long keys, no large numbers).
+            raise _invalid(task, f"dlock: invalid {name}={value!r}: expected a value that JSON can hold")
+    # As text, because broker headers hold less than JSON does (AMQP: no long keys, no large numbers).
     return {**(headers or {}), OPTIONS_HEADER: {"task": task.name, "options": json.dumps(carried)}}
 
 
-def _checked(task: Called, chosen: Mapping[Any, Any]) -> Call:
-    _refuse_unknown(task, chosen)
+def _call_from(task: Called, chosen: Mapping[Any, Any]) -> Call:
+    _reject_unknown(task, chosen)
     enabled = chosen.get(ENABLED, True)
     if not isinstance(enabled, bool):
-        raise _wrong(task, f"dlock: {ENABLED}={written(enabled)} is not allowed; allowed: True or False")
+        raise _invalid(task, f"dlock: invalid {ENABLED}={written(enabled)}: expected True or False")
     changed = {name: value for name, value in chosen.items() if name != ENABLED}
     try:
         options = overridden(task.lock_options, changed)
     except InvalidLockOptions as error:
-        raise _wrong(task, f"dlock: {error}") from None
+        raise _invalid(task, f"dlock: {error}") from None
     if refused := task.call_permissions.refusal(task.lock_options, options, chosen):
-        raise _wrong(task, f"dlock: {refused}")
+        raise _invalid(task, f"dlock: {refused}")
     if "key" not in changed and "scope" not in changed:
         return Call(options, task.lock_spec, enabled)
-    return Call(options, _spec(task, options, changed), enabled)
+    return Call(options, _key_spec(task, options, changed), enabled)
 
 
-def _refuse_unknown(task: Called, chosen: Mapping[Any, Any]) -> None:
+def _reject_unknown(task: Called, chosen: Mapping[Any, Any]) -> None:
     known = LockOptions.names()
     for name in chosen:
         if name != ENABLED and name not in known:
             meant = LockOptions.meant(name)
-            raise _wrong(task, f"dlock: unknown option {written(name)}{meant}; known are {ENABLED}, {', '.join(known)}")
+            raise _invalid(
+                task, f"dlock: unknown option {written(name)}{meant}; known are {ENABLED}, {', '.join(known)}"
+            )
 
 
-def _spec(task: Called, options: LockOptions, changed: Mapping[str, Any]) -> KeySpec:
+def _key_spec(task: Called, options: LockOptions, changed: Mapping[str, Any]) -> KeySpec:
     if callable(options.key) and "key" in changed:
-        raise _wrong(task, "dlock: key=<a callable> cannot be carried by a message; allowed: a template or names")
+        raise _invalid(task, "dlock: invalid key=<a callable>: expected a template or argument names")
     try:
         carried = options.key != task.lock_options.key
         return KeySpec(task.name, inspect.signature(task.run), options.key, options.scope, carried=carried)
     except InvalidLockOptions as error:
-        raise _wrong(task, f"dlock: {str(error).removeprefix(_whose(task))}") from None
+        raise _invalid(task, f"dlock: {str(error).removeprefix(_prefix(task))}") from None
 
 
 def _survives(value: Any) -> bool:
-    """Is it the same behind its message? A dict's whole numbers as keys, for one, would become text."""
+    """Return whether a value is the same after JSON. Integer keys of a dict, for example, become text."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError, RecursionError):
         return False
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _wrong(task: Called, text: str) -> InvalidLockOptions:
-    return InvalidLockOptions(f"{_whose(task)}{text}")
+def _invalid(task: Called, text: str) -> InvalidLockOptions:
+    return InvalidLockOptions(f"{_prefix(task)}{text}")
 
 
-def _whose(task: Called) -> str:
+def _prefix(task: Called) -> str:
     return f"task {task.name!r}: "

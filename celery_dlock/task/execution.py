@@ -187,7 +187,7 @@ class Execution(Run):
 
     def _release_claim(self) -> None:
         # If the store did not answer at the start of the run, its end tries again.
-        if self._claimed is not None and unique.release_claim(self.runtime, self._claimed, self.identity):
+        if self._claimed is not None and unique.release_claim(self.task, self._claimed, self.identity):
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:

@@ -1,11 +1,11 @@
-"""The retry of a run, for which its lock is kept (``keep_on_retry``)."""
+"""The lock of a run that retries itself is reserved for the retry (``keep_on_retry``)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DLockError
-from ..messaging.message_times import seconds_until
+from ..messaging.message_times import start_delay
 from ..store.model import Identity
 from .call_options import ARGUMENT, call_of, headers_for
 
@@ -18,11 +18,11 @@ __all__ = ["RetryReservation", "reservation_for_retry"]
 
 
 class RetryReservation(NamedTuple):
-    """Who takes the lock next.
+    """A lock that is reserved for a retry.
 
     Args:
-        identity: Of the retry's message: its digest.
-        life_ms: Milliseconds that the lock is kept for it.
+        identity: The digest of the retry's message identity.
+        life_ms: Milliseconds until the reservation expires.
     """
 
     identity: str
@@ -30,9 +30,9 @@ class RetryReservation(NamedTuple):
 
 
 def reservation_for_retry(run: Run, published: Retry) -> RetryReservation | None:
-    """For whom a run keeps its lock, once its retry is published; None where it does not.
+    """Return the reservation of a run's lock for its published retry; None if the lock is released.
 
-    The retry may have other arguments, or options of its own, and so another lock or none.
+    The retry may have other arguments or options than the run. It then takes another lock, or none.
     """
     signature: Any = published.sig  # type: ignore[attr-defined]  # missing in the stubs
     lease = run.lease
@@ -44,16 +44,8 @@ def reservation_for_retry(run: Run, published: Retry) -> RetryReservation | None
         call = call_of(run.task, headers if chosen is None else headers_for(run.task, chosen, headers))
         if not call.enabled or call.name_of(signature.args, signature.kwargs).text != lease.name:
             return None
-        delay = _delay(options)
+        delay = start_delay(options)
     except (DLockError, ValueError):
-        return None  # it will say so itself
+        return None  # the retry itself will fail with this error
     identity = Identity(options["task_id"], options["retries"], options.get("replaced_task_nesting") or 0)
     return RetryReservation(identity.digest, round((delay + lease.ttl) * 1000))
-
-
-def _delay(options: dict[str, Any]) -> float:
-    """Until the retry starts at the earliest; as Celery reads it, the countdown comes first."""
-    countdown, eta = options.get("countdown"), options.get("eta")
-    if countdown or not eta:
-        return max(0.0, float(countdown or 0))
-    return max(0.0, seconds_until(eta) or 0.0)

@@ -1,4 +1,4 @@
-"""Names that were used (``once_per``), as operators see and settle them."""
+"""Run marks (``once_per``) as an operator reads, deletes and resolves them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ __all__ = ["forget", "last_run", "resolve"]
 
 
 def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
-    """What became of the last run of a call's name."""
+    """Return how the last run of a call's name ended; None if the name is free."""
     if not task.locks_enabled:
         return None
     return task.dlock.uses.use(_name(task, args, kwargs), tick)
 
 
 def forget(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
-    """Make a call's name free; false if it was."""
+    """Delete the run mark of a call's name; false if there was none."""
     if not task.locks_enabled:
         return False
     return task.dlock.uses.forget(_name(task, args, kwargs), tick)
 
 
 def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = "") -> bool:
-    """Settle what became of a run that died; false if there is none such."""
+    """Record the outcome of a run whose process died; false if the name has no unknown outcome."""
     call = _call(task, kwargs)
     window = call.options.once_seconds
     if window is None:
-        allowed = "for a task with once_per, or with the call's own dlock={'once_per': ...}"
-        raise InvalidLockOptions(f"task {task.name!r}: resolve() is not allowed; allowed: {allowed}")
+        raise InvalidLockOptions(
+            f"task {task.name!r}: resolve() needs once_per: set it on the task, or pass dlock={{'once_per': ...}}"
+        )
     if not isinstance(sent, bool):
         raise InvalidLockOptions(f"task {task.name!r}: {invalid_value('resolve(): sent', sent, 'True or False')}")
     if not task.locks_enabled:

@@ -1,4 +1,4 @@
-"""A call claims its lock's name before its message is published (``unique=``), and who was refused is told."""
+"""Claims (``unique=``): a call reserves its lock's name before its message is published, or is refused."""
 
 from __future__ import annotations
 
@@ -15,51 +15,60 @@ from celery.utils import uuid
 
 from ..errors import LockHeld, LockKeyError, StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
-from ..messaging.message_times import seconds_until
+from ..messaging.message_times import start_delay
 from ..messaging.results import CallSkipped, has_backend, store_revoked
 from ..options.lock_options import LockOptions
 from ..options.validation import as_seconds
 from ..runtime import Runtime
 from ..store.model import CUT, ClaimRequest, ExistingCall, Identity, Requester
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from .call_options import ARGUMENT, OPTIONS_HEADER, Call, LockedTask, call_of, headers_for
 
 __all__ = ["BatchClaim", "claiming_call", "publish", "release_claim"]
 
 
-#: As Celery's apply_async takes them.
+#: The positional arguments of Celery's ``apply_async``, in their order.
 _POSITIONAL: Final = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
 
 
-class _NotAsked:
-    """The store is away, and the call is published without a claim."""
+class _Unclaimed:
+    """The answer for a call that is published without a claim, because the store is unavailable."""
 
 
-_Answer = ExistingCall | _NotAsked | None
-_NOT_ASKED: Final = _NotAsked()
-_together: ContextVar[dict[str, _Answer] | None] = ContextVar("celery_dlock_together", default=None)
+_Answer = ExistingCall | _Unclaimed | None
+_UNCLAIMED: Final = _Unclaimed()
+#: The answers to claims that a group made for its members, by task id.
+_batch_answers: ContextVar[dict[str, _Answer] | None] = ContextVar("celery_dlock_batch_answers", default=None)
 
 
-class _Wanted(NamedTuple):
-    """One call that wants its name."""
+class _ClaimingCall(NamedTuple):
+    """A call that claims its name.
+
+    Args:
+        task: The task that is called.
+        name: The call's lock name.
+        options: The call's options.
+        request: The claim, as the store receives it.
+        follows: Celery publishes the call after a task that has run, so no caller waits for an error.
+    """
 
     task: LockedTask
     name: LockName
     options: LockOptions
-    publication: ClaimRequest
+    request: ClaimRequest
     follows: bool
 
     @property
-    def bears_no_refusal(self) -> bool:
-        """``self.retry()`` or ``self.replace()``: its work is half done."""
-        return self.publication.turn > 0
+    def never_refused(self) -> bool:
+        """Whether the call continues a run (``self.retry()``, ``self.replace()``), whose work is half done."""
+        return self.request.turn > 0
 
     def held_by(self, first: ExistingCall) -> LockHeld:
         return LockHeld(f"{self.name}: {first}", self.name.text, first.task_id, first.node, first.since)
 
 
 def claiming_call(task: LockedTask, headers: Mapping[str, Any] | None) -> Call | None:
-    """A call's options, if it claims its name when it is published."""
+    """Return a call's options if it claims its name when it is published, else None."""
     if not task.lock_options.claims and OPTIONS_HEADER not in (headers or ()):
         return None
     call = call_of(task, headers)
@@ -69,19 +78,22 @@ def claiming_call(task: LockedTask, headers: Mapping[str, Any] | None) -> Call |
 def publish(
     task: LockedTask, send: Callable[..., AsyncResult[Any]], args: tuple[Any, ...], options: dict[str, Any]
 ) -> AsyncResult[Any]:
-    """Publish a call, if its name is free.
+    """Publish a call, unless another call has its name.
 
     Args:
-        task: Whose call it is.
+        task: The task that is called.
         send: Celery's ``apply_async``.
-        args: Its positional arguments.
-        options: Its others.
+        args: The positional arguments of ``apply_async``.
+        options: Its keyword arguments.
+
+    Returns:
+        The result of the call, or of the call that has the name (``on_duplicate="return"``).
 
     Raises:
-        LockHeld: The name is another call's, and the task wants to be told so; or it is a ``Lock``'s, of which there
-            is no result.
-        LockKeyError: The call has no lock name.
-        StoreUnavailable: The store could not be asked, and the task may not be published without a claim.
+        LockHeld: Another call has the name, and ``on_duplicate`` is ``"raise"``. Or a ``Lock`` has it, which has no
+            result to return.
+        LockKeyError: The arguments give no lock name.
+        StoreUnavailable: The store did not answer, and ``on_store_error`` is not ``"run"``.
     """
     call = claiming_call(task, options.get("headers"))
     if call is None or task.app.conf.task_always_eager:
@@ -89,78 +101,86 @@ def publish(
     given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
     awaited = given.get("task_id") is not None
     given["task_id"] = task_id = given.get("task_id") or uuid()
-    wanted = _wanted(task, call, given)
-    if wanted is None:
+    claiming = _claiming_call(task, call, given)
+    if claiming is None:
         return send(**given)
-    asked_before = _together.get() or {}
-    answer = asked_before.pop(task_id) if task_id in asked_before else _ask(wanted)
-    if isinstance(answer, ExistingCall) and not wanted.bears_no_refusal:
-        return _refused(wanted, answer, given, awaited=awaited)
+    answered = _batch_answers.get() or {}
+    answer = answered.pop(task_id) if task_id in answered else _answers([claiming])[0]
+    if isinstance(answer, ExistingCall) and not claiming.never_refused:
+        return _refused(claiming, answer, given, awaited=awaited)
     try:
         return send(**given)
     except BaseException:
         if answer is None:
-            _give_back([wanted])
+            _release([claiming])
         raise
 
 
-def release_claim(runtime: Runtime, name: LockName, identity: Identity) -> bool:
-    """Give up the claim of a message that has started or ended; false if the store did not hear of it."""
+def release_claim(task: LockedTask, name: LockName, identity: Identity) -> bool:
+    """Release the claim of a message that has started or ended.
+
+    Returns:
+        False if the store did not answer. Call it again, or the claim ends after ``queued_ttl``.
+    """
     turn = ClaimRequest.generation_of(identity.retries, identity.nesting)
     try:
-        runtime.claims.unclaim(name, identity.task_id, turn)
+        task.dlock.claims.unclaim(name, identity.task_id, turn)
     except StoreUnavailable as error:
-        logger.warning("the claim of %s is not given up: %s", name, error)
+        logger.warning(
+            "Task %s[%s] cannot release its claim of %s, which ends after queued_ttl at the latest: %s",
+            task.name, identity.task_id, name, error, extra=log_fields(task.name, identity.task_id, name.text),
+        )  # fmt: skip
         return False
     return True
 
 
 class BatchClaim:
-    """Calls of one canvas that claim their names in one write.
+    """The claims of a group's calls, made in one round trip.
 
     Args:
-        calls: Of each its task and the arguments of its ``apply_async``.
+        calls: For each call, its task and the arguments of its ``apply_async``.
 
     Raises:
-        LockHeld: One of them is refused and wants to be told so. Nothing is claimed then.
-        StoreUnavailable: The store could not be asked, and not all may be published without a claim.
+        LockHeld: A call is refused and its ``on_duplicate`` is ``"raise"``. No name is claimed then.
+        StoreUnavailable: The store did not answer, and ``on_store_error`` of a call is not ``"run"``.
     """
 
     def __init__(self, calls: Iterable[tuple[LockedTask, dict[str, Any]]]) -> None:
-        self._wanted: dict[str, _Wanted] = {}
+        self._calls: dict[str, _ClaimingCall] = {}
         for task, given in calls:
             chosen, headers = given.get(ARGUMENT), given.get("headers")
             call = claiming_call(task, headers if chosen is None else headers_for(task, chosen, headers))
-            wanted = _wanted(task, call, given) if call is not None else None
-            if wanted is not None:
-                self._wanted[wanted.publication.task_id] = wanted
-        self._answers: dict[str, _Answer] = dict(zip(self._wanted, _answers(list(self._wanted.values())), strict=True))
+            claiming = _claiming_call(task, call, given) if call is not None else None
+            if claiming is not None:
+                self._calls[claiming.request.task_id] = claiming
+        self._answers: dict[str, _Answer] = dict(zip(self._calls, _answers(list(self._calls.values())), strict=True))
         for task_id, answer in self._answers.items():
-            wanted = self._wanted[task_id]
-            if isinstance(answer, ExistingCall) and wanted.options.on_duplicate == "raise" and not wanted.follows:
-                self.give_back()
-                raise wanted.held_by(answer)
+            claiming = self._calls[task_id]
+            if isinstance(answer, ExistingCall) and claiming.options.on_duplicate == "raise" and not claiming.follows:
+                self.release_unpublished()
+                raise claiming.held_by(answer)
 
     def enter(self) -> None:
-        """Let the calls of this context that are published now find their claims."""
-        self._outer = _together.get()
-        _together.set(self._answers)
+        """Make the answers available to :func:`publish` in this context."""
+        self._outer = _batch_answers.get()
+        _batch_answers.set(self._answers)
 
     def leave(self) -> None:
-        # Not by a token: whoever closes a generator may do so in another context.
-        _together.set(self._outer)
+        """Restore the answers of the group around this one."""
+        # Not ContextVar.reset: a generator may be closed in another context, where its token is invalid.
+        _batch_answers.set(self._outer)
 
-    def give_back(self) -> None:
-        """Give back the claims of those that were not published."""
-        _give_back([self._wanted[task_id] for task_id, answer in self._answers.items() if answer is None])
+    def release_unpublished(self) -> None:
+        """Release the claims of the calls that were not published."""
+        _release([self._calls[task_id] for task_id, answer in self._answers.items() if answer is None])
 
 
-def _wanted(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _Wanted | None:
-    """None where it is not to be claimed, and a worker will say why."""
+def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _ClaimingCall | None:
+    """Return the claim of a call; None if it has no lock name, for which the worker will fail it."""
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
-    # Celery publishes it for a task that has run: nobody is there to be told of an error.
+    # Celery publishes such a call after another task has run, so an error would reach no caller.
     follows = given.get("parent_id") is not None
-    # Raises the TypeError that Celery's callers know. Celery gives it to functions; a class-based task has none.
+    # Raises Celery's own TypeError for wrong arguments. A class-based task has no __header__.
     check_arguments: Callable[..., object] | None = getattr(task, "__header__", None)
     if check_arguments is not None and task.typing and not follows:
         check_arguments(*args, **kwargs)
@@ -174,8 +194,8 @@ def _wanted(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _Wanted |
             return None
         raise
     runtime, task_id = task.dlock, given["task_id"]
-    life = as_seconds(call.options.queued_ttl) + _delay(given)
-    publication = ClaimRequest(
+    life = as_seconds(call.options.queued_ttl) + start_delay(given)
+    request = ClaimRequest(
         task_id,
         ClaimRequest.generation_of(given.get("retries") or 0, given.get("replaced_task_nesting") or 0),
         round(life * 1000),
@@ -184,86 +204,83 @@ def _wanted(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _Wanted |
         uuid(),
         runtime.settings.confirmed_by(call.options.confirmation),
     )
-    return _Wanted(task, name, call.options, publication, follows)
+    return _ClaimingCall(task, name, call.options, request, follows)
 
 
-def _delay(given: Mapping[str, Any]) -> float:
-    """Seconds until its ETA."""
-    if given.get("countdown"):
-        return max(0.0, float(given["countdown"]))
-    return max(0.0, seconds_until(given.get("eta") or None) or 0.0)
-
-
-def _ask(wanted: _Wanted) -> _Answer:
-    return _answers([wanted])[0]
-
-
-def _answers(calls: list[_Wanted]) -> list[_Answer]:
+def _answers(calls: list[_ClaimingCall]) -> list[_Answer]:
     if not calls:
         return []
     runtime = calls[0].task.dlock
     try:
-        return _told(runtime, calls)
+        return _claim(runtime, calls)
     except StoreUnavailable as error:
-        if not all(call.options.on_store_error == "run" or call.follows or call.bears_no_refusal for call in calls):
+        if not all(call.options.on_store_error == "run" or call.follows or call.never_refused for call in calls):
             raise
         for call in calls:
-            name, task_id = call.task.name, call.publication.task_id
-            logger.warning("Task %s[%s] is published without a claim of %s: %s", name, task_id, call.name, error)
-        return [_NOT_ASKED] * len(calls)
+            name, task_id = call.task.name, call.request.task_id
+            logger.warning(
+                "Task %s[%s] is published without a claim of %s: %s", name, task_id, call.name, error,
+                extra=log_fields(name, task_id, call.name.text),
+            )  # fmt: skip
+        return [_UNCLAIMED] * len(calls)
 
 
-def _refused(wanted: _Wanted, first: ExistingCall, given: Mapping[str, Any], *, awaited: bool) -> AsyncResult[Any]:
-    task, task_id, held = wanted.task, wanted.publication.task_id, wanted.held_by(first)
+def _refused(
+    claiming: _ClaimingCall, first: ExistingCall, given: Mapping[str, Any], *, awaited: bool
+) -> AsyncResult[Any]:
+    task, task_id, held = claiming.task, claiming.request.task_id, claiming.held_by(first)
     facts = {"task": task.name, "task_id": task_id, "reason": held.message}
-    task.dlock.listeners.tell("refused", name=wanted.name.text, owner="", **facts)
+    task.dlock.listeners.tell("refused", name=claiming.name.text, owner="", **facts)
     if first.task_id is not None and len(first.task_id) >= CUT:
-        first = replace(first, task_id=None)  # cut: its result cannot be named
-    wants_error = wanted.options.on_duplicate == "raise" and not wanted.follows
+        first = replace(first, task_id=None)  # cut to CUT characters, so it identifies no result
+    wants_error = claiming.options.on_duplicate == "raise" and not claiming.follows
     if wants_error or (first.task_id is None and not awaited):
         raise held
-    logger.info("Task %s[%s] is not published: %s", task.name, task_id, held.message)
-    if awaited and first.task_id != task_id and not _lives(wanted, given):
-        # Somebody has this id, a canvas perhaps: what waits for it must not wait for ever.
+    logger.info(
+        "Task %s[%s] is not published: %s", task.name, task_id, held.message,
+        extra=log_fields(task.name, task_id, claiming.name.text),
+    )  # fmt: skip
+    if awaited and first.task_id != task_id and not _lives(claiming, given):
+        # The caller or a canvas knows this id. Without an end, waiting for its result would never return.
         store_revoked(task, _request(given), CallSkipped(*held.args))
     return task.AsyncResult(first.task_id or task_id)
 
 
-def _lives(wanted: _Wanted, given: Mapping[str, Any]) -> bool:
-    """Is there an earlier call of this id, whose end it would be? Not in a canvas, whose ids are its own."""
+def _lives(claiming: _ClaimingCall, given: Mapping[str, Any]) -> bool:
+    """Return whether an earlier call has this id, so that its end must not be overwritten. In a canvas, ids are new."""
     if any(given.get(of) for of in ("group_id", "chord", "chain", "parent_id")):
         return False
-    task, task_id = wanted.task, wanted.publication.task_id
+    task, task_id = claiming.task, claiming.request.task_id
     if not has_backend(task):
-        return True  # nobody can wait for it
+        return True  # without a result backend, no result can be waited for
     if task.backend.get_state(task_id) != states.PENDING:
         return True
-    holder = task.dlock.locker.holder(wanted.name)
+    holder = task.dlock.locker.holder(claiming.name)
     return holder is not None and holder.task_id == task_id[:CUT]
 
 
 def _request(given: Mapping[str, Any]) -> Context:
-    """The request that the call would have had, without its arguments, which may be secrets."""
+    """Return the request that the call would have had, without its arguments, which may hold secrets."""
     named = ("chain", "chord", "group_index", "ignore_result", "parent_id", "root_id")
     facts = {name: given[name] for name in named if given.get(name) is not None}
     return Context({**facts, "id": given["task_id"], "group": given.get("group_id")})
 
 
-def _told(runtime: Runtime, calls: list[_Wanted]) -> list[_Answer]:
+def _claim(runtime: Runtime, calls: list[_ClaimingCall]) -> list[_Answer]:
     try:
-        return list(runtime.claims.claim([(call.name, call.publication) for call in calls]))
+        return list(runtime.claims.claim([(call.name, call.request) for call in calls]))
     except BaseException as error:
-        # Also where a limit or a signal struck: the server may have it, or get it later.
+        # Also after a time limit or signal: the server may have the claims already, or receive them later.
         if not isinstance(error, StoreRefused):
             for call in calls:
-                runtime.unsure_claims.take_back(call.name, call.publication)
+                runtime.unsure_claims.take_back(call.name, call.request)
         raise
 
 
-def _give_back(calls: Iterable[_Wanted]) -> None:
+def _release(calls: Iterable[_ClaimingCall]) -> None:
     for call in calls:
-        publication = call.publication
+        request = call.request
         try:
-            call.task.dlock.claims.unclaim(call.name, publication.task_id, publication.turn)
+            call.task.dlock.claims.unclaim(call.name, request.task_id, request.turn)
         except StoreUnavailable:
-            call.task.dlock.unsure_claims.take_back(call.name, publication)
+            call.task.dlock.unsure_claims.take_back(call.name, request)

@@ -43,7 +43,7 @@ def test_base_whose_lock_options_are_no_lock_options_is_refused() -> None:
     class Wrong(SingletonTask):
         lock_options: Any = 3
 
-    with pytest.raises(InvalidLockOptions, match=r"task 't': base=.*lock_options=3"):
+    with pytest.raises(InvalidLockOptions, match=r"task 't': invalid base=.*lock_options=3"):
         singleton_task(app=Celery("here", set_as_current=False), name="t", base=Wrong, ttl=4)(body)
 
 

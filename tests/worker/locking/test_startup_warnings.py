@@ -58,8 +58,8 @@ def test_plain_task_with_lock_options_as_keywords_is_warned_of(app: Celery, capl
     app.finalize()
     (warning,) = told(app, caplog)
     assert warning == (
-        "task 'shop.stray' has the lock options on_conflict, max_hold and runs without a lock: its base is no "
-        "SingletonTask; write @singleton_task"
+        "Task shop.stray has the lock options on_conflict, max_hold but runs without a lock, because its base is not "
+        "SingletonTask. Use @singleton_task"
     )
 
 
@@ -70,8 +70,8 @@ def test_a_worker_without_any_singleton_task_names_one_whose_base_was_forgotten(
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
     (line,) = [line for line in done.stderr.splitlines() if "shop.bill" in line and "WARNING" in line]
     assert line.endswith(
-        "task 'shop.bill' has lock_options and runs without a lock: its base is no SingletonTask; "
-        "write @app.task(base=SingletonTask, lock_options=...), or @singleton_task"
+        "Task shop.bill has lock_options but runs without a lock, because its base is not SingletonTask. "
+        "Use @app.task(base=SingletonTask, lock_options=...), or @singleton_task"
     )
 
 
@@ -82,7 +82,7 @@ def test_each_such_task_is_named_once(app: Celery, caplog: pytest.LogCaptureFixt
 
     app.task(name="shop.bill", lock_options=LockOptions())(bill)
     app.register_task(Classed())
-    assert [line.split()[1] for line in told(app, caplog)] == ["'shop.bill'", "'shop.classed'"]
+    assert [line.split()[1] for line in told(app, caplog)] == ["shop.bill", "shop.classed"]
 
 
 @pytest.mark.parametrize("options", [{"name": "shop.outer"}, {"name": "shop.outer", "bind": True}])
@@ -92,7 +92,7 @@ def test_a_task_decorator_above_ours_is_told_with_the_task_that_it_hides(
     app.task(**options)(singleton_task(app=app, name="shop.bill")(bill))
     (line,) = told(app, caplog)
     assert line == (
-        "task 'shop.outer' calls the task 'shop.bill', which takes no lock so: write @singleton_task alone, "
+        "Task shop.outer calls the task shop.bill directly, which takes no lock. Use @singleton_task alone, "
         "without another task decorator above it"
     )
 
