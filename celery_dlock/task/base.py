@@ -120,7 +120,7 @@ class SingletonTask(_Task):
 
     @property
     def lease(self) -> Lease | BypassLease | NullLease:
-        """The lease of the running call: its fencing token, and whether the lock is still held.
+        """The lease of the running call, with its fencing token and whether the lock is still held.
 
         In a direct call, and in a call with ``dlock={"enabled": False}``, it is a null lease: its ``token`` is None and
         it is never lost. In a body that runs without its lock (``on_store_error="run"``), ``ensure()`` raises
