@@ -20,12 +20,12 @@ from kombu.transport.native_delayed_delivery import (
     level_name,
 )
 
-__all__ = ["DELIVERY", "Detour", "detour", "without_deaths"]
+__all__ = ["DEATHS", "DELIVERY", "Detour", "detour", "without_deaths"]
 
 #: The exchange through which delayed messages come back.
 DELIVERY: Final = CELERY_DELAYED_DELIVERY_EXCHANGE
 #: Headers that RabbitMQ adds to a message whose time in a queue is over, and the queue that each names.
-_DEATHS: Final = "x-death"
+DEATHS: Final = "x-death"
 _QUEUES_OF_DEATHS: Final = ("x-first-death-queue", "x-last-death-queue")
 _PREFIX: Final = "celery_delayed_"
 _LONGEST: Final = 2 ** (MAX_LEVEL + 1) - 1
@@ -63,15 +63,15 @@ def without_deaths(headers: Mapping[str, Any]) -> Mapping[str, Any]:
 
     RabbitMQ drops a message that comes to a queue of the delay a second time, if these notes name that queue.
     """
-    deaths = headers.get(_DEATHS)
+    deaths = headers.get(DEATHS)
     if not isinstance(deaths, list):
         return headers
     kept = [death for death in deaths if not _is_delay(death.get("queue") if isinstance(death, Mapping) else None)]
     if len(kept) == len(deaths):
         return headers
     gone = {name for prefix in _QUEUES_OF_DEATHS if _is_delay(headers.get(prefix)) for name in _notes(prefix)}
-    cleaned = {name: value for name, value in headers.items() if name != _DEATHS and name not in gone}
-    return {**cleaned, _DEATHS: kept} if kept else cleaned
+    cleaned = {name: value for name, value in headers.items() if name != DEATHS and name not in gone}
+    return {**cleaned, DEATHS: kept} if kept else cleaned
 
 
 def _is_delay(queue: Any) -> bool:

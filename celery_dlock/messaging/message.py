@@ -56,9 +56,9 @@ class Delivery(NamedTuple):
         delivered: When it was received, on the monotonic clock.
         since: The later of receipt and ETA, on the monotonic clock.
         monitored: The worker sends events.
-        rank_us: Carried by a copy of ours, else None.
-        tries: How often the message was published again because of a conflict.
         raw: The message, as the fields of :class:`RawMessage`.
+        rank_us: Carried by a copy of ours, else None.
+        conflict_retries: How often the message was published again because of a conflict.
         turn: Under the queue policy, for which this copy was published.
         comebacks: How often since then, for another reason: the store did not answer, its twin was running.
         doubted: One of the messages that it copies was delivered more than once, so another copy may live.
@@ -71,9 +71,9 @@ class Delivery(NamedTuple):
     delivered: float
     since: float
     monitored: bool
-    rank_us: int | None
-    conflict_retries: int
     raw: tuple[Any, ...]
+    rank_us: int | None = None
+    conflict_retries: int = 0
     turn: str = ""
     store_retries: int = 0
     maybe_duplicated: bool = False
@@ -88,7 +88,7 @@ class Delivery(NamedTuple):
 
 
 class RepublishHeader(NamedTuple):
-    """What a copy of ours says of the message it copies."""
+    """What a copy of ours says of the message it copies; in this order, its fields are fields of a `Delivery`."""
 
     rank_us: int | None = None
     tries: int = 0

@@ -3,17 +3,31 @@
 An exception in the main process ends the worker, and the broker then delivers the message to the next worker. So
 every field that the main process, or the library in a pool child, reads is checked once, at the receipt.
 No error shows a value: it may be a secret.
+
+The main process runs these checks for every message. So `check_message` first tries to prove, in a few calls that
+iterate in C, that a message is like almost all others. If it cannot, each field is checked by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, compress
+from operator import not_
 from typing import Any, Final, TypeGuard
 
-__all__ = ["MALFORMED", "MAX_COUNT", "MAX_DEPTH", "check_body", "check_headers", "check_origin", "is_count"]
+__all__ = [
+    "MALFORMED",
+    "MAX_COUNT",
+    "MAX_DEPTH",
+    "check_body",
+    "check_headers",
+    "check_message",
+    "check_origin",
+    "is_count",
+]
 
-#: What code raises that meets a value of another type or size than it expects. Not ``MemoryError`` or ``OSError``:
-#: they say something about the machine, and the message is to be delivered again.
+#: The errors of code that meets a value of another type or size than it expects. Not ``MemoryError`` or ``OSError``:
+#: these say something about the machine, and the broker must deliver the message again.
 MALFORMED: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 #: How deep the containers of a message may be nested: pickling for the pool child recurses, and so does JSON.
 MAX_DEPTH: Final = 250
@@ -21,11 +35,76 @@ MAX_DEPTH: Final = 250
 MAX_COUNT: Final = 2**31 - 1
 #: The longest time limit, in seconds: 31 years. Timers calculate with floats.
 _MAX_LIMIT: Final = 1e9
-#: What stands beside a call's arguments in its body (task protocol 2). Celery copies every further key over the
-#: request's own fields in the pool child.
+_MAX_BYTE: Final = 255
+#: The fields beside a call's arguments in its body (task protocol 2). In the pool child, Celery copies every other
+#: field over the request's own attributes.
 _EMBEDDED: Final = {"callbacks": list, "errbacks": list, "chain": list, "chord": dict}
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset)
-_PRIORITIES: Final = 255
+
+_TEXT_TYPES: Final = frozenset({str, type(None)})
+_NUMBER_TYPES: Final = frozenset({int, type(None)})
+_SCALAR_TYPES: Final = frozenset({str, bytes, int, float, bool, type(None)})
+_is_scalar_type: Final = _SCALAR_TYPES.__contains__
+_BYTES: Final = frozenset({None, *range(_MAX_BYTE + 1)})
+_NO_LIMITS: Final = [None, None]
+_NO_STAMPS: Final[dict[str, Any]] = {}
+
+_TEXTS: Final = ("id", "task", "shadow", "root_id", "parent_id", "group")
+_REPRS: Final = ("argsrepr", "kwargsrepr")
+_ORIGIN_TEXTS: Final = ("correlation_id", "reply_to")
+_DELIVERY_TEXTS: Final = ("exchange", "routing_key")
+_BYTE_PROPERTIES: Final = ("priority", "delivery_mode")
+_COUNTS: Final = ("retries", "replaced_task_nesting", "group_index")
+#: Headers whose nesting another check looks at.
+_CHECKED: Final = frozenset({"timelimit", "stamped_headers", "stamps", "args", "kwargs"})
+
+
+def check_message(
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    delivery_info: Mapping[str, Any],
+    payload: Any,
+    text: Any = None,
+) -> None:
+    """Check a message as Celery made a request of it.
+
+    Args:
+        headers: See `check_headers`.
+        properties: See `check_origin`.
+        delivery_info: See `check_origin`.
+        payload: See `check_body`.
+        text: See `check_body`.
+
+    Raises:
+        ValueError: The message is malformed.
+    """
+    if not _is_common(headers, properties, delivery_info):
+        check_headers(headers)
+        check_origin(properties, delivery_info)
+    check_body(payload, text)
+
+
+def _is_common(headers: Mapping[str, Any], properties: Mapping[str, Any], delivery_info: Mapping[str, Any]) -> bool:
+    """Tell whether headers and origin are valid, and have the form that Celery's own publishers give them.
+
+    Exact types, ASCII texts, small numbers, no time limits and no stamps. False says nothing about validity.
+    """
+    get, of_message, of_delivery = headers.get, properties.get, delivery_info.get
+    texts = [*map(get, _TEXTS), *map(of_message, _ORIGIN_TEXTS), *map(of_delivery, _DELIVERY_TEXTS)]
+    numbers = [*map(get, _COUNTS), *map(of_message, _BYTE_PROPERTIES)]
+    compound = {*compress(headers, map(not_, map(_is_scalar_type, map(type, headers.values()))))}
+    return (
+        bool(texts[0])  # the id
+        and _TEXT_TYPES.issuperset(map(type, texts))
+        and "".join(filter(None, texts)).isascii()
+        and _TEXT_TYPES.issuperset(map(type, map(get, _REPRS)))
+        and _NUMBER_TYPES.issuperset(map(type, numbers))
+        and _BYTES.issuperset(numbers)
+        and get("timelimit", _NO_LIMITS) == _NO_LIMITS
+        and get("stamped_headers") is None
+        and get("stamps", _NO_STAMPS) == _NO_STAMPS
+        and not _nested_deeper([*map(get, compound - _CHECKED)], MAX_DEPTH)
+    )
 
 
 def check_headers(headers: Mapping[str, Any]) -> None:
@@ -35,7 +114,7 @@ def check_headers(headers: Mapping[str, Any]) -> None:
         headers: Of a message of task protocol 2, or what Celery made of a message of protocol 1.
 
     Raises:
-        ValueError: A header is not what it has to be.
+        ValueError: A header is malformed.
     """
     for name, value in headers.items():
         if value is None:
@@ -55,18 +134,18 @@ def check_origin(properties: Mapping[str, Any], delivery_info: Mapping[str, Any]
     """Check where a message came from; over Redis and the like a publisher writes that too.
 
     Raises:
-        ValueError: A property is not what it has to be.
+        ValueError: A property is malformed.
     """
-    for name in ("correlation_id", "reply_to"):
+    for name in _ORIGIN_TEXTS:
         if not _maybe_text(properties.get(name)):
             raise ValueError(f"property {name!r}: expected text")
-    for name in ("exchange", "routing_key"):
+    for name in _DELIVERY_TEXTS:
         if not _maybe_text(delivery_info.get(name)):
             raise ValueError(f"delivery_info {name!r}: expected text")
-    for name in ("priority", "delivery_mode"):
+    for name in _BYTE_PROPERTIES:
         number = properties.get(name)
-        if number is not None and not (type(number) is int and 0 <= number <= _PRIORITIES):
-            raise ValueError(f"property {name!r}: expected a whole number from 0 to {_PRIORITIES}")
+        if number is not None and not (type(number) is int and 0 <= number <= _MAX_BYTE):
+            raise ValueError(f"property {name!r}: expected a whole number from 0 to {_MAX_BYTE}")
 
 
 def check_body(payload: Any, text: Any = None) -> None:
@@ -79,27 +158,42 @@ def check_body(payload: Any, text: Any = None) -> None:
     Raises:
         ValueError: The body is not what it has to be.
     """
+    if type(payload) is not list or [*map(type, payload)] != _CALL_TYPES:
+        _check_call(payload)
+    embed = payload[2]
+    if embed and (any(embed.values()) or not _EMBEDDED.keys() >= embed.keys()):
+        _check_embed(embed)
+    # Each nested level of JSON has a bracket, and to count brackets costs next to nothing.
+    shallow = isinstance(text, _RAW_TYPES) and (len(text) <= MAX_DEPTH or _brackets(text) <= MAX_DEPTH)
+    if not shallow and _deeper_than(payload, MAX_DEPTH):
+        raise ValueError(f"body: expected at most {MAX_DEPTH} nested levels")
+
+
+_RAW_TYPES: Final = (bytes, str)
+#: The types in a body that Celery's own publishers make.
+_CALL_TYPES: Final[list[type]] = [list, dict, dict]
+
+
+def _check_call(payload: Any) -> None:
     if not _is_call(payload):
         raise ValueError("body: expected [list of arguments, mapping of keyword arguments, embed]")
-    embed = payload[2]
-    if embed is not None and not isinstance(embed, Mapping):
+    if payload[2] is not None and not isinstance(payload[2], Mapping):
         raise ValueError("body: expected a mapping of callbacks, errbacks, chain and chord behind the arguments")
-    for name, value in (embed or {}).items():
+
+
+def _is_call(payload: Any) -> bool:
+    if not isinstance(payload, list | tuple) or len(payload) != len(_CALL_TYPES):
+        return False
+    return isinstance(payload[0], list | tuple) and isinstance(payload[1], Mapping)
+
+
+def _check_embed(embed: Mapping[Any, Any]) -> None:
+    for name, value in embed.items():
         kind = _EMBEDDED.get(name) if isinstance(name, str) else None
         if kind is None:
             raise ValueError(f"body: expected no {_shown(name)} behind the arguments")
         if value and not _signatures(value, kind):
             raise ValueError(f"body: expected signatures in {name!r}")
-    # Each nested level of JSON has a bracket, and to count brackets costs next to nothing.
-    shallow = isinstance(text, bytes | str) and _brackets(text) <= MAX_DEPTH
-    if not shallow and _deeper_than(payload, MAX_DEPTH):
-        raise ValueError(f"body: expected at most {MAX_DEPTH} nested levels")
-
-
-def _is_call(payload: Any) -> bool:
-    if not isinstance(payload, list | tuple) or len(payload) != 3:  # noqa: PLR2004  # args, kwargs, embed
-        return False
-    return isinstance(payload[0], list | tuple) and isinstance(payload[1], Mapping)
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -164,32 +258,40 @@ def _brackets(text: bytes | str) -> int:
 
 
 def _deeper_than(value: Any, levels: int) -> bool:
-    """Tell whether containers are nested deeper, or contain themselves. Each container is looked at once per level."""
-    level = {id(value): value}
+    """Tell whether containers are nested deeper than so many levels, or contain themselves."""
+    return _nested_deeper([value], levels)
+
+
+def _nested_deeper(level: Iterable[Any], levels: int) -> bool:
+    """Tell whether any of these values is nested deeper. Each container is looked at once per level."""
     for _ in range(levels):
-        level = {id(item): item for each in level.values() for item in _items(each) if isinstance(item, _CONTAINERS)}
-        if not level:
+        items = [*chain.from_iterable(map(_items, level))]
+        compound = [*compress(items, map(not_, map(_is_scalar_type, map(type, items))))]
+        if not compound:
             return False
-    return True
+        level = dict(zip(map(id, compound), compound, strict=True)).values()
+    return any(isinstance(value, _CONTAINERS) for value in level)
 
 
-def _items(container: Any) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, _CONTAINERS) else ()
 
 
 def _shown(name: object) -> str:
-    """A field's name for an error; only what reads as a name, because any other may be as secret as a value."""
+    """Return a field's name for an error, but only if it reads as a name: any other may be as secret as a value."""
     return repr(name) if isinstance(name, str) and name.isidentifier() and len(name) <= 40 else "<unknown>"  # noqa: PLR2004
 
 
 _TEXT: Final = (_text, "text in UTF-8")
 _COUNT: Final = (is_count, f"a whole number from 0 to {MAX_COUNT}")
 
-#: What Celery's worker reads of a message beside its arguments, and how it has to look. None is always allowed.
+#: The headers that Celery's worker reads beside a task's arguments, and their form. None is always allowed.
 _HEADERS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    **dict.fromkeys(("id", "task", "shadow", "root_id", "parent_id", "group"), _TEXT),
-    **dict.fromkeys(("argsrepr", "kwargsrepr"), (_any_text, "text")),
-    **dict.fromkeys(("retries", "replaced_task_nesting", "group_index"), _COUNT),
+    **dict.fromkeys(_TEXTS, _TEXT),
+    **dict.fromkeys(_REPRS, (_any_text, "text")),
+    **dict.fromkeys(_COUNTS, _COUNT),
     "timelimit": (_time_limits, f"two numbers of seconds from 0 to {_MAX_LIMIT:g}, or None"),
     "stamped_headers": (_texts, "a list of texts"),
     "stamps": (_mapping, "a mapping"),

@@ -53,6 +53,10 @@ class AckTrackingRequest(Request):
     #: 0 until its pool has begun with it.
     _dlock_accepted_at = 0.0
 
+    @functools.cached_property
+    def _dlock_deliveries(self) -> DeliveryRegistry:
+        return DeliveryRegistry.of(self._app)
+
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         self._dlock_accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
@@ -111,7 +115,7 @@ class AckTrackingRequest(Request):
                 self.dlock_unheard = True
                 if self.dlock_has_ended:
                     # Now: the event loop may end with this, and the worker before it runs again.
-                    DeliveryRegistry.of(self._app).unheard.mark(self)
+                    self._dlock_deliveries.unheard.mark(self)
 
     def _dlock_is_late(self) -> bool:
         """Is the broker told only now that it may have delivered the message again?
@@ -119,7 +123,7 @@ class AckTrackingRequest(Request):
         Mostly the release marks the end of such a run, because the keeper left word. But it cannot where this whole
         process stood still.
         """
-        patience = DeliveryRegistry.of(self._app).runtime.settings.doubtful_after
+        patience = self._dlock_deliveries.runtime.settings.doubtful_after
         return patience is not None and time.monotonic() - self.dlock_delivered >= patience
 
     def dlock_be_heard(self) -> None:
@@ -129,7 +133,7 @@ class AckTrackingRequest(Request):
         # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
         # the other.
         self.dlock_has_ended = True
-        deliveries = DeliveryRegistry.of(self._app)
+        deliveries = self._dlock_deliveries
         if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
             deliveries.unheard.mark(self)
         else:
@@ -141,7 +145,7 @@ class AckTrackingRequest(Request):
         That it held its lock the keeper tells, which frees that.
         """
         if not self._is_heard:
-            DeliveryRegistry.of(self._app).unheard.expect_of_dead(self)
+            self._dlock_deliveries.unheard.expect_of_dead(self)
 
     @property
     def dlock_begun_at(self) -> float:

@@ -114,6 +114,7 @@ class DeliveryRegistry:
         self.unheard = CompletionMarker(runtime, self._holding.__contains__)
         #: By owner: when the process should have ended that Celery kills for its hard time limit.
         self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
+        self._queues: Any = None
         #: Stops the body of a lost lease, if the worker's pool has a way to do so.
         self.aborter: BodyAborter | None = None
         #: The lease tables of the pool children; kept alive here, because the hooks of a fork hold it weakly.
@@ -128,6 +129,13 @@ class DeliveryRegistry:
         if not isinstance(runtime.worker, cls):
             runtime.worker = cls(runtime)
         return runtime.worker
+
+    @property
+    def queues(self) -> Any:
+        """The app's queues. Celery changes this mapping in place, and its own property costs ninety steps per task."""
+        if self._queues is None:
+            self._queues = self.runtime.app.amqp.queues
+        return self._queues
 
     def attach(self, sweeper: Sweeper, claim_renewer: Renewer) -> None:
         """Set the threads that publish grants and give claims up; until then both are left undone."""

@@ -16,12 +16,12 @@ from celery.worker import state
 from celery.worker.state import task_ready
 
 from ..keys.key_spec import LockName
-from ..messaging.delayed_delivery import DELIVERY, without_deaths
+from ..messaging.delayed_delivery import DEATHS, DELIVERY, without_deaths
 from ..messaging.message import HEADER, PROPERTY, RepublishHeader
 from ..messaging.message_times import seconds_until
 from ..messaging.results import stored_failure
 from ..messaging.routing import source_queue
-from ..messaging.validation import MALFORMED, check_body, check_headers, check_origin
+from ..messaging.validation import MALFORMED, check_message
 from ..options.validation import as_seconds
 from ..store.model import Identity
 from ..task.base import SingletonTask
@@ -58,6 +58,8 @@ class SingletonRequest(AckTrackingRequest):
     _eta: datetime | None
     _eventer: Any
     _request_dict: dict[str, Any]
+    _body: Any
+    _decoded: bool
     _already_cancelled: bool
     _context: Context
     _payload: tuple[Any, Any, Any]
@@ -92,39 +94,50 @@ class SingletonRequest(AckTrackingRequest):
         try:
             super().__init__(message, *args, **kwargs)
             self._dlock_check(message)
-            self.dlock_delivered = time.monotonic()
-            since = self._since()
+            self.dlock_delivered = since = time.monotonic()
+            if self._eta is not None:
+                since += max(0.0, seconds_until(self._eta) or 0.0)
         except MALFORMED as error:
             raise InvalidTaskError(f"malformed message: {type(error).__name__}: {error}") from error
-        request = self._request_dict
         self.dlock_owner = os.urandom(16).hex()
+        self._dlock_deliveries = deliveries = DeliveryRegistry.of(self._app)
+        self._dlock_pass_on(message, since)
+        deliveries.by_owner[self.dlock_owner] = self
+        options, request = self.task.lock_options, self._request_dict
+        if OPTIONS_HEADER in request or options.on_conflict == "queue" or options.claims:
+            self._dlock_look_at_call(deliveries)
+
+    def _dlock_check(self, message: Any) -> None:
+        request = self._request_dict
+        # Not `self._payload`, whose property costs eighty steps of the interpreter.
+        payload = self._body if self._decoded else message.payload
+        text = message.body if message.content_type == JSON else None
+        check_message(request, request["properties"], message.delivery_info or {}, payload, text)
+
+    def _dlock_pass_on(self, message: Any, since: float) -> None:
+        """Add the delivery to the request, for the pool child."""
+        request, deliveries = self._request_dict, self._dlock_deliveries
         carried, header = _NOTHING_CARRIED, request.pop(HEADER, None)
         if header is not None:
             carried = RepublishHeader.of(header, self.dlock_identity)
             self._dlock_copied = carried.tries > 0 or carried.comebacks > 0
-        deliveries = DeliveryRegistry.of(self._app)
-        queue = source_queue(self._app, message.delivery_info or {}, deliveries.tags)
+        queue = source_queue(deliveries.queues, message.delivery_info or {}, deliveries.tags)
         properties = request["properties"]
         # The fields of a Delivery and of a Raw, as bare tuples: cheaper to make and to pickle, and this is every task.
-        headers = self._dlock_headers(message.headers or {}, queue)
+        headers = message.headers or {}
+        if DEATHS in headers:
+            headers = self._dlock_without_deaths(headers, queue)
         raw = (message.body, message.content_type, message.content_encoding, headers, properties, queue)
-        delivery = (
-            self.dlock_owner, self.dlock_delivered, since, sends_task_events(self._eventer),
-            carried.rank_us, carried.tries, raw, carried.turn, carried.comebacks, carried.doubted, carried.redelivered,
-        )  # fmt: skip
+        delivery = (self.dlock_owner, self.dlock_delivered, since, sends_task_events(self._eventer), raw, *carried)
         # In a copy of the properties: they belong to the message, and top-level keys leak into what the task publishes.
         request["properties"] = {**properties, PROPERTY: delivery}
         if "headers" not in request:
             # What Celery's Context would make of it in the child, by some sixty steps in each task: a twentieth of what
             # a task costs there.
-            own = () if _OF_CELERY.issuperset(request) else request.keys() - _OF_CELERY
-            request["headers"] = {name: request[name] for name in own}
-        deliveries.by_owner[self.dlock_owner] = self
-        options = self.task.lock_options
-        if OPTIONS_HEADER in request or options.on_conflict == "queue" or options.claims:
-            self._dlock_look_at_call(deliveries)
+            own = {} if _OF_CELERY.issuperset(request) else {n: request[n] for n in request.keys() - _OF_CELERY}
+            request["headers"] = own
 
-    def _dlock_headers(self, headers: Mapping[str, Any], queue: str | None) -> Mapping[str, Any]:
+    def _dlock_without_deaths(self, headers: Mapping[str, Any], queue: str | None) -> Mapping[str, Any]:
         """Return the headers without RabbitMQ's notes of a delay; the task's own messages would go round by them."""
         cleaned = without_deaths(headers)
         if cleaned is headers:
@@ -139,11 +152,6 @@ class SingletonRequest(AckTrackingRequest):
         if self._dlock_copied and queue and info.get("exchange") == DELIVERY:
             request["delivery_info"] = {**info, "exchange": "", "routing_key": queue}
         return cleaned
-
-    def _dlock_check(self, message: Any) -> None:
-        check_headers(self._request_dict)
-        check_origin(self._request_dict["properties"], message.delivery_info or {})
-        check_body(self._payload, message.body if message.content_type == JSON else None)
 
     def _dlock_look_at_call(self, deliveries: DeliveryRegistry) -> None:
         try:
@@ -164,16 +172,12 @@ class SingletonRequest(AckTrackingRequest):
         request = self._request_dict
         return Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
 
-    def _since(self) -> float:
-        """The later of receipt and ETA on the monotonic clock."""
-        return self.dlock_delivered + max(0.0, seconds_until(self._eta) or 0.0)
-
     def _dlock_number_it(self) -> None:
         """Called when it goes to the pool: at its ETA, not at its receipt."""
         if not self.dlock_number:
             # A copy of ours keeps the place that it had.
             name = None if self._dlock_copied else self.dlock_lock
-            self.dlock_number, elder = DeliveryRegistry.of(self._app).number(self, name)
+            self.dlock_number, elder = self._dlock_deliveries.number(self, name)
             properties = self._request_dict["properties"]
             numbered = (*properties[PROPERTY], self.dlock_number, elder)
             self._request_dict["properties"] = {**properties, PROPERTY: numbered}
@@ -195,7 +199,7 @@ class SingletonRequest(AckTrackingRequest):
 
     def acknowledge(self) -> None:
         if self._dlock_held_back:
-            DeliveryRegistry.of(self._app).sweeper.acknowledge(self)
+            self._dlock_deliveries.sweeper.acknowledge(self)
         else:
             super().acknowledge()
 
@@ -239,12 +243,12 @@ class SingletonRequest(AckTrackingRequest):
             self._dlock_settle(ended_at)
             self._dlock_died()
             # Last: if Celery's own handler raises, or is slow, billiard has not killed the process yet.
-            DeliveryRegistry.of(self._app).killing(self)
+            self._dlock_deliveries.killing(self)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Celery stores RETRY. But its body may have ended while the broken connection was closed; then it stays so."""
         # Not at a cold shutdown, which mostly stores nothing: under gevent that calls from where nothing may block.
-        retries = kwargs.get("emit_retry", True) and self.store_errors and not DeliveryRegistry.of(self._app).consumes()
+        retries = kwargs.get("emit_retry", True) and self.store_errors and not self._dlock_deliveries.consumes()
         failure = stored_failure(self.task, self.id) if retries else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
         self._dlock_told_retry = retries
@@ -271,13 +275,13 @@ class SingletonRequest(AckTrackingRequest):
         self._dlock_died()
         self._dlock_give_claim_up()
         if self._dlock_queues and (name := self.dlock_lock) is not None:
-            DeliveryRegistry.of(self._app).sweeper.gone(name, self.dlock_identity.digest)
+            self._dlock_deliveries.sweeper.gone(name, self.dlock_identity.digest)
 
     def _dlock_settle(self, ended_at: float) -> None:
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             if not self.dlock_rejected:
-                DeliveryRegistry.of(self._app).settle(self, ended_at)
+                self._dlock_deliveries.settle(self, ended_at)
             self._dlock_give_claim_up()
 
     def _dlock_died(self) -> None:
@@ -287,7 +291,7 @@ class SingletonRequest(AckTrackingRequest):
     def _dlock_give_claim_up(self) -> None:
         """By a thread: a store that is away must not hold the consumer up."""
         if self.dlock_claiming is not None:
-            DeliveryRegistry.of(self._app).claim_renewer.give_up(self)
+            self._dlock_deliveries.claim_renewer.give_up(self)
 
 
 def _cold_shutdown() -> bool:

@@ -12,6 +12,8 @@ from ..messaging.validation import MALFORMED
 
 __all__ = ["default"]
 
+_BODY_TYPES = (list, tuple, dict)
+
 
 def default(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., Any]:
     """Celery's default strategy, which also refuses a message whose body is no container.
@@ -26,7 +28,7 @@ def default(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., 
             payload = message.payload
         except MALFORMED as error:
             raise InvalidTaskError(f"malformed message: {type(error).__name__}: {error}") from error
-        if not isinstance(payload, list | tuple | dict):
+        if not isinstance(payload, _BODY_TYPES):
             raise InvalidTaskError("malformed message: expected a body of [args, kwargs, embed]")
         return handle(message, body, *args, **options)
 

@@ -57,7 +57,7 @@ def app(redis_url: str, caplog: pytest.LogCaptureFixture) -> Celery:
 def run(task: Any, number: int, strike: Strike) -> None:
     """One run of the task through its tracer, as a pool child has it."""
     now = time.monotonic()
-    delivery = tuple(Delivery(f"owner{number}", now, now, False, None, 0, (b"", "", "", {}, {}, "celery")))
+    delivery = tuple(Delivery(f"owner{number}", now, now, False, (b"", "", "", {}, {}, "celery")))
     request = {"id": f"id{number}", "properties": {PROPERTY: delivery}, "delivery_info": {}, "hostname": "here"}
     sys.settrace(strike)
     try:

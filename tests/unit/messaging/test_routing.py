@@ -18,7 +18,7 @@ def told(info: Mapping[str, Any], *queues: Queue, tags: Mapping[str, str] | None
     app = Celery("queues", broker="memory://", set_as_current=False)
     if queues:
         app.conf.task_queues = queues
-    return source_queue(app, info, lambda: tags or {})
+    return source_queue(app.amqp.queues, info, lambda: tags or {})
 
 
 DIRECT = Queue("orders", Exchange("shop", "direct"), routing_key="order")
@@ -60,6 +60,9 @@ def test_queue_that_is_consumed_again_is_believed() -> None:
     app = Celery("queues", broker="memory://", set_as_current=False)
     app.conf.task_queues = (DIRECT, TOPIC)
     app.amqp.queues.deselect("orders")
-    assert source_queue(app, {"exchange": "", "routing_key": "orders"}, dict) == "all"
-    assert source_queue(app, {"exchange": "", "routing_key": "orders"}, lambda: {"orders": "1", "all": "2"}) == "orders"
-    assert source_queue(app, {"exchange": "shop", "routing_key": "order"}, lambda: {"orders": "1"}) == "orders"
+    queues = app.amqp.queues
+    assert source_queue(queues, {"exchange": "", "routing_key": "orders"}, dict) == "all"
+    assert (
+        source_queue(queues, {"exchange": "", "routing_key": "orders"}, lambda: {"orders": "1", "all": "2"}) == "orders"
+    )
+    assert source_queue(queues, {"exchange": "shop", "routing_key": "order"}, lambda: {"orders": "1"}) == "orders"

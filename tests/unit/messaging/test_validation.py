@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
 import pytest
 
-from celery_dlock.messaging.validation import MAX_DEPTH, check_body, check_headers, check_origin
+from celery_dlock.messaging import validation
+from celery_dlock.messaging.validation import MAX_DEPTH, check_body, check_headers, check_message, check_origin
+from tests.contract.hostile import NASTY
 
 pytestmark = pytest.mark.core
 
@@ -116,3 +119,38 @@ def test_a_malformed_origin_is_refused(properties: Any, info: Any) -> None:
     check_origin({"reply_to": None, "priority": 9, "delivery_mode": 2}, {"exchange": "", "routing_key": "celery"})
     with pytest.raises(ValueError, match="expected"):
         check_origin(properties, info)
+
+
+COMMON: dict[str, Any] = {
+    "id": "id1", "task": "shop.pay", "lang": "py", "shadow": None, "root_id": "id1", "parent_id": None, "group": None,
+    "group_index": None, "retries": 0, "timelimit": [None, None], "argsrepr": "(1,)", "kwargsrepr": "{}",
+    "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {}, "ignore_result": False, "traceparent": "0-1",
+}  # fmt: skip
+PROPERTIES: dict[str, Any] = {"correlation_id": "id1", "reply_to": "r", "priority": 0, "delivery_mode": 2}
+ORIGIN: dict[str, Any] = {"exchange": "", "routing_key": "celery", "redelivered": False}
+
+
+def refused(check: Any, *args: Any) -> bool:
+    try:
+        check(*args)
+    except ValueError:
+        return True
+    return False
+
+
+def test_common_message_is_not_checked_field_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "check_headers", pytest.fail)
+    check_message({**COMMON, "properties": PROPERTIES, "delivery_info": ORIGIN}, PROPERTIES, ORIGIN, [[], {}, {}])
+
+
+@pytest.mark.parametrize("part", ["headers", "properties", "delivery_info"])
+def test_message_is_refused_if_a_field_of_it_is(part: str) -> None:
+    """`check_message` skips the check of each field if a message has the common form."""
+    parts = {"headers": COMMON, "properties": PROPERTIES, "delivery_info": ORIGIN}
+    values = [*NASTY, (None, None), [None], {1}, True, 1.0, 256, -1, nested(MAX_DEPTH + 1)]
+    for name, value in itertools.product([*parts[part], "unknown"], values):
+        changed = {**parts, part: {**parts[part], name: value}}
+        properties, info = changed["properties"], changed["delivery_info"]
+        headers = {**changed["headers"], "properties": properties, "delivery_info": info}
+        expected = refused(check_headers, headers) or refused(check_origin, properties, info)
+        assert refused(check_message, headers, properties, info, [[], {}, {}]) is expected, (name, value)
