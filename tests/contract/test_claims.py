@@ -55,7 +55,8 @@ def test_a_claim_is_given_up_by_its_own_message_alone(store):
     assert claim(store, "b") is None
 
 
-def test_a_claim_that_comes_after_it_was_taken_back_takes_no_effect_and_another_attempts_stays(store, client):
+def test_claim_sent_after_its_rollback_takes_no_effect(store, client):
+    """The claim of another attempt stays."""
     assert store.unclaim(NAME, "a", 0, "x") is False
     assert claim(store, "a", attempt="x") is None
     assert client.exists(keys_of().queued()) == 0

@@ -133,7 +133,7 @@ class Written:
 
 
 @pytest.mark.invariant("cluster-asks-primaries")
-def test_many_calls_are_one_write_to_each_node_and_all_are_written_before_one_is_read(store: RedisStore) -> None:
+def test_many_calls_are_one_write_per_node_and_all_written_before_any_is_read(store: RedisStore) -> None:
     talk = Written()
     keys = [f"dlock:{{{bucket:03x}}}:queues" for bucket in range(BUCKETS)]
     answers = store._topology.each(talk, [(key, key) for key in keys])

@@ -99,7 +99,8 @@ def library(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.invariant("no-mutex-between-thread-and-greenlets")
-def test_a_thread_that_logs_waits_for_no_greenlet_and_a_greenlet_writes_its_records_in_order(library: str) -> None:
+def test_thread_that_logs_waits_for_no_greenlet_and_records_keep_their_order(library: str) -> None:
+    """A greenlet writes the thread's records."""
     held, seen = run(library, LOG, "redis://nowhere")
     assert held == ["gone on"]
     of_the_thread = ["an error", "of a thread: 0", "of a thread: 1", "of a thread: 2"]

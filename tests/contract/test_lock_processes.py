@@ -44,9 +44,8 @@ def program(redis_url: str) -> Iterator[Program]:
 
 @pytest.mark.invariant("lease-deadline-precedes-request")
 @pytest.mark.core
-def test_the_keeper_renews_for_three_ttls_and_the_deadline_here_is_never_later_than_in_the_store(
-    app: Celery, client: redis.Redis
-) -> None:
+def test_watchdog_renews_for_three_ttls_and_never_expects_a_later_deadline(app: Celery, client: redis.Redis) -> None:
+    """The deadline of the lease is never later than that of the store."""
     with Lock("x", app=app, ttl=2) as lock:
         assert lock.lease
         end = time.monotonic() + 6.2
@@ -70,9 +69,10 @@ def test_an_extended_lease_is_not_shortened_by_the_keeper_nor_by_ensure(app: Cel
         assert client.pttl(KEYS.lock) > 50_000
 
 
-def test_one_keeper_keeps_200_locks_over_one_connection_and_ends_when_it_tracks_nothing(
+def test_watchdog_renews_200_locks_over_one_connection(
     program: Program,
 ) -> None:
+    """It ends when it tracks no lease."""
     output, _ = program("crowd").communicate(timeout=60)
     assert output.splitlines() == [
         "keepers 1",

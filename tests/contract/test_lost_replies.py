@@ -188,7 +188,7 @@ def test_a_release_whose_reply_is_lost_does_not_free_who_took_the_lock_meanwhile
 
 @pytest.mark.core
 @pytest.mark.parametrize("mode", ["refuse", "blackhole"])
-def test_a_release_while_the_store_is_away_is_carried_out_with_its_ending_when_it_is_back(
+def test_release_while_the_store_is_away_runs_with_its_ending_when_it_is_back(
     party: Party, proxy: Proxy, client: redis.Redis, mode: Mode
 ) -> None:
     lease = party.acquire(NAME)
@@ -247,9 +247,8 @@ class Crowd:
 
 
 @pytest.mark.invariant("store-calls-are-idempotent")
-def test_a_crowd_behind_a_network_that_cuts_replies_never_overlaps_and_leaves_nothing(
-    proxy: Proxy, client: redis.Redis
-) -> None:
+def test_many_callers_behind_a_network_that_cuts_replies_never_overlap(proxy: Proxy, client: redis.Redis) -> None:
+    """They leave no lock."""
     crowd = Crowd(proxy, client)
     threads = [threading.Thread(target=crowd.member) for _ in range(4)]
     disturbing = threading.Thread(target=crowd.disturb)

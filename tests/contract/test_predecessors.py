@@ -210,9 +210,8 @@ def test_what_a_dying_worker_noted_last_is_freed_too(store, client, looker, star
 
 
 @pytest.mark.core
-def test_two_workers_of_one_name_have_notes_beside_each_other_and_neither_shortens_the_others_life(
-    store, client
-) -> None:
+def test_two_workers_of_one_name_keep_separate_crash_records(store, client) -> None:
+    """Neither shortens the life of the other one's record."""
     store.save_worker_record(NODE, "one", "long", 60_000)
     store.save_worker_record(NODE, "two", "brief", 1_000)
     assert store.worker_records(NODE) == {"one": "long", "two": "brief"}

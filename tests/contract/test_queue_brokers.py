@@ -63,21 +63,23 @@ def granted(clean_server: Server, store: RedisStore, client: redis.Redis) -> Cel
 
 
 @pytest.mark.usefixtures("granted")
-def test_parked_message_is_published_when_only_user_and_password_of_the_url_have_changed(
+def test_parked_message_is_published_if_only_user_and_password_have_changed(
     clean_server: Server, broker: redis.Redis
 ) -> None:
+    """The URL of its broker is otherwise the same."""
     look(app_at(clean_server, "redis://default:@127.0.0.1:{port}"))
     assert broker.llen("celery") == 1
 
 
 @pytest.mark.invariant("foreign-messages-block-no-name")
-def test_parked_message_under_another_host_name_is_told_of_and_published_once_dlock_broker_names_it(
+def test_parked_message_of_another_host_name_is_published_after_dlock_broker_is_set(
     granted: Celery,
     clean_server: Server,
     broker: redis.Redis,
     client: redis.Redis,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Until then it is logged."""
     moved = "redis://localhost:{port}/0"
     look(app_at(clean_server, moved))
     assert broker.llen("celery") == 0

@@ -183,7 +183,7 @@ def test_a_waiting_message_that_is_not_to_run_waits_no_more(store: RedisStore, c
 @pytest.mark.core
 @pytest.mark.parametrize("carries", [True, False])
 @pytest.mark.parametrize("flagged", [True, False])
-def test_what_the_broker_flagged_is_a_duplicate_however_late_and_of_the_rest_its_rank_decides(
+def test_redelivered_message_is_a_duplicate_and_others_are_judged_by_rank(
     store: RedisStore, client: redis.Redis, carries: bool, flagged: bool
 ) -> None:
     """The rest is of an id that was used again: the old mark says nothing of it."""
@@ -206,7 +206,7 @@ def test_who_starts_over_an_old_mark_deletes_it_and_marks_anew_at_its_end(
 
 
 @pytest.mark.core
-def test_a_new_publication_is_judged_by_its_own_rank_and_not_by_the_place_of_an_entry_left_behind(
+def test_new_publication_is_judged_by_its_own_rank_not_by_a_leftover_entry(
     store: RedisStore,
 ) -> None:
     """Its id was used before, and the end of that run was told by somebody who did not name the queue's keys."""

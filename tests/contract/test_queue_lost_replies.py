@@ -107,7 +107,7 @@ def test_a_publication_whose_note_lost_its_reply_is_noted(
     assert client.hget(KEYS.lock, "published") == "1"
 
 
-def test_a_locker_that_does_not_hear_whom_its_parking_granted_hands_that_one_over_all_the_same(
+def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     store: RedisStore, proxy: Proxy, client: redis.Redis
 ) -> None:
     """And parks under the next number, once, at its rank."""

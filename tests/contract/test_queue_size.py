@@ -112,9 +112,7 @@ def test_each_step_is_as_many_commands_for_twenty_thousand_waiters_as_for_ten(
     assert max(map(len, few.values())) <= 30, few
 
 
-def test_each_step_takes_the_server_about_as_long_for_twenty_thousand_waiters_as_for_ten(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_step_takes_as_long_for_twenty_thousand_waiters_as_for_ten(store: RedisStore, client: redis.Redis) -> None:
     """By the server's own account; a walk would take it a thousand times as long."""
 
     def microseconds(count: int) -> float:

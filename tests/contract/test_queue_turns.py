@@ -241,7 +241,7 @@ def test_each_bucket_tells_of_its_own_locks_at_most_so_many(store: RedisStore, c
 
 
 @pytest.mark.core
-def test_all_buckets_are_looked_at_by_one_script_and_in_a_cluster_by_one_for_each_queue(
+def test_sweep_reads_all_buckets_by_one_script_and_in_a_cluster_by_one_per_queue(
     store: RedisStore, client: redis.Redis, topology: str
 ) -> None:
     def scripts() -> int:

@@ -173,7 +173,7 @@ def test_with_three_of_five_away_nobody_gets_it_and_the_error_names_them(five: R
     eventually(lambda: _acquired(store, "o"), within=15)
 
 
-def test_three_that_hang_cost_a_tenth_of_the_ttl_and_what_they_take_later_is_given_back(
+def test_three_hung_servers_cost_a_tenth_of_the_ttl_and_late_leases_are_released(
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "w.1")
@@ -217,7 +217,7 @@ def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: R
     eventually(lambda: holders(five.nodes) == [None] * 5)
 
 
-def test_a_hung_server_gives_back_too_what_it_takes_late_for_one_who_was_refused_meanwhile(five: RedlockSet) -> None:
+def test_lease_taken_late_by_a_hung_server_is_released_after_a_refusal(five: RedlockSet) -> None:
     """Else the next server that dies is one too many, as long as the ttl."""
     hung = five.node(4)
     for node in five.nodes[:4]:
@@ -248,7 +248,7 @@ def test_replies_that_are_cut_cost_nobody_the_lock_and_leave_nothing(five: Redlo
                 proxy.set_mode("pass")
 
 
-def test_a_server_that_is_left_in_peace_is_asked_all_the_same_where_the_others_cannot_decide(five: RedlockSet) -> None:
+def test_server_skipped_by_its_breaker_is_asked_if_the_others_cannot_decide(five: RedlockSet) -> None:
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes[:3]]
         store = stack.enter_context(closing(opened(proxies)))
@@ -588,7 +588,7 @@ def _renewed_by_all(store: RedlockStore, nodes: Sequence[Server]) -> bool:
 # Leases
 
 
-def test_a_lease_lives_with_a_majority_and_a_server_that_lost_it_is_not_given_it_again(
+def test_lease_lives_with_a_majority_and_is_not_restored_on_a_server_that_lost_it(
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "o.1")
@@ -896,7 +896,7 @@ def _break(nodes: Sequence[Server], proxies: Sequence[Proxy], step: str, place: 
 
 
 @pytest.mark.invariant("tokens-are-agreed")
-def test_what_a_server_of_the_majority_gave_higher_all_know_before_the_lock_is_anybodys(
+def test_highest_token_of_the_majority_is_confirmed_before_the_lock_is_granted(
     five: RedlockSet, store: RedlockStore
 ) -> None:
     with five.node(2).client() as client:

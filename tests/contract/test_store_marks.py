@@ -92,9 +92,7 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
 
 
 @pytest.mark.invariant("done-is-final")
-def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_that_came_after_its_end(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_late_mark_ends_duplicates_and_no_message_sent_after_the_end(store: RedisStore, client: redis.Redis) -> None:
     """An end of which the broker did not hear is told late where the store was away; its sender may have gone on."""
     take(store, "o.1", claim_of("id1"))
     end(store)
@@ -109,9 +107,7 @@ def test_a_mark_that_comes_late_ends_the_copies_of_its_message_and_no_message_th
     assert take(store, "p.3", claim_of("id1", age_us=30_000_000))
 
 
-def test_a_mark_that_comes_late_leaves_a_later_message_of_the_same_id_alone_that_runs_already(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_late_mark_leaves_a_running_message_of_the_same_id_alone(store: RedisStore, client: redis.Redis) -> None:
     """A mark would end the copy that comes when its worker dies."""
     take(store, "p.1", claim_of("id1"))
     store.mark_done(NAME, Identity("id1").digest, "o", 60_000_000)
@@ -150,7 +146,7 @@ def test_a_copy_flagged_redelivered_of_a_done_identity_is_a_duplicate(store: Red
 
 @pytest.mark.invariant("duplicates-do-not-run")
 @pytest.mark.core
-def test_an_unflagged_copy_is_a_duplicate_if_it_arrived_before_the_end_and_fresh_if_after(
+def test_unflagged_copy_is_a_duplicate_only_if_it_arrived_before_the_end(
     store: RedisStore, client: redis.Redis
 ) -> None:
     rank = leave_mark(store)

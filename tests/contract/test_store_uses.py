@@ -65,7 +65,8 @@ def test_a_body_that_died_is_of_unknown_outcome_however_its_lock_ended(store: Re
 
 
 @pytest.mark.core
-def test_who_holds_back_is_refused_after_a_death_and_told_who_died_until_it_is_settled(store: RedisStore) -> None:
+def test_call_under_hold_is_refused_after_a_death_until_it_is_resolved(store: RedisStore) -> None:
+    """The refusal names the process that died."""
     begin(store, "a")
     die(store, "a")
     for _ in range(2):
@@ -176,9 +177,8 @@ def test_what_runs_or_is_used_or_free_is_not_to_be_resolved(store: RedisStore) -
     assert state(store) == ("used", "a")
 
 
-def test_the_mark_of_a_body_outlives_its_window_by_the_longest_body_and_of_a_free_name_not(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_begin_mark_outlives_its_window_by_the_longest_body(store: RedisStore, client: redis.Redis) -> None:
+    """The mark of a free name does not."""
     begin(store, "a", begun_ms=WINDOW + 5000)
     assert WINDOW < client.pttl(KEYS.used()) <= WINDOW + 5000
     fail(store, "a")

@@ -143,7 +143,7 @@ def test_the_documented_rights_are_those_of_the_tests() -> None:
     assert (found[1], set(found[2].split())) == (LOCK_USER, set(LOCK_RIGHTS))
 
 
-def test_the_documented_commands_are_those_that_the_scripts_call_and_those_sent_as_they_are() -> None:
+def test_documented_commands_are_those_that_scripts_call_or_clients_send() -> None:
     sources = b"".join(script.source for script in vars(scripts).values() if isinstance(script, Script))
     called = {name.decode().lower() for name in re.findall(rb"redis\.call\('(\w+)'", sources)}
     assert set(LOCK_COMMANDS) == (called | BARE) - set(CLUSTER_COMMANDS)

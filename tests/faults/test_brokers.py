@@ -118,7 +118,7 @@ def test_a_message_that_rabbitmq_takes_back_from_a_long_body_is_not_run_again(im
 
 @pytest.mark.invariant("lost-connection-runs-nothing-twice")
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_copy_that_comes_after_the_end_of_a_body_whose_broker_was_killed_is_not_run(stage, noticed):
+def test_copy_after_the_end_of_a_body_whose_broker_was_killed_does_not_run(stage, noticed):
     """Nobody can be told that it is acknowledged, whether the worker noticed that before the end or at it."""
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
     stage.broker_process.kill()

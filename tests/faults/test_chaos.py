@@ -20,9 +20,10 @@ def test_under_random_faults_every_promise_is_kept(tmp_path, seconds):
     assert found.fenced_overlaps == 0
 
 
-def test_without_renewals_the_checker_finds_overlaps_that_no_fault_explains_and_the_resource_refuses_late_writes(
+def test_checker_without_renewals_finds_unexplained_overlaps(
     tmp_path,
 ):
+    """The resource refuses the late writes."""
     settings = Settings(SEED, seconds=8, names=4, kinds=[], renewal=False, drain=20, pools=(("prefork", 4),))
     found = judge(run(settings, tmp_path))
     assert found.overlaps["no fault"] >= 1

@@ -276,7 +276,7 @@ class TestDoubled:
         assert tale.found().doubled == {"the broker was away at the acknowledgement": 1}
 
 
-def test_a_key_is_free_within_a_second_of_a_childs_death_and_within_the_lease_of_a_workers():
+def test_key_is_free_1_s_after_a_childs_death_and_a_lease_after_a_workers():
     assert too_late({"kill child": [0.9], "kill group": [2.05]}, TTL) == []
     assert len(too_late({"kill child": [0.3, 1.1], "kill group": [2.4]}, TTL)) == 2
 

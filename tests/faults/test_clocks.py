@@ -92,7 +92,7 @@ def test_tokens_never_go_back(clock: SteppedServer, store: RedisStore, client: r
 
 @pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
-def test_a_dead_holders_lock_lasts_no_longer_than_its_ttl_from_the_next_who_asks_though_the_clock_went_back(
+def test_clock_that_goes_back_lets_a_dead_holders_lock_end_a_ttl_after_the_next_call(
     clock: SteppedServer, store: RedisStore, client: redis.Redis
 ) -> None:
     keys = keys_of()
@@ -131,7 +131,7 @@ def test_a_lock_kept_for_its_min_hold_lasts_no_longer_though_the_clock_went_back
 
 @pytest.mark.invariant("store-clock-steps")
 @pytest.mark.servers
-def test_when_the_clock_jumps_ahead_a_holder_is_told_and_the_next_has_the_higher_token(
+def test_clock_that_jumps_ahead_reports_the_loss_and_the_next_token_is_higher(
     clock: SteppedServer, store: RedisStore
 ) -> None:
     keys = keys_of()

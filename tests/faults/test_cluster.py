@@ -139,9 +139,7 @@ class TestOneNodeIsAway:
             node.resume()
             cluster.wait_until_whole()
 
-    def test_messages_of_its_locks_come_back_at_once_and_those_of_the_others_are_let_through(
-        self, cluster: ClusterSet
-    ) -> None:
+    def test_messages_of_the_absent_nodes_locks_are_republished_and_others_run(self, cluster: ClusterSet) -> None:
         app = Celery("away", broker="memory://", set_as_current=False)
         app.conf.update(dlock_url=cluster.lock_url(), dlock_timeout=0.4, dlock_rest=30)
         locker = Runtime.of(app).locker
@@ -374,7 +372,7 @@ class TestAddressesGivenAgain:
     """Whoever answers at an address may be another than the one who had it."""
 
     @pytest.mark.invariant("foreign-node-gets-no-lock")
-    def test_a_node_of_another_cluster_at_a_dead_ones_address_is_given_no_lock_and_changes_no_map(
+    def test_foreign_node_at_a_dead_nodes_address_gets_no_lock_and_changes_no_map(
         self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
         """Expected: its slots' locks are refused, the others' go on; not one key reaches it, however often one asks."""

@@ -30,7 +30,7 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
 
 @pytest.mark.invariant("deduplicated-copy-is-acknowledged")
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_an_early_acknowledged_message_of_which_nobody_heard_runs_again_when_a_green_pool_killed_its_body(
+def test_early_message_with_lost_ack_runs_again_if_a_green_pool_killed_its_body(
     tmp_path: Path, pool: str, request: pytest.FixtureRequest
 ) -> None:
     """Celery takes the killed body for a success; it has no end, and nobody will ever know one if it is marked."""

@@ -26,7 +26,7 @@ def test_a_server_is_killed_under_load_and_nothing_is_granted_twice_or_lost(tmp_
 
 
 @pytest.mark.invariant("killed-server-grants-nothing-twice")
-def test_a_store_that_comes_back_empty_grants_twice_and_fencing_refuses_the_late_write(tmp_path):
+def test_store_that_restarts_empty_grants_twice_and_fencing_refuses_the_late_write(tmp_path):
     record = run(plan("standalone", "primary", **SHORT | {"names": 2}), tmp_path)
     found = judge(record)
     assert found.broken == []
@@ -93,7 +93,7 @@ def test_but_not_if_the_holder_was_told_first_or_was_not_scheduled():
     assert (found.broken, found.paused) == ([], 1)
 
 
-def test_a_holder_that_is_not_told_within_a_ttl_breaks_the_promise_whatever_was_declared():
+def test_loss_unreported_for_a_ttl_breaks_the_promise_for_every_declaration():
     found = _judged(_ran("a", 1, 10.0, 30.0), _ran("b", 2, 12.0, 13.0), failovers=FAILED_OVER)
     assert found.broken[0].startswith("a holder was not told within its ttl")
 
@@ -111,7 +111,7 @@ def test_an_older_token_that_lands_behind_a_newer_breaks_the_promise():
         ("queues", {"dlock_durability": {"replicas": 1}}, (1, 0)),
     ],
 )
-def test_a_message_without_an_end_is_lost_but_for_one_that_waited_in_a_store_that_may_forget(task, declared, counts):
+def test_message_without_an_end_is_lost_unless_it_waited_in_a_store_that_may_forget(task, declared, counts):
     sent = (10.0, {"what": "sent", "id": "x", "task": f"failovers.{task}", "name": "n"})
     found = _judged(more=[sent], failovers=FAILED_OVER, forgets=declared is None, declared=declared)
     assert (found.lost, found.lost_in_store) == counts

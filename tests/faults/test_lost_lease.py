@@ -51,9 +51,7 @@ class TestAbort:
         assert left_at_the_word(stage, pool, "aborts") > 0
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "caught-loss-is-raised-again")
-    def test_a_body_that_catches_it_is_told_by_every_ensure_and_by_the_log_of_its_release(
-        self, stage: Stage, pool: str
-    ) -> None:
+    def test_body_that_catches_the_loss_meets_it_in_every_ensure_and_release_log(self, stage: Stage, pool: str) -> None:
         body = stage.begin(pool, "catches", 15)
         stage.locks.delete(body.key)
         assert ended(body) == ["lost", "lost", "lost"]
@@ -63,9 +61,7 @@ class TestAbort:
         )
 
     @pytest.mark.invariant("after-lost-retry-runs-again")
-    def test_with_after_lost_retry_its_message_is_run_again_and_its_own_retries_are_untouched(
-        self, stage: Stage, pool: str
-    ) -> None:
+    def test_after_lost_retry_runs_the_message_again_and_keeps_its_retries(self, stage: Stage, pool: str) -> None:
         body = stage.begin(pool, "again", 15)
         stage.locks.delete(body.key)
         assert ended(body) == [0]
@@ -103,7 +99,8 @@ def unexpected(worker: Worker) -> str:
 
 
 @pytest.mark.invariant("solo-pool-stops-no-body")
-def test_in_the_solo_pool_no_body_is_stopped_ensure_raises_and_the_worker_says_so_at_its_start(stage: Stage) -> None:
+def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: Stage) -> None:
+    """`ensure()` raises."""
     worker = stage.worker("solo")
     worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises there")
     body = stage.begin("solo", "aborts", 2.5)

@@ -137,7 +137,7 @@ def test_the_other_host_goes_on_with_that_name_after_the_ttl(stage: Stage, story
     assert story.heir["at"] - story.cut_off_at <= TTL + COMEBACK + SLACK
 
 
-def test_the_late_release_of_a_host_that_was_cut_off_frees_nothing_of_the_next_holders(story: Story) -> None:
+def test_late_release_of_a_partitioned_host_does_not_free_the_next_holders_lock(story: Story) -> None:
     assert story.owner_after_late_release == story.heir["acq"]
     assert story.heir_ended["held"] is True
 

@@ -47,17 +47,15 @@ def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 @pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_STORE)
-def test_the_way_to_the_store_a_body_goes_on_its_lease_is_renewed_and_its_release_arrives(
-    stage: Stage, name: str
-) -> None:
+def test_disturbed_way_to_the_store_loses_no_lease_and_no_release(stage: Stage, name: str) -> None:
+    """The body continues, its lease is renewed and its release arrives."""
     check_kept(stage, stage.store, TO_STORE[name])
 
 
 @pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_BROKER)
-def test_the_way_to_the_broker_a_body_goes_on_its_lease_is_renewed_and_its_release_arrives(
-    stage: Stage, name: str
-) -> None:
+def test_disturbed_way_to_the_broker_loses_no_lease_and_no_release(stage: Stage, name: str) -> None:
+    """The body continues, its lease is renewed and its release arrives."""
     check_kept(stage, stage.broker, TO_BROKER[name])
 
 
@@ -75,9 +73,10 @@ def check_kept(stage: Stage, proxy: Proxy, disturbance: Disturbance) -> None:
 
 
 @pytest.mark.invariant("slow-answers-lose-no-lease")
-def test_answers_of_store_and_broker_that_take_0_3_to_1_s_cost_no_lease_and_no_task_and_no_bodies_overlap(
+def test_answers_that_take_0_3_to_1_s_lose_no_lease_and_no_task(
     stage: Stage,
 ) -> None:
+    """The answers of store and broker; no bodies overlap."""
     stage.store.set_delay(0.3, 1.0)
     stage.broker.set_delay(0.3, 1.0)
     row, crowded = stage.row(), stage.row()
@@ -93,9 +92,10 @@ def test_answers_of_store_and_broker_that_take_0_3_to_1_s_cost_no_lease_and_no_t
 
 
 @pytest.mark.invariant("lost-replies-leave-no-lock")
-def test_replies_that_are_lost_again_and_again_leave_no_lock_stuck_and_none_doubled_and_every_task_ends(
+def test_replies_lost_repeatedly_leave_no_lock_stuck_or_doubled(
     stage: Stage,
 ) -> None:
+    """Every task ends."""
     rows = [stage.row() for _ in range(3)]
     stage.store.set_mode("cut_reply", every=3, containing=b"EVALSHA")
     results = [stage.send("counts", row) for _ in range(7) for row in rows]

@@ -63,9 +63,10 @@ def test_a_lock_outside_a_worker_is_kept_too_and_released(
 
 
 @pytest.mark.invariant("partitioned-lock-is-reported")
-def test_a_lock_outside_a_worker_that_is_cut_off_is_told_before_another_holds_and_frees_nothing_late(
+def test_partitioned_lock_outside_a_worker_reports_the_loss_in_time(
     proxy: Proxy, clean_server: Server, told: list[float]
 ) -> None:
+    """It learns of the loss before another one holds the lock. Its late release frees nothing."""
     lock, other = plain_lock(proxy.url()), plain_lock(clean_server.url())
     lock.acquire()
     assert lock.lease is not None

@@ -128,13 +128,14 @@ def test_a_child_that_outlives_its_main_process_is_not_robbed(story: Story) -> N
     assert story.freed["while its child lives"] == 0
 
 
-def test_a_worker_that_was_there_first_frees_a_dead_ones_lock_when_the_last_process_is_gone(story: Story) -> None:
+def test_older_worker_frees_a_dead_workers_lock_when_its_last_process_is_gone(story: Story) -> None:
     assert 0 < story.freed["one"] - story.began["the child dies"] <= SOON
     assert story.began["one, next"] - story.freed["one"] <= 1.0
 
 
 @pytest.mark.invariant("dead-owner-is-released")
-def test_a_worker_that_starts_where_one_died_frees_its_locks_at_once_and_the_next_run_begins(story: Story) -> None:
+def test_worker_that_starts_where_one_died_frees_its_locks_at_once(story: Story) -> None:
+    """The next run begins."""
     assert story.freed["while nobody looks"] == 0
     assert story.freed["two"] - story.began["the third is ready"] <= SOON
     assert story.began["two, next"] - story.began["the third is ready"] <= 2 * SOON

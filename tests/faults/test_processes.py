@@ -86,9 +86,10 @@ WHO = {
 
 @pytest.mark.invariant("stopped-process-keeps-or-reports")
 @pytest.mark.parametrize("who", WHO)
-def test_who_was_paused_for_longer_than_its_ttl_finds_out_before_it_releases_and_frees_not_its_successors_lock(
+def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releases(
     stage: Stage, request: pytest.FixtureRequest, who: str
 ) -> None:
+    """It does not free the lock of its successor."""
     queue, everything = WHO[who]
     worker: Worker = request.getfixturevalue(queue)
     key = send(stage, "watching", queue, who, who)

@@ -195,7 +195,8 @@ def test_tasks_that_come_at_once_wait_for_one_timeout_together(up: Stage) -> Non
 
 
 @pytest.mark.invariant("release-is-repeated")
-def test_a_body_that_ends_does_not_wait_for_a_dead_store_and_its_lock_is_free_when_that_is_back(up: Stage) -> None:
+def test_body_that_ends_does_not_wait_for_a_dead_store(up: Stage) -> None:
+    """Its lock is free when the store is back."""
     row, gate = up.row(), up.row()
     held = up.send("holding", row, gate)
     eventually(lambda: up.words(row), within=20)

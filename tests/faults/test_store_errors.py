@@ -169,7 +169,7 @@ FAULTS = [
 
 @pytest.mark.invariant("store-errors-name-the-remedy", "refusing-store-is-unavailable")
 @pytest.mark.parametrize(("fault", "kind", "told", "said"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_each_cause_has_its_class_and_says_what_to_change_and_when_it_is_over_locks_are_taken(
+def test_refusal_has_its_class_and_remedy_and_locks_are_taken_when_it_is_over(
     own: Server,
     admin: redis.Redis,
     fault: Callable[[redis.Redis], "contextmanager[None]"],

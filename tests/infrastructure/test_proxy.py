@@ -104,9 +104,10 @@ def test_a_delay_holds_each_answer_back_and_loses_none(
         assert client.get("n") == "3"
 
 
-def test_a_half_open_connection_hears_nothing_not_even_the_servers_end_and_a_new_one_is_served(
+def test_half_open_connection_gets_no_data_and_a_new_one_is_served(
     own_server: OwnServer, start_proxy: StartProxy
 ) -> None:
+    """It does not even see that the server ended."""
     server = own_server()
     proxy = start_proxy(server)
     with through(proxy) as deaf, through(proxy) as new, server.client() as direct:

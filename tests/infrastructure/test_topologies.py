@@ -34,9 +34,10 @@ class TestSentinels:
         with whole.client() as client:
             assert client.get("x") == "1"
 
-    def test_a_stopped_primary_is_replaced_still_takes_writes_when_it_wakes_and_loses_them_as_a_replica(
+    def test_stopped_primary_is_replaced_and_loses_its_late_writes_as_a_replica(
         self, own_sentinels: Callable[..., SentinelSet]
     ) -> None:
+        """It still takes writes at first after it wakes."""
         whole = own_sentinels(replicas=1)
         old = whole.fail_over("stop")
         assert whole.primary() is not old

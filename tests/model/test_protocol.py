@@ -126,7 +126,7 @@ def test_a_counter_example_is_a_shortest_way_with_the_same_names_all_along() -> 
     )  # fmt: skip
 
 
-def test_known_limit_a_reused_id_whose_new_delivery_dies_before_its_first_script_meets_the_old_mark() -> None:
+def test_known_limit_reused_id_that_dies_before_its_first_script_meets_the_old_mark() -> None:
     verdict = explored("crash=1 republish=1")
     assert verdict.fault == LOST
     assert verdict.path[-3:] == ("1 crashes in begin", "deliver r1", "1 is done: not run")

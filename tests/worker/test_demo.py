@@ -179,7 +179,7 @@ class TestPromises:
         held.killed = {}
         assert list(promises.all_ended_well(held))
 
-    def test_a_killed_send_that_was_asked_for_again_and_held_or_recognised_proves_the_promise(self) -> None:
+    def test_killed_send_that_is_requested_again_is_held_or_recognized(self) -> None:
         assert not list(promises.crashes_send_nothing_twice(crashed("shop.send_receipt", held=True)))
         assert not list(promises.crashes_send_nothing_twice(crashed("shop.send_sms", recognised=1)))
 

@@ -115,7 +115,7 @@ def test_a_crontab_where_clocks_change(fields, start, end, expected):
     ],
 )
 @pytest.mark.parametrize("fields", [NIGHTLY, HALF_HOURLY, {"minute": "5,50", "hour": "0,1,3,23"}], ids=str)
-def test_what_follows_is_what_is_latest_next_and_beats_that_look_at_other_times_agree(zone, start, fields):
+def test_beats_that_look_at_other_times_agree_on_latest_and_next_tick(zone, start, fields):
     plan = crontab(**fields, app=Celery("zone", set_as_current=False, timezone=zone))
     end = (utc(start) + timedelta(hours=5)).replace(tzinfo=None).isoformat()
     seldom, often = (dues(plan, start, end, timedelta(minutes=minutes)) for minutes in (10, 5))
@@ -203,7 +203,7 @@ class Sun(BaseSchedule):
         return next(at for at in events if at > last_run_at + timedelta(seconds=1)) + noise - self.now()
 
 
-def test_the_due_time_of_a_schedule_that_only_tells_the_next_one_is_found_in_few_steps():
+def test_due_time_of_a_schedule_that_only_knows_the_next_one_takes_few_steps():
     plan = Sun(app=APP)
     now = utc("2026-06-17T12:00:30.123456")
     assert not is_ours(plan)

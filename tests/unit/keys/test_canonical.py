@@ -269,9 +269,8 @@ REFUSED = [
 
 @pytest.mark.invariant("arguments-stay-secret")
 @pytest.mark.parametrize(("value", "message"), REFUSED, ids=[message[-60:] for _, message in REFUSED])
-def test_what_has_no_stable_form_is_refused_with_its_place_and_the_cure_but_never_its_value(
-    value: object, message: str
-) -> None:
+def test_value_without_stable_form_is_refused_with_place_and_remedy(value: object, message: str) -> None:
+    """The error never shows the value."""
     for ask in (form_of, plain):
         with pytest.raises(LockKeyError) as caught:
             ask(value, AT)

@@ -48,7 +48,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_an_acquire_waits_for_one_timeout_and_leaves_to_the_keeper_what_it_may_have_taken(scene: Scene) -> None:
+def test_acquire_waits_for_one_timeout_and_leaves_the_rollback_to_the_watchdog(scene: Scene) -> None:
     scene.go_silent()
     with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope)

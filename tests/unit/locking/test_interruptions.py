@@ -104,7 +104,7 @@ def trouble_after(scene: LockerScene) -> str:
 
 
 @pytest.mark.parametrize("work", [take, take_twice, take_and_leave, take_twice_and_leave])
-def test_an_interruption_at_any_line_leaves_no_lock_behind_and_the_owner_can_take_it_again(
+def test_interruption_at_any_line_leaves_no_lock_and_the_owner_can_acquire_again(
     work: Callable[[LockerScene], None],
 ) -> None:
     troubles, line = [], 0

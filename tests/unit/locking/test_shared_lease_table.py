@@ -123,9 +123,10 @@ def test_threads_of_a_child_never_get_one_slot_together(shared: SharedLeaseTable
     assert not shared.taken()
 
 
-def test_a_slot_is_found_by_its_acquisition_until_it_is_free_also_while_other_threads_open_theirs(
+def test_record_is_found_by_its_acquisition_while_other_threads_open_theirs(
     shared: SharedLeaseTable,
 ) -> None:
+    """Until it is free."""
     mine = shared.open(a_name(), "o.1", 30.0)
     over = threading.Event()
 
@@ -230,7 +231,7 @@ def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
 
 
 @pytest.mark.core
-def test_whatever_a_child_held_when_it_was_killed_is_known_also_when_it_was_just_writing() -> None:
+def test_leases_of_a_child_killed_while_writing_are_known() -> None:
     """What it surely held stands there whole; what it was just writing may be torn, and breaks nobody."""
     name, other = shared_name("held"), [shared_name("x" * length) for length in (1, 90)]
     for turn in range(15):

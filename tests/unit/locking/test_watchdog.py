@@ -37,7 +37,7 @@ def test_a_lease_is_renewed_at_a_third_of_its_ttl(scene: KeeperScene, ttl: float
     assert ttl / 3 - drift_margin(ttl) <= second - first <= ttl / 3 + TICK
 
 
-def test_where_a_round_takes_long_what_comes_due_in_it_is_renewed_before_and_not_behind_it(scene: KeeperScene) -> None:
+def test_long_round_renews_leases_that_become_due_during_it(scene: KeeperScene) -> None:
     """Expected of rounds that begin each 0.5 s: a lease of 1.8 s is renewed in each, and not in every second one."""
     scene.hold("often", ttl=0.3)  # something is due in each
     slot = scene.hold("x", ttl=1.8)

@@ -274,7 +274,7 @@ def test_message_of_another_broker_that_has_workers_is_left_to_them_for_good() -
     assert store.passed == ["foreign, attended", "foreign"]
 
 
-def test_message_parked_under_another_url_of_the_broker_is_published_when_dlock_broker_names_it() -> None:
+def test_message_parked_under_another_url_is_published_if_dlock_broker_names_it() -> None:
     store = Store()
     named = GrantPublisher(APP, store, 60, over_memory, "amqp://rabbit:5672//")  # type: ignore[arg-type]
     foreign = entry(facts={"broker": "amqp://rabbit:5672//"})

@@ -23,7 +23,7 @@ def test_a_copy_carries_rank_and_tries_also_through_json() -> None:
         assert RepublishHeader.of(given, IDENTITY) == RepublishHeader(1_700_000_000_000_000, 3)
 
 
-def test_a_copy_carries_how_often_it_came_back_without_a_conflict_and_whether_another_may_live() -> None:
+def test_copy_carries_its_republish_count_and_whether_another_copy_may_live() -> None:
     assert RepublishHeader.of(header(comebacks=2, doubted=True), IDENTITY) == RepublishHeader(
         1_700_000_000_000_000, 3, "", 2, True
     )

@@ -272,7 +272,7 @@ def test_without_a_moment_it_never_expires() -> None:
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
-def test_what_stands_beside_the_arguments_is_read_from_any_serialiser_that_the_app_accepts(serializer: str) -> None:
+def test_embed_is_read_from_any_serializer_that_the_app_accepts(serializer: str) -> None:
     app = Celery("a", set_as_current=False)
     app.conf.accept_content = [serializer]
     beside = {"callbacks": None, "errbacks": None, "chain": [{"task": "app.next"}], "chord": None}

@@ -277,7 +277,7 @@ def test_options_cannot_be_changed() -> None:
         LockOptions().ttl = 5.0  # type: ignore[misc]
 
 
-def test_a_ttl_that_the_author_wrote_is_told_from_the_default_also_where_it_is_the_same() -> None:
+def test_explicit_ttl_differs_from_the_default_also_if_equal() -> None:
     """Only where none was written the app's ``dlock_ttl`` applies."""
     assert LockOptions().ttl is DEFAULT_TTL
     assert LockOptions(on_conflict="retry").ttl is DEFAULT_TTL

@@ -177,7 +177,7 @@ def test_a_twin_comes_back_with_growing_delay_but_not_long_after_the_lease_would
 
 
 @pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
-def test_a_duplicate_is_dropped_and_a_used_name_is_skipped_whatever_the_policy_and_the_situation(
+def test_duplicate_is_dropped_and_used_name_is_skipped_under_every_policy(
     chosen: LockOptions,
 ) -> None:
     for situation in EVERY_SITUATION:
@@ -199,7 +199,7 @@ def test_on_used_says_what_becomes_of_a_call_whose_name_is_used_whatever_the_pol
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_unknown_outcome_fails_whatever_the_policy_and_says_who_died_and_what_to_do(policy: str) -> None:
+def test_unknown_outcome_fails_under_every_policy_and_names_process_and_remedy(policy: str) -> None:
     chosen = options(policy, once_per=60, after_crash="hold")
     for situation in EVERY_SITUATION:
         assert decide(Unknown(HOLDER), chosen, situation) == Fail(

@@ -119,9 +119,7 @@ def by_name_only(*, number: int) -> None: ...
 
 @pytest.mark.parametrize("define", [singleton_task, partial(app.task, base=SingletonTask, lazy=False)])
 @pytest.mark.parametrize("body", [lonely, by_name_only])
-def test_a_bound_function_without_an_argument_for_its_task_is_refused_with_the_tasks_name(
-    define: Any, body: Any
-) -> None:
+def test_bound_function_without_a_self_argument_is_refused_with_the_tasks_name(define: Any, body: Any) -> None:
     with pytest.raises(InvalidLockOptions) as refused:
         define(name=f"shop.{body.__name__}", bind=True)(body)
     assert str(refused.value) == (

@@ -41,9 +41,10 @@ def test_a_living_child_is_not_gone_also_when_it_is_stopped(child: subprocess.Po
 
 @pytest.mark.invariant("dead-owner-is-released")
 @pytest.mark.core
-def test_a_killed_child_is_gone_before_and_after_it_was_reaped_and_who_reaps_it_still_can(
+def test_killed_child_is_gone_before_and_after_it_was_reaped(
     child: subprocess.Popen[bytes],
 ) -> None:
+    """Its parent can still reap it."""
     watch = ChildWatch(child.pid)
     child.kill()
     eventually(watch.gone, within=5)

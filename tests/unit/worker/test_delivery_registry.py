@@ -35,7 +35,7 @@ class EarlyAcknowledged:
     ],
     ids=["heard", "failed", "its channel is gone", "on its way", "overdue"],
 )
-def test_an_early_acknowledgement_is_doubted_when_it_failed_or_is_overdue_and_not_while_it_is_on_its_way(
+def test_early_ack_is_doubted_if_it_failed_or_is_overdue_and_not_while_in_transit(
     state: dict[str, bool], expected: bool
 ) -> None:
     """Needless doubt costs a script; each look of the keeper may fall between the asking and the telling."""

@@ -138,7 +138,7 @@ def test_a_twin_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, n
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_a_message_of_protocol_1_that_met_a_held_lock_is_delivered_a_few_times_and_fails(stage, tasks, name):
+def test_protocol_1_message_at_a_held_lock_is_redelivered_a_few_times_and_fails(stage, tasks, name):
     """It cannot be published again; going back to the broker, it would go round as fast as the worker can."""
     task, n = getattr(tasks, name), stage.fresh()
     old = Celery("old", broker=stage.urls.broker, backend=stage.urls.result, set_as_current=False)

@@ -118,7 +118,7 @@ def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_i
 
 
 @pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
-def test_a_holder_that_nears_its_visibility_timeout_leaves_word_so_its_copy_does_not_run_after_it(tmp_path, show):
+def test_holder_near_its_visibility_timeout_marks_its_end_so_its_copy_does_not_run(tmp_path, show):
     # From its second second on the keeper doubts; when the lock was asked for, nothing was doubtful yet.
     options = {**REDELIVERING["broker_transport_options"], "visibility_timeout": 4, "unacked_restore_interval": 0.05}
     conf = {**REDELIVERING, "broker_transport_options": options}
@@ -176,7 +176,7 @@ def test_a_message_redelivered_after_a_lost_connection_runs_once(cut_off, show):
 
 
 @pytest.mark.invariant("killed-worker-runs-again")
-def test_its_copy_runs_where_the_holders_child_was_killed_and_the_message_is_to_come_back(cut_off, show):
+def test_copy_runs_if_the_holders_child_was_killed_and_the_message_is_requeued(cut_off, show):
     stage = show(cut_off)
     holding = stage.hold(stage.tasks.comes_back_late, stage.fresh())
     lose_connections(stage)
@@ -192,7 +192,7 @@ def test_its_copy_runs_where_the_holders_child_was_killed_and_the_message_is_to_
 
 class TestStoreAway:
     @pytest.mark.invariant("nothing-runs-unlocked")
-    def test_a_message_that_finds_no_lock_store_comes_back_and_runs_when_the_store_is_back(self, cut_off, show):
+    def test_message_without_a_lock_store_is_republished_and_runs_when_the_store_is_back(self, cut_off, show):
         stage = show(cut_off)
         n = stage.fresh()
         stage.lock_server.stop()

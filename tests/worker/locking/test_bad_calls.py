@@ -153,9 +153,7 @@ OPTIONS = [
 
 class TestOptions:
     @pytest.mark.parametrize(("option", "value", "allowed"), OPTIONS)
-    def test_a_wrong_value_is_refused_at_definition_naming_task_option_value_and_what_is_allowed(
-        self, option, value, allowed
-    ):
+    def test_invalid_value_is_refused_at_definition_with_task_option_and_expected_values(self, option, value, allowed):
         app = Celery("here", set_as_current=False)
         with pytest.raises(InvalidLockOptions) as raised:
             singleton_task(app=app, name="shop.bill", **{option: value})(bill)

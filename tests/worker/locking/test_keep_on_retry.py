@@ -144,7 +144,7 @@ def test_a_retry_does_not_use_the_name_up(stage, tasks):
     assert again.state == "REVOKED"
 
 
-def test_a_success_that_uses_the_name_up_keeps_no_lock_for_the_retry_that_it_published(stage, tasks):
+def test_success_that_uses_the_name_keeps_no_lock_for_its_published_retry(stage, tasks):
     n = stage.fresh()
     assert tasks.keeps_once.delay(n, "no throw", 5.0).get(timeout=10) == n
     stage.free(tasks.keeps_once, n, within=2)

@@ -49,7 +49,7 @@ def runs(stage, holding):
 
 
 @pytest.mark.core
-def test_a_success_under_any_task_id_uses_the_name_though_the_store_was_away_at_its_end(stage, tasks, ended):
+def test_success_under_any_task_id_uses_the_name_if_the_store_was_away_at_its_end(stage, tasks, ended):
     """The mark is written as soon as the store is back; nothing is left to the 15 s of a lingering release."""
     eventually(lambda: not stage.locks.keys("dlock*:lock:*"), 5, message="still locked")
     again = {text: tasks.once.delay(holding.n) for text, holding in ended.items()}

@@ -81,7 +81,7 @@ def test_a_stopped_child_keeps_its_lock(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_locks_entered_in_a_body_are_renewed_and_released_where_the_body_forgets_them(stage: Stage) -> None:
+def test_locks_entered_in_a_body_are_renewed_and_released_if_the_body_forgets_them(stage: Stage) -> None:
     check_kept(stage, stage.key("nested", "nested", LONG), "nested")
     check_kept(stage, LockKeys.of("dlock", shared_name("other nested")).lock, "nested")
     assert "counts (2, 2)" in stage.words("nested")

@@ -44,9 +44,7 @@ def lose(stage: Stage, task: str, name: str, seconds: float, queue: str = "celer
 @pytest.mark.invariant("lost-lease-is-reported")
 @pytest.mark.core
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_holder_is_told_by_its_lease_by_a_signal_and_in_the_log_that_its_lease_is_lost(
-    stage: Stage, pool: str
-) -> None:
+def test_lost_lease_is_reported_by_lease_signal_and_log(stage: Stage, pool: str) -> None:
     name = f"told {pool}"
     worker = stage.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
     lock_name = lose(stage, "told", name, 20.0, f"lose-{pool}")

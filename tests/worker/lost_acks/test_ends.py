@@ -37,7 +37,7 @@ def test_a_message_whose_acknowledgement_is_not_heard_runs_once(tasks, worker, b
 
 @pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["", "fail"])
-def test_an_end_in_whose_round_the_event_loop_breaks_is_known_before_the_loop_runs_again(
+def test_end_during_an_event_loop_failure_is_marked_before_the_loop_runs_again(
     tasks, worker, broker, urls, tmp_path, request, end
 ):
     """Its worker is killed without having seen its broker again; another one has the copy by then."""
@@ -220,7 +220,7 @@ def test_a_skipped_message_of_which_nobody_heard_does_not_run_when_its_lock_is_f
 
 
 @pytest.mark.invariant("new-message-runs")
-def test_a_message_that_comes_back_later_runs_though_nobody_heard_that_it_was_dealt_with(tasks, worker, broker):
+def test_message_republished_later_runs_although_its_ack_was_lost(tasks, worker, broker):
     """It has no end yet: a mark would end the copy that was published for it."""
     n = "comes back"
     tasks.notes.set("deaf", 1)

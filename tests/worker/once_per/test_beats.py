@@ -72,9 +72,7 @@ def test_django_beat_without_time_zones_keeps_due_times_and_goes_on(kept):
 
 
 @pytest.mark.parametrize("scheduler", ["celery.beat:PersistentScheduler", "celery_dlock.beat:DLockScheduler"])
-def test_the_beat_of_a_worker_takes_its_scheduler_from_the_setting_and_one_that_stamps_none_is_told(
-    scheduler, tmp_path
-):
+def test_worker_beat_uses_the_scheduler_setting_and_warns_if_it_stamps_no_ticks(scheduler, tmp_path):
     environ = {"TICKING_SCHEDULER": scheduler, "TICKING_EVERY": "1"}
     with ExitStack() as stack:
         server = stack.enter_context(Server(tmp_path / "server"))

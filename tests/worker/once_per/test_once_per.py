@@ -125,7 +125,8 @@ def test_a_skip_does_not_make_the_name_used_for_longer(stage, tasks):
 
 @pytest.mark.core
 @pytest.mark.parametrize("flagged", [True, False], ids=["redelivered", "unflagged"])
-def test_a_copy_of_the_very_message_that_used_it_is_acknowledged_and_its_result_left_alone(stage, tasks, flagged):
+def test_copy_of_the_message_that_used_the_name_is_acknowledged(stage, tasks, flagged):
+    """Its result stays as it is."""
     n = stage.fresh()
     holding = stage.hold(tasks.once_raises, n)
     message = stage.unacked(holding.id)
@@ -151,7 +152,7 @@ def test_a_success_uses_the_name_although_its_lease_was_lost(stage, tasks):
     assert bodies(stage, n) == 1
 
 
-def test_a_call_that_meets_a_holder_follows_its_policy_and_one_that_meets_a_used_name_is_skipped(stage, tasks):
+def test_call_at_a_held_lock_follows_its_policy_and_at_a_used_name_is_skipped(stage, tasks):
     n = stage.fresh()
     with stage.hold(tasks.once_raises, n), pytest.raises(LockHeld):
         tasks.once_raises.delay(n).get(timeout=10)

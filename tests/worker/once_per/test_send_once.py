@@ -150,7 +150,7 @@ def test_a_body_that_fails_or_retries_leaves_no_doubt_and_the_same_key(stage, ta
 
 
 @pytest.mark.parametrize("task", ["runs", "holds"])
-def test_a_body_that_returned_has_used_the_name_although_its_result_could_not_be_stored(stage, tasks, task):
+def test_body_that_returned_has_used_the_name_if_its_result_could_not_be_stored(stage, tasks, task):
     task, n = getattr(tasks, task), stage.fresh()
     with pytest.raises(Exception, match="object"):
         stage.send(task, n, "unreadable").get(timeout=10)
@@ -214,7 +214,7 @@ def test_a_message_that_comes_back_after_its_child_died_is_held_too(stage, tasks
     assert (stage.sent(n), len(stage.runs(n))) == (1, 1)
 
 
-def test_under_the_queue_policy_it_is_decided_when_the_turn_comes_and_those_behind_end_too(stage, tasks):
+def test_queue_policy_decides_at_the_grant_and_later_waiters_end_too(stage, tasks):
     n = stage.fresh()
     first = stage.send(tasks.holds_queue, n, gate=n)
     (run,) = eventually(lambda: stage.runs(n))

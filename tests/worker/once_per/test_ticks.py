@@ -70,7 +70,7 @@ def test_a_tick_runs_once_however_many_messages_it_has(stage):
     assert len(stage.all_runs(stage.tasks.tick, due=due)) == 1
 
 
-def test_also_where_a_tracing_tool_puts_headers_of_its_own_in_the_place_of_the_messages(stage):
+def test_tick_is_read_if_a_tracing_tool_replaced_the_messages_headers(stage):
     """As Sentry and Datadog do: https://github.com/celery/celery/issues/4875."""
     due, traced = stage.fresh(), {"headers": {"trace": "1"}}
     first = stage.send(stage.tasks.tick, due, "retry", headers=traced)

@@ -6,7 +6,7 @@ from tests.worker.queue.queue_run import measure
 
 
 @pytest.mark.invariant("grants-survive-deaths")
-def test_with_kills_every_message_runs_none_beside_another_and_none_twice_but_the_killed():
+def test_every_message_runs_alone_and_only_the_killed_run_twice():
     found = measure(messages=1000, names=50, kills=4, workers=2, seed=1)
     assert found.ran + found.never_noted == found.messages, found
     assert (found.overlaps, found.twice_alive) == (0, 0), found

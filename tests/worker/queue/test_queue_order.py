@@ -38,7 +38,7 @@ def small(tmp_path_factory):
 
 @pytest.mark.invariant("rank-follows-receipt")
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_calls_of_one_name_run_one_at_a_time_all_of_them_in_the_order_of_their_receipt(stage, name):
+def test_calls_of_one_name_run_one_at_a_time_in_the_order_of_receipt(stage, name):
     task, n = getattr(stage.tasks, name), stage.fresh()
     results = [task.delay(n) for _ in range(CALLS)]
     assert [result.get(timeout=30) for result in results] == [n] * CALLS

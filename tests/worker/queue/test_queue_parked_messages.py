@@ -203,7 +203,7 @@ def test_links_stamps_and_membership_of_chain_group_and_chord_header_survive(sta
 
 
 @pytest.mark.parametrize("place", ["group", "header", "body", "ignored"])
-def test_a_member_a_header_a_chord_body_and_a_call_without_result_come_through_unchanged(stage, tasks, queue, place):
+def test_canvas_member_chord_body_and_call_without_result_are_unchanged(stage, tasks, queue, place):
     held = HeldByABody(stage)
     member = tasks.parcel.si(held.n, f"gate of {held.n}").set(queue=queue)
     canvas = {

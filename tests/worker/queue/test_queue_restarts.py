@@ -111,7 +111,7 @@ def test_all_workers_stop_and_start(scene):
 
 
 @pytest.mark.invariant("prefetched-messages-are-kept")
-def test_what_a_worker_that_stops_has_read_ahead_keeps_its_order_where_it_reads_nothing_ahead(scene):
+def test_stopped_worker_without_prefetch_keeps_the_order_of_its_messages(scene):
     """Else kombu gives it back to a Redis broker in reverse."""
     busy = [f"{scene.account}-{slot}" for slot in range(2)]
     with running_worker(APP, "--prefetch-multiplier=1", folder=scene.folder, urls=scene.urls, concurrency=2) as worker:

@@ -229,7 +229,7 @@ class TestEnded:
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
     @pytest.mark.parametrize("name", ["early", "late"])
-    def test_one_that_expires_while_it_waits_ends_revoked_in_its_turn_and_those_behind_it_run(self, stage, tasks, name):
+    def test_waiter_that_expires_ends_revoked_at_its_grant_and_later_waiters_run(self, stage, tasks, name):
         task, n = getattr(tasks, name), stage.fresh()
         holding = stage.hold(task, n)
         short = [stage.park(task, n, expires=3)[0] for _ in range(2)]

@@ -122,7 +122,7 @@ def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_
 
 
 @pytest.mark.invariant("quarantine-delays-grants")
-def test_on_an_emptied_store_no_task_starts_and_none_is_lost_until_its_probation_is_over(stage: Stage) -> None:
+def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_over(stage: Stage) -> None:
     """Whatever policy; "fail" is told for how long."""
     stage.locks.primary.flush()
     _, failed = stage.send("unconfirmed")

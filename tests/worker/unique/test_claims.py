@@ -259,7 +259,8 @@ def test_a_chain_of_one_name_runs_to_its_end_under_queued_and_running(stage):
     assert chain(both.si("same"), both.si("same"), both.si("same")).apply_async().get(timeout=WAIT) == "same"
 
 
-def test_a_later_step_that_would_raise_ends_revoked_because_nobody_is_there_to_be_told(stage):
+def test_later_step_that_would_raise_ends_revoked(stage):
+    """No caller is left that could catch the exception."""
     first = stage.tasks.loud_step.apply_async(("taken3",), countdown=3000)
     result = chain(stage.tasks.step.s("start"), stage.tasks.loud_step.s("taken3")).apply_async()
     with pytest.raises(TaskRevokedError):

@@ -126,7 +126,7 @@ def test_a_call_that_cannot_be_published_gives_its_claim_back(server):
 
 
 @pytest.mark.invariant("no-claim-without-store")
-def test_without_a_store_nothing_is_published_unless_the_task_runs_without_a_lock_too(server, caplog):
+def test_no_store_publishes_nothing_unless_the_task_may_run_without_a_lock(server, caplog):
     away = Urls(server.url(0), server.url(1), f"redis://{HOST}:{free_port()}/0")
     with loaded_app(APP, away) as tasks:
         stage = Claims(server, tasks)

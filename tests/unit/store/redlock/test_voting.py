@@ -82,7 +82,7 @@ def test_a_death_that_one_of_the_majority_knows_of_is_known() -> None:
     assert answer.after_crash
 
 
-def test_of_seeds_the_last_that_was_agreed_on_is_kept_and_one_that_was_not_counts_for_nothing() -> None:
+def test_last_agreed_seed_is_kept_and_a_seed_without_agreement_is_ignored() -> None:
     answer = outcome([won(50, "10/7"), won(60, "20/8"), won(70, "70")], 0, 5)
     assert isinstance(answer, Acquired)
     assert agreed_seed(answer.seed, answer.token) == ("8", "70/8")
@@ -90,7 +90,7 @@ def test_of_seeds_the_last_that_was_agreed_on_is_kept_and_one_that_was_not_count
     assert seed_of("75/8") == seed_of("8") == "8"
 
 
-def test_whom_most_name_is_shown_with_the_token_of_most_and_the_longest_life_and_as_left_if_one_knows() -> None:
+def test_majority_holder_merges_token_expiry_and_releasing_flag() -> None:
     names = [holder("a", token=9, expires_in=1.0), *[holder("a", token=5, left=True)] * 2, holder("b", token=99)]
     elected, alike = majority_holder(names)
     assert elected is not None
