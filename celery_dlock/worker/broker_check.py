@@ -57,7 +57,7 @@ class BrokerInspection:
             logger.error(
                 "messages cannot be republished: the broker's user may not write to the default exchange. Calls that "
                 "have to be republished fail, or go back to the broker. Grant the user the right to write to "
-                "'amq.default' (docs/explanation/broker-faults.md): %s",
+                "'amq.default' (docs/how-to/set-up-the-broker.md): %s",
                 refused,
             )
         self._connection.release()

@@ -1,4 +1,4 @@
-"""What docs/explanation/how-the-queue-works.md tells an operator to do with dead letters, done to one."""
+"""The recipe of the documentation for dead letters, applied to one."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from tests.support.environments.queueing import staged
 from tests.support.processes import ROOT
 from tests.support.stores import name_in, store_at
 
+PAGE = ROOT / "docs/how-to/handle-dead-letters-and-unknown-outcomes.md"
+
 
 def recipe(app: object) -> dict[str, Any]:
     """The functions of that page, for this app."""
-    document = Sybil(parsers=[PythonCodeBlockParser()]).parse(ROOT / "docs/explanation/how-the-queue-works.md")
+    document = Sybil(parsers=[PythonCodeBlockParser()]).parse(PAGE)
     blocks = [str(example.parsed) for example in document.examples()]
     (block,) = [block for block in blocks if "def publish_again" in block]
     found: dict[str, Any] = {"app": app}
