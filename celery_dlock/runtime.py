@@ -24,7 +24,7 @@ from .messaging.receive_order import ReceiveOrder
 from .options.lock_options import LockOptions
 from .store.circuit_breaker import CircuitBreaker, shared_words
 from .store.factory import open_store
-from .store.model import Quarantine
+from .store.model import Quarantine, owner_of
 from .utils import threads as native
 from .utils.clock import Clock, SystemClock
 from .utils.fork_guard import no_fork
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .keys.key_spec import LockName
-    from .store.base import ClaimStore, QueueStore, UseStore
+    from .store.base import QueueStore
     from .store.model import Grant, Released
 
 __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
@@ -171,14 +171,9 @@ class Runtime:
         return self._here().slots
 
     @property
-    def uses(self) -> UseStore:
-        """Of this process: what became of the last runs of names."""
-        return self._here().uses
-
-    @property
-    def claims(self) -> ClaimStore:
-        """Of this process: where a call claims its name when it is published."""
-        return self._here().claims
+    def lock_store(self) -> QueueStore:
+        """The store of this process, for every caller but its own threads."""
+        return self._here().lock_store
 
     @property
     def unsure_claims(self) -> ClaimRollback:
@@ -294,11 +289,9 @@ class Runtime:
             self.listeners,
             handover.publish_next,
             breaker,
-            store,
-            store.shard,
         )
         unsure = ClaimRollback(lambda: self.store(settings.timeout), self.clock)
-        return _Process(slots, keeper, locker, handover, store, store, unsure, wake)
+        return _Process(slots, keeper, locker, handover, store, unsure, wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +302,7 @@ class _Process:
     keeper: Watchdog
     locker: LockClient
     handover: GrantPublisher
-    claims: ClaimStore
-    uses: UseStore
+    lock_store: QueueStore
     unsure_claims: ClaimRollback
     wake: Callable[[], bool]
 
@@ -349,7 +341,7 @@ class _LossNotifier:
         self._errands = native.SerialExecutor()
 
     def lost(self, slot: LeaseRecord, reason: str) -> None:
-        name, owner = slot.name.text, slot.acquisition.rpartition(".")[0]
+        name, owner = slot.name.text, owner_of(slot.acquisition)
         logger.warning("the lease of %s is lost: %s", name, reason)  # not behind a listener that blocks
         self._errands.add(lambda: self._tell(name, owner, reason))
 

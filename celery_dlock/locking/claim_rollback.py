@@ -9,7 +9,7 @@ from typing import Final
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..store.base import ClaimStore
-from ..store.model import ClaimRequest
+from ..store.queue_model import ClaimRequest
 from ..utils.background import Loop
 from ..utils.clock import Clock
 

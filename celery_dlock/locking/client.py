@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 from ..errors import LockLost, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreUnavailable
 from ..keys.lock_name import LockName
-from ..store.base import QueueStore, ReleaseRequest, UseStore
+from ..store.base import QueueStore, ReleaseRequest, call_again_if_reply_lost
 from ..store.circuit_breaker import CircuitBreaker
 from ..store.model import (
     Acquired,
@@ -27,8 +28,8 @@ from ..store.model import (
     Tombstoned,
     Unknown,
     Used,
-    Waiting,
 )
+from ..store.queue_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
 from ..utils.rng import rng
@@ -64,8 +65,6 @@ class LockClient:
         hand_over: Publishes the message of a waiter whose turn it is; never raises for the broker's sake.
         breaker: Knows whether the store answers. Messages can come back, so they do not ask one that does not; a
             ``Lock`` always asks, because who called it has nothing else.
-        uses: Knows which names are used.
-        part: Which part of the store keeps a lock, by number: one that does not answer says nothing of the others.
     """
 
     def __init__(
@@ -77,11 +76,7 @@ class LockClient:
         listeners: Listeners,
         hand_over: Callable[[LockName, Grant], object] = lambda name, grant: None,
         breaker: CircuitBreaker | None = None,
-        uses: UseStore | None = None,
-        part: Callable[[LockName], int] = lambda name: 0,
     ) -> None:
-        self._part = part
-        self._uses = uses
         self._store = store
         self._slots = slots
         self._wake = wake
@@ -106,7 +101,7 @@ class LockClient:
                 if earlier is None and claim.once and not held.seed:
                     held.seed = str(held.token)  # it was taken without a mark, and so without a seed that lasts
                 return earlier or self._enter_again(held, scope)
-            part = self._part(name)
+            part = self._store.shard(name)
             if scope.delivered and claim.identity is not None:
                 self._breaker.before_call(part)
             answer = self._ask(name, scope, ttl, claim, part)
@@ -234,14 +229,10 @@ class LockClient:
         )
         # An answer that comes after the lease's end is too late for whoever asked whether it lives.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
-        part = self._part(lease.lock_name)
-        try:
-            (renewed,) = self._breaker.call(self._store.renew, [renewal], within, part=part)
-        except ReplyTimeout:
-            raise
-        except ReplyLost:
-            # Here, not in the store: to the keeper its next look is the second try.
-            (renewed,) = self._breaker.call(self._store.renew, [renewal], within, part=part)
+        part = self._store.shard(lease.lock_name)
+        renew = functools.partial(self._breaker.call, self._store.renew, part=part)
+        # Here, not in the store: the watchdog's next tick is its second try.
+        (renewed,) = call_again_if_reply_lost(renew, [renewal], within)
         if renewed is None:
             raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
         if renewed:
@@ -352,7 +343,7 @@ class LockClient:
             self._forget(slot, scope)
 
     def _give_back(self, slot: LeaseRecord, scope: OwnerContext) -> None:
-        name, part = slot.name, self._part(slot.name)
+        name, part = slot.name, self._store.shard(slot.name)
         undone = self._breaker.call(self._store.release, name, slot.acquisition, scope.undone, part=part)
         self._pass_on(slot.name, undone)
         self._forget(slot, scope)
@@ -370,7 +361,7 @@ class LockClient:
         if held.used is not None and held.used.tick == claim.tick:
             by = Requester(*json.loads(held.used.by))
             return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same=False)
-        use = self._uses.use(name, claim.tick) if self._uses is not None else None
+        use = self._store.use(name, claim.tick)
         if use is None or use.state != "used":
             return None
         return Used(Holder(use.task, use.task_id, use.node, None, use.since), same=False)
@@ -395,7 +386,7 @@ class LockClient:
         try:
             if not lease.slot.begin_release():
                 return True  # an interrupted release: the keeper has it, or had it
-            part = self._part(lease.lock_name)
+            part = self._store.shard(lease.lock_name)
             if scope.delivered:
                 self._breaker.before_call(part)  # else each body that ends would wait for a dead store's timeout
             released = self._breaker.call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal
 
 from ..utils import threads as native
 from ..utils.log import logger
@@ -13,8 +13,6 @@ __all__ = ["Event", "Kind", "Listeners"]
 
 
 Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued", "bypassed", "misfired"]
-
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,15 +161,10 @@ class Lease:
             raise LockLost(f"the lease of {self.name} is over")
 
 
-class BypassLease:
-    """The lease of a body that runs without its lock (``on_store_error="run"``): no token, never held, never passes.
+class _NoLease:
+    """The attributes of a lease that holds no lock."""
 
-    Attributes:
-        name: The lock that it does not hold.
-        owner: Whose lease it would be.
-    """
-
-    __slots__ = ("name", "owner")
+    __slots__ = ()
 
     after_crash = False
     idempotency_key = ""
@@ -177,52 +172,55 @@ class BypassLease:
     hold_count = 0
     held = False
     lost = False
+
+    def remaining(self) -> float:
+        return 0.0
+
+    def ensure(self) -> None:
+        return None
+
+    def extend(self, seconds: float) -> None:
+        self.ensure()
+
+
+class BypassLease(_NoLease):
+    """The lease of a body that runs without its lock, because the store did not answer (``on_store_error="run"``).
+
+    It has no token, and :meth:`ensure` and :meth:`extend` always raise.
+
+    Attributes:
+        name: The name of the lock that the body runs without.
+        owner: The owner that would hold the lock.
+    """
+
+    __slots__ = ("name", "owner")
 
     def __init__(self, name: str, owner: str) -> None:
         self.name = name
         self.owner = owner
 
     def __repr__(self) -> str:
-        return f"<Unlocked {self.name}>"
-
-    def remaining(self) -> float:
-        return 0.0
+        return f"<BypassLease {self.name}>"
 
     def ensure(self) -> None:
-        """Never returns.
+        """Raise.
 
         Raises:
             LockLost: There is no lock: others may run beside this body.
         """
         raise LockLost(f"{self.name} is not held: the store did not answer, and this body runs without its lock")
 
-    def extend(self, seconds: float) -> None:
-        """As :meth:`ensure`."""
-        self.ensure()
 
+class NullLease(_NoLease):
+    """The lease of a call that takes no lock: a direct call, or any call with ``dlock_enabled=False``.
 
-class NullLease:
-    """The lease of a direct call, which takes no lock: no token, never held, always passes."""
+    It has no token. :meth:`ensure` and :meth:`extend` do nothing.
+    """
 
     __slots__ = ()
 
-    after_crash = False
-    idempotency_key = ""
     name = None
     owner = None
-    token = None
-    hold_count = 0
-    held = False
-    lost = False
 
     def __repr__(self) -> str:
         return "<NullLease>"
-
-    def remaining(self) -> float:
-        return 0.0
-
-    def ensure(self) -> None:
-        return None
-
-    def extend(self, seconds: float) -> None:
-        return None

@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 
 from ..errors import StoreUnavailable, Unpublishable
 from ..keys.lock_name import LockName
-from ..store.model import ClaimRequest, Grant
+from ..store.model import Grant, Identity
 from ..utils.fork_guard import no_fork
 from ..utils.log import logger
 from .broker_identity import broker_of
@@ -141,8 +141,8 @@ class GrantPublisher:
 
     def _give_claim_up(self, name: LockName, entry: str) -> None:
         headers = ParkedMessage.read(entry).raw.headers
-        turn = ClaimRequest.generation_of(headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
-        self._store.unclaim(name, headers["id"], turn)
+        identity = Identity(headers["id"], headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
+        self._store.unclaim(name, identity.task_id, identity.generation)
 
     def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
         taken = self._store.remove_waiter(name, identity, uuid.uuid4().hex, ended=not reason)

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from ..errors import ReplyLost, ReplyTimeout
 from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
-from .model import (
-    Acquired,
-    AcquireRequest,
-    ClaimRequest,
-    ExistingCall,
-    Grant,
-    Holder,
-    LastRun,
-    Refusal,
-    Released,
-    Renewal,
-    Requester,
-    Waiting,
-)
+from .model import Acquired, AcquireRequest, Grant, Holder, LastRun, Refusal, Released, Renewal, Requester
+from .queue_model import ClaimRequest, ExistingCall, Waiting
 
 __all__ = [
     "FOREIGN_MS",
@@ -34,7 +23,10 @@ __all__ = [
     "ReleaseRequest",
     "StoreInfo",
     "UseStore",
+    "call_again_if_reply_lost",
 ]
+
+T = TypeVar("T")
 
 #: Characters of an ending that surely fit a slot, beside the longest name.
 MOST_TEXT: Final = 1200
@@ -89,6 +81,19 @@ class ReleaseRequest(NamedTuple):
             return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
         except (ValueError, TypeError):
             return cls(outcome_unknown=True)
+
+
+def call_again_if_reply_lost(call: Callable[..., T], *args: Any) -> T:
+    """Call the store, and once more if the connection was cut before the reply came.
+
+    Only for calls that are safe to send twice. A call that timed out is not repeated: it may take as long again.
+    """
+    try:
+        return call(*args)
+    except ReplyTimeout:
+        raise
+    except ReplyLost:
+        return call(*args)
 
 
 class ReleaseListener(Protocol):

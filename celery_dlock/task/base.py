@@ -22,7 +22,8 @@ from ..messaging import ticks
 from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..options.permissions import Permissions
 from ..runtime import Runtime
-from ..store.model import LastRun, Waiting
+from ..store.model import LastRun
+from ..store.queue_model import Waiting
 from . import hooks, once_per, unique
 from .call_options import ARGUMENT, OPTIONS_HEADER, headers_for, options_of, reject_misplaced_options
 from .definition import apply_decorator_options, inherit_app_task, warn_of_lost_calls

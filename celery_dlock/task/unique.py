@@ -20,7 +20,8 @@ from ..messaging.results import CallSkipped, has_backend, store_revoked
 from ..options.lock_options import LockOptions
 from ..options.validation import as_seconds
 from ..runtime import Runtime
-from ..store.model import CUT, ClaimRequest, ExistingCall, Identity, Requester
+from ..store.model import CUT, Identity, Requester
+from ..store.queue_model import ClaimRequest, ExistingCall
 from ..utils.log import log_fields, logger
 from .call_options import ARGUMENT, OPTIONS_HEADER, Call, LockedTask, call_of, headers_for
 
@@ -122,9 +123,8 @@ def release_claim(task: LockedTask, name: LockName, identity: Identity) -> bool:
     Returns:
         False if the store did not answer. Call it again, or the claim ends after ``queued_ttl``.
     """
-    turn = ClaimRequest.generation_of(identity.retries, identity.nesting)
     try:
-        task.dlock.claims.unclaim(name, identity.task_id, turn)
+        task.dlock.lock_store.unclaim(name, identity.task_id, identity.generation)
     except StoreUnavailable as error:
         logger.warning(
             "Task %s[%s] cannot release its claim of %s, which ends after queued_ttl at the latest: %s",
@@ -197,7 +197,7 @@ def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _C
     life = as_seconds(call.options.queued_ttl) + start_delay(given)
     request = ClaimRequest(
         task_id,
-        ClaimRequest.generation_of(given.get("retries") or 0, given.get("replaced_task_nesting") or 0),
+        Identity(task_id, given.get("retries") or 0, given.get("replaced_task_nesting") or 0).generation,
         round(life * 1000),
         call.options.unique == "queued+running",
         Requester.of(task.name, task_id, runtime.node, os.getpid()),
@@ -268,7 +268,7 @@ def _request(given: Mapping[str, Any]) -> Context:
 
 def _claim(runtime: Runtime, calls: list[_ClaimingCall]) -> list[_Answer]:
     try:
-        return list(runtime.claims.claim([(call.name, call.request) for call in calls]))
+        return list(runtime.lock_store.claim([(call.name, call.request) for call in calls]))
     except BaseException as error:
         # Also after a time limit or signal: the server may have the claims already, or receive them later.
         if not isinstance(error, StoreRefused):
@@ -281,6 +281,6 @@ def _release(calls: Iterable[_ClaimingCall]) -> None:
     for call in calls:
         request = call.request
         try:
-            call.task.dlock.claims.unclaim(call.name, request.task_id, request.turn)
+            call.task.dlock.lock_store.unclaim(call.name, request.task_id, request.turn)
         except StoreUnavailable:
             call.task.dlock.unsure_claims.take_back(call.name, request)

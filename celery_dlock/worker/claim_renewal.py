@@ -13,7 +13,7 @@ from celery.worker.state import revoked
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..options.validation import as_seconds
-from ..store.model import ClaimRequest, Identity
+from ..store.model import Identity
 from ..utils.background import Loop
 from ..utils.log import logger
 
@@ -124,8 +124,7 @@ class ClaimRenewer:
     def _unclaim(self, request: Claiming) -> None:
         if (name := request.dlock_lock) is not None:
             identity = request.dlock_identity
-            turn = ClaimRequest.generation_of(identity.retries, identity.nesting)
-            self._store.unclaim(name, identity.task_id, turn)
+            self._store.unclaim(name, identity.task_id, identity.generation)
 
     def _kept(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
         call, name = request.dlock_claiming, request.dlock_lock

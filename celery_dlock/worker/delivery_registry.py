@@ -14,6 +14,7 @@ from ..keys.key_spec import LockName
 from ..locking.lease_table import LeaseRecord
 from ..locking.watchdog import KILL_GRACE
 from ..runtime import Runtime
+from ..store.model import owner_of
 from ..task import execution
 from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker, channel_is_gone
 
@@ -154,7 +155,7 @@ class DeliveryRegistry:
         or that outlived the visibility timeout. And while the worker does not consume: py-amqp opens a channel again
         that RabbitMQ closed, and says so only by an error.
         """
-        request = self.by_owner.get(acquisition.rpartition(".")[0])
+        request = self.by_owner.get(owner_of(acquisition))
         if request is None:
             return False
         if request.acknowledged:
@@ -241,7 +242,7 @@ class DeliveryRegistry:
 
     def kill_deadline(self, acquisition: str) -> float:
         """Return when the process of this acquisition should have ended; 0 if its hard time limit was not enforced."""
-        return self._kill_deadlines.get(acquisition.rpartition(".")[0], 0.0) if self._kill_deadlines else 0.0
+        return self._kill_deadlines.get(owner_of(acquisition), 0.0) if self._kill_deadlines else 0.0
 
     # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
     # and acknowledged. The done mark needs both.
@@ -259,7 +260,7 @@ class DeliveryRegistry:
 
     def freed(self, slot: LeaseRecord, released: Released) -> None:
         self.hand_off(slot.name, released.granted)
-        owner = slot.acquisition.rpartition(".")[0]
+        owner = owner_of(slot.acquisition)
         if released.ours:
             self._holding[owner] = None
             if len(self._holding) > REMEMBERED:

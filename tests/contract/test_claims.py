@@ -3,7 +3,8 @@
 import pytest
 
 from celery_dlock.keys.key_spec import shared_name
-from celery_dlock.store.model import ClaimRequest, ExistingCall, Requester
+from celery_dlock.store.model import Requester
+from celery_dlock.store.queue_model import ClaimRequest, ExistingCall
 from celery_dlock.store.redis.scripts import CLAIM, UNCLAIM
 from tests.contract.helpers import NAME, claim_of, keys_of, take
 from tests.support.stores import store_at

@@ -18,7 +18,8 @@ from celery_dlock.keys.key_spec import BUCKETS, LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.model import ClaimRequest, Held, Renewal, Requester
+from celery_dlock.store.model import Held, Renewal, Requester
+from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.cluster.topology import Cluster
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore

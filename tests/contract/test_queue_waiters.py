@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from celery_dlock.store.base import QueueStepResult
-from celery_dlock.store.model import Duplicate, Held, Waiter
+from celery_dlock.store.model import Duplicate, Held
+from celery_dlock.store.queue_model import Waiter
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import claim_of as plain_claim
 from tests.contract.queue_helpers import (

@@ -105,6 +105,12 @@ class FakeStore:
         del self.locks[name]
         return Released(ours=True, duplicate_seen="word" in kept.notes)
 
+    def shard(self, name: LockName) -> int:
+        return 0
+
+    def use(self, name: LockName, tick: str = "") -> None:
+        return None
+
     def inspect(self, name: LockName) -> Holder | None:
         self.inspected.append(name)
         self._call()

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from ...keys.lock_name import idempotency_key
 from ..model import (
     Duplicate,
-    ExistingCall,
     Grant,
     Held,
     Holder,
@@ -20,8 +19,9 @@ from ..model import (
     Tombstoned,
     Unknown,
     Used,
-    Waiter,
+    owner_of,
 )
+from ..queue_model import ExistingCall, Waiter
 
 __all__ = ["first", "grant", "holder", "refusal", "use", "waiter"]
 
@@ -38,7 +38,7 @@ def holder(fields: Sequence[Any]) -> Holder:
     return Holder(
         *_who(*(text.decode("utf-8", "replace") for text in by)),
         since=int(since) / 1e6,
-        owner=acquisition.decode().rpartition(".")[0],
+        owner=owner_of(acquisition.decode()),
         identity=identity.decode(),
         token=int(token),
         hold_count=int(count),

@@ -15,21 +15,16 @@ from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, Stor
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.log import logger
-from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest, StoreInfo
-from ..model import (
-    Acquired,
-    AcquireRequest,
-    ClaimRequest,
-    ExistingCall,
-    Grant,
-    Holder,
-    LastRun,
-    Quarantine,
-    Refusal,
-    Released,
-    Renewal,
-    Waiting,
+from ..base import (
+    FOREIGN_MS,
+    QueueStepResult,
+    ReleaseListener,
+    ReleaseRequest,
+    StoreInfo,
+    call_again_if_reply_lost,
 )
+from ..model import Acquired, AcquireRequest, Grant, Holder, LastRun, Quarantine, Refusal, Released, Renewal
+from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from . import replies
 from .connection import ErrorReply, RespConnection
 from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
@@ -404,20 +399,10 @@ class RedisStore:
 
     def _again(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         """Once more after a lost reply: for what is harmless twice with the same words."""
-        try:
-            return self._run(script, keys, args)
-        except ReplyTimeout:
-            raise
-        except ReplyLost:
-            return self._run(script, keys, args)
+        return call_again_if_reply_lost(self._run, script, keys, args)
 
     def _each_again(self, talk: Pipeline, calls: Sequence[Any]) -> list[Any]:
-        try:
-            answers = self._each(talk, calls)
-        except ReplyTimeout:
-            raise
-        except ReplyLost:
-            return self._each(talk, calls)
+        answers = call_again_if_reply_lost(self._each, talk, calls)
         # Where one server of several has cut its connection, the others' answers stand.
         lost = [place for place, answer in enumerate(answers) if type(answer) is ReplyLost]
         if lost:

@@ -10,7 +10,7 @@ from ...errors import ReplyLost, ReplyTimeout, StoreQuarantined, StoreRefused, S
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock
 from ...utils.log import logger
-from ..base import QueueStore, ReleaseRequest
+from ..base import QueueStore, ReleaseRequest, call_again_if_reply_lost
 from ..circuit_breaker import CircuitBreaker
 from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal
 from .fanout import PendingReplies
@@ -167,12 +167,7 @@ class QuorumMember:
 
     def renew(self, renewals: Sequence[Renewal], within: float | None) -> list[bool | None]:
         """Renew leases here, with a second try where the connection was cut."""
-        try:
-            return self.store.renew(renewals, within)
-        except ReplyTimeout:
-            raise
-        except ReplyLost:
-            return self.store.renew(renewals, within)
+        return call_again_if_reply_lost(self.store.renew, renewals, within)
 
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         # Its acquire may still be on its way, and be overtaken.

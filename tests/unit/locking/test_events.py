@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from celery import Celery
 
 from celery_dlock import signals
-from celery_dlock.locking.events import KINDS, Event, Kind, Listeners
+from celery_dlock.locking.events import Event, Kind, Listeners
 from celery_dlock.signals import feed
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
 FACTS: dict[str, Any] = {
     "name": "x:1",
     "owner": "me",

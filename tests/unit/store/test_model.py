@@ -2,7 +2,8 @@
 
 import pytest
 
-from celery_dlock.store.model import ExistingCall, LastRun, Waiter
+from celery_dlock.store.model import LastRun
+from celery_dlock.store.queue_model import ExistingCall, Waiter
 
 pytestmark = pytest.mark.core
 
