@@ -1,4 +1,9 @@
-"""What the queue's scripts are to do, written from the laws and not from the scripts: one lock name in plain Python."""
+"""A model of the queue's scripts in plain Python, for one lock name.
+
+It is written from the invariants and not from the scripts. It is separate from `tests/model` on purpose. That one shows
+that the design holds in every order of steps. This one shows that the scripts follow the design. If one model did both,
+a mistake in it would hide in the design and in the scripts.
+"""
 
 from __future__ import annotations
 

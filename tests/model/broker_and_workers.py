@@ -1,4 +1,6 @@
-"""What happens round the lock: the broker delivers, workers run, publish, acknowledge and die; `outside` has the rest.
+"""What happens round the lock: the broker delivers, workers run, publish, acknowledge and die.
+
+The rest is in `environment_steps`.
 
 A step is progress, or an event that costs one of its budget:
 

@@ -18,7 +18,7 @@ or is ended that has its end already, unless a crash came between its end and th
 is granted past an elder who is ready. In every state where nothing goes on: each message has its end, or is a dead
 letter, the lock is free, nobody waits. And from every state such a one can be reached without any event.
 
-States that differ only in what nothing can read any more, or in the names of messages, are one: see `alike`.
+States that differ only in what nothing can read any more, or in the names of messages, are one: see `symmetry`.
 """
 
 from __future__ import annotations

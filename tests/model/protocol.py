@@ -1,7 +1,7 @@
 """The queue policy's hand-over for one lock name: what its scripts do, as pure steps over a small immutable state.
 
 Every function here is one script of the store: it reads and writes the lock atomically. What happens round the lock
-(broker, workers, crashes) is in `world`; `explore` tries every order of all of it.
+(broker, workers, crashes) is in `broker_and_workers`; `explore` tries every order of all of it.
 
 A rank stands for server time. Only the order of ranks matters, so `NOW` is simply later than all others, and
 `explore` counts them anew after each step. Each rule has a name; `Setup.without` leaves one out, which shows what it
@@ -23,6 +23,10 @@ hold    early acknowledgement is held back until the message is parked or holds
 due     a sweep publishes what is not known to be published, puts a grant not taken when due back among the waiters,
         and grants a free lock that has waiters
 claim   only a turn that was published can be lost
+
+This model is separate from `tests/contract/queue_model.py` on purpose. This one is written from the design, without any
+code, and shows that the design holds. The scripts are compared with the other one. If one model did both, a mistake in
+it would hide in the design and in the scripts.
 """
 
 from __future__ import annotations
