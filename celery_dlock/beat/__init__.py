@@ -1,6 +1,7 @@
-"""Celery beat that says for which tick a message is: the name of the entry and when it was due.
+"""Schedulers for Celery beat that stamp each message with its tick: the entry's name and due time.
 
-``celery beat -S celery_dlock.beat:DLockScheduler``, or, for another scheduler::
+Start beat with ``celery beat -S celery_dlock.beat:DLockScheduler``. To stamp the messages of another scheduler,
+combine it with the mix-in::
 
     class Scheduler(TickScheduler, RedBeatScheduler): ...
 """
@@ -28,24 +29,25 @@ else:
 __all__ = ["DLockScheduler", "TickScheduler"]
 
 
-#: So long before a due time Celery is asked as if an entry had run then; longer than a day and any change of a clock.
+#: The last run that Celery is shown lies this long before the due time: longer than a day and any clock change.
 _LONG_BEFORE = timedelta(hours=27)
 
 
 class TickScheduler(_Base):
-    """A mix-in for a scheduler of Celery beat, to stand before it among the bases.
+    """A mix-in for schedulers of Celery beat. Put it before the scheduler among the bases.
 
-    Every beat finds an entry due at the same instants, whatever its start time: an interval at the multiples of it
-    since the epoch, a crontab at the minutes that it names (:func:`~celery_dlock.beat.schedules.adjacent_due_times`).
-    Each message carries the entry's name and its due time, by which a task with ``once_per="tick"`` runs once for
-    each. After a stop, an entry is sent once, for its latest due time.
+    Each message carries the entry's name and its due time. A task with ``once_per="tick"`` runs once for each of them,
+    however many beats send it.
 
-    A message that cannot be published is not sent again for that tick, which is Celery's own way: another beat sends
-    it.
+    All beats find an entry due at the same instants, whatever their start time. An interval is due at its multiples
+    since the epoch, a crontab at the minutes that it names. After a pause, an entry is sent once, for its latest due
+    time.
+
+    If a message cannot be published, this beat does not send it again for that tick, as in Celery. Another beat does.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        #: What entries were found due for, until their message is sent; by name.
+        #: The due time of each entry that is due and not sent yet, by the entry's name.
         self._due: dict[str, datetime] = {}
         super().__init__(*args, **kwargs)
 
@@ -63,33 +65,33 @@ class TickScheduler(_Base):
         wait: float = cast("float", self.max_interval) if following is None else (following - now).total_seconds()
         if latest is None or (last is not None and latest <= last):
             return schedstate(is_due=False, next=wait)
-        state = self._asked(entry, latest)
+        state = self._ask_celery(entry, latest)
         if not state[0]:
-            return state  # it is disabled, has not begun, or beat_cron_starting_deadline has passed
+            return state  # disabled, before its start time, or past beat_cron_starting_deadline
         self._due[entry.name] = latest
         return schedstate(is_due=True, next=wait)
 
-    def _asked(self, entry: Any, latest: datetime) -> Any:
-        """Whether Celery lets the entry run now, had it run long before ``latest``."""
-        kept = entry.last_run_at
+    def _ask_celery(self, entry: Any, latest: datetime) -> Any:
+        """Return Celery's own answer for an entry that last ran long before ``latest``."""
+        last_run_at = entry.last_run_at
         entry.last_run_at = latest - _LONG_BEFORE - getattr(entry.schedule, "run_every", timedelta(0))
         try:
             return super().is_due(entry)
         finally:
-            entry.last_run_at = kept
+            entry.last_run_at = last_run_at
 
     def reserve(self, entry: Any) -> Any:
-        moved: Any = super().reserve(entry)
+        following: Any = super().reserve(entry)
         due = self._due.get(entry.name)
         if due is None or not is_ours(entry.schedule):
-            return moved
-        # Celery notes the time of sending, from which it would count on: a little later each time.
-        moved.last_run_at = due
-        if hasattr(moved, "model"):  # django-celery-beat keeps it there
-            moved.model.last_run_at = _as_django_keeps(due)
-        elif hasattr(moved, "reschedule"):  # redbeat keeps it in Redis
-            moved = moved._next_instance(last_run_at=due, only_update_last_run_at=True)  # noqa: SLF001  # no other way
-        return moved
+            return following
+        # Celery records the time of sending and counts on from there: each run would come a little later.
+        following.last_run_at = due
+        if hasattr(following, "model"):  # an entry of django-celery-beat
+            following.model.last_run_at = _for_django(due)
+        elif hasattr(following, "reschedule"):  # an entry of redbeat
+            following = following._next_instance(last_run_at=due, only_update_last_run_at=True)  # noqa: SLF001  # no other way
+        return following
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002  # Celery's signature
         if advance:
@@ -99,7 +101,7 @@ class TickScheduler(_Base):
             return super().apply_async(entry, producer=producer, advance=False, **kwargs)
         options = entry.options
         stamp = header_for(entry.task, entry.name, due.timestamp())
-        # Only while it is sent: beats compare the options of entries to see whether the schedule has changed.
+        # Restore the options after sending: beats compare them to see whether the schedule has changed.
         entry.options = {**options, "headers": {**(options.get("headers") or {}), **stamp}}
         try:
             return super().apply_async(entry, producer=producer, advance=False, **kwargs)
@@ -108,36 +110,36 @@ class TickScheduler(_Base):
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         super().populate_heap(*args, **kwargs)
-        # Celery asks the entries themselves, which count from when they ran last.
-        self._heap: Any = [self._first_look(event) for event in self._heap or ()]
+        # Celery asks the entries themselves, which count from their last run.
+        self._heap: Any = [self._rescheduled(event) for event in self._heap or ()]
         heapq.heapify(self._heap)
 
-    def _first_look(self, event: Any) -> Any:
+    def _rescheduled(self, event: Any) -> Any:
         entry = event[2]
         try:
             due, wait = self.is_due(entry)
         except Exception:
-            logger.exception("beat cannot tell when %r is due", entry.name)
+            logger.exception("Beat entry %s: cannot compute its due time, keeping that of Celery", entry.name)
             return event
         when: Any = self._when  # type: ignore[attr-defined]  # not in the stubs
         return event_t(when(entry, 0 if due else wait) or 0, event[1], entry)
 
     def maybe_due(self, entry: Any, **kwargs: Any) -> Any:
-        """What redbeat does at each of its ticks, but that it asks the scheduler and not the entry."""
+        """Send the entry if it is due. Unlike redbeat's own method, ask the scheduler and not the entry."""
         due, wait = self.is_due(entry)
         if due:
             logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.task)
             try:
                 self.apply_async(entry, **kwargs)
             except Exception:
-                logger.exception("beat could not send %s", entry.name)
+                logger.exception("Beat entry %s: cannot send task %s, skipping this tick", entry.name, entry.task)
         return wait
 
 
-def _as_django_keeps(due: datetime) -> datetime:
-    """Without time zones (``USE_TZ=False``) Django stores no aware time; django-celery-beat then reads naive UTC."""
+def _for_django(due: datetime) -> datetime:
+    """Return a due time as Django stores it: naive UTC if time zones are off (``USE_TZ=False``)."""
     return due if symbol_by_name("django.conf:settings").USE_TZ else due.astimezone(timezone.utc).replace(tzinfo=None)
 
 
 class DLockScheduler(TickScheduler, PersistentScheduler):
-    """Celery's own scheduler, with ticks: ``celery beat -S celery_dlock.beat:DLockScheduler``."""
+    """Celery's default scheduler with ticks. Start it with ``celery beat -S celery_dlock.beat:DLockScheduler``."""

@@ -1,4 +1,4 @@
-"""When a schedule is due: the same instants for every beat, whatever its start time."""
+"""The due times of a schedule: the same instants for every beat, whatever its start time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from celery.utils.time import timezone as zones
 __all__ = ["DueTimes", "adjacent_due_times", "is_ours", "latest_by_search", "now_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _NO_TIME, _SECOND, _HOUR, _DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 _HOURS: Final = 24
-#: A change of a zone's clock shifts it by less.
+#: No change of a zone's clock shifts it by more hours.
 _SHIFT: Final = 3 * _HOUR
-#: A crontab for the 29th of February comes round every eight years at worst.
+#: Days to search: a crontab for the 29th of February is due every eight years at worst.
 _HORIZON: Final = 8 * 366 + 1
-#: Points after a start that are looked at one by one.
+#: Due times to check one by one, after the search.
 _WALK: Final = 1000
 
 
@@ -28,8 +27,8 @@ class DueTimes(NamedTuple):
     """The due times next to an instant, in UTC; None where there is none.
 
     Args:
-        latest: The last one that is not after it.
-        following: The first one after it.
+        latest: The last due time at or before the instant.
+        following: The first due time after it.
     """
 
     latest: datetime | None
@@ -37,27 +36,28 @@ class DueTimes(NamedTuple):
 
 
 def now_of(plan: Any) -> datetime:
-    """The time by the schedule's own clock."""
+    """Return the time of the schedule's own clock, in UTC."""
     return maybe_make_aware(plan.now(), timezone.utc).astimezone(timezone.utc)
 
 
 def is_ours(plan: Any) -> bool:
-    """Is it a schedule whose due times are known here? Of all others (solar, clocked) only Celery knows."""
+    """Return whether this module computes the schedule's due times. For solar and clocked ones, only Celery can."""
     return isinstance(plan, crontab) or (isinstance(plan, schedule) and cast("Any", plan).run_every > _NO_TIME)
 
 
 def adjacent_due_times(plan: Any, now: datetime) -> DueTimes:
-    """The due times next to ``now``, which is in UTC.
+    """Return the due times next to ``now``, which is in UTC.
 
-    An interval's lie on a grid of the epoch: ``k * interval``; of a relative one, on a grid of the local time.
-    A crontab's are those whole minutes at which its zone's clock shows what it names. A time that the zone's clock
-    leaves out in spring comes later by as much as it leaves out; one that it shows twice in autumn is due the first
-    time, and the second time too where every hour is.
+    An interval is due at its multiples since the epoch: in UTC, or in local time if it is relative. A crontab is due
+    at the whole minutes that it names on its zone's clock.
+
+    Clock changes: a minute that the clock leaves out in spring is due later by the length of the gap. A minute that
+    the clock shows twice in autumn is due the first time. If the crontab names every hour, it is due both times.
     """
     if isinstance(plan, crontab):
         return DueTimes(_first(plan, now, -1), _first(plan, now, 1))
     latest = _on_grid(plan, now)
-    # Where a zone's clock is put back, a relative one comes later than that: then it is asked again soon.
+    # When a zone's clock is put back, a relative interval is due later than this. Beat then asks again soon.
     return DueTimes(latest, max(latest + plan.run_every, now + _SECOND) if plan.relative else latest + plan.run_every)
 
 
@@ -67,13 +67,13 @@ def _on_grid(plan: Any, now: datetime) -> datetime:
     shown = now.astimezone(_zone(plan))
     epoch = _EPOCH.replace(tzinfo=None)
     wall = epoch + _floor(shown.replace(tzinfo=None) - epoch, plan.run_every)
-    # Of an hour that is shown twice, only what comes within an hour comes twice.
+    # In an hour that the clock shows twice, only intervals up to an hour are due twice.
     fold = shown.fold if plan.run_every <= _HOUR else 0
     return wall.replace(tzinfo=shown.tzinfo, fold=fold).astimezone(timezone.utc)
 
 
 def _floor(since: timedelta, step: timedelta) -> timedelta:
-    # In whole microseconds: of floating seconds, two beats could round differently.
+    # timedelta counts whole microseconds. Floating seconds could round differently in two beats.
     return since // step * step
 
 
@@ -86,7 +86,7 @@ def _zone(plan: Any) -> tzinfo:
 
 
 def _first(plan: Any, now: datetime, way: int) -> datetime | None:
-    """The first due time from ``now`` on backwards (``way`` -1, ``now`` included) or forwards (1)."""
+    """Return the nearest due time: backwards from ``now``, ``now`` included (``way`` -1), or forwards (1)."""
     zone = _zone(plan)
     day = now.astimezone(zone).date()
     for _ in range(_HORIZON):
@@ -103,10 +103,10 @@ def _falls_on(plan: Any, day: date) -> bool:
 
 
 def _of_day(plan: Any, day: date, zone: tzinfo, now: datetime) -> Iterator[datetime]:
-    """A day's due times.
+    """Yield a day's due times.
 
-    Of an hour that is far from ``now`` and shows its minutes in order, only the first and the last: no other can be
-    next to ``now``.
+    For an hour far from ``now`` whose minutes run in order, yield only the first and the last. No other is next to
+    ``now``.
     """
     hourly = len(plan.hour) == _HOURS
     minutes = sorted(plan.minute)
@@ -114,7 +114,7 @@ def _of_day(plan: Any, day: date, zone: tzinfo, now: datetime) -> Iterator[datet
     for hour in sorted(plan.hour):
         about = datetime(day.year, day.month, day.day, hour, tzinfo=zone)
         near = abs(about.astimezone(timezone.utc) - now) < (_HOUR if steady else _SHIFT)
-        # In Pacific/Chatham the clock is changed at 2:45: 3:50 comes before 3:10, which it leaves out.
+        # Pacific/Chatham changes its clock at 2:45: 3:50 is due before 3:10, which the clock leaves out.
         uneven = about.utcoffset() != about.replace(minute=59).utcoffset()
         for minute in minutes if near or uneven else (minutes[0], minutes[-1]):
             shown = about.replace(minute=minute)
@@ -128,15 +128,15 @@ def _of_day(plan: Any, day: date, zone: tzinfo, now: datetime) -> Iterator[datet
 
 
 def latest_by_search(plan: Any, now: datetime, last: datetime | None) -> datetime:
-    """The last due time that is not after ``now``, of a schedule that can only tell the next one after an instant.
+    """Return the last due time at or before ``now``, for a schedule that only computes the next one after an instant.
 
-    Its work grows with the logarithm of the time since ``last``. The result is a whole second, because such a
-    schedule's answer may depend a little on where the search began.
+    The cost grows with the logarithm of the time since ``last``. The result is a whole second: the answer of such a
+    schedule may depend slightly on where the search began.
 
     Args:
-        plan: The schedule; it is due.
-        now: The time.
-        last: When its entry ran last.
+        plan: The schedule, which is due.
+        now: The current time.
+        last: The time of the entry's last run.
     """
     clock, plan.nowfun = plan.nowfun, lambda: now
     try:
@@ -159,7 +159,7 @@ def _search(following: Callable[[datetime], datetime | None], now: datetime, sin
     step, start = timedelta(minutes=1), now
     while (found := due_after(start)) is None:
         if start <= since:
-            return now  # it is due and cannot say since when
+            return now  # due, with an unknown start
         start, step = max(since, now - step), 2 * step
     late = min(now, start + step)
     while late - start > _SECOND:
@@ -172,7 +172,7 @@ def _search(following: Callable[[datetime], datetime | None], now: datetime, sin
 
 
 def _walk(due_after: Callable[[datetime], datetime | None], found: datetime) -> datetime:
-    """The same from a start that all beats share, so that all find the same."""
+    """Repeat the last steps from an instant that all beats share, so that all find the same due time."""
     at, latest = _EPOCH + ((found - _EPOCH) // _HOUR - 1) * _HOUR, found
     for _ in range(_WALK):
         later = due_after(at)
