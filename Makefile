@@ -40,7 +40,7 @@ help:
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal'
 	@echo 'make demo-picture  the same, saved as docs/images/demo.svg for the README'
-	@echo 'make bench         the cost of one lock, on every topology, and of a hand-over under the queue policy'
+	@echo 'make bench         the cost of one lock, on every topology, and of a hand-off under the queue policy'
 	@echo 'make bench-idle    what idle workers ask of the lock store, and how soon a dead holder is followed'
 	@echo 'make bench-naming  what the lock name of large arguments costs'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
@@ -161,7 +161,7 @@ demo-picture: .venv/.ready
 # All run, also where one misses a target.
 bench: .venv/.ready
 	$(BIN)/python benchmarks/cycle.py; cycle=$$?; $(BIN)/python benchmarks/topologies.py; topologies=$$?; \
-	$(BIN)/python benchmarks/handover.py && exit $$((cycle | topologies))
+	$(BIN)/python benchmarks/handoff.py && exit $$((cycle | topologies))
 
 bench-idle: .venv/.ready
 	$(BIN)/python benchmarks/idle.py

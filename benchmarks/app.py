@@ -1,4 +1,4 @@
-"""The app that the measured worker runs: one body that does nothing, locked in three ways."""
+"""The app of the measured worker: an empty body, locked in three ways."""
 
 import os
 
@@ -16,16 +16,16 @@ client = redis.Redis.from_url(f"{SERVER}/2")
 
 @app.task
 def plain(number: int) -> None:
-    """Celery's own task, with no lock."""
+    """Run without a lock."""
 
 
 @singleton_task(app=app)
 def singleton(number: int) -> None:
-    """Ours: the name is made of the arguments, so every call has a lock of its own."""
+    """Run under a singleton task's lock. Each call has its own, because the arguments differ."""
 
 
 @app.task
 def locked(number: int) -> None:
-    """redis-py's lock in the body: what one writes without us."""
+    """Run under redis-py's lock, the usual way without this library."""
     with client.lock(f"locked:{number}", timeout=30):
         pass

@@ -1,4 +1,4 @@
-"""Part 1: what one lock costs a caller, and what it makes the server do."""
+"""Part 1: cost of one lock for the caller and for the server."""
 
 import itertools
 import time
@@ -14,7 +14,7 @@ from celery_dlock import Lock
 from celery_dlock.store.redis.scripts import ACQUIRE, RELEASE
 from tests.support.servers import Server
 
-#: Locks held at once to weigh one of them.
+#: Locks held at once to measure the memory of one.
 WEIGHED = 2000
 
 EMPTY, FLOOR, OURS = "2 bare EVALSHA, empty", "2 bare EVALSHA, our scripts", "our Lock"
@@ -25,9 +25,9 @@ class Case:
     """One thing to time.
 
     Args:
-        name: for people.
-        call: one cycle.
-        hold: takes the lock of a number, to be weighed; returns what releases it.
+        name: The name in the table.
+        call: Runs one cycle.
+        hold: Acquires the lock of a number, to measure its memory, and returns a function that releases it.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Case:
 
 
 def measure(server: Server, cycles: int, block: int) -> list[Target]:
-    """Print what a cycle costs; returns what was to be reached."""
-    # Clients' defaults, as in an application: the lock's own client is compared with what one gets without thinking.
+    """Print the cost of a cycle, and return the targets."""
+    # The clients have their defaults, as in an application.
     with redis.Redis.from_url(server.url()) as client, server.client() as observer:
         cases = _cases(server, client)
         for turn in range(-1, cycles // block):
-            # The order moves on, so that each follows each other equally often; the first turn warms up.
+            # Rotate the order, so that each case follows each other one equally often. The first turn warms up.
             first = turn % len(cases)
             for case in cases[first:] + cases[:first]:
                 case.run(block, timed=turn >= 0)
@@ -75,7 +75,7 @@ def measure(server: Server, cycles: int, block: int) -> list[Target]:
     ]  # fmt: skip
     head = ["cycle", "p50 µs", "p99 µs", "x floor", "round trips", "commands in scripts", "bytes held"]
     print(f"One cycle, {len(cases[0].micros)} of each, {block} in turn\n\n{table(head, rows)}\n")
-    # Not judged, but told: the floor above does our scripts' work in the server, this one does none.
+    # For information: the floor above runs the same scripts in the server, this one runs empty scripts.
     print(f"  our Lock by 2 EVALSHA of empty scripts: {by_name[OURS].p50 / by_name[EMPTY].p50:.2f}\n")
     return [
         Target("our acquire and release, round trips", seen[OURS].trips, 2),
@@ -88,7 +88,7 @@ def _cases(server: Server, client: redis.Redis) -> list[Case]:
 
 
 def _bare(client: redis.Redis) -> Iterator[Case]:
-    """Two scripts through redis-py, their keys and arguments ready: empty ones, and those that our lock runs."""
+    """Yield two scripts through redis-py with prepared keys and arguments: empty ones, and those of our lock."""
     nothing = client.script_load("return 1")
     acquire, release = (client.script_load(script.source.decode()) for script in (ACQUIRE, RELEASE))
     keys = "bare:lock", "bare:last", "bare:gone"
@@ -140,7 +140,7 @@ def _theirs(client: redis.Redis) -> Case:
 
 @dataclass(frozen=True)
 class _Commands:
-    """``trips``: commands of the client, each sent alone. ``inner``: run by its scripts."""
+    """Commands of a cycle: ``trips`` are sent by the client one by one, ``inner`` are run by its scripts."""
 
     trips: int
     inner: int
@@ -158,11 +158,11 @@ def _commands(case: Case, observer: redis.Redis) -> _Commands:
 
 
 def _weight(case: Case, observer: redis.Redis) -> str:
-    """Bytes of the server's memory for one lock held, all that it keeps beside the lock's own key included."""
+    """Return the server's memory for one held lock in bytes, with all its keys."""
     if case.hold is None:
         return "-"
     observer.flushall()
-    # Many first, so that what is kept for all locks together stands there already.
+    # Hold many first, so that the keys shared by all locks exist already.
     held = [case.hold(number) for number in range(WEIGHED)]
     before = _used(observer)
     held += [case.hold(number) for number in range(WEIGHED, 2 * WEIGHED)]

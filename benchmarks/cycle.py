@@ -1,6 +1,6 @@
 """The cost of one lock: `make bench`, or `python benchmarks/cycle.py --quick` for a short look.
 
-Ends with status 1 where a target is missed. docs/explanation/benchmarks.md says how to read the figures.
+Exits with status 1 if a target is missed. docs/explanation/benchmarks.md says how to read the figures.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> int:
     cycles, rounds, tasks = (1000, 8, 400) if asked.quick else (5000, 30, 500)
     targets = []
     with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, Server(Path(name) / "server") as server:
-        # The app of the worker and of this process reads it.
+        # Read by the app, in the worker and in this process.
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
         if asked.only != "drain":
             targets += calls.measure(server, asked.cycles or cycles, asked.block)

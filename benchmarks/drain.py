@@ -1,4 +1,4 @@
-"""Part 2: what a singleton task costs a worker, by CPU, beside a plain task and redis-py's lock in the body."""
+"""Part 2: CPU cost of a singleton task in a worker, beside a plain task and redis-py's lock in the body."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Worker:
         self._children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
     def drain(self, kind: str, count: int, queue: str) -> Cost:
-        """Queue tasks first, then time how they are consumed."""
+        """Publish all tasks first, then time their consumption."""
         task: Task[..., None] = self.app.tasks[f"benchmarks.app.{kind}"]
         with self._server.client(db=1) as results:
             results.flushdb()
@@ -59,9 +59,9 @@ class Worker:
                     task.apply_async((number,), queue=queue, producer=producer)
             before = self._cpu()
             self.app.control.add_consumer(queue, destination=[NODE])
-            # Each end is one result, and counting keys costs the server next to nothing.
+            # Each end stores one result. Counting keys costs the server almost nothing.
             first = eventually(results.dbsize, within=60, message=f"{queue} is not begun")
-            # From here: until it turns to a new queue, a worker may wait for a whole second.
+            # Start the clock here: a worker may wait for a whole second before it reads a new queue.
             began = time.monotonic()
             eventually(lambda: results.dbsize() >= count, within=300, message=f"{queue} is not drained")
             rate = (count - first) / (time.monotonic() - began)
@@ -76,14 +76,14 @@ class Worker:
 
 
 def _cpu(pid: int) -> float:
-    """CPU seconds of a process, all its threads included, also those that ended."""
+    """Return the CPU seconds of a process, with all its threads, ended ones included."""
     # What clock_getcpuclockid(3) makes of a pid; /proc counts in steps of 10 ms, which are 1 % of a round.
     return time.clock_gettime((~pid << 3) | 2)
 
 
 @contextmanager
 def running(server: Server, folder: Path) -> Iterator[Worker]:
-    """A worker with two pool processes, ready, its logging off."""
+    """Run a worker with two pool processes until it is ready, with logging off."""
     from benchmarks.app import app  # noqa: PLC0415 (it reads the server's address when it is imported)
 
     log = folder / "worker.log"
@@ -100,7 +100,7 @@ def running(server: Server, folder: Path) -> Iterator[Worker]:
 
 
 def measure(server: Server, folder: Path, rounds: int, tasks: int) -> list[Target]:
-    """Print what a task costs; returns what was to be reached."""
+    """Print the cost of a task, and return the targets."""
     costs: Costs = {kind: [] for kind in KINDS}
     with running(server, folder) as worker:
         for kind in KINDS:
@@ -135,6 +135,6 @@ def _print(costs: Costs, tasks: int) -> None:
 
 
 def _ratios(costs: Costs, kind: str, other: str, part: str) -> list[float]:
-    """Round by round, because what else the machine does changes from round to round."""
+    """Compare round by round, because the load of the machine changes between rounds."""
     pairs = zip(costs[kind], costs[other], strict=True)
     return [getattr(cost, part) / getattr(base, part) for cost, base in pairs]

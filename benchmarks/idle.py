@@ -1,6 +1,6 @@
-"""What idle workers ask of the lock store, and how soon a dead holder's waiter runs: `make bench-idle`.
+"""Load of idle workers on the lock store, and delay until a dead holder's waiter runs: `make bench-idle`.
 
-Ends with status 1 where a target is missed. docs/explanation/benchmarks.md says how to read the figures.
+Exits with status 1 if a target is missed. docs/explanation/benchmarks.md says how to read the figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.handover_stage import BY, Stage
+from benchmarks.handoff_environment import BY, Stage
 from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.store.model import AcquireRequest, QueueRequest
@@ -26,11 +26,11 @@ from tests.support.processes import Process, kill_session, spawn, tail
 from tests.support.servers import Server
 from tests.support.stores import name_in
 
-#: Scripts a second that ten idle workers may send in all, and seconds from the end of a dead holder's lease until the
-#: next waiter's body starts.
+#: Most scripts a second that ten idle workers may send together.
 SCRIPTS = 30.0
-HAND_OVER = 2.0
-#: Milliseconds: the lease of a holder that dies at once.
+#: Most seconds from the end of a dead holder's lease to the start of the next waiter's body.
+HAND_OFF = 2.0
+#: Lease of a holder that dies at once, in milliseconds.
 TTL_MS = 1000
 
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def measure(server: Server, folder: Path, workers: int, seconds: float, deaths: int) -> list[Target]:
-    """Print what one worker and all of them send, and how long hand-overs take; returns what was to be reached."""
+    """Print the scripts that workers send and the duration of hand-offs, and return the targets."""
     stage = Stage(server, folder / "stage")
     rows, rate = [], 0.0
     with working(stage, 1):
@@ -58,28 +58,28 @@ def measure(server: Server, folder: Path, workers: int, seconds: float, deaths: 
         row, rate = _row(stage, workers, seconds)
         rows.append(row)
         print("\n" + table(("idle workers", "scripts/s", "of which", "store's CPU, %"), rows) + "\n")
-        calm = [_handed_over(stage, f"calm-{number}") for number in range(deaths)]
+        calm = [_handoff_delay(stage, f"calm-{number}") for number in range(deaths)]
         print(f"from the end of a dead holder's lease to the next body, s: {_shown(calm)}")
-        killed = [_handed_over(stage, f"killed-{number}", processes.pop()) for number in range(workers - 1)]
+        killed = [_handoff_delay(stage, f"killed-{number}", processes.pop()) for number in range(workers - 1)]
         print(f"... while a worker is killed, one after another, s:        {_shown(killed)}\n")
     return [
         Target(f"scripts a second of {workers} idle workers", rate, SCRIPTS),
-        Target("slowest hand-over after a death, s", max(calm), HAND_OVER),
-        Target("slowest hand-over after a death, while a worker is killed, s", max(killed), HAND_OVER),
+        Target("slowest hand-off after a death, s", max(calm), HAND_OFF),
+        Target("slowest hand-off after a death, while a worker is killed, s", max(killed), HAND_OFF),
     ]
 
 
 def _row(stage: Stage, workers: int, seconds: float) -> tuple[list[str], float]:
-    before, began = _told(stage), time.monotonic()
+    before, began = _script_load(stage), time.monotonic()
     time.sleep(seconds)
-    after, took = _told(stage), time.monotonic() - began
+    after, took = _script_load(stage), time.monotonic() - began
     calls, cpu = ((after[place] - before[place]) / took for place in (0, 1))
     kinds = ", ".join(f"{name} {count / 2:.1f}" for name, count in _kinds(stage, 2.0).most_common())
     return [str(workers), f"{calls:.1f}", kinds or "-", f"{cpu * 100:.1f}"], calls
 
 
-def _told(stage: Stage) -> tuple[float, float]:
-    """How many scripts were sent, and the server's CPU, both since it started."""
+def _script_load(stage: Stage) -> tuple[float, float]:
+    """Return the scripts sent and the server's CPU seconds, both since its start."""
     calls = stage.locks.info("commandstats")
     sent = sum(facts["calls"] for name, facts in calls.items() if name in {"cmdstat_evalsha", "cmdstat_eval"})
     used = stage.locks.info("cpu")
@@ -92,28 +92,28 @@ def _kinds(stage: Stage, seconds: float) -> Counter[str]:
     found: Counter[str] = Counter()
     with stage.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
         until = time.monotonic() + seconds
-        for told in monitor.listen():
+        for command in monitor.listen():
             if time.monotonic() > until:
                 break
-            words = told["command"].split()
-            if words[0] == "EVALSHA" and told["client_type"] != "lua":
-                found[names.get(words[1], "not ours")] += 1
-            stage.broker.get("tick")  # so that there is something to hear
+            words = command["command"].split()
+            if words[0] == "EVALSHA" and command["client_type"] != "lua":
+                found[names.get(words[1], "foreign")] += 1
+            stage.broker.get("tick")  # so that the monitor has a command to yield
     return found
 
 
-def _handed_over(stage: Stage, name: str, victim: Process | None = None) -> float:
-    """Let a holder die with one waiter behind it; seconds from the end of its lease to the waiter's start."""
+def _handoff_delay(stage: Stage, name: str, victim: Process | None = None) -> float:
+    """Let a holder die, and return the seconds from the end of its lease to its waiter's start."""
     keys = stage.keys(name)
     stage.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
-    identity, entry = next(stage.parcels(name, range(1, 2)))
+    identity, entry = next(stage.parked_entries(name, range(1, 2)))
     time.sleep(random.uniform(0, 0.5))  # at any moment of the workers' rounds
     stage.store.acquire(
         name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
     )
     ends = time.monotonic() + stage.locks.pttl(keys.lock) / 1000
     if victim is not None:
-        time.sleep(max(0.0, ends - time.monotonic() - random.uniform(0, 0.2)))  # likewise
+        time.sleep(max(0.0, ends - time.monotonic() - random.uniform(0, 0.2)))  # at any moment before the lease ends
         kill_session(victim)
     started = next(event.at for event in stage.ended(name, 1) if event[1:3] == ("start", name))
     return started - ends
@@ -126,11 +126,11 @@ def _shown(values: list[float]) -> str:
 
 @contextmanager
 def working(stage: Stage, count: int) -> Iterator[list[Any]]:
-    """So many ready workers of one process each, their logging off; in the order in which they were started."""
+    """Run ``count`` workers of one process each, with logging off, in their order of start."""
     names = [f"idle{number}@localhost" for number in range(count)]
     log = stage.folder / "workers.log"
     options = ["-P", "threads", "-c", "1", "-l", "WARNING", "--without-mingle", "--without-gossip"]
-    command = [sys.executable, "-m", "celery", "-A", "benchmarks.handover_app", "worker", *options]
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.handoff_app", "worker", *options]
     with ExitStack() as stack:
         processes = []
         for name in names:

@@ -1,4 +1,4 @@
-"""Scale: what a waiter weighs, and that no step on a queue takes longer where more wait."""
+"""Scale of the queue policy: memory per waiter, and the cost of each step by the number of waiters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, TypeVar
 
-from benchmarks.handover_stage import BY, TTL_MS, Stage
+from benchmarks.handoff_environment import BY, TTL_MS, Stage
 from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.keys.key_spec import BUCKETS
@@ -19,11 +19,11 @@ from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.worker.queue_sweeper import ROUND, QueueSweeper
 from tests.support.stores import name_in
 
-#: Times that each step is taken on each queue, in turns.
+#: Repetitions of each step on each queue, in turns.
 TIMES = 300
-#: Waiters of each lock where there are many locks.
+#: Waiters of each lock in the part with many locks.
 EACH = 10
-#: A step may take so much longer with many waiting than with one: a sorted set's own logarithm, and noise.
+#: Most growth of a step's cost from one waiter to many: the logarithm of a sorted set, and noise.
 GROWTH = 1.5
 LISTING = "list the first 100"
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Clocks:
-    """What a call takes on this side of the wire, and how much of it the server spends in scripts."""
+    """Times of a call: seen by the client, and spent by the server in scripts."""
 
     def __init__(self, stage: Stage) -> None:
         self._locks = stage.locks
@@ -52,11 +52,11 @@ class Clocks:
 
 
 class Queue:
-    """One lock, held, and those who wait for it: as many after each cycle as before.
+    """A held lock and its waiters, whose number is the same after each cycle.
 
     Args:
-        stage: Without a worker.
-        size: How many wait.
+        stage: The environment, without a worker.
+        size: Number of waiters.
     """
 
     def __init__(self, stage: Stage, size: int) -> None:
@@ -66,7 +66,7 @@ class Queue:
         name = f"queue-{size}"
         self._keys = stage.keys(name)
         self._acquisition = stage.hold(name)
-        self._parcels = stage.parcels(name, range(1, 1 << 32))
+        self._entries = stage.parked_entries(name, range(1, 1 << 32))
         self.clocks = Clocks(stage)
 
     def fill(self) -> None:
@@ -74,9 +74,9 @@ class Queue:
             self._park()
 
     def cycle(self) -> None:
-        """Each step once."""
+        """Run each step once."""
         time_, store, keys = self.clocks.time, self._store, self._keys
-        identity, entry = next(self._parcels)
+        identity, entry = next(self._entries)
         time_("park", lambda: self._park(identity, entry))
         time_("take one out", lambda: store.remove_waiter(name_in(keys), identity.digest, "bench"))
         time_("sweep of a held lock", lambda: store.sweep(name_in(keys), "bench", 60_000, 5))
@@ -89,13 +89,13 @@ class Queue:
         time_("note as published", lambda: store.published(name_in(keys), granted.identity, 60_000))
         time_("take when granted", lambda: self._take(granted))
         self._park()
-        # As if the holder's host had died and its lease were over.
+        # Simulate an expired lease of a dead host.
         self._stage.locks.delete(keys.lock)
         swept = time_("sweep, which grants", lambda: store.sweep(name_in(keys), "bench", 60_000, 5))
         self._take(_some(swept.granted))
 
     def _park(self, *given: Any) -> None:
-        park(self._stage, self._keys, *(given or next(self._parcels)))
+        park(self._stage, self._keys, *(given or next(self._entries)))
 
     def _take(self, granted: Grant) -> None:
         task_id = json.loads(granted.entry.partition("\n")[0])[1]
@@ -111,7 +111,7 @@ def park(stage: Stage, keys: LockKeys, identity: Identity, entry: str) -> None:
 
 
 def measure(stage: Stage, crowd: int) -> list[Target]:
-    """Print what a waiter weighs and what each step takes; returns what was to be reached."""
+    """Print the memory per waiter and the time per step, and return the targets."""
     return [*_one_lock(stage, crowd), *_many_locks(stage, crowd // EACH)]
 
 
@@ -125,7 +125,7 @@ def _one_lock(stage: Stage, crowd: int) -> list[Target]:
     for turn in range(TIMES):
         for queue in queues[turn % 3 :] + queues[: turn % 3]:
             queue.cycle()
-    # At once: what the server frees in the background would lighten what is weighed next.
+    # Synchronously: memory that is freed in the background would falsify the next measurement.
     stage.locks.execute_command("FLUSHDB", "SYNC")  # type: ignore[no-untyped-call]  # redis-py has no types here
     rows, targets = [], []
     for step in queues[0].clocks.micros:
@@ -154,10 +154,10 @@ def _server(step: str) -> Callable[[Queue], list[float]]:
 
 
 def _many_locks(stage: Stage, count: int) -> list[Target]:
-    """Many locks with waiters at once, looked after by the sweeper's own round."""
+    """Measure the sweeper's rounds over many locks with waiters."""
     runtime = stage.tasks.queued.dlock
     sweeper = QueueSweeper(runtime, list, lambda call: call(), lambda: False)
-    parcels = stage.parcels("many", range(1, 1 << 32))
+    entries = stage.parked_entries("many", range(1, 1 << 32))
     _round(stage, sweeper, "loads the scripts", 0)
     rows = [_round(stage, sweeper, "no queues at all", 0)]
     used, began = _used(stage), time.monotonic()
@@ -165,7 +165,7 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
     for keys in locks:
         stage.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
         for _ in range(EACH):
-            park(stage, keys, *next(parcels))
+            park(stage, keys, *next(entries))
     took = time.monotonic() - began
     print(f"{EACH} waiters of each of {count:,} locks: {_weight(stage, used, EACH * count)}, parked in {took:.0f} s\n")
     rows.append(_round(stage, sweeper, "none due", 0))
@@ -173,7 +173,7 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
     for shown, due in ((f"{few:,} due", locks[:few]), (f"{count - few:,} due", locks[few:])):
         with stage.locks.pipeline(transaction=False) as pipeline:
             for keys in due:
-                # As if their holders' hosts had died and their leases were over.
+                # Simulate expired leases of dead hosts.
                 pipeline.delete(keys.lock)
                 pipeline.zadd(keys.queue()[3], {keys.name: 0})
             pipeline.execute()
@@ -185,15 +185,15 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
     growth = rows[3][1] / len(locks[few:]) * few / rows[2][1]
     shown_rows = [[row[0], f"{row[1] * 1e3:.1f}", *row[2:]] for row in rows]
     head = ["one round of the sweeper", "ms in all", "µs per lock due", "server's µs, of a lock or of all"]
-    print(f"{BUCKETS} buckets, a round every {ROUND} s by one of all workers; each turn is published\n")
+    print(f"{BUCKETS} buckets, a round every {ROUND} s by one of all workers; each grant is published\n")
     print(f"{table(head, shown_rows)}\n")
     return [Target(f"sweep and publish one lock, {count - few:,} due by {few:,} due", growth, GROWTH)]
 
 
 def _round(stage: Stage, sweeper: QueueSweeper, shown: str, due: int) -> list[Any]:
     clocks = Clocks(stage)
-    sweeper._next_round = 0.0  # noqa: SLF001  # the one before was a moment ago
-    clocks.time("round", sweeper._take_part)  # noqa: SLF001  # what its thread calls
+    sweeper._next_round = 0.0  # noqa: SLF001  # do not wait for the next round
+    clocks.time("round", sweeper._take_part)  # noqa: SLF001  # the sweeper thread calls it
     micros, server = clocks.micros["round"][0], clocks.server["round"][0]
     each = [f"{micros / due:.0f}" if due else "-", f"{(server if not due else server / due):.0f}"]
     return [shown, micros / 1e6, *each]
@@ -201,7 +201,7 @@ def _round(stage: Stage, sweeper: QueueSweeper, shown: str, due: int) -> list[An
 
 def _some(granted: Grant | None) -> Grant:
     if granted is None:
-        raise AssertionError("nobody was granted")
+        raise AssertionError("no waiter was granted the lock")
     return granted
 
 
@@ -211,5 +211,5 @@ def _used(stage: Stage) -> int:
 
 
 def _weight(stage: Stage, before: int, waiters: int) -> str:
-    entry = next(stage.parcels("weight", range(1)))[1]
+    entry = next(stage.parked_entries("weight", range(1)))[1]
     return f"{(_used(stage) - before) / waiters:.0f} bytes each, of which {len(entry)} are the message"

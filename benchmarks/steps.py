@@ -58,7 +58,7 @@ def count_steps(call: Callable[[], object]) -> Counter[str]:
 
 
 class Child:
-    """This process, as a pool child of a worker is set up: its slots lie in memory shared with a main process."""
+    """This process, set up as a pool child: its lease table is in memory shared with a main process."""
 
     def __init__(self, server: Server) -> None:
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
@@ -83,7 +83,7 @@ class Child:
         task_id, now = str(uuid.uuid4()), time.monotonic()
         request: dict[str, Any] = {"id": task_id, "delivery_info": {}, "hostname": "bench@localhost", "properties": {}}
         if kind == "singleton":
-            # What the main process adds for a task of ours.
+            # The main process adds these properties to a singleton task's request.
             raw = RawMessage(b"", "application/json", "utf-8", {}, {}, "celery")
             delivery = Delivery(uuid.uuid4().hex, now, now, monitored=False, rank_us=None, conflict_retries=0, raw=raw)
             request["properties"] = {PROPERTY: tuple(delivery)}

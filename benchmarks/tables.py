@@ -1,4 +1,4 @@
-"""Numbers for people: medians, spread, and a table of them in plain text."""
+"""Medians, spread and plain-text tables of the measurements."""
 
 from collections.abc import Sequence
 from statistics import quantiles
@@ -9,13 +9,13 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and between which values the middle half of them lies."""
+    """Return the median and the range of the middle half."""
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return f"{middle:.2f} ({low:.2f}..{high:.2f})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """First column to the left, numbers to the right."""
+    """Return a plain-text table, its first column left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,16 +1,17 @@
-"""What is to be reached, and whether it was."""
+"""Targets of the benchmarks: a limit, and the value reached."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Target:
-    """One limit and what was measured.
+    """A limit and the measured value.
 
     Args:
-        what: the law, for people.
-        measured: the figure.
-        limit: the figure may be this large at most, or (``floor``) must be larger than this.
+        what: Description of the value.
+        measured: The value.
+        limit: The most that the value may be. With ``floor``, the value must exceed it.
+        floor: The limit is a lower one.
     """
 
     what: str

@@ -1,6 +1,6 @@
-"""What a lock costs on each topology, durability and quarantine: `python benchmarks/topologies.py`.
+"""Cost of a lock on each topology, durability and quarantine: `python benchmarks/topologies.py`.
 
-All servers run at once and take turns, in another order each round, so that nobody always follows the same one.
+All servers run at once and are measured in turns. Each round has another order, so that none always follows another.
 docs/explanation/topologies.md quotes one run.
 """
 
@@ -30,21 +30,21 @@ REPLICAS_2: dict[str, Any] = {"dlock_durability": {"replicas": 2}}
 FSYNC_LOCAL: dict[str, Any] = {"dlock_durability": {"fsync": "local"}}
 FSYNC_1: dict[str, Any] = {"dlock_durability": {"fsync": 1, "timeout": 10}}
 QUARANTINE: dict[str, Any] = {"dlock_failover_quarantine": 1}
-#: What the others are compared with.
+#: The baseline of the comparison.
 PLAIN = ("one server", "primary")
-#: A replica says once a second what it has written to disk, so this has one cycle in each tenth round.
-SLOW = ("… and 2 replicas likewise", "fsync 1")
+#: A replica reports its disk writes once a second, so this case has one cycle in each tenth round.
+SLOW = ("… and 2 replicas with it", "fsync 1")
 
 ONE_DEAD = "Redlock of 5, one dead"
 
-#: Topology, and what is declared; and the settings that say so.
+#: Topology and durability, and the settings that declare them.
 Way = tuple[str, str]
 Settings = dict[Way, dict[str, Any]]
 Call = Callable[[], None]
 
 
 def started(folder: Path, stack: ExitStack) -> Settings:
-    """All servers, running."""
+    """Start all servers."""
     single = stack.enter_context(Server(folder / "single"))
     synced = stack.enter_context(Server(folder / "synced", persistent=True))
     copied = stack.enter_context(ReplicaSet(folder / "copied", replicas=2))
@@ -79,7 +79,7 @@ def started(folder: Path, stack: ExitStack) -> Settings:
 
 
 def cycle(conf: dict[str, Any]) -> Call:
-    """Takes a lock and gives it back."""
+    """Return a call that acquires a lock and releases it."""
     app = Celery("bench", broker="memory://", set_as_current=False)
     app.conf.update(dlock_timeout=20, **conf)
     lock = Lock("bench", app=app)
@@ -92,7 +92,7 @@ def cycle(conf: dict[str, Any]) -> Call:
 
 
 def ready(call: Call) -> None:
-    """Wait until the server is through its probation."""
+    """Wait until the server's quarantine is over."""
     while True:
         try:
             return call()
@@ -101,7 +101,7 @@ def ready(call: Call) -> None:
 
 
 def measure(settings: Settings, rounds: int, block: int) -> dict[Way, list[float]]:
-    """Milliseconds of each cycle."""
+    """Return the milliseconds of each cycle."""
     calls = {way: cycle(conf) for way, conf in settings.items()}
     for call in calls.values():
         ready(call)

@@ -1,4 +1,4 @@
-"""What a million used names take of the store's memory.
+"""Memory that a million run marks take in the store.
 
 python -m benchmarks.used_memory [names]
 """
@@ -19,7 +19,7 @@ from tests.support.servers import Server
 from tests.support.stores import name_in, store_at
 
 BATCH = 10_000
-#: 39 characters, as the name of a task with a short key.
+#: With the digest 39 characters, as the name of a task with a short key.
 NAME = "sms:n:"
 YEAR_MS = 366 * 24 * 3600 * 1000
 
@@ -30,7 +30,7 @@ def name_of(number: int) -> LockName:
 
 
 def real_mark(store: RedisStore, client: redis.Redis) -> str:
-    """The mark of a success, as the scripts write it."""
+    """Return the run mark of a success, as the scripts write it."""
     task_id = str(uuid.uuid4())
     by, identity = Requester.of("shop.sms", task_id, "worker1@host", 12345), Identity(task_id)
     keys = LockKeys.of("dlock", name_of(0))

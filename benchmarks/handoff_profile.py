@@ -1,4 +1,4 @@
-"""Where the time between two bodies goes: stamps of the steps, which only `handover.py --only profile` asks for."""
+"""Profile of the time between two bodies, by stamps of each step: `handoff.py --only profile`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kombu import Producer
 from kombu.transport.redis import Channel
 
 from benchmarks.tables import table
-from celery_dlock.messaging import handoff as handover
+from celery_dlock.messaging import handoff
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.task.execution import Execution
 
 if TYPE_CHECKING:
-    from benchmarks.handover_rounds import Rounds
-    from benchmarks.handover_stage import Event
+    from benchmarks.handoff_environment import Event
+    from benchmarks.handoff_rounds import Rounds
 
 __all__ = ["measure", "stamp_steps"]
 
 
 def stamp_steps(note: Callable[[str, str, int], None]) -> None:
-    """From now on each step of this process notes when it began (``step>``) and ended (``>step``)."""
+    """Have each step of this process write its start (``step>``) and its end (``>step``) to the diary."""
 
     def stamp(owner: Any, method: str, step: str) -> None:
         called = getattr(owner, method)
@@ -46,26 +46,26 @@ def stamp_steps(note: Callable[[str, str, int], None]) -> None:
 
     stamp(Backend, "mark_as_done", "result")
     stamp(RedisStore, "release", "release")
-    stamp(ParkedMessage, "read", "parcel")
-    stamp(handover, "publish_parked", "carry")
+    stamp(ParkedMessage, "read", "read-parked")
+    stamp(handoff, "publish_parked", "hand-off")
     stamp(Producer, "publish", "publish")
     stamp(RedisStore, "published", "confirm")
     stamp(Channel, "_brpop_read", "brpop")
     stamp(Request, "__init__", "received")
     stamp(Request, "on_success", "success")
     stamp(BasePool, "apply_async", "pool")
-    # In the child, the tracer's first step that anybody can see.
+    # The first observable step of the tracer in the child.
     task_prerun.connect(lambda **_: note("prerun", "-", 0), weak=False)
     stamp(Execution, "begin", "begin")
     stamp(RedisStore, "acquire", "acquire")
 
 
 def measure(rounds: Rounds, times: int) -> str:
-    """When each step began and ended after a body's end, and after a plain task's publication, as two tables."""
+    """Return two tables of each step's start and end: after a body's end, and after a plain task's publication."""
     parts = []
     for shown, sample in (
         ("a plain task, from its publication", rounds.profiled_floor),
-        ("a hand-over", rounds.profiled),
+        ("a hand-off", rounds.profiled),
     ):
         steps: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for _ in range(times):

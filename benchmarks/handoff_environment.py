@@ -1,4 +1,4 @@
-"""A worker whose bodies say when they began and ended, and what those times mean."""
+"""The environment of the hand-off benchmark: a worker whose bodies record their starts and ends."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.support.stores import name_in, store_at
 if TYPE_CHECKING:
     from celery_dlock.task.base import SingletonTask
 
-NODE = "handover@localhost"
-#: One body blocked at its gate, one that ends, and one free to start.
+NODE = "handoff@localhost"
+#: Pool children: one body blocked at its gate, one that ends, and one free to start.
 CHILDREN = 3
-#: Milliseconds: nobody renews what a benchmark holds.
+#: Lease of the locks that the benchmark itself holds, in milliseconds. They are not renewed.
 TTL_MS = 3600_000
 BY = Requester.of("bench", "bench", "bench", os.getpid())
 
 
 class Event(NamedTuple):
-    """One line of the diary."""
+    """A line of the diary."""
 
     at: float
     what: str
@@ -39,15 +39,15 @@ class Event(NamedTuple):
 
 
 class Stage:
-    """The app, its server and the diary of its bodies; a worker where one is needed."""
+    """The app, its server and the diary of its bodies."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
         os.environ["DLOCK_BENCH_FOLDER"] = str(folder)
-        from benchmarks import handover_app  # noqa: PLC0415 (it reads the environment when it is imported)
+        from benchmarks import handoff_tasks  # noqa: PLC0415 (it reads the environment when it is imported)
 
-        self.tasks: Any = handover_app
+        self.tasks: Any = handoff_tasks
         self.folder = folder
         self.broker, self.locks = server.client(db=0), server.client(db=2)
         self.store = store_at(server.url(2), timeout=5)
@@ -57,7 +57,7 @@ class Stage:
     # -- bodies
 
     def gather(self, done: Callable[[list[Event]], object], within: float = 120.0) -> list[Event]:
-        """What the bodies wrote since the last call, until ``done`` of it is true; in the order of time."""
+        """Return the events since the last call, in order of time, once ``done`` is true for them."""
         events: list[Event] = []
 
         def looked() -> bool:
@@ -71,7 +71,7 @@ class Stage:
         return sorted(events)
 
     def ended(self, name: str, count: int) -> list[Event]:
-        """Gathers until so many bodies of that name have ended."""
+        """Gather events until ``count`` bodies of that name have ended."""
         return self.gather(lambda events: count <= sum(event[1:3] == ("end", name) for event in events))
 
     def close_gate(self, name: str) -> None:
@@ -91,21 +91,21 @@ class Stage:
         return count
 
     def park(self, name: str, numbers: range) -> None:
-        """Park calls as a worker would, but without their running there; the lock has to be held."""
+        """Park calls as a worker would. The lock has to be held."""
         keys = self.keys(name)
-        for identity, entry in self.parcels(name, numbers):
+        for identity, entry in self.parked_entries(name, numbers):
             self.store.acquire(
                 name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
             )
 
     def hold(self, name: str) -> str:
-        """Take the lock, and return the acquisition that holds it."""
+        """Acquire the lock and return the acquisition."""
         self.store.acquire(name_in(self.keys(name)), "bench.1", TTL_MS, AcquireRequest(BY))
         return "bench.1"
 
-    def parcels(self, name: str, numbers: range) -> Iterator[tuple[Identity, str]]:
-        """Parked texts of calls, made from one real message that no worker received."""
-        task, away = self.tasks.queued, "nobody-consumes-this"
+    def parked_entries(self, name: str, numbers: range) -> Iterator[tuple[Identity, str]]:
+        """Yield parked entries of calls, made from one real message that no worker received."""
+        task, away = self.tasks.queued, "unconsumed"
         task.apply_async((name, 0), queue=away)
         with task.app.connection_for_read() as connection, connection.SimpleQueue(away) as queue:
             message = queue.get(timeout=5)
@@ -123,7 +123,7 @@ class Stage:
 
 @contextmanager
 def working(stage: Stage) -> Iterator[None]:
-    """A ready worker, its logging off."""
+    """Run a worker until it is ready, with logging off."""
     log = stage.folder / "worker.log"
     options = [
         "-P",
@@ -137,7 +137,7 @@ def working(stage: Stage) -> Iterator[None]:
         "--without-mingle",
         "--without-gossip",
     ]
-    process = spawn([sys.executable, "-m", "celery", "-A", "benchmarks.handover_app", "worker", *options], log)
+    process = spawn([sys.executable, "-m", "celery", "-A", "benchmarks.handoff_app", "worker", *options], log)
     ping = stage.tasks.app.control.ping
     try:
         eventually(lambda: ping([NODE], timeout=0.5), within=60, message="the worker does not answer")
@@ -150,10 +150,10 @@ def working(stage: Stage) -> Iterator[None]:
 
 
 def gaps(events: list[Event], name: str) -> list[float]:
-    """Seconds from each end to the next start of that name.
+    """Return the seconds from each end to the next start of that name.
 
     Raises:
-        AssertionError: Two bodies overlapped, and no figure would be worth anything.
+        AssertionError: Two bodies overlapped, so the figures would be meaningless.
     """
     its = [event for event in events if event.name == name]
     its = its[1:] if its[0].what == "start" else its

@@ -1,4 +1,4 @@
-"""The hand-over: from a body's end to the next body's start on the same name, beside what any Celery task takes."""
+"""Samples of the hand-off, from a body's end to the next start on the same name, and of plain Celery tasks."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from statistics import mean, median
 
 from celery import chain
 
-from benchmarks.handover_stage import CHILDREN, Event, Stage, gaps
+from benchmarks.handoff_environment import CHILDREN, Event, Stage, gaps
 from benchmarks.tables import percentile, spread, table
 from benchmarks.targets import Target
 from celery_dlock.store.base import ReleaseRequest
 from tests.support.polling import eventually
 from tests.support.stores import name_in
 
-#: Samples of one kind before the next kind's turn: few, because what else the machine does changes quickly.
+#: Samples of one kind before the next kind. Few, because the load of the machine changes quickly.
 BLOCK = 5
-#: Other messages in the broker's queue, in the part that has some.
+#: Other messages in the broker's queue, for the backlog part.
 BACKLOG = 500
-#: Calls of one name where the policies are compared.
+#: Calls of one name for the comparison of policies.
 CALLS = 200
-#: Seconds after which a body that has not ended stands at its gate.
+#: Seconds after which a body that has not ended is at its gate.
 AT_GATE = 0.03
 
 FLOOR = "plain task, publish to start (the floor)"
 OUTSIDE = "... published by a plain process"
 CHAINED = "Celery's chain, end to start"
-ONE, UNSTORED = "hand-over, 1 waiting", "... its result ignored"
+ONE, UNSTORED = "hand-off, 1 waiting", "... its result ignored"
 
 
 class Rounds:
-    """What is sampled in turns in one worker.
+    """The kinds of samples, taken in turns in one worker.
 
     Args:
-        stage: With a worker.
-        crowd: How many wait for the one lock that many wait for.
+        stage: The environment, with a running worker.
+        crowd: Number of waiters of the crowded lock.
     """
 
     def __init__(self, stage: Stage, crowd: int) -> None:
@@ -46,7 +46,7 @@ class Rounds:
         self._tasks = stage.tasks
         self._numbers = itertools.count()
         self._latest: list[Event] = []
-        self.many = f"hand-over, {crowd:,} waiting"
+        self.many = f"hand-off, {crowd:,} waiting"
         self.kinds: dict[str, Callable[[], list[float]]] = {
             FLOOR: self._floor,
             OUTSIDE: self._outside,
@@ -80,7 +80,7 @@ class Rounds:
         return gaps(self._stage.ended(name, BLOCK + 1), name)
 
     def _pair(self, fill: Callable[[], None] | None = None, *, ignore_result: bool = False) -> float:
-        """One runs until the other is parked, and all is quiet."""
+        """Return the gap between two calls of one name: the first runs until the second is parked."""
         stage, name = self._stage, self._fresh("pair")
         stage.close_gate(name)
         for number in range(2):
@@ -95,30 +95,30 @@ class Rounds:
         return gap
 
     def _crowd(self) -> list[float]:
-        """A chain of hand-overs, from one that stands at its gate to another."""
+        """Return the gaps of a chain of hand-offs, from one body at its gate to another."""
         stage = self._stage
         stage.open_gate("crowd")
         events = stage.ended("crowd", BLOCK)
         stage.close_gate("crowd")
-        # What is between two bodies now is not over before the second one is at the gate.
+        # The last gap ends when the second body is at its gate.
         events += stage.gather(lambda _: _at_gate(events + _))
         return gaps(sorted(events), "crowd")[: 2 * BLOCK]
 
     def gather_crowd(self, crowd: int) -> None:
-        """Park so many calls, let the first one run, and stop it at its gate."""
+        """Park the crowd, let its first call run, and stop that one at its gate."""
         stage, keys = self._stage, self._stage.keys("crowd")
         holder = stage.hold("crowd")
         stage.park("crowd", range(crowd))
         stage.close_gate("crowd")
         granted = stage.store.release(name_in(keys), holder, ReleaseRequest(queue=True)).granted
         task = self._tasks.queued
-        task.dlock.handover.carry(task.lock_spec.name_of(("crowd", 0), {}), granted)
+        task.dlock.handover.publish_next(task.lock_spec.name_of(("crowd", 0), {}), granted)
         stage.gather(lambda events: events)
 
     # -- with other messages in the broker's queue
 
     def behind_backlog(self, times: int) -> str:
-        """Seconds, as a table, of a plain task's way and a hand-over behind other messages."""
+        """Return a table of the seconds that a plain task and a hand-off take behind other messages."""
         lengths: list[int] = []
 
         def fill() -> None:
@@ -131,7 +131,7 @@ class Rounds:
         ratios = [ours / floor for ours, floor in zip(handed, plain, strict=True)]
         rows = [
             ["plain task", f"{median(plain) * 1e3:.0f}", "1.00"],
-            ["hand-over", f"{median(handed) * 1e3:.0f}", spread(ratios)],
+            ["hand-off", f"{median(handed) * 1e3:.0f}", spread(ratios)],
         ]
         head = ["behind a backlog", "p50 ms", "by the plain task"]
         return f"Behind {BACKLOG} messages in the broker's queue, {times} times\n\n{table(head, rows)}"
@@ -140,17 +140,17 @@ class Rounds:
         stage, name = self._stage, self._fresh("behind")
         stage.close_gate(name)
         self._tasks.publish.delay(name, 1)
-        time.sleep(0.1)  # it came to its gate
+        time.sleep(0.1)  # until it is at its gate
         fill()
         stage.open_gate(name)
-        # The plain task's own body passes the same gate, which is open for good.
+        # The plain task's body passes the same gate, which stays open.
         [took] = published_to_start(stage.ended(name, 1))
         return took
 
     # -- for the profile
 
     def profiled(self) -> list[Event]:
-        """What was noted from the end of one body to the start of the next one."""
+        """Return the stamps from the end of one body to the start of the next one."""
         self._pair()
         names = [event for event in self._latest if event.name != "-"]
         return [event for event in self._latest if names[1].at <= event.at <= names[2].at]
@@ -165,7 +165,7 @@ class Rounds:
     # -- the same work by other means
 
     def compare(self) -> str:
-        """The same calls of one name, serialised in three ways, and another task behind them, as a table."""
+        """Return a table of the same calls of one name, serialised in three ways, with another task behind them."""
         rows = []
         for shown, task in (
             ("on_conflict='queue'", self._tasks.queued),
@@ -203,7 +203,7 @@ def _at_gate(events: list[Event]) -> bool:
 
 def _fill(stage: Stage) -> int:
     """Put the backlog into the broker's queue in one write, so that the worker does not drain it meanwhile."""
-    away = "nobody-consumes-this"
+    away = "unconsumed"
     stage.tasks.filler.apply_async(queue=away)
     model: str = stage.broker.lpop(away)  # type: ignore[assignment]  # the client gives text
     tag, task_id = json.loads(model)["properties"]["delivery_tag"], json.loads(model)["headers"]["id"]
@@ -213,7 +213,7 @@ def _fill(stage: Stage) -> int:
 
 
 def measure(rounds: Rounds, turns: int) -> list[Target]:
-    """Print what each kind takes; returns what was to be reached."""
+    """Print what each kind takes, and return the targets."""
     samples: dict[str, list[list[float]]] = {kind: [] for kind in rounds.kinds}
     for turn in range(-1, turns):
         kinds = list(rounds.kinds)

@@ -1,4 +1,4 @@
-"""The app that the measured worker runs: one body under the queue policy, and what it is compared with."""
+"""The app and tasks of the hand-off benchmark: one body under the queue policy, and others to compare it with."""
 
 import os
 import time
@@ -10,15 +10,15 @@ from celery import Celery
 from celery_dlock import singleton_task
 
 SERVER = os.environ["DLOCK_BENCH_SERVER"]
-#: Where bodies write when they began and ended, and find their gates.
+#: Bodies write their starts and ends here, and find their gates here.
 FOLDER = Path(os.environ["DLOCK_BENCH_FOLDER"])
-#: Seconds of every body, and of the quiet before a measured publication: caches and clocks cool down alike.
+#: Duration of every body and of the pause before a measured publication, in seconds: caches cool down alike.
 BODY = 0.01
 
-app = Celery("bench-handover", broker=f"{SERVER}/0", backend=f"{SERVER}/1")
+app = Celery("bench-handoff", broker=f"{SERVER}/0", backend=f"{SERVER}/1")
 app.conf.update(dlock_url=f"{SERVER}/2", broker_connection_retry_on_startup=True)
 client = redis.Redis.from_url(f"{SERVER}/2")
-# A write appends its line whole, whatever process writes, and takes microseconds where a store takes hundreds.
+# An append writes its line whole from any process, in microseconds. A store would take hundreds of them.
 diary = os.open(FOLDER / "diary", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
@@ -51,7 +51,7 @@ def retried(name: str, number: int) -> None:
 
 @app.task
 def locked(name: str, number: int) -> None:
-    """redis-py's lock in the body, with its own polling: what one writes without us."""
+    """Hold redis-py's lock in the body, with its own polling: the usual way without this library."""
     with client.lock(f"locked:{name}", timeout=30, sleep=0.1):
         body(name, number)
 
@@ -63,7 +63,7 @@ def plain(name: str, number: int) -> None:
 
 @app.task
 def publish(name: str, count: int) -> None:
-    """Publishes plain tasks, each alone, from a pool child as a hand-over does."""
+    """Publish plain tasks one by one from a pool child, as a hand-off does."""
     for number in range(count):
         time.sleep(BODY)
         pass_gate(name)
@@ -73,10 +73,4 @@ def publish(name: str, count: int) -> None:
 
 @app.task
 def filler() -> None:
-    """Something else in the broker's queue."""
-
-
-if os.environ.get("DLOCK_BENCH_PROFILE"):
-    from benchmarks.handover_profile import stamp_steps
-
-    stamp_steps(note)
+    """Fill the broker's queue."""

@@ -1,6 +1,6 @@
-"""The hand-over of the queue policy: `make bench`, or `python benchmarks/handover.py --quick` for a short look.
+"""Benchmark of the queue policy's hand-off: `make bench`, or `python benchmarks/handoff.py --quick` for a short look.
 
-Ends with status 1 where a target is missed. docs/explanation/benchmarks.md says how to read the figures.
+Exits with status 1 if a target is missed. docs/explanation/benchmarks.md says how to read the figures.
 """
 
 import argparse
@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import handover_profile, handover_rounds, queue_scale
-from benchmarks.handover_stage import Stage, working
+from benchmarks import handoff_profile, handoff_rounds, queue_scale
+from benchmarks.handoff_environment import Stage, working
 from benchmarks.targets import Target
 from tests.support.servers import Server
 
@@ -21,12 +21,12 @@ PARTS = ("rounds", "compare", "scale", "profile")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a short run: the figures are rough")
-    parser.add_argument("--turns", type=int, help="rounds of each kind of hand-over (default 60)")
+    parser.add_argument("--turns", type=int, help="rounds of each kind of hand-off (default 60)")
     parser.add_argument("--crowd", type=int, help="how many wait for one lock (default 100000)")
     parser.add_argument("--only", choices=PARTS, help="one part; the profile is made only so")
     asked = parser.parse_args()
     if asked.only == "profile":
-        # The worker reads it: each stamp costs time, so no other figure is taken with them.
+        # The worker reads this variable. Stamps cost time, so no other figure is taken with them.
         os.environ["DLOCK_BENCH_PROFILE"] = "1"
     turns, crowd = (10, 2000) if asked.quick else (60, 100_000)
     parts = (asked.only,) if asked.only else PARTS[:3]
@@ -42,14 +42,14 @@ def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int) -> list
     targets = []
     if set(parts) - {"scale"}:
         with working(stage):
-            rounds = handover_rounds.Rounds(stage, crowd)
+            rounds = handoff_rounds.Rounds(stage, crowd)
             if "profile" in parts:
-                print(handover_profile.measure(rounds, 5 * turns), end="\n\n")
+                print(handoff_profile.measure(rounds, 5 * turns), end="\n\n")
             if "compare" in parts:
                 print(rounds.compare(), rounds.behind_backlog(max(5, turns // 4)), sep="\n\n", end="\n\n")
             if "rounds" in parts:
                 rounds.gather_crowd(crowd)
-                targets += handover_rounds.measure(rounds, turns)
+                targets += handoff_rounds.measure(rounds, turns)
     if "scale" in parts:
         stage.locks.flushall()
         targets += queue_scale.measure(stage, crowd)
