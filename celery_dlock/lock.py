@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from celery.app import app_or_default
 
-from .errors import InvalidLockOptions, LockHeld, LockLost, NotHeld
+from .errors import LockHeld, LockLost, NotHeld
 from .keys.key_spec import LockName, shared_name
 from .locking.lease import Lease, NullLease
 from .options.durability import durability_of
@@ -53,7 +53,7 @@ class Lock:
         elif isinstance(given, str) and given:
             self._name = shared_name(given)
         else:
-            raise InvalidLockOptions(f"Lock(name={name!r}) is not allowed; allowed: a non-empty str")
+            raise invalid_value("Lock: name", name, "a non-empty str")
         self._runtime = Runtime.of(app if app is not None else app_or_default())
         self._ttl = None if ttl is None else ttl_seconds(f"Lock({name}): ttl", ttl)
         self._durability = None if durability is None else durability_of(f"Lock({name}): durability", durability)
@@ -81,20 +81,18 @@ class Lock:
             timeout: Seconds (or a ``timedelta``) to wait at most; None: for ever.
 
         Raises:
-            InvalidLockOptions: One of them is not allowed.
+            InvalidLockOptions: An argument is invalid.
             LockLost: This owner held the lock and its lease is over; an inner entry never acquires anew.
             StoreUnavailable: The store did not answer.
         """
         given: object = blocking  # a time perhaps, which some other locks have first
         if not isinstance(given, bool):
-            allowed = "True or False; a time to wait at most is timeout="
-            raise invalid_value(f"Lock({self.name}).acquire: blocking", blocking, allowed)
+            expected = "True or False; give a time to wait as timeout="
+            raise invalid_value(f"Lock({self.name}).acquire: blocking", blocking, expected)
         if timeout is not None:
             timeout = seconds_within(f"Lock({self.name}).acquire: timeout", timeout, 0.0)
             if not blocking:
-                raise InvalidLockOptions(
-                    f"Lock({self.name}).acquire: timeout={timeout!r} is not allowed with blocking=False; allowed: None"
-                )
+                raise invalid_value(f"Lock({self.name}).acquire: timeout", timeout, "None with blocking=False")
         return isinstance(self._acquire(timeout if blocking else 0.0), Lease | NullLease)
 
     def release(self) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import get_transport_cls
 
 from ..errors import InvalidLockOptions, NoLockStore
-from ..options.durability import PRIMARY, Durability, durability_of, has_room
+from ..options.durability import PRIMARY, Durability, check_timeout, durability_of
 from ..options.durability import shown as shown_durability
 from ..options.lock_options import DEFAULT_TTL
 from ..options.permissions import Permissions
-from ..options.validation import did_you_mean, seconds_within, ttl_seconds
+from ..options.validation import did_you_mean, invalid_value, seconds_within, ttl_seconds
 from ..store.location import StoreLocation, shown
 from .celery_connections import location_from_broker, location_from_result_backend
 from .locations import locations_from_settings
@@ -87,10 +87,10 @@ class Settings:
             return self.durability
         if own != PRIMARY and len(self.places) > 1:
             raise InvalidLockOptions(
-                f"{option}={shown_durability(own)} is not allowed; allowed: 'primary' on a Redlock: "
-                "its servers have no replicas"
+                f"invalid {option}={shown_durability(own)}: expected 'primary' on a Redlock, because its servers have "
+                "no replicas"
             )
-        has_room(option, own, self.timeout)
+        check_timeout(option, own, self.timeout)
         return own
 
     @classmethod
@@ -108,9 +108,7 @@ class Settings:
             raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known: {', '.join(_KNOWN)}")
         prefix = conf.get("dlock_prefix", "dlock")
         if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
-            raise InvalidLockOptions(
-                f"dlock_prefix={prefix!r} is not allowed; allowed: a non-empty text without braces or spaces"
-            )
+            raise invalid_value("dlock_prefix", prefix, "a non-empty text without braces or spaces")
         ttl = conf.get("dlock_ttl")
         seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
         timeout = seconds_within("dlock_timeout", conf.get("dlock_timeout", 3.0), 0.05, 60.0)
@@ -118,9 +116,7 @@ class Settings:
         turn = ttl_seconds("dlock_turn", conf.get("dlock_turn", 60.0))
         tries = conf.get("dlock_turn_tries", 5)
         if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
-            raise InvalidLockOptions(
-                f"dlock_turn_tries={tries!r} is not allowed; allowed: a whole number of at least 1"
-            )
+            raise invalid_value("dlock_turn_tries", tries, "a whole number of at least 1")
         permissions_of(app)
         settings = cls(_places(app), prefix, seconds, timeout, rest, turn, tries, _doubtful_after(app))
         durability = durability_of("dlock_durability", conf.get("dlock_durability", "primary"))
@@ -149,9 +145,7 @@ def _broker_name(given: Any) -> str | None:
     if given is None:
         return None
     if not isinstance(given, str) or not given.strip():
-        raise InvalidLockOptions(
-            f"dlock_broker={given!r} is not allowed; allowed: a non-empty text, the same in all apps of one broker"
-        )
+        raise invalid_value("dlock_broker", given, "a non-empty text, the same in all apps of one broker")
     # It stands in each parked message.
     return shown(given) if "://" in given else given
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from ..errors import DLockError
 from ..keys.key_spec import LockName
-from ..options.durability import PRIMARY, Durability, number_of, numbered
+from ..options.durability import PRIMARY, Durability, as_number, from_number
 from .lease_table import LeaseState
 
 __all__ = ["SharedLeaseTable"]
@@ -124,7 +124,7 @@ class SharedLeaseTable:
         end = middle + (lengths >> 16 & 0xFFFF)
         name = LockName(self.memory[start:middle].decode("ascii", "replace"), words[base + _BUCKET])
         acquisition = self.memory[middle:end].decode("ascii", "replace")
-        durability, ttl = numbered(words[base + _DURABILITY]), self.floats[base + _TTL]
+        durability, ttl = from_number(words[base + _DURABILITY]), self.floats[base + _TTL]
         slot = WatchdogRecord(self, base, words[base + _GENERATION], name, acquisition, ttl, durability)
         slot.ending = self.memory[end : end + (lengths & 0xFFFF)].decode("utf-8", "replace")
         return slot if words[base + _SEQUENCE] == sequence else None
@@ -252,7 +252,7 @@ class SharedLeaseRecord:
         deadline = until = 0.0
         if state is not LeaseState.ACQUIRING:
             deadline, until = self._slots.floats[base + _DEADLINE], self._slots.floats[base + _UNTIL]
-        durability = 0 if self.durability is PRIMARY else number_of(self.durability)
+        durability = 0 if self.durability is PRIMARY else as_number(self.durability)
         sequence = words[base + _SEQUENCE] | 1
         words[base + _SEQUENCE] = sequence
         start = base * 8

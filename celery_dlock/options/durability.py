@@ -1,34 +1,34 @@
-"""How many servers have to confirm a write before it counts (``durability=``): read, checked, said, judged."""
+"""The option ``durability``: the servers that must confirm a write before it counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from ..errors import InvalidLockOptions, NotConfirmed
+from ..errors import NotConfirmed
 from .validation import invalid_value, seconds_within
 
 __all__ = [
     "PRIMARY",
     "Durability",
+    "as_number",
+    "check_timeout",
     "durability_of",
-    "has_room",
-    "highest",
-    "number_of",
-    "numbered",
+    "from_number",
     "shortfall",
     "shown",
-    "words",
+    "strongest",
+    "wait_command",
 ]
 
 
 class Durability(NamedTuple):
-    """Who has to confirm a write, beside the primary that carries it out.
+    """The confirmations that a write needs, besides its execution by the primary.
 
     Args:
-        replicas: How many of them.
-        fsync: The primary, and so many replicas, have written it to disk.
-        timeout_ms: Milliseconds that they may take.
+        replicas: The number of replicas that must confirm it.
+        fsync: Whether the primary and that many replicas must have written it to disk.
+        timeout_ms: Milliseconds that the confirmations may take.
     """
 
     replicas: int = 0
@@ -38,76 +38,79 @@ class Durability(NamedTuple):
 
 PRIMARY: Final = Durability()
 
-#: Seconds that a write waits for its confirmations where its author named none. A replica says once a second what it
-#: has written to disk, and under ``appendfsync everysec`` a primary writes as often.
+#: Default seconds that a write waits for its confirmations. A replica reports once a second what it wrote to disk, and
+#: a primary with ``appendfsync everysec`` writes to its disk once a second.
 DEFAULT_TIMEOUT, DEFAULT_DISK_TIMEOUT = 0.5, 1.5
-#: Replicas that can be asked for: as many as a slot's word has room for, and more than anybody has.
-MOST: Final = 1000
-_LEAST: Final = 0.001
-_ALLOWED: Final = (
+#: The largest number of replicas: it fits into the word of a lease record, and is larger than any deployment.
+MAX_REPLICAS: Final = 1000
+_MIN_TIMEOUT: Final = 0.001
+_EXPECTED: Final = (
     "'primary', {'replicas': n, 'timeout': s}, {'fsync': 'local', 'timeout': s} or {'fsync': n, 'timeout': s}, "
-    f"n a whole number from 1 to {MOST}, the timeout optional"
+    f"n a whole number from 1 to {MAX_REPLICAS}, the timeout optional"
 )
 
 
 def durability_of(option: str, value: object) -> Durability:
-    """What a user asked for.
+    """Return the parsed value of the option or the setting.
 
     Raises:
-        InvalidLockOptions: It is none of what is allowed.
+        InvalidLockOptions: The value is invalid.
     """
     if value == "primary":
         return PRIMARY
     if not isinstance(value, Mapping) or len(value.keys() - {"timeout"}) != 1:
-        raise invalid_value(option, value, _ALLOWED)
+        raise invalid_value(option, value, _EXPECTED)
     default = DEFAULT_DISK_TIMEOUT if "fsync" in value else DEFAULT_TIMEOUT
-    timeout = seconds_within(f"{option}: timeout", value.get("timeout", default), _LEAST, 30.0)
-    timeout_ms = max(1, round(timeout * 1000))  # WAIT takes 0 for "without end"
+    timeout = seconds_within(f"{option}['timeout']", value.get("timeout", default), _MIN_TIMEOUT, 30.0)
+    timeout_ms = max(1, round(timeout * 1000))  # WAIT takes 0 as "no timeout"
     if value.get("fsync") == "local":
         return Durability(0, fsync=True, timeout_ms=timeout_ms)
     count = value.get("replicas", value.get("fsync"))
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST:
-        raise invalid_value(option, value, _ALLOWED)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_REPLICAS:
+        raise invalid_value(option, value, _EXPECTED)
     return Durability(count, "fsync" in value, timeout_ms)
 
 
-def _pause_of(durability: Durability, patience: float) -> int:
-    """Milliseconds that a server may wait, of the ``patience`` s that a connection waits for its answer."""
-    return max(1, min(durability.timeout_ms, int(patience * 500)))
+def _wait_ms(durability: Durability, timeout: float) -> int:
+    """Return the milliseconds that a server may wait, if the connection waits ``timeout`` seconds for its reply."""
+    return max(1, min(durability.timeout_ms, int(timeout * 500)))
 
 
-def has_room(option: str, durability: Durability, timeout: float) -> None:
+def check_timeout(option: str, durability: Durability, timeout: float) -> None:
     """Check that a write can wait for its confirmations within ``dlock_timeout``.
 
     Raises:
-        InvalidLockOptions: It cannot.
+        InvalidLockOptions: The timeout of the durability is longer than half of ``dlock_timeout``.
     """
     seconds = durability.timeout_ms / 1000
     if seconds > timeout / 2:
-        raise InvalidLockOptions(
-            f"{option}: timeout={seconds:g} is not allowed; allowed: seconds up to half of dlock_timeout "
-            f"({timeout:g}), within which the server has to answer; or a longer dlock_timeout"
-        )
+        expected = f"seconds up to half of dlock_timeout ({timeout:g}); lower it, or raise dlock_timeout"
+        raise invalid_value(f"{option}['timeout']", seconds, expected)
 
 
-def words(durability: Durability, patience: float) -> bytes:
-    """The packed command that waits for confirmations of all that was said before on its connection."""
-    pause = str(_pause_of(durability, patience)).encode()
+def wait_command(durability: Durability, timeout: float) -> bytes:
+    """Return the packed command that waits for confirmation of all earlier writes of its connection.
+
+    Args:
+        durability: The confirmations to wait for.
+        timeout: Seconds that the connection waits for a reply.
+    """
+    wait_ms = str(_wait_ms(durability, timeout)).encode()
     count = str(durability.replicas).encode()
-    command = (b"WAITAOF", b"1", count, pause) if durability.fsync else (b"WAIT", count, pause)
+    command = (b"WAITAOF", b"1", count, wait_ms) if durability.fsync else (b"WAIT", count, wait_ms)
     return b"*%d\r\n" % len(command) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in command])
 
 
-def shortfall(durability: Durability, local: int, replicas: int, patience: float) -> NotConfirmed | None:
-    """What is missing of what was asked for; None: nothing.
+def shortfall(durability: Durability, local: int, replicas: int, timeout: float) -> NotConfirmed | None:
+    """Return the error for missing confirmations; None if all came.
 
     Args:
-        durability: What was asked for.
-        local: 1 if the primary did all that it was to do.
-        replicas: How many confirmed it.
-        patience: As it was given to :func:`words`.
+        durability: The confirmations that were required.
+        local: 1 if the primary did all that was required of it.
+        replicas: The number of replicas that confirmed.
+        timeout: The timeout given to :func:`wait_command`.
     """
-    seconds = _pause_of(durability, patience) / 1000
+    seconds = _wait_ms(durability, timeout) / 1000
     if replicas < durability.replicas:
         what = "wrote to disk" if durability.fsync else "confirmed"
         counts = f"only {replicas} of {durability.replicas} replicas {what} within {seconds:g} s"
@@ -119,30 +122,30 @@ def shortfall(durability: Durability, local: int, replicas: int, patience: float
 
 
 def shown(durability: Durability) -> str:
-    """As its author wrote it."""
+    """Return the durability as an author writes it, without its timeout."""
     if durability == PRIMARY:
         return repr("primary")
     return repr({"fsync" if durability.fsync else "replicas": durability.replicas or "local"})
 
 
-def highest(asked: Iterable[Durability]) -> list[Durability]:
-    """What confirms all of these: the most of each kind.
+def strongest(durabilities: Iterable[Durability]) -> list[Durability]:
+    """Return the durabilities that cover all of these: the strongest of each kind.
 
-    It waits as long as those wait who ask for the most: if they are confirmed, all are.
+    Its timeout counts too: if the writes that need most replicas are confirmed, all are.
     """
-    most: dict[bool, Durability] = {}
-    for one in asked:
+    found: dict[bool, Durability] = {}
+    for one in durabilities:
         if one != PRIMARY:
-            known = most.get(one.fsync, one)
-            most[one.fsync] = max(one, known, key=lambda each: (each.replicas, each.timeout_ms))
-    return list(most.values())
+            known = found.get(one.fsync, one)
+            found[one.fsync] = max(one, known, key=lambda each: (each.replicas, each.timeout_ms))
+    return list(found.values())
 
 
-def number_of(durability: Durability) -> int:
-    """As one whole number, for a slot."""
+def as_number(durability: Durability) -> int:
+    """Return the durability as one whole number, for a lease record."""
     return durability.replicas << 33 | int(durability.fsync) << 32 | durability.timeout_ms
 
 
-def numbered(number: int) -> Durability:
-    """That of :func:`number_of`."""
+def from_number(number: int) -> Durability:
+    """Return the durability that :func:`as_number` turned into ``number``."""
     return Durability(number >> 33, bool(number >> 32 & 1), number & 0xFFFFFFFF) if number else PRIMARY

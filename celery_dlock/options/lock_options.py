@@ -1,4 +1,8 @@
-"""What a task's author may choose, checked when it is chosen."""
+"""The options of a singleton task: :class:`LockOptions`.
+
+The docstrings of its fields are the only description of the options. The options reference is generated from them:
+the first sentence is the summary, and the rest is the detail. They are why this module is longer than others.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..errors import InvalidLockOptions
+from .combinations import check_combinations
 from .durability import Durability, durability_of
 from .other_libraries import equivalent
-from .validation import FOREVER, Seconds, as_seconds, did_you_mean, invalid_value, seconds_within, ttl_seconds
+from .requirements import ineffective_options
+from .validation import FOREVER, Seconds, as_seconds, did_you_mean, unmet_requirement
+from .values import CHECKS, DEFAULT_TTL
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "DEFAULT_TTL",
-    "POLICIES",
-    "SKEW",
-    "UNSET",
-    "LockOptions",
-    "ineffective_options",
-    "tick_mark_ttl",
-]
+__all__ = ["DEFAULT_TTL", "SKEW", "UNSET", "LockOptions", "tick_mark_ttl"]
 
-POLICIES: Final = ("skip", "retry", "queue", "wait", "raise")
-#: Policies that the design names and this version does not carry out yet.
-_COMING: Final = ("replace",)
-OVERFLOW: Final = ("raise", "skip", "drop_oldest", "keep_latest")
-AFTER_WAIT: Final = ("raise", "skip", "retry")
-SCOPES: Final = ("task", "shared")
-ON_LOST: Final = ("continue", "abort")
-AFTER_LOST: Final = ("fail", "retry")
-ON_USED: Final = ("skip", "return", "raise")
-AFTER_CRASH: Final = ("run", "hold")
-ON_STORE_ERROR: Final = ("retry", "fail", "run")
-UNIQUE: Final = ("queued", "queued+running")
-ON_DUPLICATE: Final = ("return", "raise")
-DEFAULT_QUEUED_TTL: Final = 3600.0
-#: The least ttl in which the keeper has the time for disks of replicas.
-DISKS_TTL: Final = 15.0
-DEFAULT_GRACE: Final = 24 * 3600.0
-
-#: The default ttl is one particular object, so that ``dlock_ttl`` can apply where the author wrote none.
-DEFAULT_TTL: Final[float] = float("30")
-
-#: Seconds by which any two clocks of beats, workers and store may differ.
+#: Seconds by which any two clocks of beats, workers and the store may differ.
 SKEW: Final = 60.0
-#: Seconds beyond what the skew asks for: a mark is written a little after its body has begun.
+#: Seconds added to the skew, because a mark is written a little after its body has begun.
 _MARGIN: Final = 60.0
 
 
@@ -60,7 +38,7 @@ class _Unset:
         return "UNSET"
 
 
-#: ``skip_result`` may be any value, None too; this one means that none was given.
+#: The ``skip_result`` of a task that has none. Any other value is a result, ``None`` too.
 UNSET: Final = _Unset()
 
 Key = str | Sequence[str] | Callable[..., str] | None
@@ -68,359 +46,303 @@ Key = str | Sequence[str] | Callable[..., str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
-    """How a task is locked. Every field is checked here; a wrong one raises :class:`InvalidLockOptions`.
+    """The options of a singleton task: how it is locked, and what a conflict does.
 
-    Args:
-        key: What is locked: None for all bound arguments; a ``str.format`` template over argument names
-            (``"sms:{user_id}"``); a sequence of argument names; or a callable taking the call's arguments and
-            returning a non-empty string.
-        scope: ``"task"`` keeps the key to this task; with ``"shared"`` every task and ``Lock`` that names the same
-            key excludes the others.
-        ttl: Seconds (or a ``timedelta``), at least 1, that a lock outlives its last renewal. The worker renews at a
-            third of it, so it bounds how long a dead host keeps a lock, not how long a body may run. Default: 30,
-            or the app's ``dlock_ttl``.
-        on_conflict: What happens to a call that meets a held lock: ``"skip"``, ``"retry"``, ``"queue"``, ``"wait"``,
-            ``"raise"``.
-        skip_result: With it, a skipped call ends SUCCESS with this value and its chain goes on.
-        retry_delay: Seconds before the first new try under ``retry``; doubled each time, jittered.
-        retry_delay_max: The longest such delay, in seconds.
-        retry_limit: Most tries before the call fails with ``LockHeld``; None: no limit.
-        wait_timeout: Seconds that ``wait`` blocks in the worker slot at most.
-        after_wait: What then happens: ``"raise"``, ``"skip"`` or ``"retry"``.
-        queue_limit: Most messages that wait for one lock under ``queue``; None: any number.
-        queue_overflow: What happens to the next one: ``"raise"`` fails it with ``LockHeld``, ``"skip"`` skips it,
-            ``"drop_oldest"`` ends the oldest waiter REVOKED, ``"keep_latest"`` lets only the newest call wait.
-        on_lost: What happens to a body whose lease is lost: ``"continue"`` leaves it to find out by
-            ``lease.ensure()``; ``"abort"`` raises :class:`LockLost` in it (not in the solo pool, nor in an eager call).
-        after_lost: What becomes of a task that ends with ``LockLost`` because its lease was lost: ``"fail"``, or
-            ``"retry"`` to run its message again.
-        min_hold: Seconds (or a ``timedelta``) that the lock is kept at least after it was taken, whenever the body
-            ends: against schedulers that do not agree about the time. Default: 0.
-        max_hold: Seconds (or a ``timedelta``), at least 1, after which a lease is renewed no more and is lost, however
-            long the body runs; None: no such time. A body that Celery kills for its hard time limit has 10 s to end.
-        once_per: Seconds (or a ``timedelta``) that the name stays used after a successful body, at most ten years;
-            ``"forever"``: ten years; ``"tick"``: each due time of a schedule entry runs once, of messages that
-            :mod:`celery_dlock.beat` sent, and any other call as without it; None: not at all.
-        misfire_grace: Seconds (or a ``timedelta``), at least 1, by which a tick may start late; later it is skipped.
-            With ``once_per="tick"`` only.
-        on_used: What happens to a call whose name is used: ``"skip"``; ``"return"`` ends it SUCCESS with the first
-            run's result, as long as the result backend has that, and else skips it; ``"raise"`` fails it with
-            :class:`NameUsed`. With ``once_per`` only.
-        after_crash: What happens to a call after a body that died (not failed), so that nobody knows how far it came:
-            ``"run"`` runs it, with ``lease.after_crash`` and the same ``lease.idempotency_key``; ``"hold"`` fails it
-            with :class:`UnknownOutcome` until ``task.resolve()``. With ``once_per`` only.
-        unique: Until when a second ``apply_async`` of the name is refused: None, it is not; ``"queued"``,
-            until the first call starts; ``"queued+running"``, until it ends.
-        on_duplicate: What a refused ``apply_async`` does: ``"return"`` gives the first call's ``AsyncResult``,
-            ``"raise"`` raises :class:`LockHeld`. With ``unique`` only.
-        queued_ttl: Seconds (or a ``timedelta``), at least 1, that a queued call keeps the name while no worker knows
-            its message: the bound on what a message that got lost costs. It counts from the call's ETA. With
-            ``unique`` only.
-        keep_on_retry: With True, a run that ends in ``self.retry()`` (also by ``autoretry_for``) keeps the lock for
-            its retry, so that nobody comes between: until the retry takes it, at most its countdown and the ttl.
-        on_store_error: What happens to a call that cannot ask for its lock, because the store is away or broken:
-            ``"retry"`` publishes it again with a growing delay; ``"fail"`` ends it FAILURE with
-            :class:`StoreUnavailable`; ``"run"`` runs the body **without the lock**.
-        durability: Who has to confirm what is written about the lock before it counts. ``"primary"``: nobody but the
-            server itself. ``{"replicas": n, "timeout": s}``: n of its replicas, within so many seconds (0.001 to 30 and
-            at most half of ``dlock_timeout``; by default 0.5, of disks 1.5). ``{"fsync": "local", "timeout": s}``: its
-            disk; ``{"fsync": n, "timeout": s}``: that and the disks of n replicas, with a ttl of at least 15. What is
-            not confirmed counts as a store that did not answer: what was taken is given back, and ``on_store_error``
-            decides. Default: the app's ``dlock_durability``.
+    Durations are seconds (an int or a float) or a ``timedelta``, and are stored as float seconds. Their maximum is 366
+    days unless the option says otherwise.
+
+    Raises:
+        InvalidLockOptions: A value is invalid, or has no effect beside the others.
     """
 
     key: Key = None
+    """The arguments that make the lock name.
+
+    ``None`` uses all bound arguments. A ``str.format`` template names arguments: ``"sms:{user_id}"``. A non-empty
+    sequence of argument names uses these arguments. A callable takes the arguments of the call and returns a non-empty
+    string.
+    """
+
     scope: Literal["task", "shared"] = "task"
+    """The tasks that share the lock.
+
+    With ``"task"``, the key belongs to this task alone. With ``"shared"``, all tasks and every :class:`Lock` with the
+    same key exclude one another. ``"shared"`` needs ``key``.
+    """
+
     ttl: Seconds = DEFAULT_TTL
-    on_conflict: str = "skip"
-    skip_result: Any = UNSET
-    retry_delay: Seconds = 1.0
-    retry_delay_max: Seconds = 60.0
-    retry_limit: int | None = None
-    wait_timeout: Seconds = 10.0
-    after_wait: str = "raise"
-    queue_limit: int | None = None
-    queue_overflow: str = "raise"
-    once_per: Seconds | str | None = None
-    misfire_grace: Seconds = DEFAULT_GRACE
-    on_used: str = "skip"
-    after_crash: str = "run"
-    unique: str | None = None
-    on_duplicate: str = "return"
-    queued_ttl: Seconds = DEFAULT_QUEUED_TTL
-    keep_on_retry: bool = False
-    on_store_error: str = "retry"
-    durability: str | Mapping[str, Any] | None = None
-    on_lost: str = "continue"
-    after_lost: str = "fail"
+    """The time that the lock outlives its last renewal; at least 1 s.
+
+    The worker renews the lease when a third of it has passed, so it does not limit the body. It is the time for which
+    the lock of a dead host stays taken. A long ttl survives longer stalls of the process or the store. Default: the
+    setting ``dlock_ttl``, which is 30 s.
+    """
+
     min_hold: Seconds = 0.0
+    """The shortest time that the lock is held, counted from its acquisition.
+
+    A body that ends earlier does not release the lock before this time. If two schedulers send the same call and their
+    clocks differ by less, only one call runs. A release on behalf of a dead process also respects this time.
+    """
+
     max_hold: Seconds | None = None
+    """The longest time that the lock is held; at least 1 s and at least ``min_hold``.
+
+    After this time the lease is not renewed and counts as lost, even if the body still runs. ``on_lost`` then decides
+    about the body. ``None`` sets no limit. The time limits of Celery do not set it. A pool child that still lives 10 s
+    after Celery killed it for its hard time limit loses its lease too.
+    """
+
+    keep_on_retry: bool = False
+    """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
+
+    With ``True``, no other call can run in between, also if ``autoretry_for`` causes the retry. The retry takes the
+    lock with a new fencing token. If the retry never comes, the lock expires after its countdown and one ``ttl``, or
+    after the rest of ``min_hold`` if that is longer.
+    """
+
+    on_conflict: str = "skip"
+    """The conflict policy: the treatment of a call whose lock is held.
+
+    - ``"skip"``: the call ends REVOKED. A call that ran before (``retries > 0``) is retried instead.
+    - ``"retry"``: the message is published again, unchanged, after a delay.
+    - ``"queue"``: the call waits in the lock store, without a worker slot, and runs in its order of receipt.
+    - ``"wait"``: the call blocks its worker slot for ``wait_timeout``; then ``after_wait`` applies.
+    - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
+    """
+
+    skip_result: Any = UNSET
+    """The result of a skipped call.
+
+    If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues.
+    Any value is a result, ``None`` too. The result serializer must accept it. Requires ``on_conflict='skip'``,
+    ``on_conflict='wait'`` with ``after_wait='skip'``, ``on_conflict='queue'`` with a ``queue_overflow`` other than
+    ``'raise'``, or ``once_per``.
+    """
+
+    retry_delay: Seconds = 1.0
+    """The delay before the first retry of a call whose lock is held; at least 0.01 s.
+
+    The n-th delay is ``retry_delay * 2**n``, at most ``retry_delay_max``, times a random number from 0.5 to 1.
+    """
+
+    retry_delay_max: Seconds = 60.0
+    """The longest delay before such a retry; at least ``retry_delay``."""
+
+    retry_limit: int | None = None
+    """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
+
+    ``None`` sets no limit. Only retries because of a held lock count. It is independent of Celery's ``max_retries``.
+    Requires ``on_conflict='retry'``, ``on_conflict='skip'``, or ``on_conflict='wait'`` with an ``after_wait`` other
+    than ``'raise'``.
+    """
+
+    wait_timeout: Seconds = 10.0
+    """The longest time that a call blocks its worker slot for a held lock; at least 0 s.
+
+    The release wakes the call. Requires ``on_conflict='wait'``.
+    """
+
+    after_wait: str = "raise"
+    """The policy after ``wait_timeout``: ``"raise"``, ``"skip"`` or ``"retry"``.
+
+    Requires ``on_conflict='wait'``.
+    """
+
+    queue_limit: int | None = None
+    """The number of calls that may wait for one lock name; at least 1.
+
+    ``None`` sets no limit. Neither the holder nor the call that was granted the lock counts. Requires
+    ``on_conflict='queue'``.
+    """
+
+    queue_overflow: str = "raise"
+    """The treatment of a call when ``queue_limit`` calls already wait.
+
+    - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
+    - ``"skip"``: the call is skipped. Needs ``queue_limit``.
+    - ``"drop_oldest"``: the oldest waiter ends REVOKED, and the call waits. Needs ``queue_limit``.
+    - ``"keep_latest"``: all waiters end REVOKED, and the call waits alone. ``queue_limit`` must be 1 or ``None``.
+
+    Requires ``on_conflict='queue'``.
+    """
+
+    unique: str | None = None
+    """The period in which ``apply_async`` rejects a second call of the same lock name.
+
+    - ``None``: no call is rejected.
+    - ``"queued"``: until the first call starts.
+    - ``"queued+running"``: until the first call ends.
+    """
+
+    on_duplicate: str = "return"
+    """The response of ``apply_async`` to a rejected call.
+
+    ``"return"`` returns the ``AsyncResult`` of the first call, ``"raise"`` raises :class:`LockHeld`. Requires
+    ``unique='queued'`` or ``unique='queued+running'``.
+    """
+
+    queued_ttl: Seconds = 3600.0
+    """The time that a published call keeps its claim while no worker has its message; at least 1 s.
+
+    It counts from the ETA of the call. It limits how long a lost message blocks its name: one that was purged, or never
+    published because its publisher died. ``once_per`` must not be shorter. Requires ``unique='queued'`` or
+    ``unique='queued+running'``.
+    """
+
+    once_per: Seconds | str | None = None
+    """The time that a lock name stays used after a successful body.
+
+    A call of a used name does not run, whatever ``on_conflict`` says. The time counts from the release: 0.001 s to ten
+    years, or ``"forever"``, which is ten years. A failure, a retry or an ``Ignore`` leaves the name free. With
+    ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. Other
+    calls then run as with ``None``, which switches the option off.
+    """
+
+    on_used: str = "skip"
+    """The treatment of a call whose name is used.
+
+    - ``"skip"``: the call ends REVOKED, or SUCCESS with its ``skip_result``.
+    - ``"return"``: the call ends SUCCESS with the result of the first run. If the result backend no longer has it, the
+      call is skipped. While the first run is still in its body, ``on_conflict`` applies.
+    - ``"raise"``: the call ends FAILURE with :class:`NameUsed`.
+
+    Requires ``once_per``.
+    """
+
+    after_crash: str = "run"
+    """The treatment of the next call after the process of a body died and its outcome is unknown.
+
+    - ``"run"``: the call runs (at least once), with ``lease.after_crash`` and the same ``lease.idempotency_key``.
+    - ``"hold"``: calls end FAILURE with :class:`UnknownOutcome` (at most once), until ``task.resolve()`` is called or
+      the time of ``once_per`` has passed.
+
+    Requires ``once_per``.
+    """
+
+    misfire_grace: Seconds = 24 * 3600.0
+    """The time by which a tick may start late; at least 1 s.
+
+    A tick that would start later is skipped as a misfire. Requires ``once_per='tick'``.
+    """
+
+    on_lost: str = "continue"
+    """The treatment of a body whose lease is lost.
+
+    With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``,
+    :class:`LockLost` is raised once in the body, before the lease ends. It interrupts neither a long C call nor, in a
+    thread, ``time.sleep``. ``"abort"`` has no effect in the solo pool and in an eager call.
+    """
+
+    after_lost: str = "fail"
+    """The treatment of a task that ends with :class:`LockLost` because its lease was lost.
+
+    With ``"fail"`` it ends FAILURE. With ``"retry"`` its message is published again; this is not one of the task's own
+    retries.
+    """
+
+    on_store_error: str = "retry"
+    """The treatment of a call if the lock store does not answer or refuses.
+
+    - ``"retry"``: the message is published again, unchanged, after a delay that grows from 1 s to 60 s.
+    - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
+    - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
+      :class:`LockLost`. Cannot be combined with ``once_per``, ``on_conflict='queue'`` or ``on_lost='abort'``.
+    """
+
+    durability: str | Mapping[str, Any] | None = None
+    """The servers that must confirm a write about the lock before it counts.
+
+    - ``"primary"``: only the server that executes it.
+    - ``{"replicas": n, "timeout": s}``: and n of its replicas.
+    - ``{"fsync": "local", "timeout": s}``: and its disk.
+    - ``{"fsync": n, "timeout": s}``: and its disk and the disks of n replicas. Needs a ``ttl`` of at least 15 s.
+
+    ``n`` is 1 to 1000. ``timeout`` is optional: 0.001 to 30 s, at most half of ``dlock_timeout``; 0.5 s by default, and
+    1.5 s for disks. If a write is not confirmed in time, the lock is released and ``on_store_error`` applies. Default:
+    the setting ``dlock_durability``, which is ``"primary"``.
+    """
 
     if not TYPE_CHECKING:
 
         def __new__(cls, *_args: Any, **options: Any) -> Self:
-            # The dataclass would raise a TypeError, without the option that was meant.
+            # The dataclass would raise a TypeError that suggests no option.
             for name in options.keys() - cls.__dataclass_fields__.keys():
                 known = ", ".join(cls.names())
                 raise InvalidLockOptions(f"unknown option {name!r}{cls.meant(name)}; known are {known}")
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self._check_key()
-        _one_of("scope", self.scope, SCOPES)
-        if self.scope == "shared" and self.key is None:
-            raise invalid_value(
-                "scope", self.scope, "'task', or 'shared' together with key=: without a key there is no name to share"
-            )
-        if self.on_conflict in _COMING:
-            raise invalid_value(
-                "on_conflict", self.on_conflict, f"{_listed(POLICIES)}; {self.on_conflict!r} is not available yet"
-            )
-        _one_of("on_conflict", self.on_conflict, POLICIES)
-        if self.ttl is not DEFAULT_TTL:
-            self._set("ttl", ttl_seconds("ttl", self.ttl))
-        self._check_tries()
-        self._check_queue()
-        self._check_once()
-        self._check_unique()
-        self._check_idle()
-        _true_or_false("keep_on_retry", self.keep_on_retry)
-        self._check_faults()
-
-    def _check_tries(self) -> None:
-        self._set("retry_delay", seconds_within("retry_delay", self.retry_delay, 0.01))
-        self._set("retry_delay_max", seconds_within("retry_delay_max", self.retry_delay_max, 0.01))
-        if as_seconds(self.retry_delay_max) < as_seconds(self.retry_delay):
-            raise invalid_value("retry_delay", self.retry_delay, f"at most retry_delay_max ({self.retry_delay_max})")
-        limit: object = self.retry_limit
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
-            raise invalid_value("retry_limit", limit, "None or a whole number of at least 0")
-        self._set("wait_timeout", seconds_within("wait_timeout", self.wait_timeout, 0.0))
-        _one_of("after_wait", self.after_wait, AFTER_WAIT)
-        self._only_under("wait", wait_timeout=10.0, after_wait="raise")
-
-    def _check_once(self) -> None:
-        once: object = self.once_per
-        if isinstance(once, str):
-            others = "seconds (int, float or timedelta) of at least 0.001, or None"
-            _one_of_or("once_per", once, ("forever", "tick"), others)
-        elif once is not None:
-            try:
-                self._set("once_per", seconds_within("once_per", once, 0.001, FOREVER))
-            except InvalidLockOptions as error:
-                raise InvalidLockOptions(f"{error}, 'forever' or 'tick'") from None
-        self._check_tick()
-        _one_of("on_used", self.on_used, ON_USED)
-        _one_of("after_crash", self.after_crash, AFTER_CRASH)
-        for option, value in {"on_used": "skip", "after_crash": "run"}.items():
-            if once is None and getattr(self, option) != value:
-                raise invalid_value(option, getattr(self, option), f"{value!r} without once_per: no name is ever used")
-
-    def _check_tick(self) -> None:
-        self._set("misfire_grace", seconds_within("misfire_grace", self.misfire_grace, 1.0))
-        if self.once_per != "tick" and self.misfire_grace != DEFAULT_GRACE:
-            allowed = f"{DEFAULT_GRACE:g} without once_per='tick': only a tick has a due time"
-            raise invalid_value("misfire_grace", self.misfire_grace, allowed)
+        for option, check in CHECKS.items():
+            object.__setattr__(self, option, check(option, getattr(self, option)))  # the class is frozen
+        for option, requirement in ineffective_options(self).items():
+            given, default = getattr(self, option), self.default(option)
+            # A skip_result of any type is never compared: its __eq__ may return anything.
+            if given is not default and (type(given) is not type(default) or given != default):
+                raise unmet_requirement(option, given, requirement)
+        check_combinations(self)
 
     @property
     def once_seconds(self) -> float | None:
-        """How long a name stays used; None: not at all."""
+        """Seconds that a name stays used; None if names are never used."""
         if self.once_per == "tick":
             return tick_mark_ttl(as_seconds(self.misfire_grace))
         if isinstance(self.once_per, str):
             return FOREVER
         return None if self.once_per is None else as_seconds(self.once_per)
 
-    def _check_idle(self) -> None:
-        for option, choices in ineffective_options(self).items():
-            if (given := getattr(self, option)) is not self.default(option):
-                raise invalid_value(option, given, f"none with {choices}")
-
-    def _only_under(self, policy: str, **unset: object) -> None:
-        """What does nothing under another policy was meant for this one."""
-        for option, value in unset.items():
-            if self.on_conflict != policy and getattr(self, option) != value:
-                raise invalid_value(option, getattr(self, option), f"{value!r} without on_conflict={policy!r}")
-
-    def _check_unique(self) -> None:
-        if self.unique is not None:
-            off = "; None, its default, switches it off" if self.unique == "running" else ""
-            _one_of_or("unique", self.unique, UNIQUE, f"or None{off}")
-        _one_of("on_duplicate", self.on_duplicate, ON_DUPLICATE)
-        self._set("queued_ttl", seconds_within("queued_ttl", self.queued_ttl, 1.0))
-        if not self.claims:
-            for option, value in {"on_duplicate": "return", "queued_ttl": DEFAULT_QUEUED_TTL}.items():
-                if getattr(self, option) != value:
-                    raise invalid_value(
-                        option, getattr(self, option), f"{value!r} without unique='queued' or 'queued+running'"
-                    )
-            return
-        window: object = self.once_per
-        if isinstance(window, float) and window < as_seconds(self.queued_ttl):
-            raise invalid_value(
-                "once_per",
-                window,
-                f"at least queued_ttl ({self.queued_ttl}) with unique={self.unique!r}: a call whose message got lost "
-                f"would keep the name for longer than a success does; or queued_ttl={window:g} or less",
-            )
-
-    def _check_faults(self) -> None:
-        _one_of("on_lost", self.on_lost, ON_LOST)
-        _one_of("after_lost", self.after_lost, AFTER_LOST)
-        self._set("min_hold", seconds_within("min_hold", self.min_hold, 0.0))
-        if self.max_hold is not None:
-            self._set("max_hold", seconds_within("max_hold", self.max_hold, 1.0))
-            if as_seconds(self.max_hold) < as_seconds(self.min_hold):
-                raise invalid_value("max_hold", self.max_hold, f"at least min_hold ({self.min_hold})")
-        self._check_durability()
-        _one_of("on_store_error", self.on_store_error, ON_STORE_ERROR)
-        if self.on_store_error == "run" and self.on_lost == "abort":
-            raise invalid_value(
-                "on_store_error", "run", "'retry' or 'fail' with on_lost='abort': it would run with no lease to lose"
-            )
-        if self.on_store_error == "run" and self.once_per is not None:
-            raise invalid_value(
-                "on_store_error", "run", "'retry' or 'fail' with once_per: no store, no mark of a success"
-            )
-        if self.on_store_error == "run" and self.on_conflict == "queue":
-            # Its entry would stay among the waiters, and run once more when its turn comes.
-            raise invalid_value(
-                "on_store_error", "run", "'retry' or 'fail' with on_conflict='queue': it may wait in the store"
-            )
-
-    def _check_durability(self) -> None:
-        asked = self.confirmation
-        if asked is not None and asked.fsync and asked.replicas and as_seconds(self.ttl) < DISKS_TTL:
-            allowed = f"with a ttl of at least {DISKS_TTL:g}: a replica says once a second what it has written to disk"
-            raise invalid_value("durability", self.durability, allowed)
-
     @property
     def claims(self) -> bool:
-        """Does a call claim the name when it is published?"""
+        """Whether a call claims its name when it is published."""
         return self.unique is not None
 
     @property
     def loses_published_calls(self) -> bool:
-        """Whether a call is published while the first one runs (``unique="queued"``), only to be skipped."""
+        """Whether a call that is published while the first one runs will be skipped."""
         skips = self.on_conflict == "skip" or (self.on_conflict == "wait" and self.after_wait == "skip")
         return self.unique == "queued" and skips
 
     @property
     def most_waiting(self) -> int:
-        """Waiters allowed per lock name; 0: any number."""
+        """The number of waiters allowed for one lock name; 0 for any number."""
         return 1 if self.queue_overflow == "keep_latest" else self.queue_limit or 0
-
-    def ttl_or(self, default: float) -> float:
-        """Its own ttl in seconds; ``default`` where its author named none."""
-        return default if self.ttl is DEFAULT_TTL else as_seconds(self.ttl)
-
-    @property
-    def confirmation(self) -> Durability | None:
-        """Who has to confirm its lock; None where its author did not say."""
-        return None if self.durability is None else durability_of("durability", self.durability)
-
-    @classmethod
-    def default(cls, option: str) -> Any:
-        """What an option is where nobody chose."""
-        return next(field.default for field in dataclasses.fields(cls) if field.name == option)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Every option's name."""
-        return tuple(field.name for field in dataclasses.fields(cls))
-
-    @classmethod
-    def meant(cls, name: object) -> str:
-        """Behind an unknown name, in an error: what stands here for another library's option, or the most like one."""
-        return equivalent(name) or did_you_mean(name, cls.names())
 
     @property
     def skips_with_result(self) -> bool:
         return self.skip_result is not UNSET
 
-    def _check_key(self) -> None:
-        key = self.key
-        if key is None or callable(key):
-            return
-        if isinstance(key, str):
-            if not key:
-                raise invalid_value("key", key, _KEYS)
-            return
-        given: object = key  # whatever the annotation says, anything may have been given
-        if not isinstance(given, list | tuple) or not given or not all(isinstance(name, str) for name in given):
-            raise invalid_value("key", key, _KEYS)
-        self._set("key", tuple(given))
+    @property
+    def confirmation(self) -> Durability | None:
+        """The parsed ``durability``; None if the setting ``dlock_durability`` applies."""
+        return None if self.durability is None else durability_of("durability", self.durability)
 
-    def _check_queue(self) -> None:
-        limit: object = self.queue_limit
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            raise invalid_value("queue_limit", limit, "None or a whole number of at least 1")
-        _one_of("queue_overflow", self.queue_overflow, OVERFLOW)
-        self._only_under("queue", queue_limit=None, queue_overflow="raise")
-        if self.queue_overflow == "keep_latest" and limit not in (None, 1):
-            raise invalid_value("queue_limit", limit, "None or 1 under queue_overflow='keep_latest'")
-        if self.queue_overflow in ("skip", "drop_oldest") and limit is None:
-            raise invalid_value("queue_overflow", self.queue_overflow, "'raise' or 'keep_latest' without a queue_limit")
+    def ttl_or(self, default: float) -> float:
+        """Return the ttl in seconds; ``default`` if the author chose none."""
+        return default if self.ttl is DEFAULT_TTL else as_seconds(self.ttl)
 
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # the way of a frozen dataclass to normalise its own fields
+    @classmethod
+    def default(cls, option: str) -> Any:
+        """Return the default of an option."""
+        return next(field.default for field in dataclasses.fields(cls) if field.name == option)
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all options."""
+        return tuple(field.name for field in dataclasses.fields(cls))
 
-def ineffective_options(options: Any) -> dict[str, str]:
-    """Options that do nothing, and beside which choices; of anything that has the fields of the options."""
-    choices = {"skip_result": _never_skips(options), "retry_limit": _never_tries_again(options)}
-    return {option: why for option, why in choices.items() if why}
-
-
-def _never_skips(options: Any) -> str:
-    """The choices by which no call is ever skipped; "" if one may be."""
-    policy = options.on_conflict
-    if options.once_per is not None or policy == "skip":
-        return ""
-    if policy == "wait":
-        return "" if options.after_wait == "skip" else f"on_conflict='wait', after_wait={options.after_wait!r}"
-    if policy == "queue":
-        return "" if options.queue_overflow != "raise" else "on_conflict='queue', queue_overflow='raise'"
-    return f"on_conflict={policy!r}"
-
-
-def _never_tries_again(options: Any) -> str:
-    """The choices by which no call that met a held lock comes back."""
-    policy = options.on_conflict
-    if policy == "wait" and options.after_wait == "raise":
-        return "on_conflict='wait', after_wait='raise'"
-    return f"on_conflict={policy!r}" if policy in ("raise", "queue") else ""
-
-
-_KEYS = "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
-
-
-def _true_or_false(option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise invalid_value(option, value, "True or False")
-
-
-def _one_of(option: str, value: object, allowed: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise invalid_value(option, value, _listed(allowed))
-
-
-def _one_of_or(option: str, value: object, allowed: Sequence[str], others: str) -> None:
-    if value not in allowed:
-        raise invalid_value(option, value, f"{', '.join(map(repr, allowed))}, {others}")
-
-
-def _listed(allowed: Sequence[str]) -> str:
-    return "one of " + ", ".join(map(repr, allowed))
+    @classmethod
+    def meant(cls, name: object) -> str:
+        """Return the suggestion for an unknown option: the equivalent of another library's, or the most similar one."""
+        return equivalent(name) or did_you_mean(name, cls.names())
 
 
 def tick_mark_ttl(misfire_grace: float) -> float:
-    """Seconds that a tick's run is remembered from its success on.
+    """Return the seconds for which a tick's run is remembered, counted from its success.
 
-    So that none runs twice, a message of that tick which starts later must meet the mark or be a misfire. Let no two
-    clocks differ by more than the skew. A run starts at ``due - skew`` of its worker's clock at the earliest (else its
-    stamp is refused), hence at ``due - 2 skew`` of the store's, and is marked later. A message that is no misfire
-    starts at ``due + misfire_grace`` of its worker's clock at the latest, hence at ``due + misfire_grace + skew`` of
-    the store's. Between the two lie ``misfire_grace + 3 skew``.
+    A later message of the same tick must meet the mark or be a misfire; else the tick would run twice. Two clocks
+    differ by at most the skew. A run starts at ``due - skew`` of its worker's clock at the earliest, or its stamp is
+    refused. By the store's clock that is ``due - 2 skew``, and the mark is written later. A message that is no misfire
+    starts at ``due + misfire_grace`` of its worker's clock at the latest: ``due + misfire_grace + skew`` by the store's
+    clock. The difference is ``misfire_grace + 3 skew``.
     """
     return misfire_grace + 3 * SKEW + _MARGIN

@@ -1,4 +1,4 @@
-"""Options of other lock libraries, and what does their work here: for those who migrate."""
+"""The options of other lock libraries and their equivalents here, for the errors that a migration meets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMES: Final = (
 _KEY: Final = "key=[...], with unique='queued+running'"
 _WAIT: Final = "on_conflict='wait' with wait_timeout"
 _EQUIVALENTS: Final = {
-    # celery-once, whose options stand in the dict `once`
+    # celery-once: keys of its dict `once`
     "once": "unique='queued+running'",
     "keys": _KEY,
     "graceful": "on_duplicate='return', the default",
@@ -22,7 +22,7 @@ _EQUIVALENTS: Final = {
     "unique_on": _KEY,
     "raise_on_duplicate": "on_duplicate='raise', with unique='queued+running'",
     "lock_expiry": _TIMES,
-    # redis-py's Lock, and tasks that use it
+    # redis-py's Lock
     "lock_timeout": _TIMES,
     "lock_ttl": "ttl",
     "lock_key": "key",
@@ -30,11 +30,11 @@ _EQUIVALENTS: Final = {
     "blocking": _WAIT,
     "blocking_timeout": _WAIT,
 }
-#: Names that no other library uses for something else: kombu knows a ``timeout``, and a task may have ``keys``.
+#: Names that mean an option of another lock library wherever they occur. Others are ambiguous: kombu has a ``timeout``.
 UNMISTAKABLE: Final = ("once", "unique_on", "raise_on_duplicate", "lock_expiry", "unlock_before_run")
 
 
 def equivalent(name: object) -> str:
-    """Behind an unknown option in an error: what does the work of another library's option; "" where none does."""
+    """Return the equivalent of another library's option, for an error; "" if there is none."""
     found = _EQUIVALENTS.get(name) if isinstance(name, str) else None
     return f" (of another library; here: {found})" if found else ""

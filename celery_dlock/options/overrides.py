@@ -1,49 +1,33 @@
-"""Options that override others one by one: those of a decorator over its base's, those of a call over its task's."""
+"""Override single options: those of a base class by a decorator, those of a task by a call."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
-from .lock_options import LockOptions, ineffective_options
+from .lock_options import LockOptions
+from .requirements import ineffective_options
 
 __all__ = ["overridden"]
-
-#: Options that mean nothing where the one they belong to is switched off: by that, and by the value it needs.
-_FOLLOWERS: Final[Sequence[tuple[str, Callable[[Any], bool], tuple[str, ...]]]] = (
-    ("on_conflict", lambda policy: policy == "queue", ("queue_limit", "queue_overflow")),
-    ("on_conflict", lambda policy: policy == "wait", ("wait_timeout", "after_wait")),
-    ("once_per", lambda window: window is not None, ("on_used", "after_crash")),
-    ("once_per", lambda window: window == "tick", ("misfire_grace",)),
-    ("unique", lambda mode: mode is not None, ("on_duplicate", "queued_ttl")),
-)
 
 
 def overridden(options: LockOptions, chosen: Mapping[str, Any]) -> LockOptions:
     """Return ``options`` with the fields in ``chosen`` replaced.
 
-    A field that is not chosen and loses its meaning gets its default: ``queue_limit``, where ``on_conflict`` becomes
-    ``"skip"``.
+    An option that is not chosen and loses its effect returns to its default: ``queue_limit``, if ``on_conflict``
+    becomes ``"skip"``.
 
     Args:
         options: The options to start from.
         chosen: Names of options, and their values.
 
     Raises:
-        InvalidLockOptions: A chosen value is not allowed, or not beside the others.
+        InvalidLockOptions: A chosen value is invalid, or contradicts another option.
     """
-    return dataclasses.replace(options, **{**_left_over(options, chosen), **chosen}) if chosen else options
-
-
-def _left_over(options: LockOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the options that lose their meaning."""
-    left = {
-        follower: LockOptions.default(follower)
-        for option, needed, followers in _FOLLOWERS
-        if option in chosen and not needed(chosen[option])
-        for follower in followers
-    }
-    merged = {**vars(options), **left, **chosen}
-    return left | {option: LockOptions.default(option) for option in ineffective_options(SimpleNamespace(**merged))}
+    if not chosen:
+        return options
+    merged = SimpleNamespace(**{**vars(options), **chosen})
+    reset = {option: LockOptions.default(option) for option in ineffective_options(merged)}
+    return dataclasses.replace(options, **{**reset, **chosen})

@@ -1,8 +1,7 @@
-"""Which options a message may choose for its call: the setting ``dlock_call_options``.
+"""The options that a message may choose for its call: the setting ``dlock_call_options``.
 
-A message is written by its publisher, so the header ``dlock_call`` gives every publisher the options that it carries.
-By default a call stays within what its task's author chose: it reaches no lock of another task, and its lock, mark and
-claim last no longer than the task's own.
+Every publisher can write the header ``dlock_call``, so its options are not trusted. By default a call cannot reach a
+lock of another task. Its lock, run mark and claim last no longer than those of its task.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from typing import Any, Final, NamedTuple
 from ..errors import InvalidLockOptions
 from ..utils.text import written
 from .lock_options import LockOptions
-from .validation import as_seconds, did_you_mean
+from .validation import as_seconds, did_you_mean, invalid_value
 
 __all__ = ["BOUNDED", "ENABLED", "SETTING", "Permissions"]
 
 SETTING: Final = "dlock_call_options"
-#: Any option, within the bounds of the task's own.
+#: The value of the setting that permits any option, within bounds set by the task's own options.
 BOUNDED: Final = "bounded"
 _ALL: Final = "all"
-#: Not an option of the task: a call that is not enabled takes no lock.
+#: The key of ``dlock=`` that switches the lock of a call off. It is no option of tasks.
 ENABLED: Final = "enabled"
-#: What ends other waiters of the name, which may belong to other tasks.
-_OUSTING: Final = ("drop_oldest", "keep_latest")
+#: Values of ``queue_overflow`` that remove other waiters, which may belong to other tasks.
+_EVICTING: Final = ("drop_oldest", "keep_latest")
 
 
 class Permissions(NamedTuple):
-    """Which options messages may choose.
+    """The options that messages may choose.
 
     Args:
-        names: Exactly these, with any value; None: every option.
-        bounded: Only within the bounds of the task's own options.
-        ttl: ``dlock_ttl``: the ttl in seconds of tasks that name none.
+        names: The names of these options; None for every option.
+        bounded: Whether values must stay within bounds set by the task's own options.
+        ttl: The setting ``dlock_ttl`` in seconds: the ttl of tasks that choose none.
     """
 
     names: Collection[str] | None
@@ -42,45 +41,44 @@ class Permissions(NamedTuple):
 
     @classmethod
     def of(cls, setting: Any, ttl: float) -> Permissions:
-        """Read the setting.
+        """Return the permissions that the setting grants.
 
         Raises:
-            InvalidLockOptions: It is not allowed.
+            InvalidLockOptions: The setting is invalid.
         """
         known = (*LockOptions.names(), ENABLED)
         if setting in (None, BOUNDED):
             return cls(None, True, ttl)  # noqa: FBT003  # a NamedTuple's field
         if setting == _ALL:
-            return cls(None, False, ttl)  # noqa: FBT003  # likewise
+            return cls(None, False, ttl)  # noqa: FBT003  # a NamedTuple's field
         if not isinstance(setting, list | tuple | set | frozenset):
-            raise InvalidLockOptions(
-                f"{SETTING}={written(setting)} is not allowed; allowed: {BOUNDED!r}, {_ALL!r} or a list of options"
-            )
+            raise invalid_value(SETTING, setting, f"{BOUNDED!r}, {_ALL!r} or a list of options")
         for name in setting:
             if name not in known:
                 raise InvalidLockOptions(
                     f"{SETTING}: unknown option {written(name)}{did_you_mean(name, known)}; "
                     f"known are {', '.join(known)}"
                 )
-        return cls(frozenset(setting), False, ttl)  # noqa: FBT003  # likewise
+        return cls(frozenset(setting), False, ttl)  # noqa: FBT003  # a NamedTuple's field
 
     def refusal(self, own: LockOptions, call: LockOptions, chosen: Iterable[str]) -> str:
-        """Why a message may not choose so; "" if it may.
+        """Return the error text for a choice that is not permitted; "" if all choices are.
 
         Args:
-            own: The task's options.
-            call: The call's: the task's with what the message chose instead.
-            chosen: The names of what it chose.
+            own: The options of the task.
+            call: The options of the call: those of the task, overridden by the message.
+            chosen: The names of the options that the message chose.
         """
-        for name in sorted(chosen, key="scope".__ne__):  # the scope first: what else is harmful depends on it
+        for name in sorted(chosen, key="scope".__ne__):  # the scope first: the bounds of other options depend on it
             if self.names is not None and name not in self.names:
-                return f"{name} is not allowed in a message; allowed by {SETTING}: {_listed(self.names)}"
-            if self.bounded and (within := _BOUNDS.get(name)) and (allowed := within(own, call, self.ttl)):
+                return f"{name} is not permitted in a message: {SETTING} permits {_listed(self.names)}"
+            if self.bounded and (bound := _BOUNDS.get(name)) and (expected := bound(own, call, self.ttl)):
                 value = written(getattr(call, name))
-                return f"{name}={value} is not allowed in a message; allowed: {allowed}, or {SETTING} with {name!r}"
+                return f"invalid {name}={value} in a message: expected {expected}, or {SETTING} that lists {name!r}"
         return ""
 
 
+#: Returns the expected values if the call exceeds the bound; else "".
 _Bound = Callable[[LockOptions, LockOptions, float], str]
 
 
@@ -89,7 +87,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _scope(own: LockOptions, call: LockOptions, _ttl: float) -> str:
-    return "" if call.scope == "task" or own.scope == "shared" else "'task', as the task's own"
+    return "" if call.scope == "task" or own.scope == "shared" else "'task', which is the task's own"
 
 
 def _key(own: LockOptions, call: LockOptions, _ttl: float) -> str:
@@ -99,45 +97,45 @@ def _key(own: LockOptions, call: LockOptions, _ttl: float) -> str:
 
 
 def _ttl(own: LockOptions, call: LockOptions, ttl: float) -> str:
-    most = own.ttl_or(ttl)
-    return "" if call.ttl_or(ttl) <= most else f"at most the task's own ({most:g})"
+    limit = own.ttl_or(ttl)
+    return "" if call.ttl_or(ttl) <= limit else f"at most the task's own ({limit:g})"
 
 
 def _at_most(name: str) -> _Bound:
-    def within(own: LockOptions, call: LockOptions, _ttl: float) -> str:
-        most = as_seconds(getattr(own, name))
-        return "" if as_seconds(getattr(call, name)) <= most else f"at most the task's own ({most:g})"
+    def bound(own: LockOptions, call: LockOptions, _ttl: float) -> str:
+        limit = as_seconds(getattr(own, name))
+        return "" if as_seconds(getattr(call, name)) <= limit else f"at most the task's own ({limit:g})"
 
-    return within
+    return bound
 
 
 def _max_hold(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     if own.max_hold is None:
         return ""
-    most = as_seconds(own.max_hold)
-    if call.max_hold is not None and as_seconds(call.max_hold) <= most:
+    limit = as_seconds(own.max_hold)
+    if call.max_hold is not None and as_seconds(call.max_hold) <= limit:
         return ""
-    return f"at most the task's own ({most:g})"
+    return f"at most the task's own ({limit:g})"
 
 
 def _once(own: LockOptions, call: LockOptions, _ttl: float) -> str:
-    window, most = call.once_seconds, own.once_seconds
-    if window is None or (most is not None and window <= most):
+    window, limit = call.once_seconds, own.once_seconds
+    if window is None or (limit is not None and window <= limit):
         return ""
-    if most is None:
-        # The mark is read by calls with once_per only: here by those of this task that chose it themselves.
-        return "" if call.scope == "task" else "None, as the task's own"
-    return f"at most the task's own ({most:g} s)"
+    if limit is None:
+        # Only calls with once_per read the run mark. With scope="task" these are calls of this task that chose it too.
+        return "" if call.scope == "task" else "None, which is the task's own"
+    return f"at most the task's own ({limit:g} s)"
 
 
 def _only_own_in_shared(name: str, harmful: Callable[[Any], bool]) -> _Bound:
-    def within(own: LockOptions, call: LockOptions, _ttl: float) -> str:
+    def bound(own: LockOptions, call: LockOptions, _ttl: float) -> str:
         value = getattr(call, name)
         if call.scope == "task" or not harmful(value) or value == getattr(own, name):
             return ""
         return f"the task's own ({written(getattr(own, name))}) with scope='shared'"
 
-    return within
+    return bound
 
 
 _BOUNDS: Final[dict[str, _Bound]] = {
@@ -151,5 +149,5 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "queued_ttl": _at_most("queued_ttl"),
     "wait_timeout": _at_most("wait_timeout"),
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),
-    "queue_overflow": _only_own_in_shared("queue_overflow", _OUSTING.__contains__),
+    "queue_overflow": _only_own_in_shared("queue_overflow", _EVICTING.__contains__),
 }

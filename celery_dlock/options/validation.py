@@ -1,10 +1,10 @@
-"""Durations as a user may give them, and what an error says of any value or name that is not allowed."""
+"""Checks of single values, and the texts of the errors for invalid ones."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -17,39 +17,55 @@ __all__ = [
     "Seconds",
     "as_seconds",
     "did_you_mean",
+    "either",
     "invalid_value",
     "seconds_within",
     "ttl_seconds",
+    "unmet_requirement",
 ]
 
 Seconds = float | timedelta
 
 MIN_TTL: Final = 1.0
 MAX_SECONDS: Final = 366 * 24 * 3600.0
-#: What ``once_per="forever"`` means: ten years.
+#: The meaning of ``once_per="forever"``: ten years.
 FOREVER: Final = 10 * 366 * 24 * 3600.0
 
 
 def as_seconds(value: Seconds) -> float:
-    """A duration that was checked, in seconds."""
+    """Return a checked duration in seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def ttl_seconds(option: str, value: object) -> float:
-    """A ttl in seconds, or the error that says what is allowed."""
+    """Return a ttl in seconds.
+
+    Raises:
+        InvalidLockOptions: The value is no duration, or is out of range.
+    """
     return seconds_within(option, value, MIN_TTL)
 
 
-def seconds_within(option: str, value: object, least: float, most: float = MAX_SECONDS) -> float:
-    """A duration in seconds, or the error that says what is allowed."""
+def seconds_within(option: str, value: object, minimum: float, maximum: float = MAX_SECONDS) -> float:
+    """Return a duration in seconds.
+
+    Args:
+        option: The name of the option, as for :func:`invalid_value`.
+        value: An int, a float or a ``timedelta``.
+        minimum: The smallest allowed number of seconds.
+        maximum: The largest allowed number of seconds.
+
+    Raises:
+        InvalidLockOptions: The value is no duration, or is out of range.
+    """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
         seconds = _as_float(value)
     else:
-        raise invalid_value(option, value, f"seconds (int, float or timedelta) of at least {least:g}")
-    if math.isnan(seconds) or not least <= seconds <= most:
-        raise invalid_value(option, value, f"seconds from {least:g} to {most:.10g}")
+        raise invalid_value(option, value, f"seconds (int, float or timedelta) of at least {minimum:g}")
+    if math.isnan(seconds) or not minimum <= seconds <= maximum:
+        raise invalid_value(option, value, f"seconds from {minimum:g} to {maximum:.10g}")
     return seconds
 
 
@@ -60,18 +76,46 @@ def _as_float(number: float) -> float:
         return math.inf if number > 0 else -math.inf
 
 
-def invalid_value(option: str, value: object, allowed: str) -> InvalidLockOptions:
-    """The error for an option's value."""
-    return InvalidLockOptions(f"{option}={written(value)} is not allowed; allowed: {allowed}")
+def invalid_value(option: str, value: object, expected: str) -> InvalidLockOptions:
+    """Return the error for an option's value.
+
+    Args:
+        option: The name of the option, which may follow the call that it belongs to: ``"Lock(name).acquire: timeout"``.
+        value: Its value.
+        expected: The allowed values.
+    """
+    return InvalidLockOptions(f"{_invalid(option, value)}: expected {expected}")
+
+
+def unmet_requirement(option: str, value: object, requirement: str) -> InvalidLockOptions:
+    """Return the error for an option that has no effect without another one.
+
+    Args:
+        option: The name of the option.
+        value: Its value.
+        requirement: The choice of another option that it needs: ``"on_conflict='wait'"``.
+    """
+    return InvalidLockOptions(f"{_invalid(option, value)}: it needs {requirement}")
+
+
+def _invalid(option: str, value: object) -> str:
+    call, separator, name = option.rpartition(": ")
+    return f"{call}{separator}invalid {name}={written(value)}"
+
+
+def either(choices: Sequence[str]) -> str:
+    """Return the choices as a list for an error: ``'skip', 'retry' or 'wait'``."""
+    shown = [repr(choice) for choice in choices]
+    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """Behind an unknown name, in an error: the known one that it is most like; "" if it is like none.
+    """Return the suggestion for an unknown name in an error; "" if no known name is similar.
 
     Args:
-        name: The unknown one.
-        known: The others.
-        prefix: What all begin with, so that it makes none alike.
+        name: The unknown name.
+        known: The known names.
+        prefix: The beginning that all known names share. It counts for no similarity.
     """
     found = {each.removeprefix(prefix): each for each in known}
     alike = difflib.get_close_matches(str(name).removeprefix(prefix), found, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ...errors import NotConfirmed
-from ...options.durability import PRIMARY, Durability, highest, shortfall, words
+from ...options.durability import PRIMARY, Durability, shortfall, strongest, wait_command
 from .connection import ErrorReply, RespConnection
 from .scripts import Script
 from .server_errors import error_from_reply
@@ -21,7 +21,7 @@ def execute_and_wait(
 ) -> ErrorReply | tuple[Any, NotConfirmed | None]:
     """The reply, and what its confirmation lacks. The server lets this connection alone wait for it."""
     patience = wire.timeout
-    behind = words(durability, patience)
+    behind = wait_command(durability, patience)
     reply, count = wire.ask(script.packed(keys, args) + behind), wire.read()
     if _forgotten(reply):
         reply, count = wire.ask(script.packed(keys, args, whole=True) + behind), wire.read()
@@ -44,7 +44,7 @@ class PipelineWithWait:
 
     def send(self, wire: RespConnection, calls: Sequence[_Call]) -> None:
         said = [self._script.packed(keys, args) for keys, args, _ in calls]
-        wire.send(b"".join(said + [words(asked, wire.timeout) for asked in _asked(calls)]))
+        wire.send(b"".join(said + [wait_command(asked, wire.timeout) for asked in _asked(calls)]))
 
     def read(self, wire: RespConnection, calls: Sequence[_Call]) -> list[Any]:
         patience, asked = wire.timeout, _asked(calls)
@@ -55,7 +55,7 @@ class PipelineWithWait:
             keys, args, _ = calls[place]
             told[place] = wire.ask(self._script.packed(keys, args, whole=True))
         if forgotten:
-            counts = [wire.ask(words(one, patience)) for one in asked]
+            counts = [wire.ask(wait_command(one, patience)) for one in asked]
         by_kind = {one.fsync: count for one, count in zip(asked, counts, strict=True)}
         for place, (_, _, durability) in enumerate(calls):
             if durability != PRIMARY and type(told[place]) is not ErrorReply and self._wrote(told[place]):
@@ -64,7 +64,7 @@ class PipelineWithWait:
 
 
 def _asked(calls: Sequence[_Call]) -> list[Durability]:
-    return highest(durability for _, _, durability in calls)
+    return strongest(durability for _, _, durability in calls)
 
 
 def _forgotten(reply: Any) -> bool:

@@ -186,7 +186,7 @@ def test_a_message_may_lose_any_number_of_turns_from_one() -> None:
 )
 def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: str, value: Any, allowed: str) -> None:
     message = refusal(**{name: value})
-    assert message.startswith(f"{name}={value!r} is not allowed; allowed: ")
+    assert message.startswith(f"invalid {name}={value!r}: expected ")
     assert allowed in message
 
 

@@ -12,12 +12,12 @@ from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 from celery_dlock.options.durability import (
     PRIMARY,
     Durability,
+    as_number,
     durability_of,
-    highest,
-    number_of,
-    numbered,
+    from_number,
     shortfall,
-    words,
+    strongest,
+    wait_command,
 )
 from tests.unit.fakes import a_name
 
@@ -58,15 +58,15 @@ def test_each_form_means_so_many_confirmations(value: Any, meant: Durability) ->
 def test_any_other_form_is_refused_with_what_is_allowed(value: Any) -> None:
     with pytest.raises(InvalidLockOptions) as raised:
         settings(dlock_durability=value)
-    assert str(raised.value).startswith(f"dlock_durability={value!r} is not allowed; allowed: 'primary', {{'replicas':")
+    assert str(raised.value).startswith(f"invalid dlock_durability={value!r}: expected 'primary', {{'replicas':")
     if value is not None:
-        with pytest.raises(InvalidLockOptions, match=r"^durability="):
+        with pytest.raises(InvalidLockOptions, match=r"^invalid durability="):
             LockOptions(durability=value)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 31, "1", None, True])
 def test_a_timeout_is_0001_to_30_seconds(timeout: Any) -> None:
-    with pytest.raises(InvalidLockOptions, match=r"^durability: timeout=.* is not allowed; allowed: seconds"):
+    with pytest.raises(InvalidLockOptions, match=r"^invalid durability\['timeout'\]=.*: expected seconds"):
         LockOptions(durability={"replicas": 1, "timeout": timeout})
 
 
@@ -75,15 +75,15 @@ def test_a_timeout_leaves_half_of_dlock_timeout_for_the_answer() -> None:
     with pytest.raises(InvalidLockOptions) as raised:
         settings(dlock_timeout=1, dlock_durability={"replicas": 1, "timeout": 0.6})
     assert str(raised.value) == (
-        "dlock_durability: timeout=0.6 is not allowed; allowed: seconds up to half of dlock_timeout (1), "
-        "within which the server has to answer; or a longer dlock_timeout"
+        "invalid dlock_durability['timeout']=0.6: expected seconds up to half of dlock_timeout (1); "
+        "lower it, or raise dlock_timeout"
     )
 
 
 def test_a_lock_and_a_call_may_ask_for_no_more_than_their_app_can_have() -> None:
     app = Celery("a", broker="memory://", set_as_current=False)
     app.conf.update(dlock_url=SERVER, dlock_timeout=0.5)
-    with pytest.raises(InvalidLockOptions, match=r"^durability: timeout=0.5 is not allowed"):
+    with pytest.raises(InvalidLockOptions, match=r"^invalid durability\['timeout'\]=0.5: "):
         Lock("x", app=app, durability={"replicas": 1}).acquire(blocking=False)
 
 
@@ -91,7 +91,8 @@ def test_independent_servers_have_no_replicas_to_ask() -> None:
     with pytest.raises(InvalidLockOptions) as raised:
         settings(dlock_url=SERVERS, dlock_durability={"replicas": 1})
     assert str(raised.value) == (
-        "dlock_durability={'replicas': 1} is not allowed; allowed: 'primary' on a Redlock: its servers have no replicas"
+        "invalid dlock_durability={'replicas': 1}: expected 'primary' on a Redlock, because its servers have no "
+        "replicas"
     )
     assert settings(dlock_url=SERVERS, dlock_durability="primary").durability == PRIMARY
 
@@ -102,8 +103,8 @@ def test_disks_of_replicas_need_a_ttl_in_which_the_keeper_can_wait_for_them() ->
     with pytest.raises(InvalidLockOptions) as raised:
         LockOptions(durability={"fsync": 1}, ttl=14)
     assert str(raised.value) == (
-        "durability={'fsync': 1} is not allowed; allowed: with a ttl of at least 15: "
-        "a replica says once a second what it has written to disk"
+        "invalid durability={'fsync': 1}: it needs a ttl of at least 15, because "
+        "a replica reports once a second what it wrote to disk"
     )
 
 
@@ -114,12 +115,16 @@ def test_what_a_task_says_goes_before_what_the_app_says() -> None:
 
 
 def test_the_server_waits_no_longer_than_half_of_what_the_connection_does() -> None:
-    assert words(Durability(2, fsync=False, timeout_ms=200), 3.0) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$3\r\n200\r\n"
-    assert words(Durability(2, fsync=False, timeout_ms=200), 0.1) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$2\r\n50\r\n"
-    # 0 would mean: without end.
-    assert words(Durability(2, fsync=False, timeout_ms=200), 0.001).endswith(b"$1\r\n1\r\n")
     assert (
-        words(Durability(1, fsync=True, timeout_ms=9), 3.0)
+        wait_command(Durability(2, fsync=False, timeout_ms=200), 3.0) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$3\r\n200\r\n"
+    )
+    assert (
+        wait_command(Durability(2, fsync=False, timeout_ms=200), 0.1) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$2\r\n50\r\n"
+    )
+    # 0 would mean: without end.
+    assert wait_command(Durability(2, fsync=False, timeout_ms=200), 0.001).endswith(b"$1\r\n1\r\n")
+    assert (
+        wait_command(Durability(1, fsync=True, timeout_ms=9), 3.0)
         == b"*4\r\n$7\r\nWAITAOF\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n9\r\n"
     )
 
@@ -146,10 +151,10 @@ def test_every_confirmation_counts_and_what_is_missing_is_said(
 def test_one_wait_of_each_kind_confirms_a_batch() -> None:
     few, many = Durability(1, fsync=False, timeout_ms=900), Durability(3, fsync=False, timeout_ms=100)
     disk = Durability(0, fsync=True, timeout_ms=50)
-    assert highest([PRIMARY, few, disk, many, PRIMARY]) == [many, disk], (
+    assert strongest([PRIMARY, few, disk, many, PRIMARY]) == [many, disk], (
         "who asks for more waits no longer than it asked to"
     )
-    assert highest([PRIMARY]) == []
+    assert strongest([PRIMARY]) == []
 
 
 @pytest.mark.parametrize(
@@ -161,4 +166,4 @@ def test_the_keeper_reads_from_a_slot_what_the_child_asked_for(durability: Durab
     slots = SharedLeaseTable()
     slots.adopt()
     slots.open(a_name(), "o.1", 30.0, durability)
-    assert [slot.durability for slot in slots.taken()] == [durability] == [numbered(number_of(durability))]
+    assert [slot.durability for slot in slots.taken()] == [durability] == [from_number(as_number(durability))]

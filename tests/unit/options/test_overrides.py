@@ -35,7 +35,7 @@ def test_keyword_of_decorator_drops_options_of_its_base_that_lose_their_meaning(
 
 
 def test_keyword_of_decorator_that_does_not_fit_its_base_is_refused() -> None:
-    with pytest.raises(InvalidLockOptions, match="task 't': queue_limit=3"):
+    with pytest.raises(InvalidLockOptions, match="task 't': invalid queue_limit=3: it needs on_conflict='queue'"):
         lock_options(queue_limit=3)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.options.lock_options import AFTER_WAIT, POLICIES, LockOptions
+from celery_dlock.options.lock_options import LockOptions
+from celery_dlock.options.values import AFTER_WAIT, POLICIES
 from celery_dlock.store.model import Duplicate, Held, Holder, Tombstoned, Unknown, Used
 from celery_dlock.task.policy import (
     ConflictContext,

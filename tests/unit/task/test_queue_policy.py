@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.options.lock_options import OVERFLOW, POLICIES, LockOptions
+from celery_dlock.options.lock_options import LockOptions
+from celery_dlock.options.values import OVERFLOW, POLICIES
 from celery_dlock.store.model import Duplicate, Grant, Held, Holder, Parked, Queued, Used
 from celery_dlock.task.policy import (
     AckParked,

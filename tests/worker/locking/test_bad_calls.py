@@ -83,7 +83,7 @@ class TestCalls:
         failed = stage.app.send_task("policies.skips", (n,), headers={OPTIONS_HEADER: header})
         _, error = took(lambda: failed.get(timeout=10))
         assert type(error) is InvalidLockOptions
-        assert f"dlock: {'scope' if 'scope' in options else next(iter(options))}=" in str(error)
+        assert f"dlock: invalid {'scope' if 'scope' in options else next(iter(options))}=" in str(error)
         assert "dlock_call_options" in str(error)
         assert not stage.locked(tasks.skips, n)
         assert tasks.skips.delay(n).get(timeout=10) == n
@@ -129,9 +129,9 @@ OPTIONS = [
     ("ttl", float("nan"), "1 to"),
     ("ttl", timedelta(0), "1 to"),
     ("on_conflict", "replace", "not available yet"),
-    ("on_conflict", "drop", "'skip', 'retry', 'queue', 'wait', 'raise'"),
+    ("on_conflict", "drop", "'skip', 'retry', 'queue', 'wait' or 'raise'"),
     ("on_conflict", None, "'skip'"),
-    ("scope", "global", "'task', 'shared'"),
+    ("scope", "global", "'task' or 'shared'"),
     ("scope", "shared", "key"),
     ("key", "", "template"),
     ("key", 7, "template"),
@@ -145,7 +145,7 @@ OPTIONS = [
     ("retry_limit", -1, "at least 0"),
     ("retry_limit", 1.5, "whole number"),
     ("wait_timeout", -1, "0 to"),
-    ("after_wait", "wait", "'raise', 'skip', 'retry'"),
+    ("after_wait", "wait", "'raise', 'skip' or 'retry'"),
     ("once_per", 0, "0.001"),
     ("once_per", "1d", "seconds"),
 ]
@@ -218,8 +218,8 @@ class TestSettings:
         ("conf", "said"),
         [
             pytest.param({"dlock_tll": 5}, r"unknown setting 'dlock_tll'.*dlock_ttl", marks=pytest.mark.core),
-            ({"dlock_ttl": 0}, r"dlock_ttl=0 is not allowed"),
-            ({"dlock_prefix": "a{b}"}, r"dlock_prefix='a\{b\}' is not allowed"),
+            ({"dlock_ttl": 0}, r"invalid dlock_ttl=0: expected"),
+            ({"dlock_prefix": "a{b}"}, r"invalid dlock_prefix='a\{b\}': expected"),
             ({"dlock_url": "mysql://u:s3cret@h/0"}, r"dlock_url=.*is not allowed.*redis://"),
             ({"dlock_url": 7}, r"dlock_url=<int> is not allowed"),
         ],

@@ -267,7 +267,7 @@ class TestBadOnes:
         assert stage.worker.log().count("Received invalid task message") >= len(MALFORMED) - 2
 
     def test_one_that_is_not_allowed_is_not_published(self, stage, call):
-        with pytest.raises(InvalidLockOptions, match="dlock: ttl=0 is not allowed"):
+        with pytest.raises(InvalidLockOptions, match="dlock: invalid ttl=0: expected"):
             call(stage.fresh(), dlock={"ttl": 0})
         assert not stage.queued()
 

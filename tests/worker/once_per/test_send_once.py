@@ -326,7 +326,7 @@ class TestOperators:
 
     @pytest.mark.parametrize("sent", [None, 1, "yes"])
     def test_resolve_wants_to_know_which_it_was(self, tasks, sent):
-        with pytest.raises(InvalidLockOptions, match=r"sent=.* is not allowed; allowed: True or False"):
+        with pytest.raises(InvalidLockOptions, match=r"invalid sent=.*: expected True or False"):
             tasks.holds.resolve("n", sent=sent)
 
     def test_resolve_needs_a_window(self, tasks):

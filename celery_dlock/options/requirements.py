@@ -1,0 +1,83 @@
+"""The options that have an effect only with a certain choice of another one.
+
+This table is the only place that says so. The checks of :class:`LockOptions` refuse such an option without the choice
+it needs. An override that takes the choice away resets the option to its default. The options reference prints the
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+__all__ = ["REQUIRES", "Requirement", "ineffective_options"]
+
+
+class Requirement(NamedTuple):
+    """The choice that an option needs.
+
+    Args:
+        option: The option in which the choice is made.
+        met: Returns whether the choice is made. Its argument has the fields of :class:`LockOptions`.
+        text: The choice, as the errors and the reference name it.
+    """
+
+    option: str
+    met: Callable[[Any], bool]
+    text: str
+
+
+def _can_skip(options: Any) -> bool:
+    return (
+        options.once_per is not None
+        or options.on_conflict == "skip"
+        or (options.on_conflict == "wait" and options.after_wait == "skip")
+        or (options.on_conflict == "queue" and options.queue_overflow != "raise")
+    )
+
+
+def _can_retry(options: Any) -> bool:
+    if options.on_conflict == "wait":
+        return bool(options.after_wait != "raise")
+    # "skip" retries a call that ran before: its work is half done.
+    return options.on_conflict not in ("raise", "queue")
+
+
+_WAIT: Final = Requirement("on_conflict", lambda options: options.on_conflict == "wait", "on_conflict='wait'")
+_QUEUE: Final = Requirement("on_conflict", lambda options: options.on_conflict == "queue", "on_conflict='queue'")
+_UNIQUE: Final = Requirement(
+    "unique", lambda options: options.unique is not None, "unique='queued' or unique='queued+running'"
+)
+_ONCE_PER: Final = Requirement("once_per", lambda options: options.once_per is not None, "once_per")
+
+REQUIRES: Final[Mapping[str, Requirement]] = {
+    "skip_result": Requirement(
+        "on_conflict",
+        _can_skip,
+        "on_conflict='skip', on_conflict='wait' with after_wait='skip', on_conflict='queue' with a queue_overflow "
+        "other than 'raise', or once_per",
+    ),
+    "retry_limit": Requirement(
+        "on_conflict",
+        _can_retry,
+        "on_conflict='retry', on_conflict='skip', or on_conflict='wait' with an after_wait other than 'raise'",
+    ),
+    "wait_timeout": _WAIT,
+    "after_wait": _WAIT,
+    "queue_limit": _QUEUE,
+    "queue_overflow": _QUEUE,
+    "on_duplicate": _UNIQUE,
+    "queued_ttl": _UNIQUE,
+    "on_used": _ONCE_PER,
+    "after_crash": _ONCE_PER,
+    "misfire_grace": Requirement("once_per", lambda options: options.once_per == "tick", "once_per='tick'"),
+}
+
+
+def ineffective_options(options: Any) -> dict[str, str]:
+    """Return the options whose requirement is not met, each with the text of the requirement.
+
+    Args:
+        options: An object that has the fields of :class:`LockOptions`.
+    """
+    return {option: needed.text for option, needed in REQUIRES.items() if not needed.met(options)}

@@ -1,0 +1,142 @@
+"""The allowed values of each option: one check per option, which returns the value to store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import InvalidLockOptions
+from .durability import durability_of
+from .validation import FOREVER, did_you_mean, either, invalid_value, seconds_within, ttl_seconds
+
+__all__ = [
+    "AFTER_WAIT",
+    "CHECKS",
+    "DEFAULT_TTL",
+    "OVERFLOW",
+    "POLICIES",
+]
+
+POLICIES: Final = ("skip", "retry", "queue", "wait", "raise")
+AFTER_WAIT: Final = ("raise", "skip", "retry")
+OVERFLOW: Final = ("raise", "skip", "drop_oldest", "keep_latest")
+UNIQUE: Final = ("queued", "queued+running")
+
+#: One particular object: only if the author wrote no ttl, the setting ``dlock_ttl`` applies.
+DEFAULT_TTL: Final[float] = float("30")
+
+_KEYS: Final = (
+    "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
+)
+_ONCE_PER: Final = f"'forever', 'tick', None, or seconds (int, float or timedelta) from 0.001 to {FOREVER:.10g}"
+
+_Check = Callable[[str, Any], Any]
+
+
+def _key(option: str, value: object) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and value):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise invalid_value(option, value, _KEYS)
+
+
+def _ttl(option: str, value: object) -> float:
+    return DEFAULT_TTL if value is DEFAULT_TTL else ttl_seconds(option, value)
+
+
+def _policy(option: str, value: object) -> object:
+    if value == "replace":
+        raise invalid_value(option, value, f"{either(POLICIES)}; 'replace' is not available yet")
+    return _one_of(*POLICIES)(option, value)
+
+
+def _once_per(option: str, value: object) -> object:
+    if value is None or (isinstance(value, str) and value in ("forever", "tick")):
+        return value
+    try:
+        return seconds_within(option, value, 0.001, FOREVER)
+    except InvalidLockOptions:
+        raise invalid_value(option, value, _ONCE_PER) from None
+
+
+def _unique(option: str, value: object) -> object:
+    if value is None or (isinstance(value, str) and value in UNIQUE):
+        return value
+    raise invalid_value(option, value, f"None, {either(UNIQUE)}{_similar(value, UNIQUE)}")
+
+
+def _durability(option: str, value: object) -> object:
+    if value is not None:
+        durability_of(option, value)
+    return value
+
+
+def _flag(option: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise invalid_value(option, value, "True or False")
+    return value
+
+
+def _one_of(*choices: str) -> _Check:
+    def check(option: str, value: object) -> object:
+        if not isinstance(value, str) or value not in choices:
+            raise invalid_value(option, value, f"{either(choices)}{_similar(value, choices)}")
+        return value
+
+    return check
+
+
+def _similar(value: object, choices: Sequence[str]) -> str:
+    return did_you_mean(value, choices) if isinstance(value, str) else ""
+
+
+def _seconds(minimum: float) -> _Check:
+    return lambda option, value: seconds_within(option, value, minimum)
+
+
+def _seconds_or_none(minimum: float) -> _Check:
+    return lambda option, value: None if value is None else seconds_within(option, value, minimum)
+
+
+def _count_or_none(minimum: int) -> _Check:
+    def check(option: str, value: object) -> object:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
+            raise invalid_value(option, value, f"None or a whole number of at least {minimum}")
+        return value
+
+    return check
+
+
+def _anything(_option: str, value: object) -> object:
+    return value
+
+
+CHECKS: Final[Mapping[str, _Check]] = {
+    "key": _key,
+    "scope": _one_of("task", "shared"),
+    "ttl": _ttl,
+    "min_hold": _seconds(0.0),
+    "max_hold": _seconds_or_none(1.0),
+    "keep_on_retry": _flag,
+    "on_conflict": _policy,
+    "skip_result": _anything,
+    "retry_delay": _seconds(0.01),
+    "retry_delay_max": _seconds(0.01),
+    "retry_limit": _count_or_none(0),
+    "wait_timeout": _seconds(0.0),
+    "after_wait": _one_of(*AFTER_WAIT),
+    "queue_limit": _count_or_none(1),
+    "queue_overflow": _one_of(*OVERFLOW),
+    "unique": _unique,
+    "on_duplicate": _one_of("return", "raise"),
+    "queued_ttl": _seconds(1.0),
+    "once_per": _once_per,
+    "on_used": _one_of("skip", "return", "raise"),
+    "after_crash": _one_of("run", "hold"),
+    "misfire_grace": _seconds(1.0),
+    "on_lost": _one_of("continue", "abort"),
+    "after_lost": _one_of("fail", "retry"),
+    "on_store_error": _one_of("retry", "fail", "run"),
+    "durability": _durability,
+}
