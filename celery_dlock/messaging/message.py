@@ -1,4 +1,4 @@
-"""A message as it was received, handed to the pool child, and published again unchanged."""
+"""A message as it was received: passed to the pool child, and republished unchanged."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = [
     "publish_parked",
 ]
 
-#: In the request's ``properties``: what the main process tells the child of this delivery. Top-level keys of a
-#: request would leak into the messages that it publishes.
+#: The key in the request's ``properties`` under which the main process passes a delivery to the pool child. A
+#: top-level key of the request would leak into the messages that the task publishes.
 PROPERTY: Final = "dlock"
-#: In a copy's headers: what it carries of the message it copies.
+#: The header of a republished message, see `RepublishHeader`.
 HEADER: Final = "dlock"
 
 #: The largest rank: Lua's numbers are exact up to it.
-_LATEST_US: Final = 2**53
-_LONGEST_TURN: Final = 100
+_MAX_RANK_US: Final = 2**53
+_MAX_GRANT_ID: Final = 100
 
 
 class RawMessage(NamedTuple):
-    """The message's own objects, so that pickling them beside the message costs next to nothing."""
+    """A message as it was received. It holds the message's own objects, so pickling both costs hardly more than one."""
 
     body: Any
     content_type: str
@@ -52,19 +52,23 @@ class Delivery(NamedTuple):
     """One delivery of one message.
 
     Args:
-        owner: Made for this delivery.
-        delivered: When it was received, on the monotonic clock.
+        owner: A random id, made for this delivery.
+        delivered: When the worker received it, on the monotonic clock.
         since: The later of receipt and ETA, on the monotonic clock.
         monitored: The worker sends events.
         raw: The message, as the fields of :class:`RawMessage`.
-        rank_us: Carried by a copy of ours, else None.
-        conflict_retries: How often the message was published again because of a conflict.
-        turn: Under the queue policy, for which this copy was published.
-        comebacks: How often since then, for another reason: the store did not answer, its twin was running.
-        doubted: One of the messages that it copies was delivered more than once, so another copy may live.
-        redelivered: The message that it copies was flagged by the broker: what had an end by then was that one.
-        number: Under the queue policy, by which :class:`~celery_dlock.messaging.receive_order.ReceiveOrder` knows it.
-        elder: The number of the message of the same lock name that this worker handed over before; 0: none.
+        rank_us: The rank that a republished message carries; else None.
+        conflict_retries: How often the message was republished because of a conflict.
+        grant_id: Under the queue policy, the grant for which this message was published.
+        store_retries: How often the message was republished since then for another reason: the store did not answer,
+            or a duplicate delivery was running.
+        maybe_duplicated: A message in the chain of republications was delivered more than once, so a duplicate may
+            exist.
+        redelivered: The broker had flagged the republished message as redelivered. If the message is done by now, this
+            delivery must not run.
+        number: Under the queue policy, its number in :class:`~celery_dlock.messaging.receive_order.ReceiveOrder`.
+        predecessor: The number of the message of the same lock name that this worker passed to the pool before; 0:
+            none.
     """
 
     owner: str
@@ -74,7 +78,7 @@ class Delivery(NamedTuple):
     raw: tuple[Any, ...]
     rank_us: int | None = None
     conflict_retries: int = 0
-    turn: str = ""
+    grant_id: str = ""
     store_retries: int = 0
     maybe_duplicated: bool = False
     redelivered: bool = False
@@ -83,49 +87,52 @@ class Delivery(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """We published it, and it is not the message that its publisher sent."""
+        """Whether this library republished the message, so that it is not the one that its publisher sent."""
         return self.conflict_retries > 0 or self.store_retries > 0
 
 
 class RepublishHeader(NamedTuple):
-    """What a copy of ours says of the message it copies; in this order, its fields are fields of a `Delivery`."""
+    """The header of a republished message. Its fields are those of a `Delivery`, in the same order."""
 
     rank_us: int | None = None
-    tries: int = 0
-    turn: str = ""
-    comebacks: int = 0
-    doubted: bool = False
+    conflict_retries: int = 0
+    grant_id: str = ""
+    store_retries: int = 0
+    maybe_duplicated: bool = False
     redelivered: bool = False
 
     @classmethod
     def of(cls, header: Any, identity: Identity) -> RepublishHeader:
-        """Reads the header. It speaks of one identity only: Celery copies headers into a task's own retries."""
-        if not isinstance(header, Mapping) or header.get("of") != identity.digest:
+        """Read the header of a message; empty if it is malformed or belongs to another identity.
+
+        Celery copies headers into a task's own retries, which have another identity.
+        """
+        if not isinstance(header, Mapping) or header.get("identity") != identity.digest:
             return cls()
-        rank, tries, turn = header.get("rank"), header.get("tries"), header.get("turn", "")
-        comebacks, doubted = header.get("comebacks", 0), header.get("doubted", False)
-        redelivered = header.get("redelivered", False)
-        if not _is_rank(rank) or not is_count(tries) or not is_count(comebacks):
+        rank, grant = header.get("rank"), header.get("grant", "")
+        conflict_retries, store_retries = header.get("conflict_retries"), header.get("store_retries", 0)
+        maybe_duplicated, redelivered = header.get("maybe_duplicated", False), header.get("redelivered", False)
+        if not _is_rank(rank) or not is_count(conflict_retries) or not is_count(store_retries):
             return cls()
-        if not _is_turn(turn) or not isinstance(doubted, bool) or not isinstance(redelivered, bool):
+        if not _is_grant_id(grant) or not isinstance(maybe_duplicated, bool) or not isinstance(redelivered, bool):
             return cls()
-        return cls(rank, tries, turn, comebacks, doubted, redelivered)
+        return cls(rank, conflict_retries, grant, store_retries, maybe_duplicated, redelivered)
 
 
 def next_count(count: int) -> int:
-    """Return the count of the next copy. It stays at the largest one that a header may carry.
+    """Return the count of the next republication. It stays at the largest count that a header may carry.
 
-    A copy with a larger one would lose its whole header, and could not take the turn for which it was published.
+    With a larger count, the whole header would be ignored, and the message could not use its grant.
     """
     return min(count + 1, MAX_COUNT)
 
 
 def _is_rank(rank: object) -> TypeGuard[int | None]:
-    return rank is None or (type(rank) is int and 0 <= rank <= _LATEST_US)
+    return rank is None or (type(rank) is int and 0 <= rank <= _MAX_RANK_US)
 
 
-def _is_turn(turn: object) -> TypeGuard[str]:
-    return isinstance(turn, str) and len(turn) <= _LONGEST_TURN and turn.isascii()
+def _is_grant_id(grant: object) -> TypeGuard[str]:
+    return isinstance(grant, str) and len(grant) <= _MAX_GRANT_ID and grant.isascii()
 
 
 def publish_again(
@@ -136,7 +143,7 @@ def publish_again(
     rank_us: int | None,
     delay: float,
     conflict: bool,
-    doubted: bool,
+    maybe_duplicated: bool,
     redelivered: bool,
     expires: bool,
 ) -> None:
@@ -146,75 +153,76 @@ def publish_again(
     argument reprs and its count of retries.
 
     Args:
-        app: Whose broker to use.
-        delivery: The delivery to copy.
-        identity: Which message it is.
-        delay: Seconds from now to the copy's ETA.
-        rank_us: The place that the copy takes among messages; None: that of its own arrival.
-        conflict: It comes back because its lock was held, and counts as a try.
-        doubted: Another copy of it may live.
-        redelivered: It is itself a copy: if the message has an end by then, it is not to run.
-        expires: Keep the message's expiry. A copy of a running message has none: it may not end that one REVOKED.
+        app: The app whose broker to use.
+        delivery: The delivery to republish.
+        identity: The identity of its message.
+        delay: Seconds from now to the ETA.
+        rank_us: The rank that the message keeps; None: it gets one at its next receipt.
+        conflict: The reason is a held lock, so this counts as a conflict retry.
+        maybe_duplicated: A duplicate of the message may exist.
+        redelivered: This is a duplicate delivery: if the message is done by then, it must not run.
+        expires: Keep the message's expiry. A duplicate of a running message has none: it must not end that run as
+            REVOKED.
 
     Raises:
-        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or it
-            cannot be told from which queue it came, or no later attempt could publish it.
+        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or its queue
+            is unknown, or no later attempt could publish it.
     """
     raw = checked(delivery.raw)
     headers = dict(raw.headers)
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
     headers[HEADER] = {
-        "of": identity.digest,
+        "identity": identity.digest,
         "rank": rank_us,
-        "tries": next_count(delivery.conflict_retries) if conflict else delivery.conflict_retries,
-        "comebacks": 0 if conflict else next_count(delivery.store_retries),
-        # If a confirmation is lost, the message is published twice.
-        "doubted": doubted or confirms(app.producer_pool.connections.connection),
+        "conflict_retries": next_count(delivery.conflict_retries) if conflict else delivery.conflict_retries,
+        "store_retries": 0 if conflict else next_count(delivery.store_retries),
+        # If the broker's confirmation is lost, the message is published twice.
+        "maybe_duplicated": maybe_duplicated or confirms(app.producer_pool.connections.connection),
         "redelivered": redelivered,
     }
-    if delivery.turn:
-        # The store did not let it take its turn, and that may stand still: another copy would have to wait for its end.
-        headers[HEADER]["turn"] = delivery.turn
+    if delivery.grant_id:
+        # The grant may still be valid. Without its id, the republished message would have to wait for its timeout.
+        headers[HEADER]["grant"] = delivery.grant_id
     if not expires:
         headers["expires"] = None
     _publish(app, app.producer_or_acquire, raw, headers, delay)
 
 
 def publish_parked(app: Celery, producers: Producers, raw: RawMessage, identity: str, carried: RepublishHeader) -> None:
-    """Publish a message that was parked, as it was received; it keeps its place among messages.
+    """Publish a parked message as it was received, with its rank and its grant.
 
     Args:
-        app: Whose publishing policy to use.
+        app: The app whose publishing policy to use.
         producers: Opens the connection to use.
         raw: The message.
-        identity: Which message it is: the digest of its identity.
-        carried: What the copy says of it.
+        identity: The digest of its identity.
+        carried: The header to add.
 
     Raises:
         Unpublishable: No later attempt could publish it.
     """
     header = {
-        "of": identity,
+        "identity": identity,
         "rank": carried.rank_us,
-        "tries": carried.tries,
-        "turn": carried.turn,
+        "conflict_retries": carried.conflict_retries,
+        "grant": carried.grant_id,
         "redelivered": carried.redelivered,
     }
     _publish(app, producers, raw, {**raw.headers, HEADER: header})
 
 
 def checked(given: tuple[Any, ...]) -> RawMessage:
-    """The raw message of a delivery.
+    """Return the raw message of a delivery, if it can be republished.
 
     Raises:
-        DLockError: It could not be published again.
+        DLockError: It cannot be.
     """
     raw = RawMessage(*given)
     if "task" not in raw.headers:
         raise DLockError("a message of protocol 1 cannot be published again; set task_protocol = 2 in its publisher")
     if raw.queue is None:
-        raise DLockError("it cannot be told from which queue this message came, so it cannot be published again")
+        raise DLockError("the queue of this message is unknown, so it cannot be published again")
     return raw
 
 
@@ -223,7 +231,7 @@ def _publish(app: Celery, producers: Producers, raw: RawMessage, headers: dict[s
     fields = {
         "content_type": raw.content_type,
         "content_encoding": raw.content_encoding,
-        # The body was decompressed on receipt, while its header still names the compression.
+        # The body was decompressed at its receipt, but its header still names the compression.
         "compression": headers.pop("compression", None),
         "correlation_id": properties.get("correlation_id"),
         "reply_to": properties.get("reply_to"),

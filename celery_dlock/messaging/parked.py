@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ParkedMessage"]
 
-#: What of the properties is published again.
+#: The properties that are published again.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
-#: The largest of its numbers, so that AMQP and the store's scripts have a form for it.
-_MOST = 2**53
+#: The largest number in the text. AMQP and the store's scripts have a form for it.
+_MAX_NUMBER = 2**53
 
 
 class ParkedMessage(NamedTuple):
-    """One message, and what it takes to publish it in its turn.
+    """One message, and what a worker needs to publish it once it is granted.
 
     Args:
         task: The task's name.
-        task_id: Its id.
-        broker: The broker that it came from, without its password.
-        rank_us: Its place among messages.
-        tries: How often it was published again before.
+        task_id: The task's id.
+        broker: The broker that the message came from, without its password.
+        rank_us: The message's rank in the queue.
+        conflict_retries: How often the message was republished because of a conflict.
         raw: The message as it was received.
-        redelivered: The broker flagged it, as a :class:`~celery_dlock.messaging.message.Delivery` has it.
+        redelivered: See :class:`~celery_dlock.messaging.message.Delivery`.
     """
 
     task: str
@@ -51,32 +51,32 @@ class ParkedMessage(NamedTuple):
         given: tuple[Any, ...],
         broker: str,
         rank_us: int,
-        tries: int,
+        conflict_retries: int,
         redelivered: bool = False,  # noqa: FBT001, FBT002  # as the fields are
     ) -> ParkedMessage:
-        """A delivery to be parked.
+        """Make the parked message of a delivery.
 
         Raises:
-            DLockError: It could not be published again.
+            DLockError: The message could not be published again.
         """
         raw = checked(given)
-        return cls(raw.headers["task"], raw.headers["id"], broker, rank_us, tries, raw, redelivered)
+        return cls(raw.headers["task"], raw.headers["id"], broker, rank_us, conflict_retries, raw, redelivered)
 
     def text(self) -> str:
-        """For the store. The first line says whose message it is, and no more.
+        """Return the text for the store. Its first line holds the task's name and id only.
 
         Raises:
-            DLockError: A part of it is of a type that no worker could read again, or that JSON has no form for.
+            DLockError: A part of the message has a type that no worker could read again, or that JSON cannot write.
         """
         raw, body = self.raw, self.raw.body
         binary = not isinstance(body, str)
         try:
-            shown = base64.b64encode(body).decode() if binary else body
-            self._check(shown)
+            written = base64.b64encode(body).decode() if binary else body
+            self._check(written)
         except (TypeError, ValueError) as error:
-            raise DLockError(f"it cannot be parked: {error}") from error
+            raise DLockError(f"the message cannot be parked: {error}") from error
         facts = {
-            "body": shown,
+            "body": written,
             "binary": binary,
             "type": raw.content_type,
             "encoding": raw.content_encoding,
@@ -85,61 +85,62 @@ class ParkedMessage(NamedTuple):
             "queue": raw.queue,
             "broker": self.broker,
             "rank": self.rank_us,
-            "tries": self.conflict_retries,
+            "conflict_retries": self.conflict_retries,
             "redelivered": self.redelivered,
         }
         try:
-            # One escaped line: neither a name nor a header can end it.
+            # JSON escapes line breaks, so neither a name nor a header can end its line.
             return f"{json.dumps([self.task, self.task_id])}\n{json.dumps(facts)}"
         except (TypeError, ValueError) as error:
-            raise DLockError(f"its headers cannot be written as JSON, so it cannot be parked: {error}") from error
+            raise DLockError(f"the message cannot be parked: its headers cannot be written as JSON: {error}") from error
 
     @classmethod
     def read(cls, text: str) -> ParkedMessage:
-        """Reads :meth:`text`.
+        """Read a parked message from its :meth:`text`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text is malformed.
         """
         try:
             who, _, rest = text.partition("\n")
             (task, task_id), facts = json.loads(who), json.loads(rest)
             body = base64.b64decode(facts["body"], validate=True) if facts["binary"] else facts["body"]
-            message = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
-            raw, redelivered = checked((body, *message)), facts.get("redelivered", False) is True
-            parcel = cls(task, task_id, facts["broker"], facts["rank"], facts["tries"], raw, redelivered)
-            parcel._check(facts["body"])
+            fields = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
+            raw, redelivered = checked((body, *fields)), facts.get("redelivered", False) is True
+            message = cls(task, task_id, facts["broker"], facts["rank"], facts["conflict_retries"], raw, redelivered)
+            message._check(facts["body"])
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # a decoder of kombu's JSON may raise anything
             raise ValueError(f"not a parked message: {error}") from error
-        return parcel
+        return message
 
     def _check(self, body: Any) -> None:
-        """What is of another type would be published all the same, and end every worker that receives it."""
+        """Check the types of all parts. A part of another type would end every worker that receives the message."""
         raw, properties = self.raw, self.raw.properties
         texts = (self.task, self.task_id, self.broker, raw.content_type, raw.queue, body)
         numbers = (self.rank_us, self.conflict_retries)
-        maybe_texts = (raw.content_encoding, properties.get("correlation_id"), properties.get("reply_to"))
-        maybe_numbers = (properties.get("priority"), properties.get("delivery_mode"))
+        optional_texts = (raw.content_encoding, properties.get("correlation_id"), properties.get("reply_to"))
+        optional_numbers = (properties.get("priority"), properties.get("delivery_mode"))
         seconds_until(raw.headers.get("expires"))
         if (
             (raw.headers["task"], raw.headers["id"]) != (self.task, self.task_id)
             or not all(isinstance(text, str) for text in texts)
-            or not all(isinstance(text, str | None) for text in maybe_texts)
+            or not all(isinstance(text, str | None) for text in optional_texts)
             or not raw.queue
-            or not all(type(number) is int and abs(number) <= _MOST for number in numbers)
-            or not all(isinstance(number, int | None) for number in maybe_numbers)
+            or not all(type(number) is int and abs(number) <= _MAX_NUMBER for number in numbers)
+            or not all(isinstance(number, int | None) for number in optional_numbers)
         ):
             raise ValueError("a part of it is missing or of another type")
 
     @property
     def expired(self) -> bool:
+        """Whether the message's expiry has passed."""
         left = seconds_until(self.raw.headers.get("expires"))
         return left is not None and left <= 0
 
     def embedded(self, app: Celery) -> dict[str, Any]:
-        """What stands beside the arguments: callbacks, errbacks, chain and chord; nothing if it cannot be read."""
+        """Return the callbacks, errbacks, chain and chord in the body; empty if the body cannot be read."""
         raw = self.raw
         accept = prepare_accept_content(app.conf.accept_content)
         try:

@@ -290,7 +290,7 @@ class Execution(Run):
         if not self.queues or delivery is None:
             return False
         flagged = bool((self.request.delivery_info or {}).get("redelivered"))
-        return bool(self.refused_because or delivery.turn or delivery.is_copy or flagged)
+        return bool(self.refused_because or delivery.grant_id or delivery.is_copy or flagged)
 
     def _limit_hold(self, lease: Lease) -> None:
         # A time limit ends no lease: most pools never enforce one, and prefork does not while its broker is away.

@@ -302,7 +302,7 @@ def _republish(
             rank_us=rank_us,
             delay=delay,
             conflict=conflict,
-            doubted=run.maybe_duplicated,
+            maybe_duplicated=run.maybe_duplicated,
             redelivered=run.redelivered,
             expires=not duplicate,
         )

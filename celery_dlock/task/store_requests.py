@@ -72,7 +72,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     predecessor = delivery.predecessor if delivery else 0
     ousts = options.queue_overflow in ("drop_oldest", "keep_latest")
     after_us = run.runtime.arrivals.rank_us(predecessor) if predecessor else 0
-    return QueueRequest(entry, options.most_waiting, ousts, after_us, delivery.turn if delivery else "")
+    return QueueRequest(entry, options.most_waiting, ousts, after_us, delivery.grant_id if delivery else "")
 
 
 def rollback_request(run: Run, window_ms: int, tick: str) -> ReleaseRequest:

@@ -120,7 +120,7 @@ class SingletonRequest(AckTrackingRequest):
         carried, header = _NOTHING_CARRIED, request.pop(HEADER, None)
         if header is not None:
             carried = RepublishHeader.of(header, self.dlock_identity)
-            self._dlock_copied = carried.tries > 0 or carried.comebacks > 0
+            self._dlock_copied = carried.conflict_retries > 0 or carried.store_retries > 0
         queue = source_queue(deliveries.queues, message.delivery_info or {}, deliveries.tags)
         properties = request["properties"]
         # The fields of a Delivery and of a Raw, as bare tuples: cheaper to make and to pickle, and this is every task.

@@ -273,8 +273,14 @@ class Publisher:
     def copy(self, message: dict[str, Any]) -> None:
         """As if the library had published it."""
         headers = message["headers"]
-        header = {"of": Identity(f"id{self._count}").digest, "rank": 1, "tries": 1, "turn": "", "comebacks": 1}
-        header[self._random.choice((*header, "doubted", "redelivered"))] = self.value()
+        header = {
+            "identity": Identity(f"id{self._count}").digest,
+            "rank": 1,
+            "conflict_retries": 1,
+            "grant": "",
+            "store_retries": 1,
+        }
+        header[self._random.choice((*header, "maybe_duplicated", "redelivered"))] = self.value()
         headers[HEADER] = header if self._random.random() < 0.9 else self.value()
 
     def tick(self, message: dict[str, Any]) -> None:

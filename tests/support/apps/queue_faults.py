@@ -50,7 +50,7 @@ def takes_its_turn(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, cla
 
 def is_turn(_deliveries: Any, request: Any, _name: Any) -> bool:
     """Called in the main process, for what is on its way to the pool."""
-    return bool(Delivery(*request.request_dict["properties"][PROPERTY]).turn)
+    return bool(Delivery(*request.request_dict["properties"][PROPERTY]).grant_id)
 
 
 if "DLOCK_TEST_STEPS" in os.environ:

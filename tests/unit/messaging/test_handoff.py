@@ -163,7 +163,19 @@ known_headers = st.sampled_from(
 )
 known_properties = st.sampled_from(["priority", "delivery_mode", "correlation_id", "reply_to", "any"])
 known_facts = st.sampled_from(
-    ["body", "binary", "type", "encoding", "headers", "properties", "queue", "rank", "tries", "redelivered", "any"]
+    [
+        "body",
+        "binary",
+        "type",
+        "encoding",
+        "headers",
+        "properties",
+        "queue",
+        "rank",
+        "conflict_retries",
+        "redelivered",
+        "any",
+    ]
 )
 ENDS = (["published"], ["dead letter"], ["taken out"])
 
@@ -227,7 +239,7 @@ def test_parked_message_with_the_largest_count_of_tries_keeps_its_turn(tries: in
             )
 
     identity = Identity("id1").digest
-    grant = Grant(identity, entry(facts={"tries": tries}), "turn")
+    grant = Grant(identity, entry(facts={"conflict_retries": tries}), "turn")
     GrantPublisher(APP, Store(), 60, noting).publish_next(NAME, grant)  # type: ignore[arg-type]
     assert [RepublishHeader.of(header, Identity("id1"))[1:3] for header in told] == [(MAX_COUNT, "turn")]
 

@@ -15,21 +15,21 @@ IDENTITY = Identity("id1", 2, 1)
 
 
 def header(**changes: Any) -> dict[str, Any]:
-    return {"of": IDENTITY.digest, "rank": 1_700_000_000_000_000, "tries": 3} | changes
+    return {"identity": IDENTITY.digest, "rank": 1_700_000_000_000_000, "conflict_retries": 3} | changes
 
 
-def test_a_copy_carries_rank_and_tries_also_through_json() -> None:
+def test_republish_header_through_json_keeps_rank_and_conflict_retries() -> None:
     for given in (header(), json.loads(json.dumps(header()))):
         assert RepublishHeader.of(given, IDENTITY) == RepublishHeader(1_700_000_000_000_000, 3)
 
 
-def test_copy_carries_its_republish_count_and_whether_another_copy_may_live() -> None:
-    assert RepublishHeader.of(header(comebacks=2, doubted=True), IDENTITY) == RepublishHeader(
+def test_republish_header_keeps_store_retries_and_maybe_duplicated() -> None:
+    assert RepublishHeader.of(header(store_retries=2, maybe_duplicated=True), IDENTITY) == RepublishHeader(
         1_700_000_000_000_000, 3, "", 2, True
     )
 
 
-def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
+def test_republish_header_without_rank_keeps_conflict_retries() -> None:
     """As one that came back because the store was away: its delay grows with each try."""
     assert RepublishHeader.of(header(rank=None), IDENTITY) == RepublishHeader(None, 3)
 
@@ -37,7 +37,7 @@ def test_a_copy_without_a_rank_still_counts_its_tries() -> None:
 @pytest.mark.parametrize(
     "other", [Identity("id1", 3, 1), Identity("id1", 2, 2), Identity("id2", 2, 1), Identity("id1"), Identity("")]
 )
-def test_a_header_speaks_of_one_identity_only(other: Identity) -> None:
+def test_republish_header_of_another_identity_is_empty(other: Identity) -> None:
     """Celery copies headers into the messages that a task publishes, its own retries too."""
     assert RepublishHeader.of(header(), other) == RepublishHeader()
 
@@ -50,29 +50,29 @@ def test_a_header_speaks_of_one_identity_only(other: Identity) -> None:
         5,
         [],
         {},
-        {"of": IDENTITY.digest},
-        header(of=None),
+        {"identity": IDENTITY.digest},
+        header(identity=None),
         header(rank="5"),
         header(rank=1.5),
-        header(tries=None),
-        header(tries="3"),
-        header(tries=10**400),
+        header(conflict_retries=None),
+        header(conflict_retries="3"),
+        header(conflict_retries=10**400),
         header(rank=10**400),
         header(rank=-1),
-        header(turn="x" * 101),
-        header(turn="\ud800"),
-        header(comebacks=2**31),
-        header(comebacks="3"),
-        header(doubted=1),
+        header(grant="x" * 101),
+        header(grant="\ud800"),
+        header(store_retries=2**31),
+        header(store_retries="3"),
+        header(maybe_duplicated=1),
     ],
     ids=repr,
 )
-def test_a_header_that_is_not_ours_carries_nothing(given: Any) -> None:
+def test_malformed_republish_header_is_empty(given: Any) -> None:
     assert RepublishHeader.of(given, IDENTITY) == RepublishHeader(None, 0)
 
 
-def test_tries_are_never_negative() -> None:
-    assert RepublishHeader.of(header(tries=-4), IDENTITY).tries == 0
+def test_republish_header_with_negative_retries_is_empty() -> None:
+    assert RepublishHeader.of(header(conflict_retries=-4), IDENTITY).conflict_retries == 0
 
 
 def test_an_identity_is_task_id_retries_and_nesting_and_its_digest_tells_them_apart() -> None:

@@ -11,7 +11,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_dlock.task import execution
 from celery_dlock.task.execution import Execution
 
-NOT_QUEUED = {"turn": "", "is_copy": False}
+NOT_QUEUED = {"grant_id": "", "is_copy": False}
 
 
 def a_run(*, queues: bool = True, tracked: bool = False, refused: str = "", flagged: bool = False, **of: Any) -> Any:
@@ -36,7 +36,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("facts", "expected"),
     [
         ({}, False),
-        ({"turn": "t"}, True),
+        ({"grant_id": "t"}, True),
         ({"is_copy": True}, True),
         ({"flagged": True}, True),
         ({"refused": "held by another"}, True),
@@ -58,7 +58,7 @@ def test_body_runs_though_its_start_cannot_be_stored(
         raise ConnectionError("gone")
 
     monkeypatch.setattr(execution, "store_started", fails)
-    a_run(turn="t")._store_started()
+    a_run(grant_id="t")._store_started()
     assert "app.pay[id1] runs, but its stored state stays QUEUED: gone" in caplog.text
 
 
@@ -68,4 +68,4 @@ def test_soft_limit_while_the_start_is_stored_ends_the_run(monkeypatch: pytest.M
 
     monkeypatch.setattr(execution, "store_started", limited)
     with pytest.raises(SoftTimeLimitExceeded):
-        a_run(turn="t")._store_started()
+        a_run(grant_id="t")._store_started()

@@ -59,7 +59,7 @@ def compare(first, second):
     first_headers, second_headers = dict(first["headers"]), dict(second["headers"])
     assert second_headers.pop("eta")
     assert first_headers.pop("eta") is None
-    assert second_headers.pop("dlock")["tries"] >= 1
+    assert second_headers.pop("dlock")["conflict_retries"] >= 1
     assert second_headers == first_headers
     assert second["body"] == first["body"]
     for name in ("content-type", "content-encoding"):

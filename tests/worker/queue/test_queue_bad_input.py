@@ -83,7 +83,7 @@ def fails_alone(stage, task, n, publish, pattern):
 class TestUnpublishable:
     def test_a_message_of_a_fanout_exchange_fails(self, stage, tasks, name):
         task, n = getattr(tasks, name), stage.fresh()
-        fails_alone(stage, task, n, lambda: task.apply_async((n,), **FANOUT), "cannot be told from which queue")
+        fails_alone(stage, task, n, lambda: task.apply_async((n,), **FANOUT), "the queue of this message is unknown")
 
     @pytest.mark.invariant("unreadable-messages-become-dead-letters")
     def test_a_message_of_protocol_1_fails(self, stage, tasks, name):
@@ -156,7 +156,7 @@ class TestGarbage:
             ("queue", None),
             ("type", 5),
             ("rank", "x"),
-            ("tries", None),
+            ("conflict_retries", None),
             ("headers", []),
             ("headers", {"task": "queueing.early"}),
             ("properties", 7),

@@ -117,7 +117,10 @@ def compare(first, second):
     headers = dict(second["headers"])
     ours = headers.pop("dlock")
     assert headers == first["headers"]
-    assert (ours["tries"], set(ours)) == (1, {"of", "rank", "redelivered", "tries", "turn"})
+    assert (ours["conflict_retries"], set(ours)) == (
+        1,
+        {"identity", "rank", "redelivered", "conflict_retries", "grant"},
+    )
     mine, its = dict(first["properties"]), dict(second["properties"])
     assert mine.pop("delivery_tag") != its.pop("delivery_tag")
     # Celery writes these three a second time beside the headers, where its worker does not look for them.

@@ -103,7 +103,7 @@ def test_what_is_parked_is_published_unchanged(stage, serializer, compression):
     assert second.body == first.body
     its, mine = dict(second.properties), dict(first.properties)
     headers = its.pop("application_headers")
-    assert headers.pop("dlock")["tries"] == 1
+    assert headers.pop("dlock")["conflict_retries"] == 1
     assert headers == mine.pop("application_headers")
     assert its["priority"] == 3
     assert 0 < int(its.pop("expiration")) < int(mine.pop("expiration"))
