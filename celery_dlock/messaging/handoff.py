@@ -1,4 +1,4 @@
-"""Carries a granted message from the store to its broker."""
+"""The hand-off: publishes the message of a granted waiter, or ends a waiter that can no longer run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import StoreUnavailable, Unpublishable
 from ..keys.lock_name import LockName
 from ..store.model import Grant, Identity
 from ..utils.fork_guard import no_fork
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from .broker_identity import broker_of
 from .message import RepublishHeader, next_count, publish_parked
 from .parked import ParkedMessage
@@ -30,101 +30,114 @@ if TYPE_CHECKING:
 __all__ = ["GrantPublisher", "end"]
 
 
-#: Names of which one process remembers that it warned of their next message's broker.
-TOLD: Final = 10_000
-#: Seconds for which a process leaves a lock to the workers of another broker, once it has met a message of theirs: more
-#: than they need to look, and less than 2 s, because the message behind may be its own.
-LEFT_FOR: Final = 1.5
+#: Lock names for which one process remembers that it warned of a message of another broker.
+MAX_WARNED: Final = 10_000
+#: Seconds for which a process leaves a lock to the workers of another broker after it met a message of that broker.
+#: These workers need less. It is less than 2 s, because the next message may be this process's own.
+LEAVE_FOR: Final = 1.5
 
 
 class GrantPublisher:
-    """Publishes messages whose turn it is.
+    """Publishes the messages of granted waiters.
 
-    A grant that does not get through stays due: a sweep hands it out again.
+    If a hand-off fails, the grant becomes due, and a sweep hands it out again.
 
     Args:
-        app: Whose broker to use.
-        store: Where the queues live.
-        turn: Seconds from the publication until the grant is due.
+        app: The app whose broker to use.
+        store: The store of the queues.
+        grant_timeout: Seconds from the publication until the grant is due.
         producer: Opens a connection to the broker.
-        broker: What identifies the broker; None: its URL without user and password.
-        monitored_as: The worker's node name while it sends monitor events; else None.
+        broker: The broker's identity; None: its URL without user and password.
+        monitored_as: Returns the worker's node name while it sends monitor events; else None.
     """
 
     def __init__(
         self,
         app: Celery,
         store: QueueStore,
-        turn: float,
+        grant_timeout: float,
         producer: Callable[[], AbstractContextManager[Any]],
         broker: str | None = None,
         monitored_as: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._app = app
         self._store = store
-        self._turn_ms = round(turn * 1000)
+        self._grant_timeout_ms = round(grant_timeout * 1000)
         self._producer = producer
         self._monitored_as = monitored_as
         # Not a cached property: before Python 3.12 that has one lock for all processes of a fork.
         self._broker = broker
-        #: Names of which it said that a message of another broker comes next, and when it last left one to others.
-        self._told: dict[LockName, float] = {}
+        #: Lock names for which it warned of a message of another broker, and when it last left one to that broker.
+        self._left_at: dict[LockName, float] = {}
 
     @property
     def broker(self) -> str:
-        """What identifies the broker that the app publishes to (``dlock_broker``)."""
+        """The identity of the broker that the app publishes to (``dlock_broker``)."""
         if self._broker is None:
             self._broker = broker_of(self._app)
         return self._broker
 
     def publish_next(self, name: LockName, grant: Grant | None) -> bool:
-        """Publish the granted message; what cannot run any more ends here, and the turn passes on.
+        """Publish the granted message. A message that can no longer run ends here, and the next waiter is granted.
 
-        Never raises for the store's or the broker's sake; a soft time limit may strike here as anywhere. False if the
-        broker did not take the message.
+        Return False if the broker did not take the message. No error of the store or the broker is raised; a soft time
+        limit may be raised here as anywhere.
         """
         try:
             with no_fork():
                 while grant is not None:
-                    grant = self._carry(name, grant)
+                    grant = self._publish(name, grant)
         except StoreUnavailable as error:
-            logger.warning("%s: hand-off failed, the queue sweeper will retry it: %s", name, error)
+            logger.warning(
+                "%s: hand-off failed, the queue sweeper will retry it: %s",
+                name,
+                error,
+                extra=log_fields(lock_name=name.text),
+            )
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
-            logger.warning("%s: hand-off failed at the broker, the queue sweeper will retry it: %r", name, error)
+            logger.warning(
+                "%s: hand-off failed at the broker, the queue sweeper will retry it: %r", name, error,
+                extra=log_fields(lock_name=name.text),
+            )  # fmt: skip
             if grant is not None:
                 self._keep(name, grant)
             return False
         return True
 
     def remove_waiter(self, name: LockName, identity: str, reason: str = "") -> None:
-        """Take a waiter out of the queue; no copy of it will run.
+        """Take a waiter out of the queue. Its message will not run.
 
         Args:
-            name: Of the lock.
+            name: The lock name.
             identity: The digest of the waiter's identity.
-            reason: Why it ends REVOKED here; "": its end is stored already.
+            reason: The reason for which it ends REVOKED here; "": its end is stored already.
 
         Raises:
-            StoreUnavailable: It may wait still.
+            StoreUnavailable: The waiter may still be queued.
         """
         with no_fork():
             self.publish_next(name, self._taken_out(name, identity, reason))
 
     def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError) -> None:
-        """End a waiter that was taken out; one whose end cannot be stored stays among the dead letters."""
+        """End a waiter that was taken out. If its end cannot be stored, it stays among the dead letters."""
         try:
             with no_fork():
                 if end(self._app, waiter.entry, error):
                     self._taken_out(name, waiter.identity)
-                    self._give_claim_up(name, waiter.entry)
-                    self._tell_monitors(ParkedMessage.read(waiter.entry).task_id)
+                    self._release_claim(name, waiter.entry)
+                    self._send_revoked(ParkedMessage.read(waiter.entry).task_id)
         except StoreUnavailable as away:
-            logger.warning("%s: a message that has ended is still among the dead letters: %s", name, away)
+            logger.warning(
+                "%s: a message that has ended is still among the dead letters: %s",
+                name,
+                away,
+                extra=log_fields(lock_name=name.text),
+            )
 
-    def _tell_monitors(self, task_id: str) -> None:
-        """Send the end of a waiter that never started: monitors have it as RETRY since it was parked."""
+    def _send_revoked(self, task_id: str) -> None:
+        """Send the end of a waiter that never started. Monitors show it as RETRY since it was parked."""
         node = self._monitored_as()
         if node is None:
             return
@@ -137,9 +150,9 @@ class GrantPublisher:
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
-            logger.debug("cannot send task-revoked of a waiter that ended: %r", error)
+            logger.debug("cannot send the event task-revoked of %s: %r", task_id, error)
 
-    def _give_claim_up(self, name: LockName, entry: str) -> None:
+    def _release_claim(self, name: LockName, entry: str) -> None:
         headers = ParkedMessage.read(entry).raw.headers
         identity = Identity(headers["id"], headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
         self._store.unclaim(name, identity.task_id, identity.generation)
@@ -151,71 +164,86 @@ class GrantPublisher:
         return taken.granted
 
     def _leave_to_its_broker(self, name: LockName, grant: Grant, broker: str) -> None:
-        if name not in self._told:
-            if len(self._told) >= TOLD:
-                self._told.clear()
+        if name not in self._left_at:
+            if len(self._left_at) >= MAX_WARNED:
+                self._left_at.clear()
             logger.warning(
                 "%s: the next message was parked under the broker %s, and this process publishes to %s; it waits for a "
                 "worker of that broker and becomes a dead letter if none comes. "
                 "If both are one broker, set dlock_broker=%r",
-                name, broker, self.broker, broker,
+                name, broker, self.broker, broker, extra=log_fields(lock_name=name.text),
             )  # fmt: skip
-        self._told[name] = time.monotonic()
+        self._left_at[name] = time.monotonic()
         present = self._store.has_workers(broker)
         self._store.pass_on(name, grant, foreign=True, present=present)
 
     def left_to_others(self, name: LockName) -> bool:
         """Return whether this process has just left this lock's next message to the workers of another broker.
 
-        They would find it taken each time that this process looks first.
+        If this process looked again, it could be first each time, and these workers would never get the message.
         """
-        return time.monotonic() - self._told.get(name, -LEFT_FOR) < LEFT_FOR
+        return time.monotonic() - self._left_at.get(name, -LEAVE_FOR) < LEAVE_FOR
 
     def _keep(self, name: LockName, grant: Grant) -> None:
-        """Note that a worker of the message's own broker was here, so that it does not become a dead letter."""
+        """Store that a worker of the message's own broker saw it. It does not become a dead letter then."""
         try:
             self._store.pass_on(name, grant, foreign=False)
         except StoreUnavailable as error:
             logger.debug("%s: %s", name, error)
 
-    def _carry(self, name: LockName, grant: Grant) -> Grant | None:
+    def _publish(self, name: LockName, grant: Grant) -> Grant | None:
+        """Publish one granted message; return the next grant if this message ended instead."""
         try:
-            parcel = ParkedMessage.read(grant.entry)
+            parked = ParkedMessage.read(grant.entry)
         except ValueError:
-            # Without its traceback: that says nothing of whose message it is.
             where = self._store.dead_letters_at(name)
-            logger.error("%s: a parked message cannot be read; see the dead letters, %s", name, where)  # noqa: TRY400
+            # Without the traceback, which does not tell whose message it is.
+            logger.error(  # noqa: TRY400
+                "%s: a parked message cannot be read; action required: see the dead letters, %s", name, where,
+                extra=log_fields(lock_name=name.text),
+            )  # fmt: skip
             return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
-        if parcel.broker != self.broker:
-            self._leave_to_its_broker(name, grant, parcel.broker)
+        if parked.broker != self.broker:
+            self._leave_to_its_broker(name, grant, parked.broker)
             return None
-        # Who does not know its task publishes it all the same: the worker that gets it ends it.
-        if parcel.expired and parcel.task in self._app.tasks:
+        # If the task is not registered here, publish its message all the same: the worker that receives it ends it.
+        if parked.expired and parked.task in self._app.tasks:
             return self._taken_out(name, grant.identity, "expired while it waited")
-        carried = RepublishHeader(
-            parcel.rank_us, next_count(parcel.conflict_retries), grant.turn, redelivered=parcel.redelivered
+        header = RepublishHeader(
+            parked.rank_us, next_count(parked.conflict_retries), grant.turn, redelivered=parked.redelivered
         )
         try:
-            publish_parked(self._app, self._producer, parcel.raw, grant.identity, carried)
+            publish_parked(self._app, self._producer, parked.raw, grant.identity, header)
         except Unpublishable:
-            # No later attempt could publish it, and the name would be blocked for ever.
+            # No later attempt could publish the message, and the queue would be blocked for ever.
             where = self._store.dead_letters_at(name)
-            logger.exception("%s: a parked message cannot be published; see the dead letters, %s", name, where)
+            logger.exception(
+                "%s: the message of task %s[%s] cannot be published; action required: see the dead letters, %s",
+                name, parked.task, parked.task_id, where,
+                extra=log_fields(parked.task, parked.task_id, name.text),
+            )  # fmt: skip
             return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
-        self._store.published(name, grant.identity, self._turn_ms)
+        self._store.published(name, grant.identity, self._grant_timeout_ms)
         return None
 
 
 def end(app: Celery, entry: str, reason: TaskRevokedError) -> bool:
-    """Store REVOKED for a parked message that will not run, and for all that follows it. False, and said, if not."""
+    """Store REVOKED for a parked message that will not run, and for everything that follows it in its canvas.
+
+    Return False, after a log line, if that fails.
+    """
     try:
-        parcel = ParkedMessage.read(entry)
-        task = app.tasks.get(parcel.task)
+        parked = ParkedMessage.read(entry)
+        task = app.tasks.get(parked.task)
+        facts = log_fields(parked.task, parked.task_id)
         if task is None:
-            logger.error("%s; its end cannot be stored, for %s is not registered here", reason, parcel.task)
+            logger.error(
+                "%s; the end of task %s[%s] cannot be stored, because this task is not registered here",
+                reason, parked.task, parked.task_id, extra=facts,
+            )  # fmt: skip
             return False
-        store_revoked(task, Context({**parcel.raw.headers, **parcel.embedded(app)}), reason)
-        logger.info("Task %s[%s] is revoked: %s", parcel.task, parcel.task_id, reason)
+        store_revoked(task, Context({**parked.raw.headers, **parked.embedded(app)}), reason)
+        logger.info("Task %s[%s] is revoked: %s", parked.task, parked.task_id, reason, extra=facts)
     except SoftTimeLimitExceeded:
         raise
     except Exception:
