@@ -1,16 +1,17 @@
 """Tasks that are put together into every shape of canvas; each tells that its body ran."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery import Celery, chain, chord, group
+from celery import chain, chord, group
 
 from celery_dlock import SingletonTask, singleton_task
+from tests.support.apps.base import make_app
 
-app = Celery("canvas", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(dlock_url=os.environ["DLOCK_TEST_LOCK_URL"], broker_connection_retry_on_startup=True)
+app = make_app(
+    "canvas",
+)
 
 RAN = "canvas-ran"
 

@@ -6,27 +6,24 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from celery import Celery
-
 from celery_dlock import LockLost, StoreUnavailable, singleton_task
 from celery_dlock.locking.watchdog import Watchdog
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
 from chaos.resource import TRIES, write
+from tests.support.apps.base import make_app
 
 TTL = 2.0
 SLICE = 0.05
 
-app = Celery("chaos", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "chaos",
     dlock_turn=4,
     dlock_turn_tries=10,
     task_publish_retry=False,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={
         "visibility_timeout": 6,

@@ -1,26 +1,20 @@
 """Tasks that claim their name when they are published."""
 
-import json
 import os
 
-import redis
-from celery import Celery
-
 from celery_dlock import LockOptions, SingletonTask, singleton_task
+from tests.support.apps.base import History, make_app
 
-app = Celery("claiming", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "claiming",
+    configurable=True,
     broker_transport_options={"socket_connect_timeout": 1},
     worker_log_color=False,
     # so that messages wait in the worker
     worker_prefetch_multiplier=100,
 )
-app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
 
-# without its default timeout, which would end a body that waits at its gate
-history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
+history = History.of_environ()
 
 
 def pass_gate(gate):

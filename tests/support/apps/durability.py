@@ -4,18 +4,15 @@ import os
 import time
 from typing import Any
 
-from celery import Celery
-
 from celery_dlock import singleton_task
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import mark
 
-app = Celery("durability", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "durability",
     dlock_timeout=8,
     dlock_durability={"replicas": 1, "timeout": 0.8},
     dlock_failover_quarantine=float(os.environ.get("DLOCK_TEST_QUARANTINE", "0")),
-    broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
 )
 

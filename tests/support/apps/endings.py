@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, Task
+from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_dlock import SingletonTask, singleton_task
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import FOR_EVER, beat, mark, noted, starts
 
-app = Celery("endings", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "endings",
     dlock_ttl=60,
-    broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={"socket_connect_timeout": 1},
     worker_cancel_long_running_tasks_on_connection_loss="DLOCK_TEST_CANCEL" in os.environ,

@@ -1,26 +1,18 @@
 """Singleton tasks whose messages come through exchanges of their own."""
 # ruff: noqa: ARG001 - arguments of tasks are there for their locks, not for their bodies
 
-import json
-import os
-import time
-
-import redis
-from celery import Celery
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
 from celery_dlock import singleton_task
-
-app = Celery("exchanges", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+from tests.support.apps.base import History, make_app
 
 topic = Exchange("jobs", type="topic")
 pairs = Exchange("pairs", type="topic")
 direct = Exchange("orders", type="direct")
 
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "exchanges",
     worker_log_color=False,
     task_queues=[
         Queue("celery"),
@@ -39,24 +31,15 @@ PAIR = {"queue": "q.left", "routing_key": "pair.a"}
 # Celery declares no Broadcast where it publishes, and takes its own routing key for one that has none.
 FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("everybody", type="fanout")]}
 
-# without its default timeout, which would end a body that waits at its gate
-history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
-
-
-def note(what, **facts):
-    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
+history = History.of_environ()
 
 
 def work(self, n, gate="", end=""):
     """The body: `n` is its lock, `gate` what it waits for."""
     facts = {"id": self.request.id, "n": n}
-    note("in", **facts)
-    try:
-        if gate:
-            history.blpop(f"gate:{gate}", timeout=30)
+    with history.recorded_body(facts):
+        history.pass_gate(gate)
         return n
-    finally:
-        note("out", **facts)
 
 
 def define(name, **options):

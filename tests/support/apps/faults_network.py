@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from celery import Celery
 
 from celery_dlock import LockLost, SingletonTask, signals, singleton_task
 from celery_dlock.locking.events import Event
 from celery_dlock.store.redis.keys import LockKeys
+from tests.support.apps.base import make_app
 
 #: Long enough that one timeout of the keeper (0.4 s) fits into it, also on a loaded machine.
 TTL = 3.0
@@ -22,12 +22,10 @@ TIMEOUT, REST = 1.0, 1.0
 #: Seconds from a free lock until a message that waits for it has come back.
 COMEBACK = 0.2
 
-app = Celery("faults_network", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "faults_network",
     dlock_timeout=TIMEOUT,
     dlock_rest=REST,
-    broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     worker_prefetch_multiplier=1,
 )

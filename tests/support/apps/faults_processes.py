@@ -8,20 +8,18 @@ import threading
 import time
 from typing import Any
 
-from celery import Celery
 from celery.signals import worker_process_init
 
 from celery_dlock import LockLost, signals, singleton_task
 from celery_dlock.locking.events import Event
 from celery_dlock.task import execution
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import FOR_EVER, mark, marks_client, noted
 
 BRIEF = 2.0
 
-app = Celery("processes", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "processes",
     broker_connection_max_retries=None,
 )
 

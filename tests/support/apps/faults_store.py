@@ -1,24 +1,20 @@
 """Tasks that want different things while the lock store is away."""
 
-import os
 import time
 from typing import Any
 
-from celery import Celery
-
 from celery_dlock import LockLost, signals, singleton_task
 from celery_dlock.locking.events import Event
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import mark, marks_client, noted
 
 #: Short, so that the tests are; the rest is much longer than what they do in it.
 TIMEOUT, REST = 1.0, 4.0
 
-app = Celery("faults_store", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "faults_store",
     dlock_timeout=TIMEOUT,
     dlock_rest=REST,
-    broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
 )
 

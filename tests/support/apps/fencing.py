@@ -1,15 +1,13 @@
 """Holders that write to a resource when they are told to, with their tokens or all with one and the same."""
 
-import os
-
-from celery import Celery
-
 from celery_dlock import LockLost, singleton_task
+from tests.support.apps.base import make_app
 from tests.support.apps.fencing_resources import SAME, WRITES
 from tests.support.apps.marks import mark, marks_client
 
-app = Celery("fencing", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(dlock_url=os.environ["DLOCK_TEST_LOCK_URL"], broker_connection_retry_on_startup=True)
+app = make_app(
+    "fencing",
+)
 
 
 @singleton_task(app=app, bind=True, key=["name"], ttl=2, on_conflict="wait", wait_timeout=60)

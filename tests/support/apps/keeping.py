@@ -9,19 +9,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery
-
 from celery_dlock import Lock, SingletonTask, signals, singleton_task
 from celery_dlock.locking.events import Event
 from celery_dlock.task import execution
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import mark, marks_client, noted
 
 TTL = 3.0
 
-app = Celery("keeping", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "keeping",
     broker_connection_max_retries=None,
 )
 

@@ -4,18 +4,15 @@ import os
 import time
 from typing import Any
 
-from celery import Celery
-
 from celery_dlock import LockLost, SingletonTask, signals, singleton_task
 from celery_dlock.locking.events import Event
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import mark, noted, starts
 
 TTL = 2.0
 
-app = Celery("losing", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "losing",
     worker_log_color=False,
 )
 

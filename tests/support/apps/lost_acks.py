@@ -16,7 +16,6 @@ import time
 from typing import Any
 
 import redis
-from celery import Celery
 from celery.backends.base import Backend
 from celery.exceptions import Ignore, Reject
 from celery.signals import celeryd_init, task_prerun
@@ -26,11 +25,10 @@ from kombu import Connection
 from kombu.transport.redis import QoS
 
 from celery_dlock import singleton_task
+from tests.support.apps.base import make_app
 
-app = Celery("unheard", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "unheard",
     worker_cancel_long_running_tasks_on_connection_loss="DLOCK_TEST_CANCEL" in os.environ,
     worker_deduplicate_successful_tasks="DLOCK_TEST_DEDUPLICATE" in os.environ,
     # From 2 s before that on, one is late.

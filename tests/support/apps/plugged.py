@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery
 from celery.signals import worker_init
 
 from celery_dlock import signals, singleton_task
@@ -17,12 +16,14 @@ from celery_dlock.utils import threads as native
 from celery_dlock.worker.claim_renewal import ClaimRenewer
 from celery_dlock.worker.crash_recovery import CrashRecovery
 from celery_dlock.worker.queue_sweeper import QueueSweeper
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import mark, noted
 
 TTL = 1.0
 
-app = Celery("plugged", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(dlock_url=os.environ["DLOCK_TEST_LOCK_URL"], broker_connection_retry_on_startup=True)
+app = make_app(
+    "plugged",
+)
 
 
 class Broken(logging.Filter):

@@ -1,46 +1,27 @@
 """One body under every policy; each run notes in Redis when it entered and left."""
 # ruff: noqa: ARG001 - arguments of tasks are there for their locks, not for their bodies
 
-import json
 import os
 import signal
 import time
 from datetime import timedelta
 
-import redis
-from celery import Celery
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_failure, task_postrun
 
 from celery_dlock import SingletonTask, signals, singleton_task
+from tests.support.apps.base import History, make_app
 
-app = Celery(
+app = make_app(
     "policies",
-    broker=os.environ["DLOCK_TEST_BROKER_URL"],
-    backend=os.environ["DLOCK_TEST_RESULT_URL"],
-)
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+    configurable=True,
     accept_content=["json", "pickle", "yaml"],
     result_expires=600,
     # a log line of ours is looked for, not its frame
     worker_log_color=False,
 )
-app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
 
-# without its default timeout, which would end a body that waits at its gate
-history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
-
-
-def note(what, **facts):
-    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
-
-
-def pass_gate(gate):
-    """Blocks until the test opens the gate; a worker that a test forgot does not hang for ever."""
-    if gate:
-        history.blpop(f"gate:{gate}", timeout=30)
+history = History.of_environ()
 
 
 def work(self, n, gate="", end="", text=""):
@@ -48,13 +29,10 @@ def work(self, n, gate="", end="", text=""):
     request = self.request
     facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries, "node": request.hostname}
     lease = self.lease
-    note("in", token=lease.token, lock=lease.name, eta=request.eta, **facts)
-    try:
+    with history.recorded_body(facts, token=lease.token, lock=lease.name, eta=request.eta):
         if not request.retries:
-            pass_gate(gate)
+            history.pass_gate(gate)
         return _end(self, n, end)
-    finally:
-        note("out", **facts)
 
 
 def _end(task, n, end):
@@ -83,11 +61,11 @@ class Noting(SingletonTask):
     abstract = True
 
     def on_failure(self, exc, task_id, args, kwargs, einfo):
-        note("on_failure", id=task_id, error=type(exc).__name__)
+        history.note("on_failure", id=task_id, error=type(exc).__name__)
 
     def after_return(self, status, retval, task_id, args, kwargs, einfo):
         if status != "SUCCESS":
-            note("after_return", id=task_id, status=status)
+            history.note("after_return", id=task_id, status=status)
 
 
 LINGER = 0.1
@@ -120,7 +98,7 @@ class Slow(Noting):
 
 @task_failure.connect
 def _noting(task_id, exception, **_):
-    note("task_failure", id=task_id, error=type(exception).__name__)
+    history.note("task_failure", id=task_id, error=type(exception).__name__)
 
 
 def define(name, base=Noting, **options):
@@ -171,19 +149,19 @@ def defaults(self, value, more=7):
 @app.task(name="policies.plain")
 def plain(*args, **kwargs):
     """No singleton: a chain's tail, a chord's body, a link."""
-    note("plain", args=repr(args))
+    history.note("plain", args=repr(args))
     return args[0] if args else None
 
 
 @app.task(name="policies.failed_link")
 def failed_link(task_id):
-    note("link_error", id=task_id)
+    history.note("link_error", id=task_id)
 
 
 @singleton_task(app=app, bind=True, name="policies.parcel", key=["n"], on_conflict="retry", retry_delay=2.0)
 def parcel(self, n, secret="", **more):
     """Counts its runs."""
-    note("parcel", id=self.request.id, n=n)
+    history.note("parcel", id=self.request.id, n=n)
     return n
 
 
@@ -216,16 +194,16 @@ def calls_itself(self, n, gate="", deep=False):
     """Calls itself directly, and then waits at its gate: is the lease still held?"""
     if not deep:
         self(n, deep=True)
-        note("in", id=self.request.id, n=n)
-        pass_gate(gate)
+        history.note("in", id=self.request.id, n=n)
+        history.pass_gate(gate)
     return self.lease.held
 
 
 @singleton_task(app=app, base=Noting, bind=True, name="policies.heard", key=["n"])
 def heard(self, n, gate="", end=""):
     """Its signals are noted; one receiver raises at each of them."""
-    note("in", id=self.request.id, n=n)
-    pass_gate(gate)
+    history.note("in", id=self.request.id, n=n)
+    history.pass_gate(gate)
     return n
 
 
@@ -236,7 +214,7 @@ def _raise(sender, **_):
 
 def _tell(sender, event, **_):
     if sender is not None and sender.name == "policies.heard":
-        note(
+        history.note(
             "signal", kind=event.kind, sender=sender.name, name=event.name, id=event.task_id, token=event.token,
             reason=event.reason,
         )  # fmt: skip

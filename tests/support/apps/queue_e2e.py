@@ -4,19 +4,16 @@ import json
 import os
 import time
 
-from celery import Celery
-
 from celery_dlock import singleton_task
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import marks_client
 
-app = Celery("queue_e2e", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "queue_e2e",
     dlock_turn=8,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     task_ignore_result=True,
-    broker_connection_retry_on_startup=True,
     # The last one: for so long a worker that dies while it restores keeps the others from it, else for 5 minutes.
     broker_transport_options={"visibility_timeout": 6, "unacked_restore_interval": 0.5, "unacked_mutex_expire": 1},
 )

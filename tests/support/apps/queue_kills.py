@@ -13,21 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-from celery import Celery
 
 from celery_dlock import singleton_task
 from celery_dlock.messaging.handoff import GrantPublisher
 from celery_dlock.store.redis.store import RedisStore
+from tests.support.apps.base import make_app
 from tests.support.apps.marks import marks_client
 
-app = Celery("queue_kills", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
+app = make_app(
+    "queue_kills",
     # Longer than Celery may take to see that a child died (5 s), or a worker to start: else the next one goes first.
     dlock_turn=30,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     # The last one: for so long a worker that dies while it restores keeps the others from it, else for 5 minutes.
     broker_transport_options={"visibility_timeout": 4, "unacked_restore_interval": 0.2, "unacked_mutex_expire": 1},

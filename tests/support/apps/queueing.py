@@ -1,27 +1,19 @@
 """One body under every option of the queue policy; each run notes in Redis when it entered and left."""
 # ruff: noqa: ARG001 - arguments of tasks are there for their locks, not for their bodies
 
-import json
 import os
 import signal
-import time
 
-import redis
-from celery import Celery
 from celery.exceptions import Ignore, Reject
 from kombu import Queue
 from kombu.common import Broadcast
 
 from celery_dlock import signals, singleton_task
+from tests.support.apps.base import History, make_app
 
-app = Celery(
+app = make_app(
     "queueing",
-    broker=os.environ["DLOCK_TEST_BROKER_URL"],
-    backend=os.environ["DLOCK_TEST_RESULT_URL"],
-)
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+    configurable=True,
     accept_content=["json", "pickle", "yaml"],
     result_expires=600,
     # a log line of ours is looked for, not its frame
@@ -30,34 +22,19 @@ app.conf.update(
     worker_prefetch_multiplier=100,
     task_queues=[Queue("celery"), Broadcast("everybody")],
 )
-app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
 
-# without its default timeout, which would end a body that waits at its gate
-history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
-
-
-def note(what, **facts):
-    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
-
-
-def pass_gate(gate):
-    """Blocks until the test opens the gate; a worker that a test forgot does not hang for ever."""
-    if gate:
-        history.blpop(f"gate:{gate}", timeout=30)
+history = History.of_environ()
 
 
 def work(self, n, gate="", end="", text=""):
     """The body: `n` is its lock, `gate` what it waits for, `end` how it ends, `text` what it brings along."""
     request = self.request
     facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries, "text": text}
-    note("in", token=self.lease.token, lock=self.lease.name, **facts)
-    try:
+    with history.recorded_body(facts, token=self.lease.token, lock=self.lease.name):
         again = history.incr(f"runs:{request.id}") > 1
         if not again:
-            pass_gate(gate)
+            history.pass_gate(gate)
         return _end(self, n, end, again)
-    finally:
-        note("out", **facts)
 
 
 def _end(task, n, end, again):
@@ -81,7 +58,7 @@ def _end_once(task, n, end):
     if end == "replace":
         raise task.replace(task.si(n, text="replaced"))
     if end == "die":
-        note("out", task=task.name, id=task.request.id, n=n)
+        history.note("out", task=task.name, id=task.request.id, n=n)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -108,36 +85,36 @@ shared_retries = define("shared_retries", key="{n}", scope="shared", on_conflict
 @app.task(name="queueing.plain")
 def plain(*args, **kwargs):
     """No singleton: a chain's tail, a chord's body, a link."""
-    note("plain", args=repr(args))
+    history.note("plain", args=repr(args))
     return args[0] if args else None
 
 
 @app.task(name="queueing.failed_link")
 def failed_link(task_id):
-    note("link_error", id=task_id)
+    history.note("link_error", id=task_id)
 
 
 @singleton_task(app=app, bind=True, name="queueing.parcel", key=["n"], on_conflict="queue", acks_late=True)
 def parcel(self, n, gate="", end="", secret="", **more):
     """Says what it was given."""
-    note("in", id=self.request.id, n=n, secret=secret)
-    pass_gate(gate)
+    history.note("in", id=self.request.id, n=n, secret=secret)
+    history.pass_gate(gate)
     return n
 
 
 @singleton_task(app=app, bind=True, name="queueing.nests", key=["n"], on_conflict="queue")
 def nests(self, n, gate=""):
     """Enters its own lock once more, and another's of its own kind."""
-    note("in", id=self.request.id, n=n)
+    history.note("in", id=self.request.id, n=n)
     with self.lock_for(n):
         inside = self.lease.hold_count
     with self.lock_for(f"{n}-inside") as beside:
-        pass_gate(gate)
+        history.pass_gate(gate)
         held = beside.locked()
-    note("out", id=self.request.id, n=n)
+    history.note("out", id=self.request.id, n=n)
     return [inside, held, self.lease.hold_count]
 
 
 @signals.lock_queued.connect
 def _queued(sender, event, **_):
-    note("queued", id=event.task_id, task=sender.name, name=event.name, reason=event.reason, owner=event.owner)
+    history.note("queued", id=event.task_id, task=sender.name, name=event.name, reason=event.reason, owner=event.owner)

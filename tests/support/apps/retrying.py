@@ -1,35 +1,20 @@
 """Bodies that retry themselves, and rivals of every policy for the same lock; calls that bring options of their own."""
 
-import json
-import os
 import time
 from datetime import datetime, timedelta, timezone
 
-import redis
-from celery import Celery
-
 from celery_dlock import SingletonTask, singleton_task
+from tests.support.apps.base import History, make_app
 
-app = Celery(
+app = make_app(
     "retrying",
-    broker=os.environ["DLOCK_TEST_BROKER_URL"],
-    backend=os.environ["DLOCK_TEST_RESULT_URL"],
-)
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+    configurable=True,
     result_expires=600,
     worker_log_color=False,
     dlock_call_options="all",
 )
-app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
 
-# without its default timeout, which would end a body that waits at its gate
-history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
-
-
-def note(what, **facts):
-    history.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
+history = History.of_environ()
 
 
 class Again(Exception):
@@ -41,8 +26,7 @@ def retries(self, n, way="", seconds=0.0):
     request = self.request
     facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries}
     lease = self.lease
-    note("in", token=lease.token, lock=lease.name, **facts)
-    try:
+    with history.recorded_body(facts, token=lease.token, lock=lease.name):
         if request.retries:
             return n
         if way == "auto":
@@ -59,8 +43,6 @@ def retries(self, n, way="", seconds=0.0):
         if way == "replace":
             raise self.replace(rivals["skip"].si(n).set(countdown=seconds))
         raise self.retry(countdown=seconds)
-    finally:
-        note("out", **facts)
 
 
 class Slow(SingletonTask):
@@ -88,13 +70,9 @@ lets_go = define("lets_go", keep_on_retry=False)
 def once(self, n, gate=""):
     """A body of one run, which waits at its gate."""
     facts = {"task": self.name, "id": self.request.id, "n": n, "retries": self.request.retries}
-    note("in", token=self.lease.token, lock=self.lease.name, held=self.lease.held, **facts)
-    try:
-        if gate:
-            history.blpop(f"gate:{gate}", timeout=30)
+    with history.recorded_body(facts, token=self.lease.token, lock=self.lease.name, held=self.lease.held):
+        history.pass_gate(gate)
         return n
-    finally:
-        note("out", **facts)
 
 
 rivals = {
@@ -117,10 +95,11 @@ def calls(self, n, gate="", end=""):
     request = self.request
     facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries}
     lease = self.lease
-    note("in", token=lease.token, lock=lease.name, held=lease.held, ttl=getattr(lease, "ttl", None), **facts)
-    try:
-        if gate and not request.retries:
-            history.blpop(f"gate:{gate}", timeout=30)
+    with history.recorded_body(
+        facts, token=lease.token, lock=lease.name, held=lease.held, ttl=getattr(lease, "ttl", None)
+    ):
+        if not request.retries:
+            history.pass_gate(gate)
         if end.startswith("retry") and not request.retries:
             raise self.retry(countdown=0, headers={"x": "1"} if end == "retry with headers" else None)
         if end == "publish":
@@ -134,8 +113,6 @@ def calls(self, n, gate="", end=""):
         if end == "fail":
             raise ValueError("as asked")
         return n
-    finally:
-        note("out", **facts)
 
 
 @singleton_task(app=app, bind=True, name="retrying.other", key=["n"])
@@ -143,8 +120,8 @@ def other(self, n):
     """Another task, called by a body."""
     lease = self.lease
     facts = {"task": self.name, "id": self.request.id, "n": n}
-    note("in", token=lease.token, lock=lease.name, held=lease.held, **facts)
-    note("out", **facts)
+    history.note("in", token=lease.token, lock=lease.name, held=lease.held, **facts)
+    history.note("out", **facts)
     return n
 
 

@@ -6,15 +6,13 @@ import os
 import signal
 
 import redis
-from celery import Celery
 
 from celery_dlock import singleton_task
+from tests.support.apps.base import make_app
 from tests.support.polling import eventually
 
-app = Celery("send_once", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "send_once",
     worker_log_color=False,
 )
 notes = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True)

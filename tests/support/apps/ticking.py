@@ -4,17 +4,15 @@ import json
 import os
 
 import redis
-from celery import Celery
 
 from celery_dlock import singleton_task
+from tests.support.apps.base import make_app
 
 #: Seconds.
 EVERY = float(os.environ.get("TICKING_EVERY", "1"))
 
-app = Celery("ticking", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(
-    dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    broker_connection_retry_on_startup=True,
+app = make_app(
+    "ticking",
     worker_log_color=False,
     beat_schedule={"often": {"task": "ticking.tick", "schedule": EVERY}},
     beat_scheduler=os.environ.get("TICKING_SCHEDULER", "celery.beat:PersistentScheduler"),

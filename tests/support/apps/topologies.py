@@ -2,32 +2,26 @@
 
 import json
 import os
-import time
 from typing import Any
 
-import redis
 from celery import Celery
 
 from celery_dlock import singleton_task
+from tests.support.apps.base import History
 
 app = Celery("topologies", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
 app.conf.update(broker_connection_retry_on_startup=True, worker_log_color=False)
 #: `dlock_url` and what belongs to it.
 app.conf.update(json.loads(os.environ["DLOCK_TEST_CONF"]))
 
-history = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], decode_responses=True, socket_timeout=None)
+history = History.of_environ()
 
 
 def body(self: Any, n: str, gate: str = "", end: str = "") -> bool:  # noqa: ARG001  # the stage sends one
     """Be inside the lock `n` until the test opens `gate`; says whether the lease is held at the end."""
-    facts = {"n": n, "id": self.request.id, "token": self.lease.token, "pid": os.getpid()}
-    history.rpush("history", json.dumps({"what": "in", "at": time.monotonic(), **facts}))
-    try:
-        if gate:
-            history.blpop(f"gate:{gate}", timeout=30)
+    with history.recorded_body({"n": n, "id": self.request.id, "token": self.lease.token}):
+        history.pass_gate(gate)
         return bool(self.lease.held)
-    finally:
-        history.rpush("history", json.dumps({"what": "out", "at": time.monotonic(), **facts}))
 
 
 def singleton(name: str, on_conflict: str, **options: Any) -> Any:

@@ -3,15 +3,16 @@
 import os
 
 import redis
-from celery import Celery
 
 from celery_dlock import singleton_task
 from celery_dlock.worker import queue_sweeper as sweeper
+from tests.support.apps.base import make_app
 
 sweeper.LOOK = 0.5  # half a minute outside tests
 
-app = Celery("unqueued", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
-app.conf.update(dlock_url=os.environ["DLOCK_TEST_LOCK_URL"], broker_connection_retry_on_startup=True)
+app = make_app(
+    "unqueued",
+)
 gates = redis.Redis.from_url(os.environ["DLOCK_TEST_RESULT_URL"], socket_timeout=None)
 
 

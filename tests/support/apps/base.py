@@ -1,0 +1,62 @@
+"""What most apps of the tests share: where their servers are, and notes of what their bodies did."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from celery import Celery
+
+
+def make_app(name: str, *, configurable: bool = False, **conf: Any) -> Celery:
+    """Return an app of the servers that the environment names.
+
+    Args:
+        name: of the app.
+        configurable: whether DLOCK_TEST_CONF, a JSON object, is read as further settings.
+        conf: further settings.
+    """
+    app = Celery(name, broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
+    app.conf.update(
+        {"dlock_url": os.environ["DLOCK_TEST_LOCK_URL"], "broker_connection_retry_on_startup": True, **conf}
+    )
+    if configurable:
+        app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
+    return app
+
+
+class History(redis.Redis):
+    """Notes of what the bodies of an app did, in the result backend's database."""
+
+    @classmethod
+    def of_environ(cls) -> History:
+        """Return the history of the app that is being imported.
+
+        Its client has no timeout: the default one would end a body that waits at its gate.
+        """
+        url = os.environ["DLOCK_TEST_RESULT_URL"]
+        made: History = cls.from_url(url, decode_responses=True, socket_timeout=None)
+        return made
+
+    def note(self, what: str, **facts: Any) -> None:
+        """Add a note with the time and the process."""
+        self.rpush("history", json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}))
+
+    def pass_gate(self, gate: str) -> None:
+        """Block until the test opens the gate, or for 30 s, so that a worker that a test left ends."""
+        if gate:
+            self.blpop(f"gate:{gate}", timeout=30)
+
+    @contextmanager
+    def recorded_body(self, facts: dict[str, Any], **entered: Any) -> Iterator[None]:
+        """Note when the body enters, with the facts `entered` too, and when it leaves."""
+        self.note("in", **entered, **facts)
+        try:
+            yield
+        finally:
+            self.note("out", **facts)
