@@ -1,4 +1,4 @@
-"""Background threads that no error ends: neither one of ours, nor one of a log handler, listener or result backend."""
+"""Background threads that survive every error, including errors of log handlers, listeners and result backends."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from . import threads as native
+from . import threads
 from .log import logger
 
 __all__ = ["Loop", "begin_thread"]
 
 #: Seconds until the next round after one that failed.
 AGAIN: Final = 0.2
-#: Seconds in which the same kind of error in the same loop is logged once.
-SAID_AGAIN: Final = 60.0
+#: Seconds in which errors of one kind in one loop are logged once.
+LOG_INTERVAL: Final = 60.0
 
 
 def begin_thread(name: str) -> Callable[[Callable[[], None]], None]:
-    """Return what starts a daemon thread of this name; where threads are greenlets, it is one of them."""
+    """Return a function that starts a daemon thread of this name: a greenlet, if threads are greenlets."""
 
     def begin(work: Callable[[], None]) -> None:
         threading.Thread(target=work, name=f"dlock-{name}", daemon=True).start()
@@ -28,23 +28,23 @@ def begin_thread(name: str) -> Callable[[Callable[[], None]], None]:
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep as threads of this process do; gevent and eventlet may replace the function after this import."""
+    """Sleep with the current ``time.sleep``, because gevent and eventlet may replace it after this import."""
     time.sleep(seconds)
 
 
 class Loop:
-    """Calls ``turn`` again and again in a thread of its own, until it returns None.
+    """A thread that calls ``turn`` repeatedly until it returns None.
 
-    Whatever a round raises is logged, and the next round follows. A thread that ends all the same, such as a greenlet
-    that is killed, is started again.
+    An exception in a round is logged, and the next round follows. If the thread ends for another reason, such as a
+    killed greenlet, it is started again.
 
     Args:
         name: Names the thread in the log.
-        turn: One round. Returns the seconds until the next one, or None to end the thread.
-        needed: Asked when the thread has ended: is there something to do again?
+        turn: Runs one round. Returns the seconds until the next one, or None to end the thread.
+        needed: Called when the thread has ended. Returns whether there is work again.
         close: Called when the thread ends.
         rest: Waits between two rounds.
-        begin: Starts the thread; by default a real one, also beside greenlets.
+        begin: Starts the thread. By default it is a native one, even if threads are greenlets.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Loop:
         self._turn = turn
         self._is_needed = needed
         self._close = close
-        self._sleep = native.sleep if begin is None else _sleep
+        self._sleep = threads.sleep if begin is None else _sleep
         self._rest = rest or self._sleep
-        self._thread = native.OneThread(self._work, self._needed, begin)
-        self._said: dict[str, float] = {}
+        self._thread = threads.OneThread(self._work, self._needed, begin)
+        self._logged: dict[str, float] = {}
         self._cannot_start = False
 
     @property
-    def running(self) -> native.TryLock:
+    def running(self) -> threads.TryLock:
         """Taken while a thread runs the loop."""
         return self._thread.running
 
@@ -76,7 +76,7 @@ class Loop:
         """Start the thread, at a worker's start.
 
         Raises:
-            RuntimeError: It cannot be started.
+            RuntimeError: The thread cannot be started.
         """
         if (error := self._thread.wake()) is not None:
             raise error
@@ -88,8 +88,8 @@ class Loop:
         """
         error = self._thread.wake()
         if error is not None and not self._cannot_start:
-            with native.background():  # this may be a fork's hook, or a body
-                logger.error("the %s thread cannot be started, trying again: %s", self._name, error)
+            with threads.background():  # the caller may be a fork hook or a task body
+                logger.error("the %s thread cannot be started, retrying: %s", self._name, error)
         self._cannot_start = error is not None
         return error is None
 
@@ -98,7 +98,7 @@ class Loop:
         self._thread.run()
 
     def _work(self) -> None:
-        with native.background():
+        with threads.background():
             ended = False
             try:
                 while self._round():
@@ -107,21 +107,21 @@ class Loop:
             finally:
                 self._guarded(self._close)
                 if not ended:
-                    logger.error("the %s thread was ended from outside and is started again", self._name)
+                    logger.error("the %s thread was killed, restarting it", self._name)
 
     def _round(self) -> bool:
-        """Return False if it was the last one."""
+        """Run one round; return False if it was the last."""
         seconds: float | None = AGAIN
         try:
-            native.retry_starts()
+            threads.retry_starts()
             seconds = self._turn()
-        except BaseException as error:  # noqa: BLE001  # whatever it is: logged, and the next round follows
+        except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
         if seconds is None:
             return False
         try:
             self._rest(seconds)
-        except BaseException as error:  # noqa: BLE001  # whatever it is: logged, and the next round follows
+        except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
             self._sleep(seconds)
         return True
@@ -129,19 +129,19 @@ class Loop:
     def _guarded(self, call: Callable[[], object]) -> object:
         try:
             return call()
-        except BaseException as error:  # noqa: BLE001  # whatever it is: logged, and the next round follows
+        except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
             return True
 
     def _needed(self) -> bool:
-        with native.background():
+        with threads.background():
             return bool(self._guarded(self._is_needed))
 
     def _failed(self, error: BaseException) -> None:
-        if native.is_kill(error):
+        if threads.is_kill(error):
             raise error
-        # Not each time: a round that always fails would fill the log.
-        what, now = type(error).__qualname__, time.monotonic()
-        if now - self._said.get(what, -SAID_AGAIN) >= SAID_AGAIN:
-            self._said = {what: now}
-            logger.error("the %s failed in one round and goes on", self._name, exc_info=error)
+        # Log each kind of error once per interval: a round that always fails would fill the log.
+        kind, now = type(error).__qualname__, time.monotonic()
+        if now - self._logged.get(kind, -LOG_INTERVAL) >= LOG_INTERVAL:
+            self._logged = {kind: now}
+            logger.error("the %s failed in one round, continuing", self._name, exc_info=error)

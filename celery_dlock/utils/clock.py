@@ -1,4 +1,4 @@
-"""The only place that reads time."""
+"""The clocks. All other modules read time through them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """What the rest of the package knows of time, in seconds."""
+    """The times that the package uses, in seconds."""
 
     def monotonic(self) -> float:
-        """A clock that never steps; equal in all processes of one machine, so that deadlines can be shared."""
+        """Return the time of a clock that never steps. All processes of a machine share it."""
         ...
 
     def wall(self) -> float:
-        """Seconds since the epoch, for what people read and for ETAs; never for deciding who holds a lock."""
+        """Return the seconds since the epoch, for display and for ETAs. They never decide about a lock."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the operating system."""
 
-    # The C functions themselves: the hot path reads the time four times per task.
+    # The C functions, without a wrapper: each task reads the time four times.
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)

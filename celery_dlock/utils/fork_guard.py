@@ -1,9 +1,13 @@
-"""Keeps forks apart from what other threads do under locks that a child would copy as they are.
+"""Delays a fork while other threads hold locks that the child would inherit locked.
 
-A child that inherits a taken lock waits for it for ever: OpenSSL's, at its own first handshake (measured: 2 of 5
-workers that forked their pool while a thread loaded the certificates); that of a cached property of Celery, kombu or
-Python, at its first publication (1 of 65 workers whose child was killed: its place was taken by a fork made while
-another thread handed the lock over). Those locks are the whole process's, and so is this.
+A child that inherits a locked lock waits for it for ever. Two cases were measured:
+
+- OpenSSL's lock, at the first handshake of the child. It hit 2 of 5 workers that forked their pool while a thread
+  loaded the certificates.
+- The lock of a cached property of Celery, kombu or Python, at the first publication. It hit 1 of 65 workers that
+  replaced a killed child while another thread published a waiter.
+
+These locks belong to the whole process, so the guard does too.
 """
 
 from __future__ import annotations
@@ -13,30 +17,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from . import threads as native
+from . import threads
 
 __all__ = ["no_fork"]
 
-#: Seconds that a fork waits for one thread; longer that only waits for a server, and holds no such lock then.
-_PATIENCE: Final = 0.5
+#: Seconds that a fork waits for one thread. A thread that takes longer is waiting for a server and holds no such lock.
+_FORK_TIMEOUT: Final = 0.5
 
 
 class _ForkGuard:
     def __init__(self) -> None:
-        #: Taken by who forks, from before until after; whoever begins passes through it.
-        self._gate = native.lock()
-        #: By thread: a taken lock, while it is not to be forked.
+        #: Held by the forking thread during the fork. A thread that enters the guard passes through it.
+        self._gate = threads.lock()
+        #: For each thread inside the guard: a lock that it holds until it leaves.
         self._inside: dict[int, Any] = {}
         os.register_at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._renew)
 
     @contextmanager
     def crossing(self) -> Iterator[None]:
-        me = native.thread()
+        me = threads.thread()
         if me in self._inside:
-            # At the gate it would wait for the fork that waits for it.
+            # At the gate, it would wait for a fork that waits for this thread.
             yield
             return
-        mine = native.lock()
+        mine = threads.lock()
         mine.acquire()
         with self._gate:
             self._inside[me] = mine
@@ -48,23 +52,23 @@ class _ForkGuard:
 
     def _close(self) -> None:
         self._gate.acquire()
-        me = native.thread()
+        me = threads.thread()
         for thread, other in list(self._inside.items()):
             if thread != me:
-                other.acquire(timeout=_PATIENCE)
+                other.acquire(timeout=_FORK_TIMEOUT)
 
     def _open(self) -> None:
         self._gate.release()
 
     def _renew(self) -> None:
-        # Those were other threads, which are not in this process.
+        # The other threads do not exist in the child.
         self._inside.clear()
         self._gate.release()
 
 
-_FENCE = _ForkGuard()
+_GUARD = _ForkGuard()
 
 
 def no_fork() -> Any:
-    """A context for what takes locks that are not ours: no process is forked while this thread is in it."""
-    return _FENCE.crossing()
+    """Return a context in which this process does not fork. Use it for code that takes locks of other libraries."""
+    return _GUARD.crossing()

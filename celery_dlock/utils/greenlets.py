@@ -1,8 +1,8 @@
-"""How a thread of the operating system reaches the greenlets of its process, under gevent and eventlet.
+"""Calls from a native thread into the hub of gevent or eventlet.
 
-Their locks are no locks between such a thread and greenlets: who waits for one may wait for ever, though it is free.
-Python's own are among them: a logging handler's, a queue's, a connection pool's. So a real thread of ours takes none of
-them; what needs one is rung for here, and a greenlet does it.
+A lock that gevent or eventlet patched does not work between a native thread and greenlets. A waiter may wait for ever
+although the lock is free. The locks of logging handlers, queues and connection pools are patched too. So native threads
+take none of them: they ask a greenlet to do the work.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Work = Callable[[], Any]
 
 
 class HubBridge(Protocol):
-    """Rung from any thread, never blocks."""
+    """Calls into a hub. Its methods may be called from any thread and never block."""
 
     def soon(self, step: Work) -> None:
-        """Have the hub's thread call ``step``, which neither blocks nor raises."""
+        """Let the thread of the hub call ``step``, which must neither block nor raise."""
         ...
 
     def spawn(self, work: Work) -> None:
-        """Have a new greenlet of that hub do ``work``."""
+        """Let a new greenlet of the hub run ``work``."""
         ...
 
 
 def current_hub_bridge() -> HubBridge | None:
-    """The bell of the greenlets in this process; None where no threads are greenlets.
+    """Return the bridge to the greenlets of this process; None if threads are not greenlets.
 
-    The first call must come from the thread whose hub runs them.
+    The first call must come from the thread whose hub runs the greenlets.
     """
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent is not None and gevent.is_module_patched("threading"):
@@ -46,14 +46,14 @@ def current_hub_bridge() -> HubBridge | None:
 
 
 def hub_bridge(library: str) -> HubBridge:
-    """The bell for the hub of ``library`` in this process; for the first call see `hang`."""
+    """Return the bridge to the hub of ``library``; the first call is restricted as in :func:`current_hub_bridge`."""
     key = library, os.getpid()
-    if key not in _hung:
-        _hung[key] = _KINDS[library]()
-    return _hung[key]
+    if key not in _bridges:
+        _bridges[key] = _KINDS[library]()
+    return _bridges[key]
 
 
-class _GeventBell:
+class _GeventBridge:
     def __init__(self) -> None:
         self._gevent = import_module("gevent")
         self._loop = self._gevent.get_hub().loop
@@ -65,36 +65,36 @@ class _GeventBell:
         self.soon(lambda: self._gevent.spawn(work))
 
 
-class _EventletBell:
-    """Eventlet's hub cannot be called from another thread, so a greenlet of it reads from a pipe."""
+class _EventletBridge:
+    """A greenlet that reads from a pipe, because other threads cannot call the hub of eventlet."""
 
     def __init__(self) -> None:
         self._eventlet = import_module("eventlet")
         self._os = self._eventlet.patcher.original("os")
         self._steps: collections.deque[Work] = collections.deque()
-        self._ear, self._rope = self._os.pipe()
-        for end in (self._ear, self._rope):
+        self._read_end, self._write_end = self._os.pipe()
+        for end in (self._read_end, self._write_end):
             self._os.set_blocking(end, False)
         self._eventlet.spawn(self._listen)
 
     def soon(self, step: Work) -> None:
         self._steps.append(step)
-        # Full, while a greenlet does not yield: then it has been rung.
+        # The pipe is full if a greenlet does not yield. Then the reader has work to wake up for already.
         with suppress(BlockingIOError):
-            self._os.write(self._rope, b"!")
+            self._os.write(self._write_end, b"!")
 
     def spawn(self, work: Work) -> None:
         self.soon(lambda: self._eventlet.spawn_n(work))
 
     def _listen(self) -> None:
         while True:
-            self._eventlet.hubs.trampoline(self._ear, read=True)
-            self._os.read(self._ear, 4096)
+            self._eventlet.hubs.trampoline(self._read_end, read=True)
+            self._os.read(self._read_end, 4096)
             while self._steps:
-                with suppress(Exception):  # a greenlet that cannot be made must not deafen this one
+                with suppress(Exception):  # a greenlet that cannot be created must not end this one
                     self._steps.popleft()()
 
 
-_KINDS: dict[str, Callable[[], HubBridge]] = {"gevent": _GeventBell, "eventlet": _EventletBell}
-#: By library and process: a fork has greenlets of its own.
-_hung: dict[tuple[str, int], HubBridge] = {}
+_KINDS: dict[str, Callable[[], HubBridge]] = {"gevent": _GeventBridge, "eventlet": _EventletBridge}
+#: Bridges by library and process: a forked child has its own hub.
+_bridges: dict[tuple[str, int], HubBridge] = {}

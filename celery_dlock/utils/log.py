@@ -1,4 +1,4 @@
-"""The log, also for threads that must not touch it."""
+"""The logger, also for native threads beside greenlets, which must not call log handlers."""
 
 from __future__ import annotations
 
@@ -9,62 +9,63 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, cast
 
-from . import threads as native
+from . import threads
 from .fork_guard import no_fork
 
 __all__ = ["log_fields", "logger"]
 
-_near = logging.getLogger("celery_dlock")
-#: The logger's methods that make a record.
+_logger = logging.getLogger("celery_dlock")
+#: The methods of the logger that create a record.
 _CALLS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
 
 
 class _GreenletLogAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 has no arguments for it
-    """Has a thread of its own write each record, in their order; beside greenlets, one of them.
+    """Writes records in order, in a thread of its own: in a greenlet, if threads are greenlets.
 
-    A handler that blocks, such as one whose pipe is full, would stop renewals. And its lock is shared with greenlets.
+    A handler that blocks, such as one whose pipe is full, would stop the renewals of the calling thread. Its lock is
+    shared with greenlets, so a native thread must not take it.
     """
 
     def __init__(self) -> None:
-        super().__init__(_near, {})
-        self._errands: dict[int, native.SerialExecutor] = {}  # by process: a fork may come while one is done
+        super().__init__(_logger, {})
+        self._executors: dict[int, threads.SerialExecutor] = {}  # by process: a child needs its own
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("exc_info"):
             kwargs["exc_info"] = sys.exc_info()
-        errands = self._errands.get(os.getpid()) or self._errands.setdefault(os.getpid(), native.SerialExecutor())
-        errands.add(partial(_written, _near.log, level, msg, *args, **kwargs))
+        executor = self._executors.get(os.getpid()) or self._executors.setdefault(os.getpid(), threads.SerialExecutor())
+        executor.add(partial(_written, _logger.log, level, msg, *args, **kwargs))
 
 
 def _written(log: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    # A handler may have locks that logging does not renew in a child: its queue's, for example.
+    # logging does not reset all locks of handlers in a forked child, such as that of a queue.
     with no_fork():
         log(*args, **kwargs)
 
 
-def _unraised(log: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Log from a background thread, which a handler or a filter that raises must not end."""
+def _report_failure(log: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Log from a background thread; report errors of handlers and filters instead of raising them."""
     try:
         log(*args, stacklevel=3, **kwargs)
     except BaseException as error:
-        if native.is_kill(error):
+        if threads.is_kill(error):
             raise
-        native.report(f"a log handler or filter failed at {args!r}", error)
+        threads.report(f"a log handler or filter failed at {args!r}", error)
 
 
 class _ThreadAwareLogger:
     def __init__(self) -> None:
-        self._from_afar = _GreenletLogAdapter()
+        self._adapter = _GreenletLogAdapter()
 
     def __getattr__(self, name: str) -> Any:
-        afar = native.is_native_thread()
-        found = getattr(self._from_afar if afar else _near, name)
-        if name not in _CALLS or not native.in_background():
+        native = threads.is_native_thread()
+        found = getattr(self._adapter if native else _logger, name)
+        if name not in _CALLS or not threads.in_background():
             return found
-        return partial(_unraised, found if afar else partial(_written, found))
+        return partial(_report_failure, found if native else partial(_written, found))
 
 
-#: What every room of ours logs with.
+#: The logger of all modules of this package.
 logger = cast("logging.Logger", _ThreadAwareLogger())
 
 

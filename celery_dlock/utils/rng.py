@@ -1,7 +1,7 @@
-"""Random numbers that are nobody else's.
+"""Random numbers that do not depend on the seed of the program.
 
-Our threads draw them beside a program's own work: from the functions of `random` they would change what a program that
-seeds those gets (a test with its own seed, a simulation).
+A program may seed the functions of `random`, for a test or a simulation. If the threads of this package drew from them
+too, the program would get other numbers.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from typing import Final
 
 __all__ = ["rng"]
 
-#: Has no state, so that threads and forks may share it.
+#: It has no state, so threads and forked children can share it.
 rng: Final = random.SystemRandom()

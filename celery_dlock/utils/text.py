@@ -11,14 +11,14 @@ _WRITTEN: Final = 300
 
 
 def written(value: object) -> str:
-    """A value's ``repr`` for an error, cut if it is long; a message may have brought the value."""
+    """Return the ``repr`` of a value for an error, cut if it is long. A message may have brought the value."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # an int of more digits than Python writes, nested too deep, a method of its own
+    except Exception:  # noqa: BLE001  # an int with too many digits, deep nesting, or an error in a custom __repr__
         return f"<{type(value).__name__}>"
     return cut(text)
 
 
 def cut(text: str) -> str:
-    """A text for an error, cut if it is long."""
+    """Return a text for an error, cut if it is long."""
     return text if len(text) <= _WRITTEN else f"{text[:_WRITTEN]}..."

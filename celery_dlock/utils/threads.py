@@ -1,6 +1,6 @@
-"""Threads of the operating system, also where gevent or eventlet have replaced Python's.
+"""Native threads, even if gevent or eventlet patched Python's threads.
 
-A patched thread is a greenlet: one greenlet that does not yield would stop the keeper, and with it every renewal.
+A patched thread is a greenlet. If another greenlet did not yield, the watchdog would stop, and with it every renewal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
-from . import greenlets as bell
+from .greenlets import current_hub_bridge
 
 __all__ = [
     "OneThread",
@@ -38,20 +38,20 @@ __all__ = [
     "wait",
 ]
 
-#: The real threads that `start_daemon` has started.
-_foreign: set[int] = set()
-# A child has none of them, and the number of one may be that of a thread that the child starts.
-os.register_at_fork(after_in_child=_foreign.clear)
-#: Is this a background thread of ours, which no log handler and no listener may end?
+#: The native threads that :func:`start_daemon` started.
+_native_threads: set[int] = set()
+# A forked child has none of these threads, and may reuse their numbers.
+os.register_at_fork(after_in_child=_native_threads.clear)
+#: Whether this is a background thread of this package, which errors of log handlers must not end.
 _background: ContextVar[bool] = ContextVar("celery_dlock_background", default=False)
-#: Threads that could not be started, and the process that tried.
-_owed: dict[OneThread, int] = {}
-#: Seconds after which a thread that was started and has not begun is started once more.
-_BEGINS_WITHIN: Final = 1.0
+#: Threads that could not be started, with the process that tried.
+_failed_starts: dict[OneThread, int] = {}
+#: Seconds after which a started thread that does not run is started once more.
+_START_TIMEOUT: Final = 1.0
 
 
 def _original(module: str, name: str) -> Any:
-    """``module.name`` as it was before gevent or eventlet patched it."""
+    """Return ``module.name`` as it was before gevent or eventlet patched it."""
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None:
         return gevent.get_original(module, name)
@@ -62,71 +62,71 @@ def _original(module: str, name: str) -> Any:
 
 
 def start_daemon(target: Callable[[], None]) -> None:
-    """Run ``target`` in a real thread that never keeps the process alive.
+    """Run ``target`` in a native thread that does not keep the process alive.
 
-    It logs through `voice`, which has another thread write the records. Beside greenlets it must take no lock that
-    they share: it tells others by `Errands`.
+    If threads are greenlets, the target must not take a lock that greenlets use. Its log records are written by another
+    thread, and a :class:`SerialExecutor` makes other calls for it.
     """
     preload_imports()
-    bell.current_hub_bridge()  # here, because its first call must come from a thread with a hub
-    _original("_thread", "start_new_thread")(_run_foreign, (target,))
+    current_hub_bridge()  # its first call must come from a thread that has a hub
+    _original("_thread", "start_new_thread")(_run_native, (target,))
 
 
-def _run_foreign(target: Callable[[], None]) -> None:
+def _run_native(target: Callable[[], None]) -> None:
     me = thread()
-    _foreign.add(me)
+    _native_threads.add(me)
     try:
         target()
     finally:
-        _foreign.discard(me)
+        _native_threads.discard(me)
 
 
 def is_native_thread() -> bool:
-    """Was this thread started by `start_daemon`?"""
-    return bool(_foreign) and thread() in _foreign
+    """Return whether :func:`start_daemon` started this thread."""
+    return bool(_native_threads) and thread() in _native_threads
 
 
 def thread() -> int:
-    """The number of this real thread."""
+    """Return the identifier of this native thread."""
     return int(_original("_thread", "get_ident")())
 
 
 def preload_imports() -> None:
-    """Import here and now what a thread would import when it connects to a server.
+    """Import the modules that a thread would import when it connects to a server.
 
-    An import that a fork interrupts is never finished in the child; and of two threads under gevent that import one
-    module at once, one may wait for ever.
+    If a fork interrupts an import, the child never finishes it. If two threads under gevent import one module at once,
+    one of them may wait for ever.
     """
     codecs.lookup("idna")
     gevent = sys.modules.get("gevent")
     if gevent is not None and "gevent.monkey" in sys.modules:
-        gevent.get_hub().resolver  # noqa: B018  # made, with its pool of threads, at its first use
+        gevent.get_hub().resolver  # noqa: B018  # its first use creates it, with its thread pool
 
 
 def lock() -> Any:
-    """A lock between real threads; a greenlet that waits for it stops all of its thread's."""
+    """Return a lock between native threads. A greenlet that waits for it blocks all greenlets of its thread."""
     return _original("_thread", "allocate_lock")()
 
 
 def sleep(seconds: float) -> None:
-    """Block this real thread, and no greenlet of another."""
+    """Block this native thread."""
     _original("time", "sleep")(seconds)
 
 
 def wait(descriptors: Sequence[int], seconds: float) -> None:
-    """Block this real thread until one of the descriptors can be read, at most so long."""
+    """Block this native thread until a descriptor is readable, for at most ``seconds``."""
     if descriptors:
         poll = _original("select", "poll")()
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
         poll.poll(seconds * 1000)
     else:
-        sleep(seconds)  # also where the system has no poll
+        sleep(seconds)  # there is nothing to poll
 
 
 @contextlib.contextmanager
 def background() -> Iterator[None]:
-    """A context for background threads: in it, a log handler that raises is reported and changes nothing."""
+    """Return a context for background threads, in which errors of log handlers are reported instead of raised."""
     token = _background.set(True)
     try:
         yield
@@ -135,26 +135,26 @@ def background() -> Iterator[None]:
 
 
 def in_background() -> bool:
-    """Is this a background thread of ours?"""
+    """Return whether this is a background thread of this package."""
     return _background.get()
 
 
 def is_kill(error: BaseException) -> bool:
-    """Does this error end a greenlet on request? It must not be caught for good."""
+    """Return whether this exception kills a greenlet on request. It must be raised again."""
     greenlet = sys.modules.get("greenlet")
     return greenlet is not None and isinstance(error, greenlet.GreenletExit)
 
 
 def report(what: str, error: BaseException) -> None:
-    """Write an error to stderr: the last resort where the log itself fails."""
+    """Write an error to stderr, because the log itself failed."""
     with contextlib.suppress(Exception):
         lines = traceback.format_exception(type(error), error, error.__traceback__)
-        # Not sys.stderr: a worker has replaced it with its log.
+        # Not sys.stderr: a worker redirects it to its log.
         print(f"celery_dlock: {what}", "".join(lines), sep="\n", end="", file=sys.__stderr__, flush=True)
 
 
 class TryLock:
-    """Taken by one at a time, never waited for: safe between greenlets and real threads alike."""
+    """A lock without waiting, which works between greenlets and native threads."""
 
     def __init__(self) -> None:
         self._lock = lock()
@@ -171,14 +171,14 @@ class TryLock:
 
 
 class OneThread:
-    """Work that at most one thread does at a time; a thread is started when there is work to do.
+    """Work that at most one thread does at a time, in a thread that is started on demand.
 
-    The thread takes the flag itself. So a start that fails, or that an exception interrupts, leaves nothing behind
-    that would keep the next start from being made.
+    The thread itself takes the flag ``running``. So a start that fails or is interrupted leaves no state behind that
+    would prevent the next one.
 
     Args:
-        work: What the thread does; it may be called again by the same thread.
-        needed: Asked after the work has ended: has more been asked for meanwhile?
+        work: The work of the thread, which may call it repeatedly.
+        needed: Called when the work has ended. Returns whether there is more.
         begin: Starts a thread.
     """
 
@@ -192,79 +192,80 @@ class OneThread:
         self._work = work
         self._needed = needed
         self._begin = begin
-        self._begins_until = 0.0
+        self._starting_until = 0.0
 
     def wake(self) -> Exception | None:
         """Make sure that the thread runs; return the error if it cannot be started. Never blocks.
 
-        After an error, `retry_starts` tries again.
+        After an error, :func:`retry_starts` tries again.
         """
-        if self.running.taken or time.monotonic() < self._begins_until:
+        if self.running.taken or time.monotonic() < self._starting_until:
             return None
         try:
-            self._begins_until = time.monotonic() + _BEGINS_WITHIN
+            self._starting_until = time.monotonic() + _START_TIMEOUT
             (self._begin or start_daemon)(self.run)
         except BaseException as error:
-            self._begins_until = 0.0
+            self._starting_until = 0.0
             if not isinstance(error, RuntimeError | MemoryError | OSError):
-                raise  # a soft time limit, say, that has nothing to do with the thread
-            _owed[self] = os.getpid()
+                raise  # a soft time limit, for example, unrelated to the thread
+            _failed_starts[self] = os.getpid()
             return error
         return None
 
     def run(self) -> None:
-        """Do the work, in the calling thread, unless another thread does it."""
+        """Do the work in the calling thread, unless another thread does it."""
         while self.running.take():
             ended = False
             try:
-                self._begins_until = 0.0
+                self._starting_until = 0.0
                 self._work()
                 ended = True
             finally:
                 self.running.drop()
                 if not ended:
                     self.wake()
-            # What was asked for after the last look found the flag taken, so look once more.
+            # A caller that added work after the last check saw the flag taken and started no thread. Check again.
             if not self._needed():
                 return
 
 
 def retry_starts() -> None:
-    """Start the threads that could not be started before; every background thread calls it in each round."""
-    for one, pid in list(_owed.items()):
-        _owed.pop(one, None)
-        if pid == os.getpid():  # else it is the thread of the process that forked this one
+    """Start the threads that could not be started before. Every background thread calls it in each round."""
+    for one, pid in list(_failed_starts.items()):
+        _failed_starts.pop(one, None)
+        if pid == os.getpid():  # else the thread belongs to the parent process
             one.wake()
 
 
 class SerialExecutor:
-    """What is done for a thread that must not wait for it, one after the other.
+    """Runs calls one after the other, for a thread that must not wait for them.
 
-    In a thread of its own, which beside greenlets is one of them: so they may take locks, log, and call users' code.
+    They run in a thread of their own: in a greenlet, if threads are greenlets. So they may take locks, log, and call
+    user code.
     """
 
     def __init__(self) -> None:
-        # A deque, because gevent replaces the queues of the standard library.
-        self._left: collections.deque[Callable[[], object]] = collections.deque()
-        self._thread = OneThread(self._work, lambda: bool(self._left), _begin_green)
+        # A deque, because gevent patches the queues of the standard library.
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
+        self._thread = OneThread(self._work, lambda: bool(self._calls), _begin_green)
 
-    def add(self, errand: Callable[[], object]) -> None:
-        """Never blocks and never raises; if no thread can be started now, the errand is done once one can be."""
-        self._left.append(errand)
+    def add(self, call: Callable[[], object]) -> None:
+        """Add a call. Never blocks or raises; if no thread can be started now, the call waits until one can be."""
+        self._calls.append(call)
         self._thread.wake()
 
     def _work(self) -> None:
         with background():
-            while self._left:
+            while self._calls:
                 try:
-                    self._left.popleft()()
+                    self._calls.popleft()()
                 except BaseException as error:
                     if is_kill(error):
                         raise
-                    report("an errand of a background thread failed", error)
+                    report("a call for a background thread failed", error)
 
 
 def _begin_green(work: Callable[[], None]) -> None:
-    """Run ``work`` in a greenlet where threads are greenlets, else in a real thread."""
-    greenlets = bell.current_hub_bridge()
-    (start_daemon if greenlets is None else greenlets.spawn)(work)
+    """Run ``work`` in a greenlet if threads are greenlets, else in a native thread."""
+    bridge = current_hub_bridge()
+    (start_daemon if bridge is None else bridge.spawn)(work)

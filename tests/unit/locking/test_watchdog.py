@@ -296,7 +296,7 @@ def test_an_error_in_one_round_does_not_end_the_thread(
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
     scene.keeper._loop.running.drop()
     scene.keeper._loop.run()
-    assert [record.message for record in caplog.records] == ["the watchdog failed in one round and goes on"] * 2
+    assert [record.message for record in caplog.records] == ["the watchdog failed in one round, continuing"] * 2
     assert scene.store.closed
 
 

@@ -88,7 +88,7 @@ def test_loop_turn_that_raises_is_logged_and_goes_on(
     Loop("test", turns(error(), 0.0, error(), None), close=lambda: ended.append("closed")).run()
     assert ended == ["closed"]
     (record,) = caplog.records  # the same kind of error is logged once a minute
-    assert record.getMessage() == "the test failed in one round and goes on"
+    assert record.getMessage() == "the test failed in one round, continuing"
     assert error.__name__ in caplog.text
 
 
@@ -105,7 +105,7 @@ def test_loop_rest_and_close_that_raise_do_not_end_it(caplog: pytest.LogCaptureF
 
     Loop("test", turns(1.0, 2.0, None), rest=rest, close=close).run()
     assert rested == [1.0, 2.0]
-    assert [record.getMessage() for record in caplog.records] == ["the test failed in one round and goes on"] * 2
+    assert [record.getMessage() for record in caplog.records] == ["the test failed in one round, continuing"] * 2
 
 
 @pytest.mark.usefixtures("no_wait")
@@ -159,9 +159,9 @@ def test_listener_that_raises_in_the_background_does_not_silence_others(error: t
     listeners = Listeners()
     listeners.add(broken)
     listeners.add(told.append)
-    errands = native.SerialExecutor()
-    errands.add(lambda: listeners.tell("lost", name="x", owner="me"))
-    errands.add(lambda: listeners.tell("acquired", name="x", owner="me"))
+    executor = native.SerialExecutor()
+    executor.add(lambda: listeners.tell("lost", name="x", owner="me"))
+    executor.add(lambda: listeners.tell("acquired", name="x", owner="me"))
     eventually(lambda: [event.kind for event in told] == ["lost", "acquired"])
 
 
@@ -192,9 +192,9 @@ def test_loop_in_a_real_thread_goes_on_beside_a_log_handler_that_blocks(blocking
     """Such as one that writes into a pipe that nothing reads."""
     loop = Loop("test", turns(ZeroDivisionError(), 0.0, KeyError(), None))
     loop.start()
-    eventually(lambda: "KeyError" in loop._said and not loop.running.taken)
+    eventually(lambda: "KeyError" in loop._logged and not loop.running.taken)
     eventually(lambda: blocking.seen)
-    assert blocking.seen == ["the test failed in one round and goes on"]
+    assert blocking.seen == ["the test failed in one round, continuing"]
     blocking.over.set()
     eventually(lambda: len(blocking.seen) == 2)
 
@@ -230,19 +230,19 @@ def test_listener_that_exits_in_the_foreground_exits() -> None:
         listeners.tell("acquired", name="x", owner="me")
 
 
-def test_errand_that_raises_does_not_stop_those_behind_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_call_that_raises_does_not_stop_the_calls_behind_it(capfd: pytest.CaptureFixture[str]) -> None:
     done: list[str] = []
     may_begin = threading.Event()
-    errands = native.SerialExecutor()
+    executor = native.SerialExecutor()
 
     def broken() -> None:
         raise SystemExit
 
-    for errand in (may_begin.wait, broken, lambda: done.append("done")):
-        errands.add(errand)
+    for call in (may_begin.wait, broken, lambda: done.append("done")):
+        executor.add(call)
     may_begin.set()
     eventually(lambda: done == ["done"])
-    assert "an errand of a background thread failed" in capfd.readouterr().err
+    assert "a call for a background thread failed" in capfd.readouterr().err
 
 
 class Rounds:
@@ -278,7 +278,7 @@ def test_thread_of_a_worker_whose_rounds_and_log_fail_goes_on(broken_log: list[s
     room = rooms(Runtime.of(app), rounds)[name]
     room._loop.run()
     assert rounds.left == 0
-    assert broken_log == [f"the {name} failed in one round and goes on"] * 4
+    assert broken_log == [f"the {name} failed in one round, continuing"] * 4
 
 
 @pytest.mark.usefixtures("no_wait", "broken_log")
@@ -337,9 +337,7 @@ def test_loop_thread_that_is_killed_is_started_again_and_logged(caplog: pytest.L
     assert over.wait(10)
     eventually(lambda: not loop.running.taken)
     assert len(rounds) == 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "the test thread was ended from outside and is started again"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["the test thread was killed, restarting it"]
 
 
 # A thread that cannot be started
@@ -357,7 +355,7 @@ def test_loop_start_that_fails_is_made_by_the_next_wake(caplog: pytest.LogCaptur
     assert not loop.wake()
     assert not loop.wake()
     assert [record.getMessage() for record in caplog.records] == [
-        f"the test thread cannot be started, trying again: {NO_THREAD}"
+        f"the test thread cannot be started, retrying: {NO_THREAD}"
     ]
     assert loop.wake()
     assert done == ["done"]
@@ -413,17 +411,17 @@ def test_loop_that_was_started_twice_runs_once() -> None:
     loop.running.drop()
 
 
-def test_errand_is_done_later_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_made_later_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(native, "_begin_green", Starts(1))
-    errands = native.SerialExecutor()
-    errands.add(lambda: done.append("first"))
+    executor = native.SerialExecutor()
+    executor.add(lambda: done.append("first"))
     assert done == []
-    errands.add(lambda: done.append("second"))
+    executor.add(lambda: done.append("second"))
     assert done == ["first", "second"]
 
 
-def test_errand_is_done_by_the_next_round_of_a_loop_when_no_thread_could_be_started(
+def test_call_is_made_by_the_next_round_of_a_loop_when_no_thread_could_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []

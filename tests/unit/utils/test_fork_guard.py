@@ -168,6 +168,6 @@ def test_child_takes_none_of_its_threads_for_one_of_the_main_process() -> None:
     threads.start_daemon(stay)
     assert began.wait(10)
     try:
-        assert forked(lambda: len(threads._foreign)) == 0
+        assert forked(lambda: len(threads._native_threads)) == 0
     finally:
         over.set()
