@@ -185,7 +185,7 @@ class TestOptions:
     def test_an_option_beside_lock_options_is_refused_with_the_way_to_give_it(self):
         """Celery would make a class attribute of it, which says nothing to us: a lock over other arguments."""
         app = Celery("here", set_as_current=False)
-        with pytest.raises(InvalidLockOptions, match=r"shop\.bill': ttl=9 .* lock_options=LockOptions\(ttl="):
+        with pytest.raises(InvalidLockOptions, match=r"shop\.bill': misplaced ttl=9.* lock_options=LockOptions\(ttl="):
             app.task(base=SingletonTask, name="shop.bill", ttl=9, lazy=False)(bill)
 
     def test_an_option_as_class_attribute_is_refused_too(self):
@@ -193,7 +193,7 @@ class TestOptions:
             name = "shop.keyed"
             key = "{index}"
 
-        with pytest.raises(InvalidLockOptions, match=r"shop\.keyed': key='\{index\}'"):
+        with pytest.raises(InvalidLockOptions, match=r"shop\.keyed': misplaced key='\{index\}'"):
             Keyed()
 
     def test_lock_options_that_are_none_are_refused_with_the_tasks_name(self):
