@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
 .PHONY: help test lint language types unit docs demo demo-picture bench bench-idle bench-naming chaos dist test-servers test-slow lock clean \
-  invariants $(LANES:%=lane-%)
+  invariants reference $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -46,6 +46,7 @@ help:
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make invariants    write docs/contributing/invariants.md from the tests'
+	@echo 'make reference     write the options and settings into docs/reference from the code'
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 
@@ -194,6 +195,9 @@ lock:
 
 invariants: .venv/.ready
 	$(BIN)/python tools/invariants.py
+
+reference: .venv/.ready
+	$(BIN)/python tools/reference.py
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

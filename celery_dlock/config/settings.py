@@ -15,6 +15,7 @@ from ..options.permissions import Permissions
 from ..options.validation import did_you_mean, invalid_value, seconds_within, ttl_seconds
 from ..store.location import StoreLocation, shown
 from .celery_connections import location_from_broker, location_from_result_backend
+from .known_settings import SETTINGS
 from .locations import locations_from_settings
 
 if TYPE_CHECKING:
@@ -25,11 +26,7 @@ __all__ = [
     "permissions_of",
 ]
 
-_KNOWN = (
-    "dlock_broker", "dlock_call_options", "dlock_durability", "dlock_enabled", "dlock_failover_quarantine",
-    "dlock_prefix", "dlock_rest", "dlock_restart_delay", "dlock_timeout", "dlock_transport_options", "dlock_ttl",
-    "dlock_turn", "dlock_turn_tries", "dlock_url",
-)  # fmt: skip
+_KNOWN = tuple(sorted(SETTINGS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Every setting of an app, its default and its meaning; tools/reference.py makes docs/reference/settings.md of it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["SETTINGS", "Setting"]
+
+
+class Setting(NamedTuple):
+    """One setting, as the documentation shows it.
+
+    Args:
+        default: The default, as text.
+        meaning: One paragraph; the first sentence says what the setting is.
+    """
+
+    default: str
+    meaning: str
+
+
+SETTINGS: Final = {
+    "dlock_url": Setting(
+        "the broker's URL if that is Redis, else the result backend's",
+        "Where the locks are: the URL of one server, of sentinels or of a Cluster, or a list of servers for Redlock.",
+    ),
+    "dlock_transport_options": Setting(
+        "none",
+        "Options that a URL cannot carry: ``master_name``, ``sentinel_kwargs``, ``credential_provider``, ``ssl``.",
+    ),
+    "dlock_prefix": Setting("``dlock``", "The start of every key. It has no braces or spaces."),
+    "dlock_ttl": Setting("30", "The ttl in seconds of tasks and locks that set none; at least 1."),
+    "dlock_durability": Setting(
+        "``primary``", "The ``durability`` of tasks and locks that set none: what must confirm each write of a lock."
+    ),
+    "dlock_enabled": Setting("``True``", "If it is ``False``, no call takes a lock and no store is needed. For tests."),
+    "dlock_call_options": Setting(
+        "``bounded``",
+        "The options that a message may choose for its call. ``bounded``: every option, within bounds set by the "
+        "task's own options. ``all``: every option with any value. A list of options: only these.",
+    ),
+    "dlock_timeout": Setting(
+        "3",
+        "Seconds that connecting to the store may take, and then each command; 0.05 to 60. Renewals have shorter "
+        "limits of their own, so that a lost lease is noticed in time.",
+    ),
+    "dlock_rest": Setting(
+        "2",
+        "Seconds for which a worker skips a store that timed out (circuit breaker); 0 to 60. With 0, every task tries.",
+    ),
+    "dlock_failover_quarantine": Setting(
+        "0: off",
+        "Seconds for which a server grants nothing new after it was started, emptied or promoted. Use the longest ttl, "
+        "and the same value in all workers.",
+    ),
+    "dlock_restart_delay": Setting(
+        "the longest ttl of the app's tasks, at least ``dlock_ttl``",
+        "The same quarantine for each server of a Redlock. 0: off.",
+    ),
+    "dlock_turn": Setting(
+        "60",
+        "Grant timeout under ``queue``: seconds that a published message has to start; at least 1. It doubles with "
+        "each failed grant.",
+    ),
+    "dlock_turn_tries": Setting(
+        "5", "Failed grants after which a parked message becomes a dead letter; at least 1. Under ``queue``."
+    ),
+    "dlock_broker": Setting(
+        "the broker's URL without user, password and options",
+        "The broker's name in parked messages, under ``queue``. Any text, the same in all apps of one broker.",
+    ),
+}
+"""The settings by name."""

@@ -1,0 +1,130 @@
+"""Write the options and the settings into docs/reference: `make reference`.
+
+Options are the fields of `LockOptions` with their docstrings, settings the entries of `SETTINGS`. Each is written down
+there once. What a page has outside the two marks is written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from celery_dlock.config.known_settings import SETTINGS  # noqa: E402  # after the path to it
+from celery_dlock.options.lock_options import UNSET, LockOptions  # noqa: E402
+
+SOURCE: Final = ROOT / "celery_dlock/options/lock_options.py"
+OPTIONS: Final = ROOT / "docs/reference/options.md"
+SETTINGS_PAGE: Final = ROOT / "docs/reference/settings.md"
+BEGIN: Final = "<!-- Made by tools/reference.py. Edit the texts in celery_dlock/, then run `make reference`. -->"
+END: Final = "<!-- The end of what tools/reference.py made. -->"
+
+HOW_TO, EXPLANATION = "../how-to", "../explanation"
+CHAPTERS: Final = {
+    "What is locked": ("key", "scope"),
+    "A held lock": (
+        "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "wait_timeout", "after_wait",
+        "queue_limit", "queue_overflow",
+    ),
+    "How long": ("ttl", "min_hold", "max_hold", "keep_on_retry"),
+    "After a success": ("once_per", "on_used", "after_crash", "misfire_grace"),
+    "At publish time": ("unique", "on_duplicate", "queued_ttl"),
+    "A lost lease": ("on_lost", "after_lost"),
+    "Store errors and failovers": ("on_store_error", "durability"),
+}  # fmt: skip
+MORE: Final = {
+    "What is locked": ("choose a lock key", f"{HOW_TO}/choose-a-lock-key.md"),
+    "A held lock": ("choose a conflict policy", f"{HOW_TO}/choose-a-conflict-policy.md"),
+    "How long": ("how a lock ends", f"{EXPLANATION}/how-a-lock-ends.md"),
+    "After a success": ("exactly once", f"{EXPLANATION}/exactly-once.md"),
+    "At publish time": ("reject duplicates when publishing", f"{HOW_TO}/reject-duplicates-when-publishing.md"),
+    "A lost lease": ("protect a resource with a fencing token", f"{HOW_TO}/use-fencing-tokens.md"),
+    "Store errors and failovers": ("topologies", f"{EXPLANATION}/topologies.md"),
+}
+SEE: Final = {
+    "dlock_url": f"{EXPLANATION}/topologies.md",
+    "dlock_transport_options": f"{EXPLANATION}/topologies.md",
+    "dlock_durability": f"{EXPLANATION}/topologies.md",
+    "dlock_failover_quarantine": f"{HOW_TO}/survive-a-failover.md",
+    "dlock_call_options": f"{EXPLANATION}/security.md",
+    "dlock_enabled": f"{HOW_TO}/test-your-tasks.md",
+    "dlock_broker": f"{EXPLANATION}/how-the-queue-works.md",
+}
+
+
+def main() -> None:
+    """Write both pages."""
+    for page, text in ((OPTIONS, options()), (SETTINGS_PAGE, settings())):
+        page.write_text(updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def updated(page: str, text: str) -> str:
+    """Return the page with `text` between the marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.partition(END)[2]}"
+
+
+def options() -> str:
+    """Return the chapters of the options."""
+    texts = docstrings()
+    listed = {name for names in CHAPTERS.values() for name in names}
+    if listed != set(LockOptions.names()) or listed != set(texts):
+        raise SystemExit(f"options without a chapter or a docstring: {sorted(listed ^ set(texts))}")
+    chapters = []
+    for title, names in CHAPTERS.items():
+        label, link = MORE[title]
+        entries = [f"### `{name}`\n\nDefault: {default_of(name)}.\n\n{markdown(texts[name])}" for name in names]
+        chapters.append("\n\n".join([f"## {title}", *entries, f"More: [{label}]({link})."]))
+    return "\n\n".join(chapters)
+
+
+def docstrings() -> dict[str, str]:
+    """Return the docstring behind each field of `LockOptions`."""
+    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LockOptions")
+    found = {}
+    for field, after in itertools.pairwise(body):
+        text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+            found[field.target.id] = re.sub(r"^    ", "", text, flags=re.MULTILINE).strip()
+    return found
+
+
+def default_of(name: str) -> str:
+    """Return the default of an option as Markdown."""
+    default = LockOptions.default(name)
+    if default is UNSET:
+        return "not set"
+    if isinstance(default, float):
+        return f"{default:g} s"
+    return '`"' + default + '"`' if isinstance(default, str) else f"`{default!r}`"
+
+
+def settings() -> str:
+    """Return the table of the settings."""
+    rows = ["| setting | default | meaning |", "| --- | --- | --- |"]
+    for name, setting in SETTINGS.items():
+        see = f" ([more]({SEE[name]}))" if name in SEE else ""
+        rows.append(f"| `{name}` | {markdown(setting.default)} | {markdown(setting.meaning)}{see} |")
+    return "\n".join(rows)
+
+
+def markdown(text: str) -> str:
+    """Return reStructuredText of a docstring as Markdown, one sentence per line outside of lists."""
+    text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text.replace("``", "`"))
+    blocks = []
+    for block in text.split("\n\n"):
+        items = re.split(r"\n(?=- )", block)
+        joined = [re.sub(r"\s*\n\s*", " ", item) for item in items]
+        blocks.append("\n".join(joined) if len(items) > 1 else re.sub(r"(?<=[a-z`)\d][.]) (?=[A-Z`])", "\n", joined[0]))
+    return "\n\n".join(blocks)
+
+
+if __name__ == "__main__":
+    main()
