@@ -90,7 +90,7 @@ def _cases(server: Server, client: redis.Redis) -> list[Case]:
 def _bare(client: redis.Redis) -> Iterator[Case]:
     """Yield two scripts through redis-py with prepared keys and arguments: empty ones, and those of our lock."""
     nothing = client.script_load("return 1")
-    acquire, release = (client.script_load(script.source.decode()) for script in (ACQUIRE, RELEASE))
+    acquire, release = (client.script_load(script.variant().source.decode()) for script in (ACQUIRE, RELEASE))
     keys = "bare:lock", "bare:last", "bare:gone"
 
     def empty() -> None:

@@ -88,7 +88,8 @@ def _script_load(stage: Stage) -> tuple[float, float]:
 
 def _kinds(stage: Stage, seconds: float) -> Counter[str]:
     """Count the scripts that are sent, by name."""
-    names = {made.sha: made.name for made in vars(scripts).values() if isinstance(made, scripts.Script)}
+    known = [made for made in vars(scripts).values() if isinstance(made, scripts.Script)]
+    names = {sha: script.name for script in known for sha in script.shas}
     found: Counter[str] = Counter()
     with stage.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
         until = time.monotonic() + seconds

@@ -19,7 +19,9 @@ from celery_dlock.runtime import _OwnSource
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.redis import scripts
 from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.store.redis.scripts import Script
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.utils.clock import SystemClock
 
@@ -32,6 +34,14 @@ NAME = shared_name("x")
 
 def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
     return LockKeys.of(prefix, shared_name(text))
+
+
+def load_scripts(client: redis.Redis) -> None:
+    """Load every variant of every script, so that the store sends none by its text."""
+    for script in vars(scripts).values():
+        if isinstance(script, Script):
+            for variant in script.all_variants():
+                client.script_load(variant.source.decode())
 
 
 def claim_of(task_id: str | None = None, **facts: Any) -> AcquireRequest:

@@ -5,8 +5,8 @@ import pytest
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.model import Requester
 from celery_dlock.store.queue_model import ClaimRequest, ExistingCall
-from celery_dlock.store.redis.scripts import CLAIM, UNCLAIM
-from tests.contract.helpers import NAME, claim_of, keys_of, take
+from celery_dlock.store.redis.scripts import CLAIM, RELEASE_CLAIM
+from tests.contract.helpers import NAME, claim_of, keys_of, load_scripts, take
 from tests.support.stores import store_at
 
 
@@ -130,14 +130,13 @@ def test_many_claims_in_one_write_are_answered_each(store):
 
 
 def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, start_proxy, client):
-    for script in (CLAIM, UNCLAIM):
-        client.script_load(script.source.decode())
+    load_scripts(client)
     proxy = start_proxy(clean_server)
     lossy = store_at(proxy.url(), timeout=2)
-    proxy.set_mode("cut_reply", times=1, containing=CLAIM.sha.encode())
+    proxy.set_mode("cut_reply", times=1, containing=CLAIM.shas)
     assert claim(lossy, "a") is None
     assert client.hget(keys_of().queued(), "id") == "a"
-    proxy.set_mode("cut_reply", times=1, containing=UNCLAIM.sha.encode())
+    proxy.set_mode("cut_reply", times=1, containing=RELEASE_CLAIM.shas)
     assert lossy.unclaim(NAME, "a", 0) is False  # the second finds nothing
     assert client.exists(keys_of().queued()) == 0
     lossy.close()

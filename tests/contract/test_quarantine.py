@@ -22,7 +22,7 @@ from celery_dlock.store.model import Acquired, AcquireRequest, Held, Parked, Qua
 from celery_dlock.store.redis.endpoint import ServerEndpoint
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.pool import ConnectionPool
-from celery_dlock.store.redis.scripts import ENTER_OFFICE
+from celery_dlock.store.redis.scripts import START_QUARANTINE
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, take
 from tests.support.polling import eventually
@@ -179,7 +179,7 @@ class TestBegins:
 
     def test_its_script_asks_for_no_right_but_those_of_locks(self, store: RedisStore) -> None:
         refusal(store)  # as that user: else it would be a StoreRefused
-        assert ENTER_OFFICE.name == "enter_office"
+        assert START_QUARANTINE.name == "start_quarantine"
 
 
 class ReplacedDoor(ServerEndpoint):

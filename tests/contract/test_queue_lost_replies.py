@@ -8,9 +8,17 @@ import redis
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, Parked, QueueRequest
-from celery_dlock.store.redis.scripts import ACQUIRE, PUBLISHED, RELEASE, SWEEP, TAKE_OUT, Script
+from celery_dlock.store.redis.scripts import (
+    ACQUIRE_QUEUED,
+    CONFIRM_PUBLISH,
+    RELEASE,
+    RELEASE_QUEUED,
+    REMOVE_WAITER,
+    SWEEP,
+    Script,
+)
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import Party
+from tests.contract.helpers import Party, load_scripts
 from tests.contract.helpers import claim_of as plain_claim
 from tests.contract.queue_helpers import (
     KEYS,
@@ -48,14 +56,12 @@ def lossy(proxy: Proxy) -> Iterator[RedisStore]:
 
 def cut(proxy: Proxy, script: Script) -> None:
     """The next reply of this script is lost; the server did what it says."""
-    proxy.set_mode("cut_reply", times=1, containing=script.sha.encode())
+    proxy.set_mode("cut_reply", times=1, containing=script.shas)
 
 
 @pytest.fixture(autouse=True)
 def _known_scripts(client: redis.Redis) -> None:
-    """So that none is sent by its text."""
-    for script in (ACQUIRE, RELEASE, SWEEP, TAKE_OUT, PUBLISHED):
-        client.script_load(script.source.decode())
+    load_scripts(client)
 
 
 @pytest.mark.parametrize("how", ["queue", "another policy", "a Lock"])
@@ -67,7 +73,7 @@ def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
     else:
         store.acquire(NAME, "h.1", TTL, plain_claim("h" if how == "another policy" else None))
     park(store, "a.1", "a")
-    cut(proxy, RELEASE)
+    cut(proxy, RELEASE_QUEUED if how == "queue" else RELEASE)
     released = lossy.release(NAME, "h.1", ReleaseRequest() if how == "a Lock" else ending("h", queue=how == "queue"))
     assert released.ours
     assert released.granted
@@ -91,7 +97,7 @@ def test_a_waiter_whose_taking_out_lost_its_reply_is_told_with_its_entry(
 ) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    cut(proxy, TAKE_OUT)
+    cut(proxy, REMOVE_WAITER)
     taken = lossy.remove_waiter(NAME, digest("a"), "t.1")
     assert taken.entry == entry_of("a")
     assert taken.granted
@@ -102,7 +108,7 @@ def test_a_publication_whose_note_lost_its_reply_is_noted(
     store: RedisStore, lossy: RedisStore, proxy: Proxy, client: redis.Redis
 ) -> None:
     grant_to(store, "a")
-    cut(proxy, PUBLISHED)
+    cut(proxy, CONFIRM_PUBLISH)
     assert lossy.published(NAME, digest("a"), TURN)
     assert client.hget(KEYS.lock, "published") == "1"
 
@@ -117,7 +123,7 @@ def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     take(store, "h.1", "h")
     park(store, "a.1", "a", rank_us=10)
     expire(client)
-    cut(proxy, ACQUIRE)
+    cut(proxy, ACQUIRE_QUEUED)
     place = QueueRequest(entry=entry_of("b"))
     claim = AcquireRequest(party.scope.by, Identity("b"), rank_us=20, place=place)
     answer = party.locker.acquire(NAME, party.scope, 30.0, claim)

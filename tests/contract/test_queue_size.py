@@ -8,10 +8,9 @@ import redis
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Grant
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import ACQUIRE, DUE, INSPECT, PUBLISHED, RELEASE, RENEW, SWEEP, TAKE_OUT, WAITING
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import claim_of as plain_claim
-from tests.contract.helpers import commands_seen
+from tests.contract.helpers import commands_seen, load_scripts
 from tests.contract.queue_helpers import (
     KEYS,
     NAME,
@@ -154,8 +153,7 @@ def test_those_who_lost_a_turn_come_back_in_groups(store: RedisStore, client: re
 def test_scripts_touch_only_keys_that_they_name_and_all_of_one_slot(store: RedisStore, client: redis.Redis) -> None:
     """Else they do not run on a Cluster."""
     crowd(client, FEW)
-    for script in (ACQUIRE, RENEW, RELEASE, INSPECT, SWEEP, PUBLISHED, TAKE_OUT, WAITING, DUE):
-        client.script_load(script.source.decode())  # so that no command carries a script's text, which is hard to read
+    load_scripts(client)  # so that no command carries a script's text, which is hard to read
     touched: dict[str, int] = {}
     with commands_seen(client) as seen:
         for _, act in life(store, client):

@@ -111,7 +111,7 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
         with made.client.monitor() as monitor:  # type: ignore[no-untyped-call]
             made.far.mend()
             said = (line["command"] for line in monitor.listen())
-            next(command for command in said if RELEASE.sha in command and start["acq"] in command)
+            next(command for command in said if any(sha in command for sha in RELEASE.shas) and start["acq"] in command)
     finally:
         made.far.mend()
     owner = made.client.hget(start["key"], "acq")

@@ -159,7 +159,11 @@ def partition(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Partitio
     made.notes.first(row, "end")
     with made.locks.monitor() as monitor:  # type: ignore[no-untyped-call]
         made.store.set_mode("pass")
-        next(line for line in monitor.listen() if RELEASE.sha in line["command"] and start["acq"] in line["command"])
+        next(
+            line
+            for line in monitor.listen()
+            if any(sha in line["command"] for sha in RELEASE.shas) and start["acq"] in line["command"]
+        )
     owner = made.locks.hget(start["key"], "acq")
     gate.touch()
     ends = eventually(lambda: made.notes.all(row, "end")[1:], message="the heir does not end")

@@ -159,7 +159,7 @@ def test_run_a_body_that_insists_on_its_lock_ends_with_lock_lost(up: Stage) -> N
 def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Stage) -> None:
     row = up.row()
     keys = LockKeys.of("dlock", up.tasks.bypassing.lock_spec.name_of((row,), {}))
-    up.proxy.set_mode("cut_reply", containing=ACQUIRE.sha.encode())
+    up.proxy.set_mode("cut_reply", containing=ACQUIRE.shas)
     assert up.end(up.send("bypassing", row))[1] is None
     up.proxy.set_mode("pass")
     with up.locks.client() as client:

@@ -5,7 +5,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class Proxy:
         self._mode: Mode = "pass"
         self._cuts: int | None = None
         self._every, self._met = 1, 0
-        self._containing = b""
+        self._containing: tuple[bytes, ...] = (b"",)
         self._delay = 0.0, 0.0
         self._chance = random.Random(1)
         self._links: set[_Link] = set()
@@ -65,16 +65,19 @@ class Proxy:
     def url(self, db: int = 0) -> str:
         return f"redis://{HOST}:{self.port}/{db}"
 
-    def set_mode(self, mode: Mode, *, times: int | None = None, every: int = 1, containing: bytes = b"") -> None:
+    def set_mode(
+        self, mode: Mode, *, times: int | None = None, every: int = 1, containing: bytes | Collection[str] = b""
+    ) -> None:
         """Change the mode; it holds when this returns.
 
         Args:
             times: with `cut_reply`, pass again after so many cuts; a new connection's handshake has replies too.
             every: with `cut_reply`, cut one reply of so many.
             containing: with `cut_reply`, cut only (and count only) the reply to what carries these bytes, such as
-                b"EVALSHA".
+                b"EVALSHA", or one of these texts.
         """
-        self._call(self._change(mode, times, every, containing))
+        parts = (containing,) if isinstance(containing, bytes) else tuple(text.encode() for text in containing)
+        self._call(self._change(mode, times, every, parts))
 
     def set_delay(self, least: float, most: float) -> None:
         """Hand each answer on so many seconds late, a random number of them from `least` to `most`."""
@@ -106,7 +109,7 @@ class Proxy:
         for link in self._links:
             link.deaf = True
 
-    async def _change(self, mode: Mode, times: int | None, every: int, containing: bytes) -> None:
+    async def _change(self, mode: Mode, times: int | None, every: int, containing: tuple[bytes, ...]) -> None:
         was, self._mode, self._cuts, self._containing = self._mode, mode, times, containing
         self._every, self._met = every, 0
         if mode == "blackhole":
@@ -199,7 +202,7 @@ class Proxy:
             await asyncio.Event().wait()  # nor does the client hear that the server has gone
 
     def _strikes(self, chunk: bytes) -> bool:
-        if self._mode != "cut_reply" or self._containing not in chunk:
+        if self._mode != "cut_reply" or not any(part in chunk for part in self._containing):
             return False
         self._met += 1
         return (self._met - 1) % self._every == 0

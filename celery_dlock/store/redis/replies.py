@@ -50,7 +50,7 @@ def holder(fields: Sequence[Any]) -> Holder:
 
 
 class _Mark(NamedTuple):
-    """A name's mark, line by line as ``scripts/mark.lua`` has it."""
+    """A name's mark, line by line as ``scripts/lib/run_mark.lua`` has it."""
 
     state: str
     at: str

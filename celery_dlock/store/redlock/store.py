@@ -38,8 +38,8 @@ class RedlockStore(QueuesUnsupported):
     answer is left in peace for a moment, as long as the others are a majority.
 
     **Fencing tokens grow strictly.** Each server mints its own; T, the highest of a majority, is written back
-    (``agree.lua``: last = max(last, T)) wherever the acquisition still holds the lock, and only once a majority has
-    confirmed that is the lock anybody's. Let A's T be confirmed by a majority WA. A later B is given the lock by a
+    (``adopt_token.lua``: last = max(last, T)) wherever the acquisition still holds the lock, and only once a majority
+    has confirmed that is the lock anybody's. Let A's T be confirmed by a majority WA. A later B is given the lock by a
     majority MB. They have a server n in common. As A still held n at its agreement and two cannot hold n at once, B
     took n after it; so n's last was TA at least when n minted B's token, which is higher, and TB is that or more.
 

@@ -28,7 +28,7 @@ from celery_dlock.store.model import (
     Renewal,
     Used,
 )
-from celery_dlock.store.redis.scripts import AGREE
+from celery_dlock.store.redis.scripts import ADOPT_TOKEN
 from celery_dlock.store.redlock.store import RedlockStore
 from tests.contract.helpers import NAME, TTL, claim_of, ending_of, keys_of
 from tests.contract.redlock.helpers import KEYS, TIMEOUT, can_acquire, hold, holders, of_one, opened, took
@@ -182,7 +182,7 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
         took(store, "o.1")
         store.release(NAME, "o.1", ReleaseRequest())
         eventually(lambda: not store._nodes.busy)
-        proxies[0].set_mode("cut_reply", containing=AGREE.sha.encode())
+        proxies[0].set_mode("cut_reply", containing=ADOPT_TOKEN.shas)
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)
         answer = store.acquire(NAME, "o.2", 10 * TTL, claim_of())

@@ -1,126 +1,263 @@
-"""The Lua scripts, one verb each, packed for the wire.
+"""The Lua scripts, one file per operation, packed for the wire.
 
-``grant.lua`` is a part of those that can free a lock, ``mark.lua`` of those that know what became of a name's last run,
-``probation.lua`` of those that know whether a server grants.
+:mod:`.header` documents the header of a file. A script has one variant per set of optional groups. Each variant has a
+fixed layout, its own text, SHA-1 and command head.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
+from .header import Parameter, check_part, included_parts, read_header, with_parts
+
 __all__ = [
     "ACQUIRE",
-    "AGREE",
+    "ACQUIRE_QUEUED",
+    "ADOPT_TOKEN",
     "CLAIM",
-    "DONE",
-    "DUE",
-    "ENTER_OFFICE",
-    "FORGET",
+    "CONFIRM_PUBLISH",
+    "EXTEND_CLAIM",
+    "FORGET_RUN",
     "INSPECT",
-    "KEEP_CLAIM",
-    "NOTE",
+    "LAST_RUN",
+    "LIST_DUE_QUEUES",
+    "LIST_WAITERS",
+    "MARK_DONE",
     "PASS_ON",
-    "PUBLISHED",
     "RELEASE",
+    "RELEASE_CLAIM",
+    "RELEASE_QUEUED",
+    "REMOVE_WAITER",
     "RENEW",
-    "RESOLVE",
+    "RESOLVE_RUN",
+    "SAVE_WORKER_RECORD",
+    "START_QUARANTINE",
     "SWEEP",
     "SWEEP_LEASE",
-    "TAKE_OUT",
-    "UNCLAIM",
-    "USE",
-    "WAITING",
     "Script",
+    "ScriptVariant",
 ]
 
 
 class _Lengths(dict[int, str]):
-    """The line before a text, by the text's length; those of most texts are at hand."""
+    """The line that precedes a text, by the text's length. The lengths of most texts are computed once."""
 
     def __missing__(self, length: int) -> str:
         return f"${length}"
 
 
-_LENGTHS: Final = _Lengths({length: f"${length}" for length in range(256)})
+_LENGTH_LINE: Final = _Lengths({length: f"${length}" for length in range(256)}).__getitem__
+# Places of the length lines and of the texts among the lines of a packed command.
+_LENGTHS, _TEXTS = slice(1, -1, 2), slice(2, -1, 2)
 
 
 def _bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-class Script:
-    """One script and its prepared command heads.
+class ScriptVariant:
+    """A script with one set of its optional groups: text, SHA-1, and prepared command heads.
 
     redis-py's general packer takes longer than the rest of a call together, so the constant part is packed once.
 
     Args:
-        name: Of the verb's file.
-        parts: Files of functions that it uses: Redis' scripts cannot call one another.
+        name: Name of the script.
+        body: Text of its file, with the included parts.
+        keys: Keys that this variant takes.
+        args: Arguments that this variant takes.
+        prologue: Generated Lua locals.
     """
 
-    __slots__ = ("_eval", "_evalsha", "_heads", "name", "sha", "source")
+    __slots__ = ("_eval", "_evalsha", "_layouts", "args", "keys", "name", "sha", "source")
 
-    def __init__(self, name: str, *parts: str) -> None:
+    def __init__(
+        self, name: str, body: str, keys: Sequence[Parameter], args: Sequence[Parameter], prologue: str
+    ) -> None:
         self.name = name
-        files = resources.files(__name__)
-        verb, *used = (files.joinpath(f"{file}.lua").read_bytes() for file in (name, *parts))
-        # At this line, or first where there is none: a script makes its functions anew each time it runs, and most runs
-        # of those that matter need none.
-        before, line, after = verb.rpartition(b"-- parts\n")
-        self.source = b"\n".join([before, *used, after] if line else [*used, verb])
+        self.keys = tuple(key.name for key in keys)
+        self.args = tuple(arg.name for arg in args)
+        # On the first line of the file, so that the server's error messages name lines of the file.
+        self.source = f"{prologue} {body}".encode()
         # Redis names a script by its SHA-1; this is an address, not a safeguard.
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self._evalsha = _bulk(b"EVALSHA") + _bulk(self.sha.encode())
         self._eval = _bulk(b"EVAL") + _bulk(self.source)
-        #: What stands before the texts, without its last line's end, by the numbers of keys and arguments.
-        self._heads: dict[tuple[int, int], str] = {}
+        self._layouts = _Layouts(self, keys, args)
 
-    def packed(self, keys: Sequence[str], args: Sequence[str], *, whole: bool = False) -> bytes:
-        """The command for the wire: by digest, or (``whole``) with the text, which also loads it."""
-        texts = (*keys, *args)
+    def packed(self, texts: Sequence[str], *, whole: bool = False) -> bytes:
+        """Return the command for the wire.
+
+        Args:
+            texts: Keys and arguments, in the order of the header.
+            whole: Send the script's text, which also loads it, instead of its SHA-1.
+        """
+        lines = self._layouts[len(texts)].copy()
         if not whole:
-            # As much as can be in one step of the interpreter: these steps are most of what a task pays for its lock.
-            shape = len(keys), len(args)
-            lines = [""] * (2 * len(texts) + 2)
-            lines[0] = self._heads.get(shape) or self._known_head(*shape)
-            lines[1:-1:2] = map(_LENGTHS.__getitem__, map(len, texts))
-            lines[2:-1:2] = texts
+            # As much as possible in one step of the interpreter: these steps are most of what a lock costs a task.
+            lines[_LENGTHS] = map(_LENGTH_LINE, map(len, texts))
+            lines[_TEXTS] = texts
             command = "\r\n".join(lines)
             if command.isascii():
                 return command.encode()
-        said = b"".join([_bulk(text.encode("utf-8", "surrogatepass")) for text in texts])
-        return self._head(self._eval if whole else self._evalsha, len(keys), len(args)) + said
+        bulks = b"".join([_bulk(text.encode("utf-8", "surrogatepass")) for text in texts])
+        return self.head(len(texts), whole=whole) + bulks
 
-    def _head(self, verb: bytes, keys: int, args: int) -> bytes:
-        return b"*%d\r\n%b%b" % (3 + keys + args, verb, _bulk(b"%d" % keys))
-
-    def _known_head(self, keys: int, args: int) -> str:
-        # What is asked for has few shapes, so this stays small.
-        head = self._heads[keys, args] = self._head(self._evalsha, keys, args).decode().removesuffix("\r\n")
-        return head
+    def head(self, count: int, *, whole: bool = False) -> bytes:
+        """Return what precedes ``count`` keys and arguments."""
+        verb = self._eval if whole else self._evalsha
+        return b"*%d\r\n%b%b" % (3 + count, verb, _bulk(b"%d" % self._layouts.number_of_keys(count)))
 
 
-ACQUIRE = Script("acquire", "grant", "mark", "probation")
-ENTER_OFFICE = Script("enter_office", "probation")
-AGREE = Script("agree", "mark")
-RENEW = Script("renew")
-RELEASE = Script("release", "grant", "mark")
-INSPECT = Script("inspect", "grant")
-SWEEP = Script("sweep", "grant")
-SWEEP_LEASE = Script("sweep_lease")
-PASS_ON = Script("pass_on")
-PUBLISHED = Script("published", "grant")
-TAKE_OUT = Script("take_out", "grant")
-WAITING = Script("waiting")
-DONE = Script("done")
-DUE = Script("due")
-NOTE = Script("note")
-USE = Script("use", "mark")
-FORGET = Script("forget", "mark")
-RESOLVE = Script("resolve", "mark")
-CLAIM = Script("claim")
-UNCLAIM = Script("unclaim")
-KEEP_CLAIM = Script("keep_claim")
+class _Layouts(dict[int, list[str]]):
+    """The lines of a packed command whose texts are still empty, by the number of texts.
+
+    A variant without variadic parameters has one layout. Any other number of texts is an error of the caller.
+    """
+
+    def __init__(self, variant: ScriptVariant, keys: Sequence[Parameter], args: Sequence[Parameter]) -> None:
+        super().__init__()
+        self._variant = variant
+        self._keys, self._args = len(keys), len(args)
+        self._variadic_keys = any(key.variadic for key in keys)
+        self._variadic = self._variadic_keys or any(arg.variadic for arg in args)
+        if self._variadic_keys and any(arg.variadic for arg in args):
+            raise ValueError(f"invalid Lua header: {variant.name}.lua: expected variadic keys or arguments, not both")
+
+    def __missing__(self, count: int) -> list[str]:
+        if not self._variadic and count != self._keys + self._args:
+            raise ValueError(
+                f"invalid call of {self._variant.name}.lua: {count} texts: expected {self._keys} keys and "
+                f"{self._args} arguments"
+            )
+        head = self._variant.head(count).decode().removesuffix("\r\n")
+        layout = self[count] = [head, *[""] * (2 * count + 1)]
+        return layout
+
+    def number_of_keys(self, count: int) -> int:
+        return count - self._args if self._variadic_keys else self._keys
+
+
+class _Variants(dict[tuple[bool, ...], ScriptVariant]):
+    """The variants of a script, by the presence of each group in the header's order. Each is built on first use."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+
+    def __missing__(self, present: tuple[bool, ...]) -> ScriptVariant:
+        variant = self[present] = self._script.build(dict(zip(self._script.groups, present, strict=True)))
+        return variant
+
+
+class Script:
+    """One Lua file, as its header declares it.
+
+    Raises :class:`ValueError` for a header or an ``@include`` that is malformed.
+
+    Args:
+        name: Name of the file, without its suffix.
+        text: Text of the file.
+        parts: Texts of the files in ``lib/``, by name.
+    """
+
+    __slots__ = ("_body", "_header", "args", "groups", "keys", "name", "replies", "variants")
+
+    def __init__(self, name: str, text: str, parts: dict[str, str]) -> None:
+        self.name = name
+        self._header = read_header(name, text)
+        self.keys, self.args, self.replies = self._header.keys, self._header.args, self._header.replies
+        self.groups = tuple(self._header.groups)
+        used = included_parts(text)
+        for place, part in enumerate(used):
+            if part not in parts or part in used[:place]:
+                raise ValueError(f"invalid Lua file: {name}.lua: @include {part}: expected a part of lib/, once")
+            check_part(part, parts[part], self._header, used[:place], name)
+        self._body = with_parts(text, parts)
+        #: By the presence of each group, in the header's order: the fast way to a variant.
+        self.variants = _Variants(self)
+
+    def variant(self, *groups: str) -> ScriptVariant:
+        """Return the variant that has these groups and no others."""
+        if unknown := set(groups) - set(self.groups):
+            raise ValueError(f"invalid group of {self.name}.lua: {unknown}: expected {self.groups}")
+        return self.variants[tuple(group in groups for group in self.groups)]
+
+    def all_variants(self) -> Iterator[ScriptVariant]:
+        """Yield every variant that is allowed: a group that requires another comes with that one only."""
+        for present in itertools.product((True, False), repeat=len(self.groups)):
+            chosen = dict(zip(self.groups, present, strict=True))
+            if all(chosen.get(self._header.groups[group], True) for group in self.groups if chosen[group]):
+                yield self.variants[present]
+
+    @property
+    def shas(self) -> frozenset[str]:
+        """The SHA-1 of every variant."""
+        return frozenset(variant.sha for variant in self.all_variants())
+
+    def build(self, present: dict[str, bool]) -> ScriptVariant:
+        """Return a new variant. Use :attr:`variants`, which keeps them."""
+        keys = [key for key in self.keys if not key.group or present[key.group]]
+        args = [arg for arg in self.args if not arg.group or present[arg.group]]
+        absent = [one.name for one in (*self.keys, *self.args) if one.group and not present[one.group]]
+        lines = [*_assigned("KEYS", keys), *_assigned("ARGV", args)]
+        if absent:
+            lines.append(f"local {', '.join(absent)}")
+        if present:
+            flags = ", ".join(str(flag).lower() for flag in present.values())
+            lines.append(f"local {', '.join(present).upper()} = {flags}")
+        return ScriptVariant(self.name, self._body, keys, args, " ".join(lines))
+
+
+def _assigned(table: str, parameters: Sequence[Parameter]) -> Iterator[str]:
+    """Yield the Lua statements that give parameters their names."""
+    fixed = [one.name for one in parameters if not one.variadic]
+    if len(fixed) == 1:
+        yield f"local {fixed[0]} = {table}[1]"
+    elif fixed:
+        yield f"local {', '.join(fixed)} = unpack({table}, 1, {len(fixed)})"
+    for one in parameters:
+        if one.variadic:
+            yield (
+                f"local {one.name} = {{unpack({table}, {len(fixed) + 1})}}" if fixed else f"local {one.name} = {table}"
+            )
+
+
+def _read_parts() -> dict[str, str]:
+    folder = resources.files(__name__).joinpath("lib")
+    return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in folder.iterdir()}
+
+
+_PARTS: Final = _read_parts()
+
+
+def _load(name: str) -> Script:
+    return Script(name, resources.files(__name__).joinpath(f"{name}.lua").read_text("utf-8"), _PARTS)
+
+
+ACQUIRE = _load("acquire")
+ACQUIRE_QUEUED = _load("acquire_queued")
+ADOPT_TOKEN = _load("adopt_token")
+CLAIM = _load("claim")
+CONFIRM_PUBLISH = _load("confirm_publish")
+EXTEND_CLAIM = _load("extend_claim")
+FORGET_RUN = _load("forget_run")
+INSPECT = _load("inspect")
+LAST_RUN = _load("last_run")
+LIST_DUE_QUEUES = _load("list_due_queues")
+LIST_WAITERS = _load("list_waiters")
+MARK_DONE = _load("mark_done")
+PASS_ON = _load("pass_on")
+RELEASE = _load("release")
+RELEASE_CLAIM = _load("release_claim")
+RELEASE_QUEUED = _load("release_queued")
+REMOVE_WAITER = _load("remove_waiter")
+RENEW = _load("renew")
+RESOLVE_RUN = _load("resolve_run")
+SAVE_WORKER_RECORD = _load("save_worker_record")
+START_QUARANTINE = _load("start_quarantine")
+SWEEP = _load("sweep")
+SWEEP_LEASE = _load("sweep_lease")

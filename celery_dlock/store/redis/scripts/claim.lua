@@ -1,58 +1,75 @@
--- Claim a lock's name for one message that is about to be published.
+-- claim: claim a lock name for a message that is about to be published (unique).
+-- Safe to send twice: the second copy finds its own claim.
 --
--- KEYS  1 queued  hash    the claim: id, task, node of who published it, since (µs), turn, attempt
---       2 lock            as in acquire
---       3 waiting, 4 parked, 5 later: as in acquire
---       6 gone            tombstone of this attempt
--- ARGV  1 id              of the task
---       2 life            milliseconds
---       3 "1"             refused, too, while another task runs
---       4 turn            a message of the same id that follows this one (a retry) has a higher one
---       5 task, 6 node    who claims
---       7 cut             the id, as the lock has it
---       8 attempt         names this publication: an id may be published twice
--- Result {} if it is claimed, or was given up before it came; else {state, id, task, node, since}: "queued", "waiting", "running"; since 0: not known
+-- @keys claim  hash: id, task and node of the publisher, since (us), turn, attempt
+-- @keys lock  hash: the lock, lib/take_lock
+-- @keys waiting  sorted set, as in acquire_queued
+-- @keys messages  hash, as in acquire_queued
+-- @keys delayed  sorted set, as in acquire_queued
+-- @keys tombstone  string: this attempt was abandoned
+-- @args task_id  id of the task
+-- @args life_ms  milliseconds that the claim lasts without a renewal
+-- @args while_running  "1": the name is also taken while another task runs
+-- @args generation  a message of the same id that follows this one (a retry) has a higher number
+-- @args task  name of the publisher's task
+-- @args node  node name of the publisher
+-- @args short_id  id of the task as the lock stores it: cut after 150 characters
+-- @args attempt  names this publication, because one id may be published twice
+-- @reply {}  claimed, or abandoned before this command came
+-- @reply {state, id, task, node, since_us}  taken. State: "queued", "waiting" or "running"; since "0": unknown
 --
--- Safe to be sent twice: the second finds its own claim. A waiter of the queue policy needs no claim to be queued.
+-- A waiter of the policy "queue" takes the name too, without a claim.
 
-local first = redis.call('HMGET', KEYS[1], 'id', 'task', 'node', 'since', 'turn', 'attempt')
-local turn = tonumber(ARGV[4])
-local ours = first[1] == ARGV[1] and (first[6] == ARGV[8] or turn > tonumber(first[5]))
+-- @include time
+
+local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'turn', 'attempt')
+local number = tonumber(generation)
+local ours = first[1] == task_id and (first[6] == attempt or number > tonumber(first[5]))
 if first[1] and not ours then
   return {'queued', unpack(first, 1, 4)}
 end
 
-if redis.call('EXISTS', KEYS[6]) == 1 then
+if redis.call('EXISTS', tombstone) == 1 then
   return {}
 end
-if not ours then
-  -- What is of its id is what it follows, where it follows anything.
-  local lock = redis.call('HMGET', KEYS[2], 'acq', 'id', 'task', 'node', 'since', 'token', 'left')
-  local granted = lock[1] and string.sub(lock[1], 1, 6) == 'grant:'
-  -- Who has left its body is about to release, unless the lock is kept for its retry; what is kept for min_hold has
-  -- ended. Neither runs.
-  local left = lock[1] == 'kept' or (lock[7] and string.sub(lock[1] or '', 1, 5) ~= 'keep:')
-  local runs = lock[1] and not granted and not left and ARGV[3] == '1'
-  if (granted or runs) and (turn == 0 or lock[2] ~= ARGV[7]) then
-    return {granted and 'waiting' or 'running', lock[2] or '', lock[3] or '', lock[4] or '', lock[5] or lock[6] or '0'}
-  end
-  for _, place in ipairs({KEYS[3], KEYS[5]}) do
-    local waiter = redis.call('ZRANGE', place, '0', '0')[1]
-    local who = waiter and string.match(redis.call('HGET', KEYS[4], waiter) or '', '^[^\n]*')
-    local known, named = pcall(cjson.decode, who or '')
-    if known and type(named) == 'table' and (turn == 0 or named[2] ~= ARGV[1]) then
-      return {'waiting', tostring(named[2]), tostring(named[1]), '', '0'}
-    end
+
+-- Return the call that runs or has the lock granted, in the shape of a reply, or nil.
+local function running_call()
+  local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'node', 'since', 'token', 'left')
+  local holder, id = found[1], found[2]
+  local granted = holder and string.sub(holder, 1, 6) == 'grant:'
+  -- A holder whose body has ended is about to release, unless the lock is reserved for its retry. A lock kept by min_hold
+  -- has no holder. Neither runs.
+  local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 5) ~= 'keep:')
+  local runs = holder and not granted and not ended and while_running == '1'
+  -- A retry (generation above 0) follows a call of its own id, which is not in its way.
+  if (granted or runs) and (number == 0 or id ~= short_id) then
+    local state = granted and 'waiting' or 'running'
+    return {state, id or '', found[3] or '', found[4] or '', found[5] or found[6] or '0'}
   end
 end
 
-local time = redis.call('TIME')
-redis.call('HSET', KEYS[1], 'id', ARGV[1], 'task', ARGV[5], 'node', ARGV[6],
-           'turn', ARGV[4], 'attempt', ARGV[8])
-if not ours then
-  redis.call('HSET', KEYS[1], 'since', string.format('%.0f', time[1] * 1000000 + time[2]))
+-- Return the first waiter of a sorted set, in the shape of a reply, or nil.
+local function first_waiter(sorted_set)
+  local waiter = redis.call('ZRANGE', sorted_set, '0', '0')[1]
+  local names = waiter and string.match(redis.call('HGET', messages, waiter) or '', '^[^\n]*')
+  local readable, found = pcall(cjson.decode, names or '')
+  if readable and type(found) == 'table' and (number == 0 or found[2] ~= task_id) then
+    return {'waiting', tostring(found[2]), tostring(found[1]), '', '0'}
+  end
 end
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+
+local other = not ours and (running_call() or first_waiter(waiting) or first_waiter(delayed))
+if other then
+  return other
+end
+
+local now = server_time_us()
+redis.call('HSET', claim, 'id', task_id, 'task', task, 'node', node, 'turn', generation, 'attempt', attempt)
+if not ours then
+  redis.call('HSET', claim, 'since', decimal(now))
+end
+if redis.call('PTTL', claim) < tonumber(life_ms) then
+  redis.call('PEXPIRE', claim, life_ms)
 end
 return {}

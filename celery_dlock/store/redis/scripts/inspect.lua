@@ -1,12 +1,15 @@
--- Say who holds a lock.
+-- inspect: return the holder of a lock.
+-- Safe to send twice: it writes nothing.
 --
--- KEYS  1 lock    hash
--- Result {acquisition, identity, token, since, left, count, pttl, task, id, node, pid}, or {} if nobody holds it
+-- @keys lock  hash: the lock, lib/take_lock
+-- @reply {acquisition, identity, token, since_us, left, count, left_ms, task, id, node, pid}  held
+-- @reply {}  free
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'identity', 'token', 'since', 'left', 'count',
-                        'task', 'id', 'node', 'pid')
-if not lock[1] then
+-- @include time holder
+
+local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'left', 'count', 'task', 'id', 'node', 'pid')
+if not found[1] then
   return {}
 end
-return {lock[1], lock[2], lock[3], lock[4] or lock[3], lock[5] or '', lock[6],
-        life(KEYS[1]), unpack(lock, 7, 10)}
+return {found[1], found[2], found[3], found[4] or found[3], found[5] or '', found[6],
+        remaining_ms(), unpack(found, 7, 10)}

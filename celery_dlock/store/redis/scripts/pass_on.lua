@@ -1,28 +1,33 @@
--- Note that a granted message is of another broker than the worker that was to publish it, or that a worker of its own
--- broker was here and only could not reach it.
+-- pass_on: leave a grant whose message was not published to another worker.
+-- Safe to send twice: the first record of a foreign message stands.
 --
--- KEYS  1 lock, 2 index as in acquire
--- ARGV  1 identity, 2 turn of the grant, 3 name of the lock
---       4 "1": of another broker, "2": of another broker of which workers run, "0": of its own
--- Result 1 if the grant still stands and nobody published it. Safe to be sent twice: the first note stands.
+-- @keys lock  hash: the lock, lib/take_lock
+-- @keys queues  sorted set, as in acquire_queued
+-- @args identity  identity of the granted waiter
+-- @args grant_id  id of the grant
+-- @args lock_name  text of the lock name
+-- @args foreign  "1": the message is of another broker; "2": also, and workers of that broker run; "0": it is of this
+--   worker's broker, which could not be reached
+-- @reply 1  the grant stands, and its message was not published
+-- @reply 0  the grant is over, or its message was published
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'since', 'published', 'foreign')
-if lock[1] ~= 'grant:' .. ARGV[1] or lock[2] ~= ARGV[2] or lock[3] then
+-- @include time
+
+local holder, since, published, foreign_since = unpack(redis.call('HMGET', lock, 'acq', 'since', 'published', 'foreign'))
+if holder ~= 'grant:' .. identity or since ~= grant_id or published then
   return 0
 end
-if ARGV[4] ~= '1' then
-  redis.call('HDEL', KEYS[1], 'foreign')
-  if ARGV[4] == '0' then
+if foreign ~= '1' then
+  redis.call('HDEL', lock, 'foreign')
+  if foreign == '0' then
     return 1
   end
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-if ARGV[4] == '1' and not lock[4] then
-  redis.call('HSET', KEYS[1], 'foreign', string.format('%.0f', now))
+local now = decimal(server_time_us())
+if foreign == '1' and not foreign_since then
+  redis.call('HSET', lock, 'foreign', now)
 end
--- At once, for a worker of its broker. The worker that passes it on does not look at this lock for a while.
-local due = string.format('%.0f', now)
-redis.call('HSET', KEYS[1], 'due', due)
-redis.call('ZADD', KEYS[2], due, ARGV[3])
+-- Due at once, for a worker of the message's broker. The worker that passes it on skips this lock for a while.
+redis.call('HSET', lock, 'due', now)
+redis.call('ZADD', queues, now, lock_name)
 return 1

@@ -1,28 +1,30 @@
--- Move a lease's deadline and note facts about the holder, if the acquisition still holds the lock.
+-- renew: move a lease's deadline and set facts about the holder, if the acquisition still holds the lock.
+-- Safe to send twice: the values are absolute, and the key's life is never shortened.
 --
--- KEYS  1 lock    hash
--- ARGV  1 acquisition     owner and number
---       2 ttl             milliseconds; the key's life is never shortened
---       3... field, value facts to set: count (stated absolutely), left, word
--- Result 1 if renewed, 0 if another holds the lock or nobody does: renewing never creates.
+-- @keys lock  hash: the lock, lib/take_lock
+-- @args acquisition  owner and number
+-- @args ttl_ms  milliseconds that the key lives at least
+-- @args facts...  field, value, field, value: count, left, word
+-- @reply 1  renewed
+-- @reply 0  the acquisition does not hold the lock; a renewal never creates one
 
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'ttl')
-if lock[1] ~= ARGV[1] then
+local holder, longest_ttl_ms = unpack(redis.call('HMGET', lock, 'acq', 'ttl'))
+if holder ~= acquisition then
   return 0
 end
-local ttl = tonumber(ARGV[2])
-local longest = math.max(ttl, tonumber(lock[2] or '0'))
-local life = redis.call('PTTL', KEYS[1])
-if life > longest then
-  -- Nobody asked for so long a life: the server's clock went back.
-  life = ttl
+local ttl = tonumber(ttl_ms)
+local longest = math.max(ttl, tonumber(longest_ttl_ms or '0'))
+local left_ms = redis.call('PTTL', lock)
+if left_ms > longest then
+  -- No holder asked for so long a life: the server's clock went back.
+  left_ms = ttl
 end
--- Also where nothing changes: a script that has written may go on to write when the server's memory is full.
-redis.call('PEXPIRE', KEYS[1], math.max(life, ttl))
-if lock[2] and ttl > tonumber(lock[2]) then
-  redis.call('HSET', KEYS[1], 'ttl', ARGV[2])
+-- Always written: a script that has written once may go on to write when the server's memory is full.
+redis.call('PEXPIRE', lock, math.max(left_ms, ttl))
+if longest_ttl_ms and ttl > tonumber(longest_ttl_ms) then
+  redis.call('HSET', lock, 'ttl', ttl_ms)
 end
-if #ARGV > 2 then
-  redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+if facts[1] then
+  redis.call('HSET', lock, unpack(facts))
 end
 return 1

@@ -1,67 +1,74 @@
--- Look after one lock with waiters: grant it where it is free, and end a grant that nobody took.
+-- sweep: visit one lock with waiters: grant it if it is free, and end a grant that no worker took in time.
+-- Safe to send twice: the second copy finds the grant of the first, and names it until its message is published.
 --
--- KEYS  1 lock, 2 waiting, 3 parked, 4 later, 5 index, 6 dead, as in acquire
---       7 wake    the name of no key: so a Cluster runs this script only where no key of its slot is on its way to
---                 another node. Else it would be cut off at the first key that it deletes, half done
--- ARGV  1 name     of the lock
---       2 granter  an acquisition whose own unpublished grant is wanted at once, or whom to note
---       3 turn     milliseconds from a lost turn to the next, doubled with each
---       4 tries    lost turns after which a message goes to the dead letters
---       5 foreign  milliseconds after which it does so too if only workers of other brokers were to publish it
--- Result {granted identity, entry, turn, buried identity}, "" for what there is not; behind a buried identity " foreign" if
--- no worker of its broker published it
---
--- A grant that is not known to be published is given out again when it is due, to be published by whoever sweeps.
+-- @keys lock  hash: the lock, lib/take_lock
+-- @keys waiting  sorted set, as in acquire_queued
+-- @keys messages  hash, as in acquire_queued
+-- @keys delayed  sorted set, as in acquire_queued
+-- @keys queues  sorted set, as in acquire_queued
+-- @keys dead  hash, as in acquire_queued
+-- @keys channel  no name of a key: with it, a Cluster runs this script only where no key of its slot is migrating
+-- @args lock_name  text of the lock name
+-- @args granter  names the grants of this caller; its own unpublished grant is given out again at once
+-- @args grant_timeout_ms  milliseconds from a lost grant to the next one, doubled with each
+-- @args max_tries  lost grants after which a message becomes a dead letter
+-- @args foreign_ms  milliseconds after which it does so if only workers of other brokers came to publish it
+-- @reply {identity, message, grant id, dead letter}  "" for missing values. The dead letter is an identity, followed by
+--   " foreign" if no worker of its broker published it
 
-local queue = {KEYS[2], KEYS[3], KEYS[4], KEYS[5]}
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local lock = redis.call('HMGET', KEYS[1], 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since', 'buried',
-                        'foreign')
+-- @include time grant
+
+local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since', 'buried',
+                         'foreign')
+local holder, due, current_granter, published, waiter, rank, grant_id, buried, foreign_since = unpack(found)
+local now = server_time_us()
 local nothing = {'', '', '', ''}
-local buried = ''
-if lock[1] and not lock[2] then
-  if redis.call('EXISTS', KEYS[2], KEYS[4]) > 0 then
-    redis.call('HSET', KEYS[1], 'queue', '1')
-    redis.call('ZADD', KEYS[5], digits(now + math.max(0, redis.call('PTTL', KEYS[1])) * 1000), ARGV[1])
+if holder and not due then
+  -- A lease, not a grant: visit the lock again when the lease has expired.
+  if redis.call('EXISTS', waiting, delayed) > 0 then
+    redis.call('HSET', lock, 'queue', '1')
+    redis.call('ZADD', queues, decimal(now + math.max(0, redis.call('PTTL', lock)) * 1000), lock_name)
   else
-    redis.call('ZREM', KEYS[5], ARGV[1])
+    redis.call('ZREM', queues, lock_name)
   end
   return nothing
 end
-if lock[1] then
-  local entry = redis.call('HGET', KEYS[3], lock[5])
-  local early = tonumber(lock[2]) > now
-  if entry and early and (lock[4] or lock[3] ~= ARGV[2]) then
-    redis.call('ZADD', KEYS[5], lock[2], ARGV[1])
+
+local dead_letter = ''
+if holder then
+  local message = redis.call('HGET', messages, waiter)
+  local early = tonumber(due) > now
+  if message and early and (published or current_granter ~= granter) then
+    redis.call('ZADD', queues, due, lock_name)
     return nothing
   end
-  local abandoned = lock[9] and not lock[4] and now - lock[9] >= ARGV[5] * 1000
-  if entry and not lock[4] and not abandoned then
-    local due = digits(now + PUBLISH_WITHIN)
-    if lock[3] ~= ARGV[2] then
-      redis.call('HDEL', KEYS[1], 'buried')
+  local abandoned = foreign_since and not published and now - foreign_since >= foreign_ms * 1000
+  if message and not published and not abandoned then
+    -- The granter may have died before it published the message: this caller publishes it.
+    local next_due = decimal(now + PUBLISH_WITHIN_US)
+    if current_granter ~= granter then
+      redis.call('HDEL', lock, 'buried')
     end
-    redis.call('HSET', KEYS[1], 'due', due, 'granter', ARGV[2])
-    redis.call('ZADD', KEYS[5], due, ARGV[1])
-    return {lock[5], entry, lock[7], lock[3] == ARGV[2] and lock[8] or ''}
+    redis.call('HSET', lock, 'due', next_due, 'granter', granter)
+    redis.call('ZADD', queues, next_due, lock_name)
+    return {waiter, message, grant_id, current_granter == granter and buried or ''}
   end
-  redis.call('DEL', KEYS[1])
-  if entry then
-    local tries = abandoned and 0 or redis.call('HINCRBY', KEYS[3], lock[5] .. ':tries', '1')
-    if abandoned or tries >= tonumber(ARGV[4]) then
-      redis.call('HSET', KEYS[6], lock[5], entry)
-      forget(queue, lock[5])
-      buried = lock[5] .. (abandoned and ' foreign' or '')
+  redis.call('DEL', lock)
+  if message then
+    local tries = abandoned and 0 or redis.call('HINCRBY', messages, waiter .. ':tries', '1')
+    if abandoned or tries >= tonumber(max_tries) then
+      redis.call('HSET', dead, waiter, message)
+      remove_from_queue(waiter)
+      dead_letter = waiter .. (abandoned and ' foreign' or '')
     else
-      redis.call('HSET', KEYS[3], lock[5] .. ':rank', lock[6])
-      redis.call('ZADD', KEYS[4], digits(now + ARGV[3] * 1000 * 2 ^ (tries - 1)), lock[5])
+      redis.call('HSET', messages, waiter .. ':rank', rank)
+      redis.call('ZADD', delayed, decimal(now + grant_timeout_ms * 1000 * 2 ^ (tries - 1)), waiter)
     end
   end
 end
-local identity, entry, turn = grant(KEYS[1], queue, ARGV[1], now, ARGV[2])
-if identity and buried ~= '' then
-  -- Sent twice, the second says so again.
-  redis.call('HSET', KEYS[1], 'buried', buried)
+local next_waiter, next_message, next_grant = grant_next(now, granter)
+if next_waiter and dead_letter ~= '' then
+  -- If this command is sent twice, the second copy names the dead letter again.
+  redis.call('HSET', lock, 'buried', dead_letter)
 end
-return {identity or '', entry or '', turn or '', buried}
+return {next_waiter or '', next_message or '', next_grant or '', dead_letter}

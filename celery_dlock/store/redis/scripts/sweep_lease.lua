@@ -1,21 +1,23 @@
--- Take or keep the sweep lease: of the workers of one broker, the one that has it looks for queues that are due.
+-- sweep_lease: take or keep the sweep lease. Of the workers of one broker, its holder looks for queues that are due.
+-- Safe to send twice: the second copy finds its own lease.
 --
--- KEYS  1 sweeper string  the worker that has the lease
--- ARGV  1 worker
---       2 life            milliseconds that the lease lasts, if it is not taken again
--- Result 0 if this worker has it now, else milliseconds until it ends. Safe to be sent twice: the second finds its own.
+-- The lease saves work and protects nothing: two workers may sweep at once, because each sweep is one script.
 --
--- It saves work and protects nothing: two workers that sweep at once are as safe as one, because each sweep is a script.
+-- @keys sweeper  string: the worker that has the lease
+-- @args worker  identifies the worker
+-- @args life_ms  milliseconds that the lease lasts without a renewal
+-- @reply 0  this worker has it
+-- @reply left_ms  another worker has it for so long
 
-local worker = redis.call('MGET', KEYS[1])[1]
-if worker and worker ~= ARGV[1] then
-  local left = redis.call('PTTL', KEYS[1])
-  if left < 0 or left > tonumber(ARGV[2]) then
-    -- The server's clock went back: no worker asked for so long a life.
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    left = tonumber(ARGV[2])
+local holder = redis.call('MGET', sweeper)[1]
+if holder and holder ~= worker then
+  local left_ms = redis.call('PTTL', sweeper)
+  if left_ms < 0 or left_ms > tonumber(life_ms) then
+    -- No worker asked for so long a life: the server's clock went back.
+    redis.call('PEXPIRE', sweeper, life_ms)
+    left_ms = tonumber(life_ms)
   end
-  return math.max(1, left)
+  return math.max(1, left_ms)
 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', sweeper, worker, 'PX', life_ms)
 return 0

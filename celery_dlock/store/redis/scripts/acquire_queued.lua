@@ -1,0 +1,256 @@
+-- acquire_queued: take a lock under the policy "queue", or park the message that has to wait, or report why not.
+-- Safe to send twice: the second copy finds its own acquisition, its own place in the queue, or the grant that the first
+-- copy made, and answers as the first did.
+--
+-- @group once  the task has once_per
+-- @group quarantine  a server that may have lost leases grants nothing new for a while
+-- @keys lock  hash: the lock, lib/take_lock
+-- @keys last_token  string: highest fencing token of this bucket
+-- @keys tombstone  string: this acquisition was abandoned by its owner
+-- @keys done  string: the message has finished; server time in us
+-- @keys run  string: lib/run_mark [once]
+-- @keys waiting  sorted set: identities of the waiters, by rank
+-- @keys messages  hash: identity to parked message; also <identity>:rank and :tries of waiters that lost a grant, and
+--   :ousts, the identity of the waiter that this one evicted
+-- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
+-- @keys queues  sorted set of this bucket: names of locks with waiters, by the time of the next sweep
+-- @keys dead  hash: identity to message of dead letters, and of removed waiters until their result is stored
+-- @keys quarantine_record  string: lib/quarantine [quarantine]
+-- @args acquisition  owner and number
+-- @args ttl_ms  milliseconds that the lock is held without a renewal
+-- @args identity  digest of the message's identity
+-- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies
+-- @args may_be_copied  "1" if other copies of this message may exist
+-- @args age_us  microseconds since the message arrived
+-- @args rank_us  rank that a republished copy keeps, in us; "" for a new message
+-- @args notify  how the release wakes this caller: "1" by PUBLISH, "s" by SPUBLISH, "0" not at all
+-- @args task  name of the caller's task
+-- @args task_id  id of the caller's task
+-- @args node  node name of the caller's worker
+-- @args pid  process id of the caller
+-- @args min_hold_ms  milliseconds from now that the lock stays held at least; "0": until its release
+-- @args lock_name  text of the lock name
+-- @args message  the message to park; "": only ask
+-- @args limit  highest number of waiters; "0": no limit
+-- @args evict_oldest  "1": if the queue is full, the oldest waiter makes room
+-- @args after_us  rank of the message that the same worker received before this one
+-- @args grant_id  id of the grant for which this copy was published, or ""
+-- @args requester_json  task, id, node and pid as JSON [once]
+-- @args run_mark_ms  milliseconds that the mark of this run lives [once]
+-- @args hold_if_unknown  "1": do not run while the outcome of an earlier run is unknown [once]
+-- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
+-- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
+-- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"
+-- @reply {"held", rank_us, HOLDER}  the holder runs the same message, or this is its retry. HOLDER: acquisition, identity,
+--   token, since_us, left, count, left_ms, task, id, node, pid
+-- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked; without HOLDER if only waiters precede it
+-- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. GRANT: identity,
+--   message, grant id
+-- @reply {"gone"}  this acquisition was abandoned
+-- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
+-- @reply {"used", run mark, GRANT}  an earlier run succeeded
+-- @reply {"unknown", run mark, GRANT}  the outcome of an earlier run is unknown
+-- @reply {"probation", left_ms, "1" if the quarantine started with this call}
+
+local holder = redis.call('HGET', lock, 'acq')
+local marks
+if ONCE then
+  marks = redis.call('MGET', last_token, tombstone, done, run)
+else
+  marks = redis.call('MGET', last_token, tombstone, done)
+end
+local highest_token, abandoned, finished_at, run_mark = marks[1], marks[2], marks[3], marks[4]
+
+-- @include time holder run_mark quarantine grant unpublished_grant conflict
+
+local now = server_time_us()
+local since = decimal(now)
+local rank = since
+if rank_us ~= '' then
+  rank = rank_us
+elseif age_us ~= '0' then
+  rank = decimal(now - age_us)
+end
+
+if holder == acquisition then
+  return repeated_answer()
+end
+if abandoned then
+  return {'gone'}
+end
+if tonumber(rank) <= tonumber(after_us) then
+  -- Messages that a worker received in a row keep that order, although the age takes time to get here.
+  rank = decimal(after_us + 1)
+end
+
+-- keep_on_retry: a run reserved the lock for this message, its retry.
+local reserved = holder == 'keep:' .. identity
+local granted = holder == 'grant:' .. identity
+
+-- This message waits no more. If the lock is granted to it or reserved for it, grant the next waiter.
+local function pass_on()
+  remove_from_queue(identity)
+  if not (reserved or granted) then
+    return unpublished_grant(acquisition)
+  end
+  redis.call('DEL', lock)
+  return grant_next(now, acquisition)
+end
+
+local function evicted_by_this()
+  local evicted = redis.call('HGET', messages, identity .. ':ousts') or ''
+  local its_message = redis.call('HGET', dead, evicted)
+  return its_message and evicted or '', its_message or ''
+end
+
+if finished_at and (redelivered == '1' or tonumber(rank) <= tonumber(finished_at)) then
+  return {'done', pass_on()}
+end
+local previous_run, outcome_unknown = nil, false
+if ONCE then
+  previous_run = parse_run_mark(run_mark)
+  if previous_run.state == 'used' then
+    return {'used', run_mark, pass_on()}
+  end
+  -- This matters only if the lock is free. While the body runs, its lock is held.
+  outcome_unknown = previous_run.state == 'unknown' or
+    (previous_run.state == 'begun' and previous_run.acquisition ~= acquisition)
+end
+local refused = outcome_unknown and hold_if_unknown == '1'
+
+local queued = redis.call('HEXISTS', messages, identity) == 1
+if queued then
+  -- However this copy came here, the message keeps its place.
+  local its_rank = redis.call('ZSCORE', waiting, identity) or redis.call('HGET', messages, identity .. ':rank')
+  if its_rank and tonumber(its_rank) < tonumber(rank) then
+    rank = decimal(its_rank)
+  end
+end
+
+if refused and holder and not queued then
+  local waiter, its_message, its_grant = unpublished_grant(acquisition)
+  if waiter then
+    -- Sent twice: the first copy was refused, and passed its grant on.
+    return {'unknown', run_mark, waiter, its_message, its_grant}
+  end
+end
+
+local first_waiter, preceded, for_this_grant = {}, false, false
+local inherited_notify
+if reserved then
+  inherited_notify = redis.call('HGET', lock, 'wake')
+elseif granted then
+  for_this_grant = redis.call('HGET', lock, 'since') == grant_id
+  if not for_this_grant then
+    local waiter, its_message, its_grant = unpublished_grant(acquisition)
+    return {'parked', rank, waiter and '1' or '0', waiter or '', its_message or '', its_grant or '', evicted_by_this()}
+  end
+elseif not holder then
+  -- The lock is free. Find waiters ranked before this message; later ones do not block it. If this message is already
+  -- queued, it was delivered twice: only the copy published for its grant may take the lock.
+  first_waiter = redis.call('ZRANGE', waiting, '0', '0', 'WITHSCORES')
+  preceded = queued or (first_waiter[1] and tonumber(first_waiter[2]) < tonumber(rank))
+end
+
+local held = holder and not (reserved or granted)
+if held then
+  repair_expiry()
+  local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'heir')
+  if related and (related[1] == identity or related[2] == identity) then
+    -- A duplicate of the holder's message does not wait: it is republished. Neither does the holder's retry, for which
+    -- the lock is about to be reserved.
+    return describe_holder('held', rank)
+  end
+end
+
+-- Evict the oldest waiter of a full queue. Return its identity and message, or nil if this message is the oldest.
+local function evict_oldest_waiter()
+  local oldest = redis.call('ZRANGE', waiting, '0', '0', 'WITHSCORES')
+  if not oldest[1] then
+    oldest = redis.call('ZRANGE', delayed, '0', '0')
+    oldest[2] = redis.call('HGET', messages, oldest[1] .. ':rank') or '0'
+  end
+  if tonumber(oldest[2]) > tonumber(rank) then
+    return nil
+  end
+  local its_message = redis.call('HGET', messages, oldest[1]) or ''
+  remove_from_queue(oldest[1])
+  -- Keep it until its result is stored: this reply may be lost, or its reader may die.
+  redis.call('HSET', dead, oldest[1], its_message)
+  redis.call('HSET', messages, identity .. ':ousts', oldest[1])
+  return oldest[1], its_message
+end
+
+-- Park this message. Return the grant that this command made, or nil if there is none.
+local function park()
+  redis.call('HSET', messages, identity, message)
+  redis.call('ZREM', delayed, identity)
+  redis.call('HDEL', dead, identity)
+  -- Grants that it lost while its copy was on its way do not count: the message is not lost.
+  redis.call('HDEL', messages, identity .. ':rank', identity .. ':tries')
+  redis.call('ZADD', waiting, rank, identity)
+  if held then
+    redis.call('HSET', lock, 'queue', '1')
+    redis.call('ZADD', queues, 'LT', decimal(now + math.max(0, remaining_ms()) * 1000), lock_name)
+    return unpublished_grant(acquisition)
+  end
+  return grant_next(now, acquisition)
+end
+
+if held or preceded then
+  local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
+  local full = not queued and limit ~= '0' and waiters >= tonumber(limit)
+  if message == '' or (full and evict_oldest ~= '1') then
+    if not held then
+      return {'queue', waiters, rank}
+    end
+    return describe_holder('queue', waiters, rank)
+  end
+  local evicted, evicted_message = '', ''
+  if full then
+    evicted, evicted_message = evict_oldest_waiter()
+    if not evicted then
+      -- This message came late, and is itself the oldest.
+      return {'parked', rank, '0', '', '', '', identity, message}
+    end
+  elseif queued then
+    evicted, evicted_message = evicted_by_this()
+  end
+  local waiter, its_message, its_grant = park()
+  local position = (redis.call('ZRANK', waiting, identity) or 0) + 1
+  return {'parked', rank, decimal(position), waiter or '', its_message or '', its_grant or '', evicted, evicted_message}
+end
+
+if refused then
+  return {'unknown', run_mark, pass_on()}
+end
+if QUARANTINE then
+  -- Only here: a caller that meets a held lock is told so at any time.
+  local left_ms, started = quarantine_left_ms(now)
+  if left_ms > 0 then
+    return {'probation', left_ms, started}
+  end
+end
+
+-- The message takes the lock.
+local duplicate_possible, has_waiters = may_be_copied == '1' or for_this_grant, false
+if finished_at then
+  -- A new message reuses a finished id. The old done mark would end the new message's own copies.
+  redis.call('DEL', done)
+  duplicate_possible = true
+end
+if duplicate_possible or reserved then
+  redis.call('DEL', lock)
+  remove_from_queue(identity)
+  redis.call('HDEL', dead, identity)
+end
+if duplicate_possible or reserved or first_waiter[1] then
+  has_waiters = redis.call('EXISTS', waiting, delayed) > 0
+  if has_waiters then
+    redis.call('ZADD', queues, decimal(now + ttl_ms * 1000), lock_name)
+  else
+    redis.call('ZREM', queues, lock_name)
+  end
+end
+
+-- @include take_lock

@@ -1,0 +1,70 @@
+-- lib/grant: reserve a free lock for the waiter with the lowest rank.
+-- @uses lock waiting messages delayed queues lock_name
+-- @after time
+--
+-- A grant is a lock without an expiry, whose acq is "grant:" and the waiter's identity. Only a script ends it: the waiter
+-- takes the lock, the waiter is removed, or a sweep finds the grant due. Until its message is known to be published, the
+-- grant is due within 5 s. Then a sweep publishes the message, in case the granting process died.
+
+local PUBLISH_WITHIN_US = 5000000
+-- Waiters per step, so that no script walks the whole queue.
+local GROUP_SIZE = 16
+
+-- Remove a waiter from its queue, wherever it waits.
+local function remove_from_queue(waiter)
+  redis.call('ZREM', waiting, waiter)
+  redis.call('ZREM', delayed, waiter)
+  redis.call('HDEL', messages, waiter, waiter .. ':rank', waiter .. ':tries', waiter .. ':ousts')
+end
+
+local function return_delayed_waiters(now)
+  for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', decimal(now), 'LIMIT', '0', GROUP_SIZE)) do
+    redis.call('ZADD', waiting, redis.call('HGET', messages, waiter .. ':rank') or decimal(now), waiter)
+    redis.call('ZREM', delayed, waiter)
+  end
+end
+
+-- Sweep the queue again when its first delayed waiter returns.
+local function schedule_next_sweep()
+  local soonest = redis.call('ZRANGE', delayed, '0', '0', 'WITHSCORES')
+  if soonest[1] then
+    redis.call('ZADD', queues, soonest[2], lock_name)
+  else
+    redis.call('ZREM', queues, lock_name)
+  end
+end
+
+-- Return task name and task id from the first line of a message, "" for a part that is missing.
+local function task_of(message)
+  local readable, names = pcall(cjson.decode, string.match(message, '^[^\n]*'))
+  if not readable or type(names) ~= 'table' then
+    return '', ''
+  end
+  return type(names[1]) == 'string' and names[1] or '', type(names[2]) == 'string' and names[2] or ''
+end
+
+-- Grant the free lock. Return the waiter's identity, its message, and the grant's id, or nil if no call waits.
+-- The id is the time of the grant. Only the copy that was published for this grant may take the lock: the broker may
+-- have lost the message of an earlier grant, and then has no copy left.
+local function grant_next(now, granter)
+  return_delayed_waiters(now)
+  while true do
+    local first = redis.call('ZPOPMIN', waiting)
+    local waiter = first[1]
+    if not waiter then
+      schedule_next_sweep()
+      return nil
+    end
+    local message = redis.call('HGET', messages, waiter)
+    if message then
+      local grant_id, due = decimal(now), decimal(now + PUBLISH_WITHIN_US)
+      local task_name, task_id = task_of(message)
+      redis.call('HSET', lock, 'acq', 'grant:' .. waiter, 'identity', waiter, 'token', '0', 'count', '0',
+                 'since', grant_id, 'task', task_name, 'id', task_id, 'node', '', 'pid', '0',
+                 'rank', first[2], 'due', due, 'granter', granter, 'queue', '1')
+      redis.call('PERSIST', lock)
+      redis.call('ZADD', queues, due, lock_name)
+      return waiter, message, grant_id
+    end
+  end
+end

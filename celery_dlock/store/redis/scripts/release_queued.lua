@@ -1,0 +1,88 @@
+-- release_queued: end an acquisition under the policy "queue": as release, and grant the lock to the next waiter.
+-- Safe to send twice: the second copy finds the lock that the first one granted. It names that grant until the message is
+-- known to be published.
+--
+-- @group message  the caller is a message, so it has an identity
+-- @group once requires message  this acquisition has a run mark (once_per)
+-- @group reserve  the lock is reserved for the retry of this run (keep_on_retry)
+-- @keys lock  hash: the lock, lib/take_lock
+-- @keys channel  channel on which the release is published. It is no name of a key: with it, a Cluster runs this script
+--   only where no key of its slot is migrating. Otherwise the script would stop half done at the first missing key
+-- @keys tombstone  string: this acquisition was abandoned by its owner
+-- @keys done  string: the message has finished; server time in us [message]
+-- @keys run  string: lib/run_mark [once]
+-- @keys waiting  sorted set, as in acquire_queued
+-- @keys messages  hash, as in acquire_queued
+-- @keys delayed  sorted set, as in acquire_queued
+-- @keys queues  sorted set, as in acquire_queued
+-- @args acquisition  owner and number
+-- @args tombstone_ms  milliseconds that a late acquire is refused; "0": no tombstone
+-- @args rolled_back  "1": the body did not run, so min_hold does not apply; "0" otherwise
+-- @args done_ms  milliseconds that a done mark lives; "0": the message has not finished [message]
+-- @args identity  digest of the message's identity, or ""
+-- @args lock_name  text of the lock name
+-- @args used_ms  milliseconds that the run counts as succeeded; "0": it did not succeed [once]
+-- @args requester_json  task, id, node and pid of the run as JSON [once]
+-- @args seed  seed of the run's idempotency key [once]
+-- @args seed_ms  milliseconds that the seed of an unsuccessful run is kept; "0": leave the run mark alone [once]
+-- @args reserved_for  identity of the retry [reserve]
+-- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
+-- @reply sum of 1: the acquisition held the lock; 2: a duplicate of its message was seen
+-- @reply {sum, identity, message, grant id}  with the grant to publish
+--
+-- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved for
+-- it as "keep:" and the identity. Done marks are rare. They are set if a duplicate is known (word), if the lock was lost
+-- and with it any word, or if a retry has the lock reserved. If the
+-- retry is already queued, the lock is granted to it instead of being reserved.
+
+local holder, dup, notify, has_waiters, min_hold_ms =
+  unpack(redis.call('HMGET', lock, 'acq', 'word', 'wake', 'queue', 'keep'))
+local ours = holder == acquisition
+
+-- @include time run_mark release grant unpublished_grant
+
+local duplicate_seen = ours and dup == '1'
+local crowded = ours and has_waiters
+local reserves = ours and RESERVE
+-- With a retry, a duplicate of this run must not be taken for a rival of the retry.
+local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or not ours)
+local holds = ours and rolled_back == '0' and min_hold_ms
+local retry_queued = reserves and redis.call('HEXISTS', messages, reserved_for) == 1
+local now = nil
+if final or crowded or holds or retry_queued or (ONCE and used_ms ~= '0') then
+  now = server_time_us()
+end
+local hold_ms = holds and remaining_hold_ms(now) or 0
+if retry_queued then
+  -- The retry came first, and is next whoever waits. Its own min_hold starts with it.
+  hold_ms, crowded = 0, true
+  redis.call('ZREM', delayed, reserved_for)
+  redis.call('ZADD', waiting, '0', reserved_for)
+elseif reserves then
+  hold_ms = math.max(hold_ms, tonumber(reserve_ms))
+end
+free_or_hold(hold_ms)
+notify_waiters()
+save_marks(final, now)
+
+if final then
+  remove_from_queue(identity)
+  if holder == 'grant:' .. identity then
+    -- The lease was lost, and the lock was granted to a copy of this message. The message has finished, so end the grant.
+    redis.call('DEL', lock)
+    crowded = true
+  end
+end
+local waiter, message, grant_id
+if crowded and hold_ms > 0 then
+  redis.call('ZADD', queues, decimal(now + hold_ms * 1000), lock_name)
+elseif crowded then
+  waiter, message, grant_id = grant_next(now, acquisition)
+elseif not ours then
+  waiter, message, grant_id = unpublished_grant(acquisition)
+end
+local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0)
+if message then
+  return {sum, waiter, message, grant_id}
+end
+return sum

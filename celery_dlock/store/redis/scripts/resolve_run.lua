@@ -1,0 +1,24 @@
+-- resolve_run: set the outcome of a run whose outcome is unknown.
+-- Safe to send twice: the second copy finds its own command id.
+--
+-- @keys lock  hash: the lock, lib/take_lock
+-- @keys run  string: lib/run_mark
+-- @args command_id  names this command
+-- @args state  "used": the run did its work; "free": it did not, and the next run has its seed
+-- @args window_ms  milliseconds that the outcome is kept
+-- @reply 1  the outcome was unknown until now
+-- @reply 0  there is no run whose outcome is unknown
+
+-- @include run_mark
+
+local mark = read_run_mark(run)
+if mark.acquisition == command_id then
+  return 1
+end
+local crashed = mark.state == 'begun' and redis.call('HGET', lock, 'acq') ~= mark.acquisition
+if mark.state ~= 'unknown' and not crashed then
+  return 0
+end
+redis.call('SET', run, format_run_mark(state, mark.at, mark.identity, command_id, mark.seed, mark.by, '', '', ''),
+           'PX', window_ms)
+return 1

@@ -1,0 +1,18 @@
+-- save_worker_record: store which leases a worker has, for the worker that starts where it died.
+-- Safe to send twice: the record is absolute, and the key's life is never shortened.
+--
+-- @keys worker  hash of one node name: process of a worker to its record
+-- @args process  identifies the worker's process
+-- @args record  JSON; "": it has no leases any more
+-- @args life_ms  milliseconds that the key lives at least: two workers may have one node name
+-- @reply 1  saved, or removed
+-- @reply 0  there was no record to remove
+
+if record == '' then
+  return redis.call('HDEL', worker, process)
+end
+redis.call('HSET', worker, process, record)
+if redis.call('PTTL', worker) < tonumber(life_ms) then
+  redis.call('PEXPIRE', worker, life_ms)
+end
+return 1

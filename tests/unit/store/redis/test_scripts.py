@@ -1,0 +1,178 @@
+"""The headers of the Lua scripts: what is read from them, which are refused, and that every script has one."""
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+
+import pytest
+
+from celery_dlock.store.redis import scripts
+from celery_dlock.store.redis.scripts import Script
+
+HEADER = """-- try: a script of this test.
+-- @group once  the task has once_per
+-- @group message requires once  there is a message
+-- @keys lock  hash: the lock
+-- @keys run  string: run mark [once]
+-- @args owner  owner and number
+-- @args seed  seed of the run [once]
+-- @args identity  of the message [message]
+-- @reply 1  done
+--   always
+"""
+BODY = "\nreturn 1\n"
+
+
+def made(text: str = HEADER + BODY, parts: dict[str, str] | None = None) -> Script:
+    return Script("try", text, parts or {})
+
+
+def all_scripts() -> list[Script]:
+    return [script for script in vars(scripts).values() if isinstance(script, Script)]
+
+
+def lua_files() -> Iterator[tuple[str, str]]:
+    folder = resources.files(scripts)
+    for file in (*folder.iterdir(), *folder.joinpath("lib").iterdir()):
+        if file.name.endswith(".lua"):
+            yield file.name, file.read_text("utf-8")
+
+
+LUA_FILES = list(lua_files())
+
+
+def code_of(text: str) -> str:
+    """The text without its comments."""
+    return re.sub(r"--.*", "", text)
+
+
+def test_variant_with_all_groups_names_all_keys_and_arguments() -> None:
+    variant = made().variant("once", "message")
+    assert variant.keys == ("lock", "run")
+    assert variant.args == ("owner", "seed", "identity")
+    assert variant.source.decode().startswith(
+        "local lock, run = unpack(KEYS, 1, 2) local owner, seed, identity = unpack(ARGV, 1, 3) "
+        "local ONCE, MESSAGE = true, true -- try:"
+    )
+
+
+def test_variant_without_groups_declares_their_names_as_nil() -> None:
+    variant = made().variant()
+    assert (variant.keys, variant.args) == (("lock",), ("owner",))
+    assert variant.source.decode().startswith(
+        "local lock = KEYS[1] local owner = ARGV[1] local run, seed, identity "
+        "local ONCE, MESSAGE = false, false -- try:"
+    )
+
+
+def test_variants_are_only_the_allowed_sets_of_groups() -> None:
+    found = {(variant.keys, variant.args) for variant in made().all_variants()}
+    assert found == {
+        (("lock",), ("owner",)),
+        (("lock", "run"), ("owner", "seed")),
+        (("lock", "run"), ("owner", "seed", "identity")),
+    }
+    assert len(made().shas) == 3
+
+
+def test_variant_is_built_once() -> None:
+    script = made()
+    assert script.variant("once") is script.variant("once")
+    assert script.variant("once") is script.variants[True, False]
+
+
+def test_variant_of_an_unknown_group_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"invalid group of try\.lua: .*'queue'"):
+        made().variant("queue")
+
+
+def test_variadic_argument_takes_the_rest() -> None:
+    variant = made("-- try: x\n-- @keys lock  it\n-- @args owner  it\n-- @args facts...  more\n-- @reply 1\n").variant()
+    assert b"local owner = ARGV[1] local facts = {unpack(ARGV, 2)}" in variant.source
+    assert variant.packed(("l", "o", "f", "1")).startswith(b"*7\r\n$7\r\nEVALSHA\r\n")
+    assert b"\r\n$1\r\n1\r\n$1\r\nl\r\n" in variant.packed(("l", "o"))
+
+
+def test_variadic_keys_take_the_rest() -> None:
+    variant = made("-- try: x\n-- @keys indexes...  them\n-- @args limit  it\n-- @reply 1\n").variant()
+    assert b"local indexes = KEYS local limit = ARGV[1]" in variant.source
+    assert b"\r\n$1\r\n2\r\n$1\r\na\r\n$1\r\nb\r\n$2\r\n10\r\n" in variant.packed(("a", "b", "10"))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_command_with_a_missing_argument_is_refused(whole: bool) -> None:
+    variant = made().variant("once")
+    variant.packed(("lock", "run", "owner", "seed"), whole=whole)
+    with pytest.raises(ValueError, match=r"invalid call of try\.lua: 3 texts: expected 2 keys and 2 arguments"):
+        variant.packed(("lock", "run", "owner"), whole=whole)
+
+
+def test_whole_command_carries_the_text() -> None:
+    variant = made().variant()
+    command = variant.packed(("l\u00e9", "o"), whole=True)
+    assert command.startswith(b"*5\r\n$4\r\nEVAL\r\n")
+    assert variant.source in command
+    assert command.endswith(b"$1\r\n1\r\n$3\r\nl\xc3\xa9\r\n$1\r\no\r\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("-- other: x\n" + HEADER, "try.lua:1: .*expected '-- try: <purpose>'"),
+        (HEADER.replace("@keys run", "@key run"), "try.lua:5: directive @key: expected @group"),
+        (HEADER.replace("lock  hash", "lock hash"), "try.lua:4: .*with two spaces after the name"),
+        (HEADER.replace("[once]", "[twice]"), "try.lua:5: group 'twice': expected a group declared above"),
+        (HEADER.replace("requires once", "requires twice"), "try.lua:3: group 'twice'"),
+        (HEADER.replace("@args owner", "@args lock"), "try.lua:6: second 'lock': expected each name once"),
+        (HEADER.replace("@args owner  ", "@args owner...  "), r"try.lua:7: 'seed': expected nothing after owner\.\.\."),
+        (HEADER.replace("@reply", "reply"), "try.lua: header: expected at least one @keys and one @reply"),
+        (HEADER + "\n-- @include lost\n", "try.lua: @include lost: expected a part of lib/, once"),
+        (HEADER + "\n-- @include a\n  -- @include a\n", "try.lua: @include a: expected a part of lib/, once"),
+        (HEADER + "\n-- @include b\n", "lib/b.lua:2: try.lua lacks queue: expected a script with all that @uses names"),
+        (HEADER + "\n-- @include c\n", "lib/c.lua:2: try.lua lacks a: expected a script with all that @after names"),
+        (HEADER + "\n-- @include d\n", "lib/d.lua:1: .*expected '-- lib/d: <purpose>'"),
+    ],
+)
+def test_malformed_header_is_refused_with_its_line(text: str, message: str) -> None:
+    parts = {
+        "a": "-- lib/a: x\n-- @uses lock once\nlocal a",
+        "b": "-- lib/b: x\n-- @uses lock queue\n",
+        "c": "-- lib/c: x\n-- @after a\n",
+        "d": "local d",
+    }
+    with pytest.raises(ValueError, match=message):
+        made(text, parts)
+
+
+def test_parts_stand_in_place_of_their_include_line() -> None:
+    script = made(
+        HEADER + "\nif true then\n  -- @include a b\nend\n", {"a": "-- lib/a: x\nA()", "b": "-- lib/b: x\nB()"}
+    )
+    assert "if true then\n-- lib/a: x\nA()\n-- lib/b: x\nB()\nend\n" in script.variant().source.decode()
+
+
+def test_loaded_scripts_are_all_files() -> None:
+    folder = resources.files(scripts)
+    files = {file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua")}
+    assert {script.name for script in all_scripts()} == files
+    assert {name.lower() for name, script in vars(scripts).items() if isinstance(script, Script)} == files
+
+
+@pytest.mark.parametrize(("name", "text"), LUA_FILES)
+def test_script_body_reads_keys_and_arguments_by_name_only(name: str, text: str) -> None:
+    code = code_of(text)
+    assert not re.search(r"\b(KEYS|ARGV)\b", code), name
+
+
+@pytest.mark.parametrize(("name", "text"), LUA_FILES)
+def test_script_header_says_why_it_is_safe_to_send_twice(name: str, text: str) -> None:
+    is_part = text.startswith("-- lib/")
+    assert is_part or re.search(r"^-- Safe to send twice: ", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("script", all_scripts(), ids=lambda script: script.name)
+def test_script_uses_every_name_that_its_header_declares(script: Script) -> None:
+    body = code_of(script.variant(*script.groups).source.decode().partition("-- ")[2])
+    unused = [one.name for one in (*script.keys, *script.args) if not re.search(rf"\b{one.name}\b", body)]
+    # The channel is a name in the script's slot that no key has, see the header of release.
+    assert unused in ([], ["channel"])
