@@ -18,7 +18,7 @@ def claim(store, task_id, **facts):
     return store.claim([(NAME, call_of(task_id, **facts))])[0]
 
 
-def test_a_free_name_is_claimed_and_the_second_call_is_told_who_was_first(store):
+def test_free_name_is_claimed_and_the_second_call_learns_the_first(store):
     assert claim(store, "a") is None
     told = claim(store, "b")
     assert isinstance(told, ExistingCall)
@@ -87,7 +87,7 @@ def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, 
 
 
 @pytest.mark.parametrize(("running", "state"), [(False, None), (True, "running")])
-def test_a_running_task_refuses_those_who_claim_until_its_end(store, running, state):
+def test_running_task_refuses_claims_until_its_end(store, running, state):
     take(store, "o.1", claim_of("a"))
     told = claim(store, "b", running=running)
     assert (told and told.state) == state
@@ -108,7 +108,7 @@ def test_a_running_task_does_not_refuse_its_own_retry(store):
 
 
 @pytest.mark.parametrize("fields", [{"left": "1"}, {"acq": "kept"}])
-def test_who_has_left_its_body_does_not_run(store, client, fields):
+def test_holder_that_left_its_body_does_not_refuse_a_claim(store, client, fields):
     take(store, "o.1", claim_of("a"))
     client.hset(keys_of().lock, mapping=fields)
     assert claim(store, "b", running=True) is None

@@ -184,7 +184,7 @@ class TestMoved:
         assert store.release(name_in(keys), "o.1", ReleaseRequest()).ours
         assert errors(moved.source, "MOVED") - before == 1
 
-    def test_of_many_calls_those_that_were_redirected_are_answered_too(
+    def test_redirected_calls_of_many_are_answered_too(
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         for keys in NAMES:
@@ -258,7 +258,7 @@ class TestHalfMoved:
 
     @pytest.mark.invariant("redirections-are-followed", "resharding-loses-no-lease")
     @pytest.mark.core
-    def test_what_needs_several_keys_waits_until_they_are_in_one_place(
+    def test_call_on_several_keys_waits_until_they_are_on_one_node(
         self, store: RedisStore, move: Callable[[LockKeys], Move]
     ) -> None:
         keys = NAMES[3]
@@ -396,7 +396,7 @@ class TestWrongKind:
         assert time.monotonic() - began < 2
 
 
-def test_what_is_no_key_of_a_lock_ends_one_lease_and_no_other(store: RedisStore, client: Any) -> None:
+def test_key_of_a_wrong_type_ends_one_lease_and_no_other(store: RedisStore, client: Any) -> None:
     for keys in NAMES:
         take(store, "o.1", name=name_in(keys))
     client.delete(NAMES[3].lock)

@@ -89,7 +89,7 @@ def test_failing_provider_leaves_the_call_to_on_store_error(
 
 
 @pytest.mark.invariant("failing-connection-is-unavailable")
-def test_lease_is_told_lost_while_the_provider_fails(clean_server: Server, provider: type[Provider]) -> None:
+def test_lease_loss_is_reported_while_the_provider_fails(clean_server: Server, provider: type[Provider]) -> None:
     party = Party(provided(clean_server))
     lease: Lease = party.acquire(shared_name("provided"), ttl=2)
     provider.error = RuntimeError("no token")

@@ -87,7 +87,7 @@ def short_of(store: RedisStore, durability: Durability) -> str:
 
 
 class TestAcquire:
-    def test_who_asks_for_nothing_sends_nothing_more(self, store: RedisStore, admin: redis.Redis) -> None:
+    def test_call_without_durability_sends_nothing_more(self, store: RedisStore, admin: redis.Redis) -> None:
         take(store, "o.0", name=shared_name("before"))
         with commands_seen(admin) as seen:
             take(store, "o.1")
@@ -141,7 +141,7 @@ class TestAcquire:
         assert "appendonly is disabled" in short_of(made, DISK)
         made.close()
 
-    def test_who_is_refused_waits_for_nobody(self, store: RedisStore, servers: ReplicaSet) -> None:
+    def test_refused_call_waits_for_no_confirmation(self, store: RedisStore, servers: ReplicaSet) -> None:
         take(store, "o.1")
         with paused(*servers.replicas):
             answer = store.acquire(NAME, "o.2", TTL, claim_of(durability=ONE))
@@ -153,7 +153,7 @@ class TestAcquire:
             hasty.acquire(NAME, "o.1", TTL, claim_of(durability=Durability(1, fsync=False, timeout_ms=60_000)))
         hasty.close()
 
-    def test_a_user_without_the_right_is_told_so_and_holds_nothing(
+    def test_user_without_the_permission_gets_an_error_and_holds_nothing(
         self, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
         party = Party(servers.primary.lock_url(), timeout=20)
@@ -187,7 +187,7 @@ def party(servers: ReplicaSet) -> Party:
 
 class TestTakenBack:
     @pytest.mark.invariant("durability-is-confirmed", "unconfirmed-acquire-is-released")
-    def test_what_is_not_confirmed_leaves_nothing_but_its_tombstone(
+    def test_unconfirmed_acquire_leaves_nothing_but_its_tombstone(
         self, party: Party, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
         """Also where the lock is to be kept for a while after it was taken (``min_hold``)."""
@@ -220,7 +220,9 @@ def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_th
 
 class TestRenewals:
     @pytest.mark.invariant("durability-is-confirmed")
-    def test_a_shortfall_is_theirs_alone_who_asked(self, store: RedisStore, servers: ReplicaSet) -> None:
+    def test_shortfall_affects_only_the_calls_that_need_confirmations(
+        self, store: RedisStore, servers: ReplicaSet
+    ) -> None:
         for text in ("none", "one", "two", "lost"):
             take(store, "o.1", name=shared_name(text))
         asked = {"none": Durability(), "one": ONE, "two": TWO, "lost": ONE}
@@ -258,7 +260,7 @@ class TestRenewals:
         assert all(on(node, "x")[1] > 9 * TTL for node in servers.replicas)
 
     @pytest.mark.invariant("unconfirmed-acquire-is-released")
-    def test_an_unconfirmed_renewal_is_not_believed_and_the_holder_is_told_in_time(
+    def test_unconfirmed_renewal_does_not_move_the_deadline_and_the_loss_is_reported(
         self, party: Party, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
         lease, other = durable(party, ONE, ttl=3.0), party.acquire(shared_name("other"), ttl=3.0)
@@ -273,7 +275,7 @@ class TestRenewals:
         assert admin.exists(keys_of().lock), "nobody else could have had it yet"
         assert (other.lost, other.held) == (False, True)
 
-    def test_what_its_holder_asks_for_is_not_believed_either(self, party: Party, servers: ReplicaSet) -> None:
+    def test_unconfirmed_extension_does_not_move_the_deadline(self, party: Party, servers: ReplicaSet) -> None:
         lease = durable(party, SURE)
         ends = lease.slot.deadline
         with paused(*servers.replicas):
@@ -320,9 +322,7 @@ class TestEndsAndClaims:
         eventually(lambda: not admin.keys("dlock:*:queued:*"), within=20, message="the claim stays")
         task.apply_async(dlock={"durability": {"replicas": 2, "timeout": 5}})
 
-    def test_of_a_group_only_a_claim_that_was_made_needs_to_be_confirmed(
-        self, store: RedisStore, servers: ReplicaSet
-    ) -> None:
+    def test_group_claim_confirms_only_the_claims_that_were_made(self, store: RedisStore, servers: ReplicaSet) -> None:
         def publication(task_id: str, durability: Durability) -> ClaimRequest:
             return ClaimRequest(
                 task_id, 0, TTL, False, Requester("t", task_id, "n", "1"), f"attempt-{task_id}", durability
@@ -338,7 +338,7 @@ class TestEndsAndClaims:
                 )
 
 
-def test_in_a_cluster_each_node_waits_for_its_own_replica(cluster_set: ClusterSet) -> None:
+def test_cluster_node_waits_for_its_own_replica(cluster_set: ClusterSet) -> None:
     cluster_set.flush()
     names, sure = [f"n{number}" for number in range(30)], Durability(1, fsync=False, timeout_ms=5000)
     with closing(store_at(cluster_set.url(), timeout=20)) as store:

@@ -110,7 +110,7 @@ def test_thread_that_logs_waits_for_no_greenlet_and_records_keep_their_order(lib
 
 
 @pytest.mark.invariant("no-mutex-between-thread-and-greenlets")
-def test_that_a_lease_is_lost_is_told_by_a_greenlet(library: str, redis_url: str) -> None:
+def test_lost_lease_is_reported_by_a_greenlet(library: str, redis_url: str) -> None:
     held, seen = run(library, LOSE, redis_url)
     assert held is False
     # The log line does not wait for receivers, nor they for it.

@@ -58,7 +58,7 @@ def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     [claim_of(), claim("b"), claim("b", 1), claim("a", 0), claim("a", 2), claim("b", once=True)],
     ids=["a Lock", "another task", "another retry", "the message that was retried", "a later retry", "once_per"],
 )
-def test_everybody_else_meets_a_held_lock(kept: RedisStore, rival: AcquireRequest) -> None:
+def test_every_other_call_meets_a_held_lock(kept: RedisStore, rival: AcquireRequest) -> None:
     answer = kept.acquire(NAME, "b.1", TTL, rival)
     assert isinstance(answer, Held)
     assert not answer.same_message
@@ -85,7 +85,7 @@ def test_a_release_or_an_acquire_sent_twice_is_as_one(kept: RedisStore, topology
     assert of_one_acquisition(first, take(kept, "a.2", claim("a", 1)), topology)
 
 
-def test_a_copy_of_the_retry_meets_its_twin(kept: RedisStore) -> None:
+def test_copy_of_the_retry_is_a_duplicate_delivery(kept: RedisStore) -> None:
     take(kept, "a.2", claim("a", 1))
     answer = kept.acquire(NAME, "a.3", TTL, claim("a", 1, redelivered=True))
     assert isinstance(answer, Held)
@@ -103,7 +103,7 @@ def test_a_lost_lease_keeps_nothing(store: RedisStore, client: redis.Redis) -> N
 
 
 @pytest.mark.parametrize(("min_hold", "life", "most"), [(90_000, 1_000, 90_000), (1_000, 60_000, 60_000)])
-def test_of_min_hold_and_the_retrys_time_the_longer_counts(
+def test_longer_of_min_hold_and_retry_time_counts(
     store: RedisStore, client: redis.Redis, min_hold: int, life: int, most: int
 ) -> None:
     take(store, "a.1", claim("a", keep_ms=min_hold))
@@ -117,7 +117,7 @@ def kept_by(store: RedisStore) -> object:
     return store.acquire(NAME, "b.1", TTL, claim("b"))
 
 
-def test_who_waits_for_a_release_is_woken_by_that_of_the_retry(kept: RedisStore, client: redis.Redis) -> None:
+def test_waiting_call_is_woken_by_the_release_of_the_retry(kept: RedisStore, client: redis.Redis) -> None:
     assert isinstance(kept.acquire(NAME, "b.1", TTL, claim("b", waits=True)), Held)
     take(kept, "a.2", claim("a", 1))
     with kept.waker(NAME) as waker:
@@ -135,7 +135,7 @@ def test_a_retry_that_waits_for_its_predecessor_is_woken(store: RedisStore) -> N
     take(store, "a.3", claim("a", 1))
 
 
-def test_who_waits_is_woken_where_the_lock_is_kept_and_learns_for_how_long(store: RedisStore) -> None:
+def test_waiting_call_is_woken_if_the_lock_is_kept_and_learns_for_how_long(store: RedisStore) -> None:
     """Else it would look again by its slow poll only, or at the end of the holder's longer lease."""
     take(store, "a.1", claim("a", keep_ms=5000))
     assert isinstance(store.acquire(NAME, "b.1", TTL, claim("b", waits=True)), Held)
@@ -193,7 +193,7 @@ class TestWaiters:
         assert store.release(self.NAME, "a.1", kept_for("a", queue=True)).granted == released.granted  # sent twice
         assert queue_helpers.waiting(client) == [queue_helpers.digest("b")]
 
-    def test_a_retry_of_another_policy_hands_over_to_those_who_wait(self, store: RedisStore) -> None:
+    def test_retry_of_another_policy_hands_off_to_the_waiters(self, store: RedisStore) -> None:
         take(store, "a.1", claim("a"), name=self.NAME)
         store.release(self.NAME, "a.1", kept_for("a"))
         queue_helpers.park(store, "b.1", "b")

@@ -102,7 +102,7 @@ def test_an_owner_that_holds_it_enters_again_and_the_outermost_leaving_frees_it(
 
 
 @pytest.mark.core
-def test_who_does_not_hold_it_cannot_release_it(app: Celery, client: redis.Redis) -> None:
+def test_lock_that_is_not_held_cannot_be_released(app: Celery, client: redis.Redis) -> None:
     lock = Lock("x", app=app)
     with pytest.raises(NotHeld):
         lock.release()
@@ -116,7 +116,7 @@ def test_who_does_not_hold_it_cannot_release_it(app: Celery, client: redis.Redis
         lock.release()
 
 
-def test_the_holder_is_told_with_process_token_and_count(app: Celery) -> None:
+def test_holder_shows_process_token_and_hold_count(app: Celery) -> None:
     lock = Lock("x", app=app, ttl=20)
     assert lock.holder() is None
     with lock, lock:
@@ -175,7 +175,7 @@ def test_a_waiter_is_woken_by_the_release_long_before_its_poll(app: Celery) -> N
 
 
 @pytest.mark.core
-def test_it_waits_as_long_as_it_was_told_and_no_longer(app: Celery) -> None:
+def test_acquire_waits_for_its_timeout_and_no_longer(app: Celery) -> None:
     mine = Lock("x", app=app)
     with Other(Lock("x", app=app)):
         for blocking, timeout, least, most in [(False, None, 0, 0.3), (True, 0, 0, 0.3), (True, 0.4, 0.4, 0.9)]:

@@ -59,7 +59,7 @@ def test_watchdog_renews_for_three_ttls_and_never_expects_a_later_deadline(app: 
 
 
 @pytest.mark.core
-def test_an_extended_lease_is_not_shortened_by_the_keeper_nor_by_ensure(app: Celery, client: redis.Redis) -> None:
+def test_extended_lease_is_not_shortened_by_the_watchdog_nor_by_ensure(app: Celery, client: redis.Redis) -> None:
     with Lock("x", app=app, ttl=2) as lock:
         assert lock.lease
         lock.lease.extend(60)
@@ -128,7 +128,7 @@ def test_eight_threads_that_count_under_the_lock_lose_nothing(
 
 
 @pytest.mark.core
-def test_threads_that_use_an_app_first_and_at_once_share_one_locker(
+def test_threads_that_use_an_app_first_and_at_once_share_one_lock_client(
     program: Program,
 ) -> None:
     """Else one of them could not release what it holds, and the keeper would renew it for ever."""

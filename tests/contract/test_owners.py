@@ -110,7 +110,7 @@ def test_a_helper_in_another_thread_does_not_hold_what_its_task_holds(app: Celer
 
 
 @ELSEWHERE
-def test_a_helper_in_another_thread_cannot_give_back_what_its_task_holds(app: Celery, elsewhere: Ways) -> None:
+def test_helper_in_another_thread_cannot_release_its_tasks_lock(app: Celery, elsewhere: Ways) -> None:
     def body() -> Any:
         def give_back() -> str:
             with pytest.raises(NotHeld):

@@ -71,7 +71,7 @@ def free(store: RedisStore) -> bool:
 
 
 @pytest.mark.core
-def test_what_the_dead_held_is_free_and_its_note_is_gone(store, client, looker) -> None:
+def test_leases_of_a_dead_worker_are_free_and_its_crash_record_is_deleted(store, client, looker) -> None:
     hold(store, DEAD, DEAD)
     looker.free_the_dead()
     assert client.keys("dlock:*:lock:*") == []
@@ -127,7 +127,7 @@ def test_a_process_that_has_a_dead_ones_pid_is_another(store, looker, started) -
     assert free(store)
 
 
-def test_a_dead_process_that_nobody_has_reaped_is_gone(store, looker, started) -> None:
+def test_dead_process_that_was_not_reaped_is_gone(store, looker, started) -> None:
     main, popen = started()
     hold(store, main=main)
     popen.kill()
@@ -150,7 +150,7 @@ ELSEWHERE = {
 @pytest.mark.invariant("dead-owner-is-released")
 @pytest.mark.core
 @pytest.mark.parametrize("host", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_who_lived_elsewhere_is_left_to_the_ttl(store, client, looker, host) -> None:
+def test_worker_of_another_machine_is_left_to_the_ttl(store, client, looker, host) -> None:
     hold(store, host=host)
     looker.free_the_dead()
     assert not free(store)
@@ -195,7 +195,7 @@ def test_its_message_is_not_marked_as_ended_also_where_a_copy_of_it_is_known(sto
     assert client.keys("dlock:*:done:*") == []
 
 
-def test_what_a_dying_worker_noted_last_is_freed_too(store, client, looker, started) -> None:
+def test_last_recorded_lease_of_a_dying_worker_is_released_too(store, client, looker, started) -> None:
     main, popen = started()
     hold(store, main=main)
     looker.free_the_dead()

@@ -111,12 +111,12 @@ class TestBegins:
         refusal(store, "x")
         eventually(lambda: _granted(store, "x"), within=20)
 
-    def test_who_is_in_office_stays_in_office(self, store: RedisStore, clean_server: Server) -> None:
+    def test_server_out_of_quarantine_stays_out(self, store: RedisStore, clean_server: Server) -> None:
         in_office(store)
         with at(clean_server.lock_url(), SHORT) as other:
             assert all(isinstance(ask(other), Acquired) for _ in range(20))
 
-    def test_who_knows_of_longer_leases_makes_it_longer_counted_from_the_same_beginning(
+    def test_client_with_longer_leases_extends_the_quarantine_from_its_beginning(
         self, store: RedisStore, clean_server: Server
     ) -> None:
         began = time.monotonic()
@@ -169,7 +169,7 @@ class TestBegins:
         refusal(store, "x")
         eventually(lambda: _granted(store, "x"), within=20)
 
-    def test_who_does_not_want_it_pays_nothing_for_it(self, clean_server: Server, client: redis.Redis) -> None:
+    def test_store_without_a_quarantine_pays_nothing_for_it(self, clean_server: Server, client: redis.Redis) -> None:
         with at(clean_server.lock_url(), None) as plain:
             take(plain, "o.0", name=shared_name("before"))
             with commands_seen(client) as seen:
@@ -223,7 +223,7 @@ class TestMeanwhile:
                 with at(promoted.url(), LONG) as after:
                     assert isinstance(ask(after, "freed"), Acquired)
 
-    def test_whose_turn_it_is_keeps_it(self, clean_server: Server, client: redis.Redis) -> None:
+    def test_granted_waiter_keeps_its_grant_in_quarantine(self, clean_server: Server, client: redis.Redis) -> None:
         with at(clean_server.lock_url(), None) as plain:
             take(plain, "h.1", claim_of("holder"))
             waits = claim_of("waiter", place=QueueRequest("entry"))

@@ -74,7 +74,7 @@ def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: Redi
 
 
 @pytest.mark.core
-def test_a_published_grant_is_told_only_while_it_stands(store: RedisStore, client: redis.Redis) -> None:
+def test_published_grant_is_reported_only_while_it_exists(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     assert not store.published(NAME, digest("b"), TURN)
     expire(client)
@@ -141,7 +141,7 @@ def test_the_last_release_leaves_nothing_but_the_counter(store: RedisStore, clie
 
 @pytest.mark.invariant("running-message-is-no-waiter")
 @pytest.mark.core
-def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client: redis.Redis) -> None:
+def test_duplicate_of_the_running_message_is_never_parked(store: RedisStore, client: redis.Redis) -> None:
     take(store, "a.1", "a")
     for parks in (False, True):
         answer = ask(store, "a.2", "a", redelivered=True, parks=parks)
@@ -154,7 +154,7 @@ def test_a_twin_of_the_running_message_is_never_parked(store: RedisStore, client
 @pytest.mark.invariant("finished-message-is-not-queued")
 @pytest.mark.core
 @pytest.mark.parametrize("why", ["done", "used"])
-def test_a_granted_message_that_is_not_to_run_passes_its_turn_on(
+def test_granted_message_that_must_not_run_passes_the_grant_on(
     store: RedisStore, client: redis.Redis, why: str
 ) -> None:
     granted = grant_to(store, "a")
@@ -194,9 +194,7 @@ def test_redelivered_message_is_a_duplicate_and_others_are_judged_by_rank(
 
 
 @pytest.mark.core
-def test_who_starts_over_an_old_mark_deletes_it_and_marks_anew_at_its_end(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_run_over_an_old_mark_deletes_it_and_marks_again_at_its_end(store: RedisStore, client: redis.Redis) -> None:
     done_at = now_us(client) - 1
     client.set(KEYS.done(digest("a")), str(done_at))
     take(store, "a.1", "a")

@@ -92,7 +92,7 @@ def test_a_sweep_whose_reply_is_lost_tells_of_its_grant(
     assert granted.identity == digest("a")
 
 
-def test_a_waiter_whose_taking_out_lost_its_reply_is_told_with_its_entry(
+def test_removal_whose_reply_was_lost_returns_the_entry_again(
     store: RedisStore, lossy: RedisStore, proxy: Proxy
 ) -> None:
     grant_to(store, "a")

@@ -37,7 +37,7 @@ INDEX = KEYS.queue()[3]
 
 
 @pytest.mark.core
-def test_who_meets_a_held_lock_is_told_to_queue_and_parks_only_with_its_entry(
+def test_call_at_a_held_lock_is_answered_queue_and_parks_only_with_its_entry(
     store: RedisStore, client: redis.Redis
 ) -> None:
     take(store, "h.1", "h")
@@ -86,7 +86,7 @@ def test_a_copy_that_carries_no_rank_parks_at_the_rank_of_its_entry(store: Redis
 
 @pytest.mark.invariant("rank-follows-receipt")
 @pytest.mark.core
-def test_a_rank_behind_the_elders_is_bumped_and_another_is_left(store: RedisStore, client: redis.Redis) -> None:
+def test_rank_below_an_earlier_call_is_raised_and_another_is_kept(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     elder = park(store, "a.1", "a", age_us=SECOND)
     bumped = park(store, "b.1", "b", age_us=10 * SECOND, after_us=elder.rank_us)
@@ -95,7 +95,9 @@ def test_a_rank_behind_the_elders_is_bumped_and_another_is_left(store: RedisStor
     assert waiting(client) == [digest("a"), digest("b"), digest("c")]
 
 
-def test_who_takes_a_free_lock_behind_an_elder_has_the_bumped_rank_too(store: RedisStore, client: redis.Redis) -> None:
+def test_holder_that_took_a_free_lock_behind_an_earlier_call_has_the_raised_rank(
+    store: RedisStore, client: redis.Redis
+) -> None:
     later = now_us(client) + 60 * SECOND
     assert take(store, "a.1", "a", after_us=later).rank_us == later + 1
 
@@ -152,9 +154,7 @@ def test_a_free_lock_with_later_waiters_only_is_taken_and_its_release_grants(
 
 @pytest.mark.invariant("granted-copy-takes-the-grant")
 @pytest.mark.core
-def test_who_waits_itself_takes_no_free_lock_but_is_granted_it_to_be_published(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_waiter_takes_no_free_lock_but_is_granted_it(store: RedisStore, client: redis.Redis) -> None:
     """This delivery may be lost to its broker, and with the entry the last trace of the message."""
     take(store, "h.1", "h")
     park(store, "a.1", "a", rank_us=10)
@@ -168,9 +168,7 @@ def test_who_waits_itself_takes_no_free_lock_but_is_granted_it_to_be_published(
 
 
 @pytest.mark.core
-def test_where_the_limit_is_reached_nobody_parks_and_the_waiting_are_left(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_call_at_the_queue_limit_is_not_parked_and_the_waiters_stay(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     for who in "ab":
         park(store, f"{who}.1", who, limit=2)
@@ -182,7 +180,7 @@ def test_where_the_limit_is_reached_nobody_parks_and_the_waiting_are_left(
 
 
 @pytest.mark.core
-def test_those_who_lost_a_turn_count_as_waiting_and_the_granted_one_does_not(
+def test_waiters_with_failed_grants_count_as_waiting_and_the_granted_one_does_not(
     store: RedisStore, client: redis.Redis
 ) -> None:
     grant_to(store, "a")

@@ -61,7 +61,7 @@ def test_parking_behind_a_holder(store: RedisStore, client: redis.Redis) -> None
 
 
 @pytest.mark.invariant("queue-calls-are-idempotent")
-def test_parking_that_grants_an_elder_waiter(store: RedisStore, client: redis.Redis) -> None:
+def test_parking_that_grants_an_earlier_waiter(store: RedisStore, client: redis.Redis) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100)
     expire(client)
@@ -105,7 +105,7 @@ def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(st
 
 
 @pytest.mark.invariant("queue-calls-are-idempotent")
-def test_parking_that_ousts(store: RedisStore) -> None:
+def test_parking_that_drops_a_waiter(store: RedisStore) -> None:
     """Whoever was ousted has its end stored by who asked: if nobody is told, its result hangs for ever."""
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
@@ -115,7 +115,7 @@ def test_parking_that_ousts(store: RedisStore) -> None:
     assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
 
 
-def test_parking_that_ousts_and_grants_the_very_one_that_parks(store: RedisStore, client: redis.Redis) -> None:
+def test_parking_that_drops_a_waiter_and_grants_the_parking_one(store: RedisStore, client: redis.Redis) -> None:
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
     expire(client)
@@ -126,7 +126,7 @@ def test_parking_that_ousts_and_grants_the_very_one_that_parks(store: RedisStore
     assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
 
 
-def test_parking_that_ousts_under_the_next_number(store: RedisStore) -> None:
+def test_parking_that_drops_a_waiter_under_the_next_number(store: RedisStore) -> None:
     """What the locker does after a lost reply: a release that is unsure, then the same claim as another acquisition."""
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
@@ -243,7 +243,7 @@ def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: b
     assert {**after, done: 0} == {**before, done: 0}
 
 
-def test_burying_a_waiter_with_a_turn(store: RedisStore, client: redis.Redis) -> None:
+def test_dead_lettering_a_granted_waiter(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
     first = store.remove_waiter(NAME, digest("a"), "t.1", bury=True)

@@ -136,7 +136,7 @@ def test_step_takes_as_long_for_twenty_thousand_waiters_as_for_ten(store: RedisS
     assert many < 3 * few + 50, (few, many)
 
 
-def test_those_who_lost_a_turn_come_back_in_groups(store: RedisStore, client: redis.Redis) -> None:
+def test_waiters_with_failed_grants_return_in_groups(store: RedisStore, client: redis.Redis) -> None:
     """Ten thousand of them at once would hold the server up."""
     waiting, parked, later, _ = KEYS.queue()
     lost = [digest(f"lost{number}") for number in range(40)]

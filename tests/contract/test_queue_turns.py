@@ -45,7 +45,7 @@ INDEX = KEYS.queue()[3]
 
 @pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
-def test_a_lost_turn_goes_to_later_and_the_next_one_is_granted(store: RedisStore, client: redis.Redis) -> None:
+def test_failed_grant_is_postponed_and_the_next_waiter_is_granted(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     rank = int(client.hget(KEYS.lock, "rank") or 0)
     park(store, "b.1", "b")
@@ -68,7 +68,7 @@ def test_a_lost_turn_goes_to_later_and_the_next_one_is_granted(store: RedisStore
 
 @pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
-def test_who_lost_a_turn_comes_back_at_its_old_rank(store: RedisStore, client: redis.Redis) -> None:
+def test_waiter_with_a_failed_grant_returns_at_its_old_rank(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     for who in "bc":
         park(store, f"{who}.1", who)
@@ -99,7 +99,7 @@ def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: R
 
 
 @pytest.mark.core
-def test_after_so_many_lost_turns_it_goes_to_the_dead_letters_with_its_entry_intact(
+def test_waiter_with_too_many_failed_grants_becomes_a_dead_letter_unchanged(
     store: RedisStore, client: redis.Redis
 ) -> None:
     grant_to(store, "a")
@@ -135,7 +135,7 @@ def test_a_late_copy_of_a_dead_letter_that_has_to_wait_takes_its_entry_out_and_p
 
 @pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
-def test_parking_again_forgets_lost_turns(store: RedisStore, client: redis.Redis) -> None:
+def test_parking_again_forgets_failed_grants(store: RedisStore, client: redis.Redis) -> None:
     """Its copy was late, not lost: slow rounds must not add up to a dead letter."""
     grant_to(store, "a")
     rank = int(client.hget(KEYS.lock, "rank") or 0)
@@ -149,9 +149,7 @@ def test_parking_again_forgets_lost_turns(store: RedisStore, client: redis.Redis
 
 @pytest.mark.invariant("grants-end-by-script")
 @pytest.mark.core
-def test_a_grant_nobody_published_is_handed_out_again_and_counts_as_no_lost_turn(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_unpublished_grant_is_published_again_and_is_not_a_failed_grant(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     for number in range(3 * TRIES):
         assert store.sweep(NAME, f"early.{number}", TURN, TRIES) == QueueStepResult()
@@ -176,7 +174,7 @@ def test_a_sweep_grants_a_lock_whose_lease_ended(store: RedisStore, client: redi
 
 
 @pytest.mark.core
-def test_a_sweep_comes_back_when_a_renewed_lease_would_end(store: RedisStore, client: redis.Redis) -> None:
+def test_sweep_is_due_again_when_a_renewed_lease_would_end(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     client.zadd(INDEX, {NAME.text: 1})
@@ -204,7 +202,7 @@ def test_a_sweep_tells_a_holder_of_another_policy_that_others_wait(store: RedisS
 
 
 @pytest.mark.core
-def test_sweep_tells_a_holder_of_another_policy_of_a_waiter_that_lost_its_turn(
+def test_sweep_marks_a_holder_of_another_policy_for_a_waiter_with_failed_grants(
     store: RedisStore, client: redis.Redis
 ) -> None:
     """The only waiter is not in `waiting` but in `later`."""
@@ -222,7 +220,7 @@ def test_sweep_tells_a_holder_of_another_policy_of_a_waiter_that_lost_its_turn(
     assert whose(store.release(NAME, "s.1", ending("s", queue=False)).granted) == digest("a")
 
 
-def test_a_sweep_of_a_lock_nobody_waits_for_forgets_it(store: RedisStore, client: redis.Redis) -> None:
+def test_sweep_of_a_lock_without_waiters_forgets_it(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     store.remove_waiter(NAME, digest("a"), "t.1")

@@ -49,7 +49,7 @@ def test_a_waiter_that_is_taken_out_never_runs_and_never_blocks(store: RedisStor
 
 
 @pytest.mark.core
-def test_a_granted_one_that_is_taken_out_passes_its_turn_on(store: RedisStore, client: redis.Redis) -> None:
+def test_granted_waiter_that_is_removed_passes_the_grant_on(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
     taken = store.remove_waiter(NAME, digest("a"), "t.1")
@@ -77,7 +77,7 @@ def test_taking_out_what_does_not_wait_marks_it_only_if_its_end_is_stored(
 
 
 @pytest.mark.core
-def test_who_is_buried_keeps_its_entry_and_may_still_run(store: RedisStore, client: redis.Redis) -> None:
+def test_dead_letter_keeps_its_entry_and_may_still_run(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     assert store.remove_waiter(NAME, digest("a"), "t.1", bury=True).entry == entry_of("a")
@@ -113,9 +113,7 @@ def test_waiting_tells_how_many_wait_who_and_since_when(store: RedisStore, clien
     "first",
     ["", "no json", "[]", "{}", "5", "null", '["only a task"]', "[null, null]", "[5, 7]", '[[], {"a": 1}]', "[true]"],
 )
-def test_an_entry_that_cannot_be_read_has_its_turn_as_any_other(
-    store: RedisStore, client: redis.Redis, first: str
-) -> None:
+def test_unreadable_entry_is_granted_as_any_other(store: RedisStore, client: redis.Redis, first: str) -> None:
     """Its publisher finds it so, and buries it; a script that fails at it would stop all who wait behind."""
     take(store, "h.1", "h")
     park(store, "a.1", "a", entry=f"{first}\nrest")

@@ -73,7 +73,7 @@ def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
 
 
 @pytest.mark.core
-def test_a_release_by_acquisition_frees_nobody_elses_lock(store: RedisStore, client: redis.Redis) -> None:
+def test_release_by_acquisition_frees_no_other_lock(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.2")
     for other in ("o.1", "o.3", "p.2", "o.22", "o", ""):
         assert store.release(NAME, other, ReleaseRequest()) == Released(ours=False, duplicate_seen=False)
@@ -153,7 +153,7 @@ def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisSt
 
 
 @pytest.mark.core
-def test_a_release_is_told_to_who_waits_and_one_that_freed_nothing_is_not(store: RedisStore) -> None:
+def test_release_wakes_waiters_only_if_it_freed_the_lock(store: RedisStore) -> None:
     take(store, "o.1")
     with store.waker(NAME) as waker, store.waker(name_in(keys_of("another"))) as other:
         assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(waits=True)), Held)
@@ -165,7 +165,7 @@ def test_a_release_is_told_to_who_waits_and_one_that_freed_nothing_is_not(store:
 
 
 @pytest.mark.core
-def test_a_release_that_nobody_waits_for_is_told_to_nobody(store: RedisStore) -> None:
+def test_release_without_a_waiter_publishes_nothing(store: RedisStore) -> None:
     """A publication costs the server more than the rest of a release; one who only asked is no waiter."""
     take(store, "o.1")
     with store.waker(NAME) as waker:

@@ -197,7 +197,7 @@ def test_a_rank_is_the_servers_time_less_the_age(store: RedisStore) -> None:
 
 @pytest.mark.core
 @pytest.mark.parametrize("redelivered", [False, True])
-def test_a_twin_of_the_holder_is_told_apart_from_a_rival_and_leaves_word(
+def test_duplicate_of_the_holder_differs_from_a_rival_and_marks_the_lock(
     store: RedisStore, client: redis.Redis, redelivered: bool
 ) -> None:
     take(store, "o.1", claim_of("id1"))
@@ -212,7 +212,7 @@ def test_a_twin_of_the_holder_is_told_apart_from_a_rival_and_leaves_word(
     assert client.hget(KEYS.lock, "acq") == "o.1"
 
 
-def test_two_locks_without_a_message_are_no_twins(store: RedisStore, client: redis.Redis) -> None:
+def test_two_locks_without_a_message_are_no_duplicates(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1")
     answer = store.acquire(NAME, "p.1", TTL, claim_of())
     assert isinstance(answer, Held)

@@ -77,7 +77,7 @@ def test_call_under_hold_is_refused_after_a_death_until_it_is_resolved(store: Re
     assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Acquired)
 
 
-def test_who_holds_back_meets_a_running_body_as_a_held_lock(store: RedisStore) -> None:
+def test_call_under_hold_meets_a_running_body_as_a_held_lock(store: RedisStore) -> None:
     begin(store, "a")
     assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Held)
 
@@ -167,7 +167,7 @@ def test_a_resolved_name_is_used_for_the_window_or_free_with_its_seed(store: Red
         assert (answer.seed, answer.after_crash) == (seed, False)
 
 
-def test_what_runs_or_is_used_or_free_is_not_to_be_resolved(store: RedisStore) -> None:
+def test_running_used_or_free_name_cannot_be_resolved(store: RedisStore) -> None:
     assert not store.resolve(NAME, sent=True, window_ms=WINDOW)
     seed = begin(store, "a").seed
     assert not store.resolve(NAME, sent=True, window_ms=WINDOW)
@@ -196,7 +196,7 @@ def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("garbage", ["", "x", "used", "1\nx\n[]", "begun\n\n\n\n\n\n\n\n\n\n\n"])
-def test_a_mark_that_is_not_ours_holds_nobody_up(store: RedisStore, client: redis.Redis, garbage: str) -> None:
+def test_mark_of_another_run_blocks_no_call(store: RedisStore, client: redis.Redis, garbage: str) -> None:
     """Whatever a foreign hand wrote, the next run writes over it."""
     client.set(KEYS.used(), garbage)
     assert store.use(NAME) is None
@@ -268,7 +268,7 @@ class TestLostReplies:
         far.close()
 
     @pytest.mark.parametrize("script", [FORGET_RUN, RESOLVE_RUN], ids=["forget", "resolve"])
-    def test_who_settles_a_name_hears_that_he_did(
+    def test_caller_that_resolves_a_name_gets_a_confirmation(
         self, far: RedisStore, store: RedisStore, proxy: Proxy, script: Script
     ) -> None:
         begin(store, "a")

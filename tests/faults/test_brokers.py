@@ -80,7 +80,7 @@ def test_a_connection_that_is_cut_costs_no_run_and_doubles_none(stage):
 
 
 @pytest.mark.invariant("lost-connection-runs-nothing-twice")
-def test_a_broker_that_is_killed_and_comes_back_costs_no_run_and_doubles_none(stage):
+def test_broker_that_is_killed_and_restarted_loses_and_doubles_no_run(stage):
     busy = Busy(stage)
     stage.restart()
     stage.start()  # over Redis kombu ends a worker that has unacknowledged messages then, once its bodies have ended

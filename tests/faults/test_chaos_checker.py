@@ -73,7 +73,7 @@ class TestOverlaps:
         tale.run(3, 5, token=2, pid=22, main=2)
         assert tale.found().broken == []
 
-    def test_so_has_one_that_began_in_the_moment_of_the_kill(self, tale):
+    def test_run_that_began_in_the_moment_of_the_kill_is_excused(self, tale):
         tale.kill(2, [1, 11])
         tale.run(2.1, None, token=1)
         tale.note(2.5, "gone", pid=11, seen=round(1e9))
@@ -115,7 +115,7 @@ class TestOverlaps:
         assert tale.found().broken == []
 
     @pytest.mark.parametrize(("told", "expected"), [(3.5, []), (4.6, ["overlap, store away, holder NOT told"])])
-    def test_while_the_store_is_away_the_holder_must_have_been_told_before(self, tale, told, expected):
+    def test_holder_must_have_learned_of_its_loss_while_the_store_is_away(self, tale, told, expected):
         elder = tale.run(1, 6, token=1)
         tale.fault(2, 4.4, "pause store, long")
         tale.note(told, "told", run=elder)
@@ -131,7 +131,7 @@ class TestOverlaps:
         assert words(tale.found().broken) == expected
 
     @pytest.mark.parametrize(("resumed", "expected"), [(5, []), (4, ["overlap, store away, holder NOT told"])])
-    def test_one_that_was_stopped_itself_could_not_be_told(self, tale, resumed, expected):
+    def test_stopped_holder_could_not_learn_of_its_loss(self, tale, resumed, expected):
         tale.run(1, 6, token=1)
         tale.fault(2, 4.4, "pause store, long")
         tale.fault(3, resumed, "pause child, long", pids=[11], main=1)
@@ -152,7 +152,7 @@ class TestOverlaps:
         assert tale.found().broken == []
         assert tale.found().overlaps == {"data lost": 1}
 
-    def test_whoever_is_late_must_not_pass_ensure(self, tale):
+    def test_late_holder_must_not_pass_ensure(self, tale):
         elder = tale.run(1, 6, token=1)
         tale.fault(2, 5, "pause worker, long", pids=[1, 11], main=1)
         tale.run(4.5, 5.8, token=2, pid=22, main=2)
@@ -206,7 +206,7 @@ class TestLost:
     @pytest.mark.parametrize(
         ("ran", "log", "broken"), [(False, "w", []), (True, "w", ["lost"]), (False, "v", ["lost"])]
     )
-    def test_one_that_waited_in_a_worker_that_was_told_to_end_is_excused(self, tale, ran, log, broken):
+    def test_message_that_waited_in_a_stopping_worker_is_excused(self, tale, ran, log, broken):
         tale.sent(task="chaos.retries")
         tale.trails = {"t": [("received", 1.9, "w")]}
         tale.fault(2, 2.1, "SIGTERM", pids=[], main=1, log=log)

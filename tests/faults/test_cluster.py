@@ -94,7 +94,7 @@ class TestOneNodeIsAway:
 
     @pytest.mark.invariant("absent-node-costs-only-its-locks", "absent-node-is-reported")
     @pytest.mark.parametrize("how", ["stop", "kill"])
-    def test_leases_on_the_others_are_renewed_all_the_time_and_its_own_are_told_in_time(
+    def test_leases_on_other_nodes_are_renewed_and_own_losses_reported_in_time(
         self, cluster: ClusterSet, keeping: Callable[[ClusterSet], Keeping], how: str
     ) -> None:
         """Also such short ones: one that is away takes a part of one timeout from each round, and no more."""
@@ -119,7 +119,7 @@ class TestOneNodeIsAway:
             cluster.wait_until_whole()
 
     @pytest.mark.invariant("absent-node-is-reported")
-    def test_what_is_on_the_others_is_taken_and_given_back_and_waits_for_nothing(
+    def test_locks_on_the_other_nodes_are_taken_and_released_without_delay(
         self, cluster: ClusterSet, keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
         party = keeping(cluster)
@@ -171,7 +171,7 @@ class TestOneNodeIsAway:
 
 class TestFailover:
     @pytest.mark.invariant("promoted-replica-keeps-leases")
-    def test_leases_survive_where_the_data_does_and_where_not_the_holder_is_told(
+    def test_lease_survives_with_its_data_and_its_loss_is_reported_otherwise(
         self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
         cluster = own_cluster(node_timeout_ms=1000)
@@ -206,7 +206,9 @@ class TestFailover:
         onlooker.close()
 
     @pytest.mark.invariant("waiters-wake-across-slots")
-    def test_who_waits_is_woken_by_a_release_at_the_new_primary(self, own_cluster: Callable[..., ClusterSet]) -> None:
+    def test_waiting_call_is_woken_by_a_release_at_the_new_primary(
+        self, own_cluster: Callable[..., ClusterSet]
+    ) -> None:
         """Also where the old one is silent, and so does not say that the subscription is over."""
         cluster = own_cluster(primaries=3, replicas=3, node_timeout_ms=500)
         keys = LockKeys.of("dlock", NAMES[0])
@@ -269,7 +271,7 @@ class TestResharding:
     ROUNDS = 3
 
     @pytest.mark.invariant("resharding-loses-no-lease")
-    def test_nothing_overlaps_nothing_is_lost_and_nobody_is_told_of_it(
+    def test_resharding_overlaps_no_bodies_and_loses_no_lease(
         self, own_cluster: Callable[..., ClusterSet], keeping: Callable[[ClusterSet], Keeping]
     ) -> None:
         cluster = own_cluster(replicas=0)

@@ -45,7 +45,7 @@ def test_a_lock_is_kept_for_min_hold_after_it_was_taken_however_its_body_ends(st
     assert KEPT <= time.time() - int(token) / 1e6 <= KEPT + LATE
 
 
-def test_who_meets_a_kept_lock_reads_that_its_holder_has_ended(stage: Stage) -> None:
+def test_call_at_a_kept_lock_reads_that_its_holder_has_ended(stage: Stage) -> None:
     body = stage.begin("prefork", "kept")
     assert ended(body) == "done"
     with pytest.raises(TaskRevokedError, match=rf"{body.result.id}\] on .* \(ended; kept by min_hold\) since"):
@@ -75,7 +75,7 @@ def test_a_blocked_waiter_gets_the_lock_when_min_hold_has_passed(stage: Stage) -
 
 
 @pytest.mark.invariant("hold-times-are-kept", "max-hold-ends-a-hanging-body")
-def test_after_max_hold_a_deaf_body_is_told_of_and_the_next_runs_within_the_ttl(stage: Stage) -> None:
+def test_body_that_ignores_max_hold_is_logged_and_the_next_runs_within_the_ttl(stage: Stage) -> None:
     body = stage.begin("prefork", "hung_and_deaf", 6.0)
     eventually(lambda: stage.lost(body) == ["it was held for as long as max_hold allows"], 1.0 + LATE)
     told = time.monotonic()

@@ -112,7 +112,7 @@ def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: Stage) -> 
     assert (type(ended(asks)), asks.result.state) == (LockLost, "FAILURE")
 
 
-def test_without_abort_a_body_goes_on_and_its_listeners_are_told(stage: Stage) -> None:
+def test_body_without_abort_continues_and_its_listeners_are_called(stage: Stage) -> None:
     body = stage.begin("prefork", "goes_on", 2.0)
     stage.locks.delete(body.key)
     assert ended(body) == "done"

@@ -122,7 +122,7 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 @pytest.mark.invariant("partitioned-host-is-reported")
-def test_a_holder_on_a_host_that_is_cut_off_is_told_before_another_one_holds(stage: Stage, story: Story) -> None:
+def test_holder_on_a_partitioned_host_learns_of_the_loss_before_another_one_holds(stage: Stage, story: Story) -> None:
     assert stage.lost(story.start)[0]["at"] < story.heir["at"]
 
 

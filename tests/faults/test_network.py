@@ -176,7 +176,7 @@ def partition(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Partitio
 
 
 @pytest.mark.invariant("partitioned-worker-is-reported")
-def test_a_holder_that_is_cut_off_is_told_before_another_one_holds(partition: Partition) -> None:
+def test_partitioned_holder_learns_of_the_loss_before_another_one_holds(partition: Partition) -> None:
     lost = partition.stage.lost(partition.start)[0]
     assert lost["at"] < partition.heir["at"]
     assert lost["reason"].startswith("its deadline came unanswered: ")

@@ -142,9 +142,9 @@ def test_worker_that_starts_where_one_died_frees_its_locks_at_once(story: Story)
     assert "is free: process" in story.log
 
 
-def test_what_it_frees_is_handed_over_to_who_waits_in_the_store(story: Story) -> None:
+def test_recovered_lock_is_granted_to_its_waiter(story: Story) -> None:
     assert story.began["three, next"] - story.began["the third is ready"] <= 2 * SOON
 
 
-def test_nothing_stays_noted_of_the_dead_and_of_those_who_hold_nothing(story: Story) -> None:
+def test_crash_record_of_a_dead_or_idle_worker_is_deleted(story: Story) -> None:
     assert story.forgotten

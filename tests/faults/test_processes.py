@@ -122,7 +122,7 @@ def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releas
 @pytest.mark.invariant("descendants-hold-nothing")
 @pytest.mark.usefixtures("prefork")
 @pytest.mark.parametrize("what", ["thread", "program", "fork"])
-def test_what_outlives_a_body_holds_no_lock_and_its_end_frees_none(stage: Stage, what: str) -> None:
+def test_process_that_outlives_a_body_holds_no_lock_and_frees_none(stage: Stage, what: str) -> None:
     row, successor = f"leaves a {what}", f"after a {what}"
     key = send(stage, "leaving", "prefork", row, row, what)
     ended = stage.mark(row, "return").at

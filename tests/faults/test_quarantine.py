@@ -83,13 +83,13 @@ def a_failover(servers: ReplicaSet, ttl: float, probation: Quarantine | None = N
     return sum(since < holder.believed[keys][1] for keys, since in taken.items())
 
 
-def test_without_a_quarantine_a_failover_that_forgets_doubles_what_it_forgot(tmp_path: Path) -> None:
+def test_failover_without_a_quarantine_grants_lost_locks_twice(tmp_path: Path) -> None:
     with ReplicaSet(tmp_path) as servers:
         assert a_failover(servers, LONG) > 0
 
 
 @pytest.mark.invariant("quarantine-grants-nothing-new", "quarantine-delays-grants")
-def test_with_one_no_lock_is_granted_twice_in_ten_failovers_of_ten(tmp_path: Path) -> None:
+def test_quarantine_grants_no_lock_twice_in_ten_failovers(tmp_path: Path) -> None:
     def five(which: int) -> list[int]:
         with ReplicaSet(tmp_path / f"{which}") as servers:
             return [a_failover(servers, TTL, Quarantine(TTL)) for _ in range(5)]

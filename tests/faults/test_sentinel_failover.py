@@ -166,14 +166,14 @@ def test_sentinels_are_asked_as_the_user_of_sentinel_kwargs(sentinels: SentinelS
     assert "s3cret" not in str(raised.value)
 
 
-def test_where_no_sentinel_answers_the_error_says_who_was_asked() -> None:
+def test_error_without_a_sentinel_answer_names_the_sentinels() -> None:
     asked = f"sentinel://127.0.0.1:{free_port()};sentinel://127.0.0.1:{free_port()}"
     with pytest.raises(StoreUnavailable) as raised:
         lock_at(f"{asked}?master_name=m").locked()
     assert str(raised.value) == f"no sentinel answers: asked {asked}"
 
 
-def test_what_is_no_sentinel_is_told_by_its_address(clean_server: Server) -> None:
+def test_server_that_is_no_sentinel_is_named_by_its_address(clean_server: Server) -> None:
     with pytest.raises(StoreRefused) as raised:
         lock_at(f"sentinel://127.0.0.1:{clean_server.port}?master_name=m").locked()
     assert str(raised.value).startswith(f"the sentinel at 127.0.0.1:{clean_server.port}: ")
@@ -279,7 +279,7 @@ def _not_followed(
     assert known.address() == ("127.0.0.1", new)
 
 
-def test_an_older_answer_moves_nobody_unless_most_sentinels_give_it(sentinels: SentinelSet) -> None:
+def test_older_answer_is_followed_only_if_most_sentinels_give_it(sentinels: SentinelSet) -> None:
     door = SentinelDoor(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT)
     primary = door.address()
     assert door._term is not None
@@ -302,7 +302,7 @@ def test_an_older_answer_moves_nobody_unless_most_sentinels_give_it(sentinels: S
 
 
 @pytest.mark.invariant("sentinel-failover-loss-is-reported")
-def test_a_holder_whose_lock_a_failover_forgot_is_told_before_the_ttl_is_over(whole: SentinelSet) -> None:
+def test_holder_of_a_lock_lost_in_a_failover_learns_it_before_the_ttl_is_over(whole: SentinelSet) -> None:
     told: list[float] = []
 
     def listen(**_: Any) -> None:

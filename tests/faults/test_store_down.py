@@ -113,7 +113,7 @@ def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: S
 
 @pytest.mark.invariant("nothing-runs-unlocked", "store-error-retry-republishes")
 @pytest.mark.parametrize("mode", ["refuse", "blackhole"])
-def test_retry_the_message_comes_back_until_the_store_answers_and_runs_once(up: Stage, mode: Any) -> None:
+def test_on_store_error_retry_is_republished_until_the_store_answers(up: Stage, mode: Any) -> None:
     row = up.row()
     up.proxy.set_mode(mode)
     result = up.send("retrying", row)
@@ -125,7 +125,7 @@ def test_retry_the_message_comes_back_until_the_store_answers_and_runs_once(up: 
 
 
 @pytest.mark.invariant("store-error-fail-fails")
-def test_fail_the_task_ends_failure_with_store_unavailable(up: Stage) -> None:
+def test_on_store_error_fail_ends_failure_with_store_unavailable(up: Stage) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
     result = up.send("failing", row)
@@ -136,7 +136,7 @@ def test_fail_the_task_ends_failure_with_store_unavailable(up: Stage) -> None:
 
 
 @pytest.mark.invariant("nothing-runs-unlocked", "store-error-run-reports")
-def test_run_the_body_runs_without_a_lock_and_is_told_so_by_log_signal_and_lease(up: Stage) -> None:
+def test_on_store_error_run_runs_unlocked_and_reports_it_by_log_signal_and_lease(up: Stage) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
     result = up.send("bypassing", row)

@@ -74,7 +74,7 @@ EMPTIED = pytest.mark.parametrize("emptied", [empty, restart])
 
 @pytest.mark.invariant("emptied-store-is-reported")
 @EMPTIED
-def test_who_held_is_told_and_the_next_may_start_and_a_late_release_does_not_free_it(
+def test_emptied_store_reports_the_loss_and_a_late_release_frees_nothing(
     server: Server,
     admin: redis.Redis,
     lock_at: Callable[..., Lock],
@@ -102,7 +102,7 @@ def test_who_held_is_told_and_the_next_may_start_and_a_late_release_does_not_fre
     assert not second.locked()
 
 
-def test_who_held_finds_out_at_once_when_it_asks(
+def test_holder_of_a_forgotten_lock_learns_it_at_ensure(
     server: Server, admin: redis.Redis, lock_at: Callable[[], Lock]
 ) -> None:
     lock = lock_at()

@@ -284,7 +284,7 @@ def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
 
 
 @pytest.mark.invariant("refusing-store-is-unavailable")
-def test_who_holds_a_lock_keeps_it_and_gives_it_back_while_memory_is_full(own: Server, admin: redis.Redis) -> None:
+def test_holder_keeps_and_releases_its_lock_while_memory_is_full(own: Server, admin: redis.Redis) -> None:
     lock = lock_at(own.lock_url())
     assert lock.acquire()
     with memory_full(admin):

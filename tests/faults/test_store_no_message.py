@@ -54,7 +54,7 @@ def test_each_call_to_a_silent_store_takes_one_timeout(proxied: Proxy) -> None:
 @pytest.mark.parametrize(
     ("name", "state"), [("retrying", states.FAILURE), ("failing", states.FAILURE), ("bypassing", states.SUCCESS)]
 )
-def test_an_eager_call_fails_or_runs_because_it_has_no_message_that_could_come_back(
+def test_eager_call_fails_or_runs_because_it_has_no_message_to_republish(
     proxied: Proxy, name: str, state: str, monkeypatch: pytest.MonkeyPatch, redis_url: str
 ) -> None:
     monkeypatch.setenv("DLOCK_TEST_RESULT_URL", redis_url)

@@ -127,7 +127,7 @@ def test_one_server_under_two_names(two: tuple[Server, Server], start: Start, ca
         assert client.keys("*lock*:lock:*") == []
 
 
-def test_a_server_that_goes_away_later_and_one_that_comes_back(
+def test_server_that_leaves_later_and_server_that_returns_are_logged(
     redlock_set: RedlockSet, own_server: OwnServer, watched: Callable[..., list[str]]
 ) -> None:
     node = own_server()
@@ -158,7 +158,7 @@ def watched(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -
     return said
 
 
-def test_a_server_that_refuses_while_the_others_do_not_is_told_once(
+def test_single_server_that_refuses_is_logged_once(
     redlock_set: RedlockSet, own_server: OwnServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = own_server()
@@ -178,7 +178,7 @@ def test_a_server_that_refuses_while_the_others_do_not_is_told_once(
 # Sentinel
 
 
-def test_a_failover_is_told_once_in_each_process(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+def test_failover_is_logged_once_per_process(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     caplog.set_level(logging.INFO, "celery_dlock")
     clock = FakeClock()
     place = StoreLocation.of("sentinel://s?master_name=m")

@@ -88,7 +88,7 @@ def test_the_file_has_two_of_everything_that_may_die() -> None:
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_every_place_a_service_is_told_of_is_a_service(service: str) -> None:
+def test_every_host_a_service_is_given_is_a_service(service: str) -> None:
     environment = OURS[service]["environment"]
     told = {host for value in environment.values() for host in re.findall(r"([a-z][a-z-]*):\d+", value)}
     assert told == {"valkey", "mail", "sms-gateway"}

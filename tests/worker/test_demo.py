@@ -57,7 +57,7 @@ def test_every_promise_holds() -> None:
     assert "\x1b" not in output
 
 
-def test_without_locks_it_fails_and_names_what_broke() -> None:
+def test_demo_without_locks_fails_and_names_what_broke() -> None:
     code, output = run_demo("--without-locks")
     assert code == 1, output
     assert "PROMISE BROKEN: At most one execution per lock name is in its body." in output
@@ -195,7 +195,7 @@ class TestPromises:
     def test_else_it_proves_nothing(self, unproven: Callable[[], Evidence]) -> None:
         assert list(promises.crashes_send_nothing_twice(unproven()))
 
-    def test_a_report_past_its_ttl_that_nobody_asked_for_again_proves_nothing(self) -> None:
+    def test_report_past_its_ttl_without_another_request_proves_nothing(self) -> None:
         task = "shop.nightly_report"
         body = [Fact("enter", 10.0, 1, task, "a", "", "a"), Fact("leave", 15.0, 1, task, "a", "", "a")]
         early, late = Fact("deliver", 11.0, 2, task, "b"), Fact("deliver", 13.0, 2, task, "b")

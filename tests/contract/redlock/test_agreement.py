@@ -61,9 +61,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet,
 
 
 @pytest.mark.invariant("tokens-are-agreed")
-def test_a_seed_is_the_same_for_every_run_until_one_succeeds_whoever_is_away(
-    five: RedlockSet, store: RedlockStore
-) -> None:
+def test_seed_is_the_same_for_every_run_until_one_succeeds(five: RedlockSet, store: RedlockStore) -> None:
     seeds = []
     for number, away in enumerate([(0, 1), (2, 3), (4, 0)]):
         for place in away:
@@ -100,7 +98,7 @@ def test_a_vote_that_was_lost_is_no_death(five: RedlockSet, store: RedlockStore)
     assert not answer.after_crash
 
 
-def test_a_body_that_died_holds_the_next_back_whoever_is_away(five: RedlockSet, store: RedlockStore) -> None:
+def test_body_that_died_blocks_the_next_call_with_any_two_servers_away(five: RedlockSet, store: RedlockStore) -> None:
     five.node(0).kill()
     five.node(1).kill()
     took(store, "o.1", claim_of("id1", once=True))
@@ -119,7 +117,7 @@ def test_a_body_that_died_holds_the_next_back_whoever_is_away(five: RedlockSet, 
 
 @pytest.mark.invariant("tokens-are-agreed", "redlock-tokens-grow")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_tokens_grow_strictly_whoever_dies_returns_loses_replies_or_is_ahead(five: RedlockSet, seed: int) -> None:
+def test_tokens_grow_strictly_under_all_faults(five: RedlockSet, seed: int) -> None:
     """Of three servers one at a time is away; another owner takes the lock whenever the last one's lease is over."""
     nodes, chance = five.nodes[:3], random.Random(seed)
     tokens: list[int] = []

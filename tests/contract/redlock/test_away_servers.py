@@ -52,7 +52,7 @@ def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> N
 
 @pytest.mark.invariant("redlock-survives-a-minority")
 @pytest.mark.parametrize("way", ["kill", "pause"])
-def test_with_two_of_five_away_everything_goes_on(five: RedlockSet, store: RedlockStore, way: str) -> None:
+def test_two_of_five_servers_away_change_nothing(five: RedlockSet, store: RedlockStore, way: str) -> None:
     for node in five.nodes[:2]:
         getattr(node, way)()
     took(store, "o.1", claim_of("id1", once=True))
@@ -71,7 +71,9 @@ def test_with_two_of_five_away_everything_goes_on(five: RedlockSet, store: Redlo
 
 
 @pytest.mark.invariant("redlock-needs-a-majority")
-def test_with_three_of_five_away_nobody_gets_it_and_the_error_names_them(five: RedlockSet, store: RedlockStore) -> None:
+def test_three_of_five_servers_away_grant_no_lock_and_the_error_names_them(
+    five: RedlockSet, store: RedlockStore
+) -> None:
     for node in five.nodes[:3]:
         node.kill()
     with pytest.raises(StoreUnavailable, match="no majority of its 5 servers") as caught:
@@ -103,7 +105,7 @@ def test_three_hung_servers_cost_a_tenth_of_the_ttl_and_late_leases_are_released
     eventually(lambda: holders(five.nodes) == [None] * 5)
 
 
-def test_a_hung_server_is_soon_asked_no_more_and_gives_back_what_it_took(five: RedlockSet, store: RedlockStore) -> None:
+def test_hung_server_is_skipped_soon_and_its_late_leases_are_released(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "w.1")
     store.release(NAME, "w.1", ReleaseRequest())
     five.node(4).pause()
@@ -147,7 +149,7 @@ def test_lease_taken_late_by_a_hung_server_is_released_after_a_refusal(five: Red
         eventually(lambda: refused.inspect(NAME) is not None and holders([hung]) == [None], within=15)
 
 
-def test_replies_that_are_cut_cost_nobody_the_lock_and_leave_nothing(five: RedlockSet) -> None:
+def test_cut_replies_cost_no_caller_the_lock_and_leave_nothing(five: RedlockSet) -> None:
     """Two of five carry out and do not answer, in turn, at each step."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
@@ -268,7 +270,7 @@ def test_member_whose_credential_provider_fails_is_away_alone(five: RedlockSet) 
 
 
 @pytest.mark.invariant("majority-decides")
-def test_a_server_that_missed_a_release_hears_of_it_when_it_answers_again(five: RedlockSet) -> None:
+def test_server_that_missed_a_release_gets_it_when_it_answers_again(five: RedlockSet) -> None:
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
         store = stack.enter_context(closing(opened(proxies)))
@@ -331,7 +333,7 @@ def _subscribers(node: Server) -> int:
     return int(count)
 
 
-def test_a_servers_silence_is_told_of_at_the_start(five: RedlockSet, store: RedlockStore) -> None:
+def test_silent_server_is_reported_at_the_start(five: RedlockSet, store: RedlockStore) -> None:
     assert store.facts().silent == ()
     five.node(3).kill()
     (silent,) = store.facts().silent

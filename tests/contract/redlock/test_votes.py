@@ -54,14 +54,14 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
 
 
 @pytest.mark.invariant("majority-decides")
-def test_what_a_minority_holds_is_in_nobodys_way(five: RedlockSet, store: RedlockStore) -> None:
+def test_lease_on_a_minority_blocks_no_caller(five: RedlockSet, store: RedlockStore) -> None:
     hold(five.node(0), "dead.1")
     hold(five.node(1), "dead.2")
     took(store, "o.1")
     assert eventually(lambda: holders(five.nodes) == ["dead.1", "dead.2", "o.1", "o.1", "o.1"])
 
 
-def test_who_holds_a_majority_is_met_as_its_holder(five: RedlockSet, store: RedlockStore) -> None:
+def test_holder_of_a_majority_is_the_holder(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[1:4]:
         hold(node, "a.1")
     answer = store.acquire(NAME, "o.1", TTL, claim_of())
@@ -70,7 +70,7 @@ def test_who_holds_a_majority_is_met_as_its_holder(five: RedlockSet, store: Redl
     eventually(lambda: holders(five.nodes) == [None, "a.1", "a.1", "a.1", None])
 
 
-def test_a_name_that_a_majority_knows_as_used_is_used_whoever_is_away(five: RedlockSet, store: RedlockStore) -> None:
+def test_name_that_a_majority_knows_as_used_is_used(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[:2]:
         node.kill()
     took(store, "o.1", claim_of("id1", once=True))
@@ -283,9 +283,7 @@ def test_lease_lives_with_a_majority_and_is_not_restored_on_a_server_that_lost_i
 
 
 @pytest.mark.invariant("majority-decides")
-def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
-    five: RedlockSet, store: RedlockStore
-) -> None:
+def test_lease_without_a_majority_is_neither_renewed_nor_lost(five: RedlockSet, store: RedlockStore) -> None:
     took(store, "o.1")
     took_too = store.acquire(shared_name("y"), "o.2", TTL, claim_of())
     assert isinstance(took_too, Acquired)
@@ -301,7 +299,7 @@ def test_where_no_majority_says_either_a_lease_is_neither_renewed_nor_lost(
 
 
 @pytest.mark.invariant("redlock-needs-a-majority")
-def test_a_keeper_tells_of_a_lease_that_no_majority_renews(five: RedlockSet) -> None:
+def test_watchdog_reports_a_lease_that_no_majority_renews(five: RedlockSet) -> None:
     party = Party(five.lock_urls(), timeout=0.3)
     lease = party.acquire(shared_name("kept"), ttl=6)
     for node in five.nodes[:3]:
@@ -312,7 +310,7 @@ def test_a_keeper_tells_of_a_lease_that_no_majority_renews(five: RedlockSet) -> 
         lease.ensure()
 
 
-def test_a_keeper_keeps_a_lease_while_two_of_five_hang(five: RedlockSet) -> None:
+def test_watchdog_renews_a_lease_while_two_of_five_hang(five: RedlockSet) -> None:
     party = Party(five.lock_urls(), timeout=0.5)
     lease = party.acquire(shared_name("kept"), ttl=3)
     for node in five.nodes[:2]:

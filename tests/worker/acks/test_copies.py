@@ -47,7 +47,7 @@ class TestWhileTheHolderLives:
     @pytest.mark.core
     @pytest.mark.parametrize("flagged", [True, False], ids=["redelivered", "unflagged"])
     @pytest.mark.parametrize("name", POLICIES)
-    def test_a_twin_is_neither_run_nor_ended_and_the_result_is_the_holders(self, stage, tasks, name, flagged):
+    def test_duplicate_delivery_is_neither_run_nor_ended(self, stage, tasks, name, flagged):
         task, n = getattr(tasks, name), stage.fresh()
         holding = stage.hold(task, n)
         stage.deliver_again(stage.unacked(holding.id), flagged=flagged)
@@ -59,7 +59,7 @@ class TestWhileTheHolderLives:
         assert [fact["what"] for fact in stage.history(id=holding.id)] == ["in", "out"]
         assert not stage.locked(task, n)
 
-    def test_a_twin_is_put_back_with_a_growing_delay(self, stage, tasks):
+    def test_duplicate_delivery_is_republished_with_a_growing_delay(self, stage, tasks):
         holding, _ = copied(stage, tasks.skips_late)
         eventually(lambda: len(stage.lines(holding.id, "is republished")) >= 2)
         assert "is republished, retrying in 1 s" in stage.lines(holding.id, "is republished")[0]
@@ -75,7 +75,7 @@ class TestWhileTheHolderLives:
         holding.end()
         stage.nothing_left()
 
-    def test_beside_a_skip_result_a_twin_still_touches_nothing(self, stage, tasks):
+    def test_duplicate_delivery_beside_a_skip_result_changes_nothing(self, stage, tasks):
         n = stage.fresh()
         holding = stage.hold(tasks.skips_as_value_late, n)
         stage.deliver_again(stage.unacked(holding.id))
@@ -121,7 +121,7 @@ class TestAfterTheHoldersEnd:
         assert holding.result.get(timeout=1) == n
 
     @pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
-    def test_a_doubt_about_copies_is_kept_when_a_message_comes_back_from_a_conflict(self, stage, tasks):
+    def test_message_republished_at_a_conflict_keeps_its_doubt_about_copies(self, stage, tasks):
         """Acknowledged early, it was delivered twice and met a held lock; the copy that then runs is the last to."""
         task, n = tasks.retries, stage.fresh()
         with stage.hold(task, n):
@@ -148,7 +148,7 @@ class TestAfterTheHoldersEnd:
         stage.entered(id=holding.id, count=2)
         stage.nothing_left()
 
-    def test_the_copy_runs_where_the_holders_child_died_and_the_message_was_to_come_back(self, stage, tasks):
+    def test_copy_runs_if_the_holders_child_died_and_the_message_is_requeued(self, stage, tasks):
         holding, _ = copied(stage, tasks.comes_back_late)
         (body,) = stage.history(what="in", id=holding.id)
         os.kill(body["pid"], signal.SIGKILL)

@@ -56,7 +56,7 @@ def bodies(stage, task_id):
 @pytest.mark.core
 @pytest.mark.parametrize("route", ["TOPIC", "DIRECT", "BOUND"])
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_a_message_that_met_a_held_lock_comes_back_to_its_own_queue_and_runs_once(stage, tasks, name, route):
+def test_message_at_a_held_lock_is_republished_to_its_own_queue_and_runs_once(stage, tasks, name, route):
     task, n = getattr(tasks, name), stage.fresh()
     holding = stage.hold(task, n)
     result = task.apply_async((n,), **getattr(tasks, route))
@@ -71,7 +71,7 @@ def test_a_message_that_met_a_held_lock_comes_back_to_its_own_queue_and_runs_onc
 
 @pytest.mark.core
 @pytest.mark.parametrize("route", ["TOPIC", "DIRECT"])
-def test_a_put_back_twin_comes_back_to_its_own_queue_and_does_not_run(stage, tasks, route):
+def test_duplicate_delivery_is_republished_to_its_own_queue_and_does_not_run(stage, tasks, route):
     n, options = stage.fresh(), getattr(tasks, route)
     holding = stage.hold(tasks.skips_late, n, **options)
     tasks.skips_late.apply_async((n,), task_id=holding.id, **options)
@@ -101,7 +101,7 @@ def sent_to_two_queues(stage, tasks):
         return len(eventually(lambda: (found := stage.lines(result.id, "is republished"))[7:] and found))
 
 
-def test_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(stage, tasks):
+def test_queues_of_one_topic_do_not_multiply_republished_messages(stage, tasks):
     """Two copies, four times each. If both queues got each of them again, 2 + 4 + 8 + 16."""
     assert sent_to_two_queues(stage, tasks) == 8
     stage.nothing_left()
@@ -109,7 +109,7 @@ def test_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(stage, ta
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_what_came_through_a_fanout_fails_loudly_with_lock_held(stage, tasks, name):
+def test_message_through_a_fanout_fails_with_lock_held(stage, tasks, name):
     """Over Redis it came from no queue, so there is none to come back to; and it must not vanish."""
     task, n = getattr(tasks, name), stage.fresh()
     with stage.hold(task, n):
@@ -123,7 +123,7 @@ def test_what_came_through_a_fanout_fails_loudly_with_lock_held(stage, tasks, na
 
 
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_a_twin_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, name):
+def test_duplicate_delivery_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, name):
     """As where two workers get one broadcast."""
     task, n = getattr(tasks, name), stage.fresh()
     holding = stage.hold(task, n, **tasks.FANOUT)
@@ -173,7 +173,7 @@ def rabbit_tasks(rabbit, request):
 @pytest.mark.servers
 @pytest.mark.parametrize("route", ["TOPIC", "DIRECT", "BOUND", "FANOUT"])
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_on_rabbitmq_a_message_that_met_a_held_lock_comes_back_and_runs_once(rabbit, rabbit_tasks, name, route):
+def test_rabbitmq_message_at_a_held_lock_is_republished_and_runs_once(rabbit, rabbit_tasks, name, route):
     task, n = getattr(rabbit_tasks, name), rabbit.fresh()
     holding = rabbit.hold(task, n)
     result = task.apply_async((n,), **getattr(rabbit_tasks, route))
@@ -184,5 +184,5 @@ def test_on_rabbitmq_a_message_that_met_a_held_lock_comes_back_and_runs_once(rab
 
 
 @pytest.mark.servers
-def test_on_rabbitmq_two_queues_bound_to_one_topic_do_not_multiply_what_comes_back(rabbit, rabbit_tasks):
+def test_rabbitmq_queues_of_one_topic_do_not_multiply_republished_messages(rabbit, rabbit_tasks):
     assert sent_to_two_queues(rabbit, rabbit_tasks) == 8

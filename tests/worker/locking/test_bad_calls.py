@@ -243,7 +243,7 @@ class TestSettings:
         assert "s3cret" not in output
         assert " ready." not in output
 
-    def test_without_any_redis_the_worker_says_to_set_dlock_url(self, tmp_path):
+    def test_worker_without_any_redis_says_to_set_dlock_url(self, tmp_path):
         app = Celery("here", broker="amqp://guest:s3cret@nowhere//", backend="rpc://", set_as_current=False)
         task = singleton_task(app=app, name="shop.bill")(bill)
         with pytest.raises(InvalidLockOptions, match="set dlock_url") as raised:

@@ -132,7 +132,7 @@ class TestApply:
             tasks.raises.apply(("n",), throw=True)
 
     @pytest.mark.parametrize("end", ["fail", "ignore", "reject", "retry", "replace"])
-    def test_however_it_ends_the_lock_is_free(self, tasks, end):
+    def test_lock_is_free_after_every_ending(self, tasks, end):
         took(lambda: tasks.skips.apply(("n",), {"end": end}).get())
         assert not tasks.skips.lock_for("n").locked()
         assert tasks.skips.apply(("n",)).get() == "n"

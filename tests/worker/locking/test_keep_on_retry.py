@@ -41,7 +41,7 @@ def bodies(stage, n, count):
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
-def test_nobody_of_any_policy_comes_between_a_task_and_its_retry(stage, tasks):
+def test_no_rival_of_any_policy_runs_between_a_task_and_its_retry(stage, tasks):
     n = stage.fresh()
     result = tasks.keeps.delay(n, seconds=DELAY)
     first_ended(stage, result)
@@ -58,7 +58,7 @@ def test_nobody_of_any_policy_comes_between_a_task_and_its_retry(stage, tasks):
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
-def test_without_it_somebody_does(stage, tasks):
+def test_rival_runs_between_a_task_and_its_retry_without_keep_on_retry(stage, tasks):
     n = stage.fresh()
     result = tasks.lets_go.delay(n, seconds=DELAY)
     first_ended(stage, result)
@@ -68,7 +68,7 @@ def test_without_it_somebody_does(stage, tasks):
     assert bodies(stage, n, 3) == [("lets_go", 0), ("raise", 0), ("lets_go", 1)]
 
 
-def test_the_holder_of_a_kept_lock_is_told_and_its_token_grows(stage, tasks):
+def test_kept_lock_names_its_holder_and_its_token_grows(stage, tasks):
     n = stage.fresh()
     result = tasks.keeps.delay(n, seconds=DELAY)
     first_ended(stage, result)
@@ -88,7 +88,7 @@ def test_the_holder_of_a_kept_lock_is_told_and_its_token_grows(stage, tasks):
     [("keeps", "eta", DELAY), ("keeps_auto", "auto", 0), ("keeps", "no throw", DELAY), ("keeps", "", 0)],
     ids=["by eta", "autoretry_for", "throw=False", "at once"],
 )
-def test_however_it_retries(stage, tasks, task, way, seconds):
+def test_lock_is_kept_for_every_kind_of_retry(stage, tasks, task, way, seconds):
     n = stage.fresh()
     retried = getattr(tasks, task).delay(n, way, seconds)
     first_ended(stage, retried)
@@ -113,7 +113,7 @@ def test_a_revoked_retry_frees_it_by_its_life(stage, tasks):
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.parametrize("seconds", [0.0, DELAY], ids=["a retry that is there before the release", "a later one"])
-def test_under_queue_those_who_wait_come_after_the_retry(stage, tasks, seconds):
+def test_waiters_under_queue_come_after_the_retry(stage, tasks, seconds):
     n = stage.fresh()
     first = tasks.keeps_queued.delay(n, "", seconds)
     others = [tasks.rivals["queue"].delay(n) for _ in range(2)]
@@ -126,7 +126,7 @@ def test_under_queue_those_who_wait_come_after_the_retry(stage, tasks, seconds):
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.parametrize("way", ["other args", "no more", "replace"])
-def test_what_is_no_retry_of_this_lock_frees_it_at_once(stage, tasks, way):
+def test_release_without_a_retry_frees_the_lock_at_once(stage, tasks, way):
     n = stage.fresh()
     result = tasks.keeps.delay(n, way, DELAY)
     first_ended(stage, result)

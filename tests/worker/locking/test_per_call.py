@@ -77,7 +77,7 @@ def entry(stage, result):
 class TestItChanges:
     @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.core
-    def test_what_happens_at_a_held_lock_for_this_call_only(self, stage, call):
+    def test_conflict_policy_changes_for_this_call_only(self, stage, call):
         n = stage.fresh()
         holder = hold(stage, call, n)
         raises = call(n, dlock={"on_conflict": "raise"})
@@ -146,7 +146,7 @@ class TestItChanges:
 
 class TestItGoesAlong:
     @pytest.mark.core
-    def test_where_a_tracing_tool_puts_headers_of_its_own_in_the_place_of_the_messages(self, stage, call):
+    def test_options_are_read_if_a_tracing_tool_replaced_the_messages_headers(self, stage, call):
         n = stage.fresh()
         holder = hold(stage, call, n, headers=TRACED)
         raises = call(n, dlock={"on_conflict": "raise"}, headers=TRACED)
@@ -154,7 +154,7 @@ class TestItGoesAlong:
         stage.open(f"{n}-gate")
         assert holder.get(timeout=10) == n
 
-    def test_with_a_retry_under_such_a_tool(self, stage, call):
+    def test_options_stay_with_a_retry_under_a_tracing_tool(self, stage, call):
         n = stage.fresh()
         result = call(n, "", "retry", dlock={"ttl": 7}, headers=TRACED)
         assert result.get(timeout=10) == n
@@ -164,7 +164,7 @@ class TestItGoesAlong:
         "headers", [None, {"tenant": "x"}, {"tenant": "x", **TRACED}, {"tenant": "x", "headers": {}}]
     )
     @pytest.mark.core
-    def test_of_the_messages_headers_a_body_sees_what_celery_shows(self, tasks, headers):
+    def test_body_sees_the_message_headers_that_celery_shows(self, tasks, headers):
         shown = [
             task.apply_async(headers=headers).get(timeout=10) for task in (tasks.plain_headers, tasks.locked_headers)
         ]
@@ -172,7 +172,7 @@ class TestItGoesAlong:
         assert shown[0] == shown[1]
 
     @pytest.mark.parametrize("way", ["retry", "retry with headers"])
-    def test_with_the_tasks_own_retry(self, stage, call, way):
+    def test_options_stay_with_the_tasks_own_retry(self, stage, call, way):
         n = stage.fresh()
         result = call(n, "", way, dlock={"ttl": 5})
         assert result.get(timeout=10) == n
@@ -180,7 +180,7 @@ class TestItGoesAlong:
 
     @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.parametrize("policy", ["retry", "queue"])
-    def test_with_a_message_that_comes_back(self, stage, call, policy):
+    def test_options_stay_with_a_republished_message(self, stage, call, policy):
         n = stage.fresh()
         holder = hold(stage, call, n)
         back = call(n, dlock={"on_conflict": policy, "retry_delay": 0.1, "ttl": 5})
@@ -192,7 +192,7 @@ class TestItGoesAlong:
         assert (holder.get(timeout=10), back.get(timeout=10)) == (n, n)
         assert entry(stage, back)["ttl"] == 5
 
-    def test_in_a_chain_a_group_and_a_chord(self, stage, tasks):
+    def test_options_stay_in_a_chain_a_group_and_a_chord(self, stage, tasks):
         names = [stage.fresh() for _ in range(6)]
         steps = [tasks.calls.si(n).set(dlock={"ttl": 5 + place}) for place, n in enumerate(names)]
         assert chain(steps[0], steps[1]).apply_async().get(timeout=10) == names[1]
@@ -200,7 +200,7 @@ class TestItGoesAlong:
         assert chord([steps[4]], steps[5]).apply_async().get(timeout=10) == names[5]
         assert [stage.entered(n=n)[0]["ttl"] for n in names] == [5, 6, 7, 8, 9, 10]
 
-    def test_with_a_link(self, stage, tasks, call):
+    def test_options_stay_with_a_link(self, stage, tasks, call):
         first, second = stage.fresh(), stage.fresh()
         call(first, link=tasks.calls.si(second).set(dlock={"enabled": False})).get(timeout=10)
         assert stage.entered(n=second)[0]["held"] is False

@@ -56,7 +56,7 @@ def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
 @pytest.mark.invariant("plugins-do-not-stop-threads")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.usefixtures("workers")
-def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_over(stage: Stage, pool: str) -> None:
+def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_off(stage: Stage, pool: str) -> None:
     """The child of the first one is killed (prefork), so only the sweeper can hand the lock over."""
     first, second = f"first {pool}", f"second {pool}"
     stage.app.queued.apply_async((pool, first, 60.0 if pool == "prefork" else 1.0), queue=pool)

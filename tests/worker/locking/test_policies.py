@@ -48,7 +48,7 @@ class TestSkip:
 
     @pytest.mark.invariant("finished-holder-is-no-conflict")
     @pytest.mark.core
-    def test_nobody_waits_for_a_holder_that_has_not_left(self, stage, tasks):
+    def test_call_does_not_wait_for_a_holder_inside_its_body(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.skips, n):
             times = [took(lambda: tasks.skips.delay(n).get(timeout=10))[0] for _ in range(5)]
@@ -96,7 +96,7 @@ class TestSkip:
             assert tasks.skips.delay(f"{n}x").get(timeout=10) == f"{n}x"
 
     @pytest.mark.parametrize(("name", "value"), [("skips_as_value", {"skipped": True}), ("skips_as_none", None)])
-    def test_with_a_skip_result_it_ends_success_and_the_chain_goes_on(self, stage, tasks, name, value):
+    def test_skip_with_a_skip_result_ends_success_and_the_chain_continues(self, stage, tasks, name, value):
         task, n = getattr(tasks, name), stage.fresh()
         with stage.hold(task, n):
             tail = chain(task.si(n), tasks.plain.s()).apply_async()

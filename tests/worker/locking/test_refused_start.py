@@ -63,7 +63,7 @@ def test_a_skip_result_that_cannot_be_stored_is_refused_at_the_start() -> None:
         KeeperStep(worker).include_if(worker)
 
 
-def test_who_runs_a_worker_within_a_program_gets_the_exception() -> None:
+def test_embedded_worker_with_a_refused_setting_raises() -> None:
     app = Celery("within", broker="memory://", set_as_current=False)
     app.conf.dlock_tll = 1
 

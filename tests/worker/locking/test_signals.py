@@ -70,7 +70,7 @@ class Monitor:
 
 
 class TestMonitorEvents:
-    def test_a_run_is_told_as_acquired_and_released_and_its_state_stays_celerys(self, stage, tasks):
+    def test_run_sends_acquired_and_released_and_keeps_celerys_state(self, stage, tasks):
         n = stage.fresh()
         with Monitor(stage.app) as monitor:
             result = tasks.skips.delay(n)
@@ -84,7 +84,7 @@ class TestMonitorEvents:
         assert monitor.state.tasks[result.id].state == "SUCCESS"
 
     @pytest.mark.core
-    def test_a_skip_is_told_and_monitors_leave_started(self, stage, tasks):
+    def test_skip_sends_signal_and_monitors_leave_started(self, stage, tasks):
         n = stage.fresh()
         with Monitor(stage.app) as monitor, stage.hold(tasks.skips, n) as holding:
             result = tasks.skips.delay(n)
@@ -135,7 +135,7 @@ class TestMonitorEvents:
             monitor.wait_for(revoked.id, "task-revoked")
             assert [monitor.state.tasks[each.id].state for each in (ousted, revoked)] == ["REVOKED", "REVOKED"]
 
-    def test_a_lost_lease_is_told(self, stage, tasks):
+    def test_lost_lease_sends_signal(self, stage, tasks):
         n = stage.fresh()
         with Monitor(stage.app) as monitor, stage.hold(tasks.skips, n) as holding:
             stage.locks.delete(*stage.lock_keys(tasks.skips, n))

@@ -86,7 +86,7 @@ def test_each_such_task_is_named_once(app: Celery, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("options", [{"name": "shop.outer"}, {"name": "shop.outer", "bind": True}])
-def test_a_task_decorator_above_ours_is_told_with_the_task_that_it_hides(
+def test_task_decorator_above_singleton_task_is_reported_with_the_hidden_task(
     app: Celery, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     app.task(**options)(singleton_task(app=app, name="shop.bill")(bill))
@@ -97,7 +97,7 @@ def test_a_task_decorator_above_ours_is_told_with_the_task_that_it_hides(
     )
 
 
-def test_of_singletons_and_plain_tasks_nothing_is_told(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+def test_singleton_and_plain_tasks_cause_no_warning(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     singleton_task(app=app, name="shop.bill")(bill)
     app.task(base=SingletonTask, name="shop.other", lock_options=LockOptions())(bill)
     app.task(name="shop.plain")(bill)

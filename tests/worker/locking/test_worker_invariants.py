@@ -58,7 +58,7 @@ def test_lost_lease_is_reported_by_lease_signal_and_log(stage: Stage, pool: str)
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
-def test_ensure_asks_the_store_and_does_not_wait_for_the_keeper(stage: Stage, worker: Worker) -> None:
+def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: Stage, worker: Worker) -> None:
     # Its ttl is 60 s: the keeper looks after 20.
     lock_name = lose(stage, "asking", "asking", 10.0)
     stage.mark("asking", "LockLost", within=5)

@@ -126,7 +126,7 @@ def test_a_body_that_ended_before_its_main_process_knew_of_its_start_runs_once(
 
 @pytest.mark.invariant("new-message-runs")
 @pytest.mark.parametrize("deaf", [True, False])
-def test_what_is_sent_anew_as_soon_as_the_end_of_a_dead_child_is_read_runs(tasks, urls, tmp_path, request, deaf):
+def test_message_sent_again_after_the_failure_of_a_dead_child_runs(tasks, urls, tmp_path, request, deaf):
     """Under the same id; the mark of the first one, which a copy may have met, does not end it."""
     n = f"dies {deaf}"
     with running_worker(

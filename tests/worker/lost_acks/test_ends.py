@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.core, pytest.mark.celerys]
 @pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["", "fail"])
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_a_message_whose_acknowledgement_is_not_heard_runs_once(tasks, worker, broker, name, end):
+def test_message_whose_acknowledgement_is_lost_runs_once(tasks, worker, broker, name, end):
     """Acknowledged at its start, too: else a send whose broker's connection breaks just then goes out twice."""
     n = f"{name}-{end}"
     tasks.notes.set("deaf", 1)
@@ -145,7 +145,9 @@ def test_a_failure_stays_one_though_celery_cancelled_it_meanwhile(tasks, broker,
 @pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 @pytest.mark.parametrize("ended_after", [0.0, 3.5])
 @pytest.mark.parametrize("end", ["", "fail"])
-def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls, tmp_path, request, end, ended_after):
+def test_end_acknowledged_after_its_visibility_timeout_is_marked(
+    tasks, broker, urls, tmp_path, request, end, ended_after
+):
     """It has delivered the message again by then: the worker's main process stood still while the body ended.
 
     Also an end so near the visibility timeout of 5 s that the keeper would have left word, which stood still with it.
@@ -174,9 +176,7 @@ def test_an_end_of_which_the_broker_hears_too_late_is_marked(tasks, broker, urls
 
 @pytest.mark.invariant("done-is-final", "lost-ack-runs-nothing-twice")
 @pytest.mark.parametrize("end", ["replace", "die", "revoked"])
-def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
-    tasks, worker, broker, urls, tmp_path, request, end
-):
+def test_message_with_lost_ack_runs_once_after_every_ending(tasks, worker, broker, urls, tmp_path, request, end):
     """A replacement, a dead child, a body that was terminated."""
     n = f"{end} late"
     tasks.notes.set("deaf", 1)
@@ -203,7 +203,7 @@ def test_whatever_its_end_a_message_of_which_nobody_heard_runs_once(
 
 
 @pytest.mark.invariant("lost-ack-runs-nothing-twice")
-def test_a_skipped_message_of_which_nobody_heard_does_not_run_when_its_lock_is_free(tasks, worker, broker):
+def test_skipped_message_with_lost_ack_does_not_run_when_its_lock_is_free(tasks, worker, broker):
     """Its end is stored: its chord has failed, its sender has gone on."""
     n = "skipped"
     tasks.notes.set("deaf", 1)
@@ -259,7 +259,7 @@ def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker
 
 
 @pytest.mark.invariant("done-is-final", "unfinished-message-runs-again")
-def test_what_its_body_published_anew_runs_though_a_copy_of_it_was_about(tasks, broker, urls, tmp_path, request):
+def test_message_that_its_body_published_again_runs_beside_a_copy(tasks, broker, urls, tmp_path, request):
     """Nothing fails here: with a second slot the new message meets the old one's body, and leaves word in its lock."""
     with running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker:
         request.node.stash[WORKERS] = [worker]

@@ -88,7 +88,7 @@ def test_a_killed_body_leaves_the_name_free(stage, tasks):
     assert tasks.once.delay(n).get(timeout=10) == n
 
 
-def test_a_killed_body_whose_message_comes_back_runs_to_its_success(stage, tasks):
+def test_killed_body_whose_message_is_redelivered_runs_to_success(stage, tasks):
     n = stage.fresh()
     result = tasks.once_raises.delay(n, end="die")
     assert result.get(timeout=20) == n
@@ -105,7 +105,7 @@ def test_a_skipped_call_does_not_use_the_name(stage, tasks):
     assert tasks.once.delay(n).get(timeout=10) == n
 
 
-def test_with_a_skip_result_a_used_name_gives_that_value_and_the_chain_goes_on(stage, tasks):
+def test_used_name_with_skip_result_returns_it_and_the_chain_continues(stage, tasks):
     n = stage.fresh()
     assert tasks.once_as_value.delay(n).get(timeout=10) == n
     stage.free(tasks.once_as_value, n)

@@ -87,7 +87,7 @@ def tasks(stage, request):
 @pytest.mark.parametrize("step", STEPS)
 class TestAChildDies:
     @pytest.mark.invariant("death-is-no-failure", "after-crash-hold-blocks")
-    def test_under_hold_no_further_call_runs_until_somebody_says_what_became_of_it(self, stage, tasks, step):
+    def test_no_further_call_under_hold_runs_until_the_outcome_is_resolved(self, stage, tasks, step):
         n = stage.fresh()
         died = stage.die(tasks.holds, n, step)
         with pytest.raises(UnknownOutcome) as raised:
@@ -107,7 +107,7 @@ class TestAChildDies:
         assert stage.sent(n) == 1
 
     @pytest.mark.invariant("death-is-no-failure", "after-crash-run-continues")
-    def test_under_run_the_next_one_knows_of_it_and_has_the_same_idempotency_key(self, stage, tasks, step):
+    def test_next_call_under_run_knows_of_the_crash_and_has_the_same_key(self, stage, tasks, step):
         n = stage.fresh()
         stage.die(tasks.runs, n, step)
         assert stage.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
@@ -205,7 +205,7 @@ def test_a_crash_stays_unsettled_where_the_next_run_fails(stage, tasks):
 
 
 @pytest.mark.invariant("after-crash-hold-blocks")
-def test_a_message_that_comes_back_after_its_child_died_is_held_too(stage, tasks):
+def test_message_redelivered_after_its_child_died_is_held_too(stage, tasks):
     """Its own redelivery is a further call: at most once means not even for itself."""
     n = stage.fresh()
     result = stage.send(tasks.holds_late, n, "during")
@@ -333,7 +333,7 @@ class TestOperators:
         with pytest.raises(InvalidLockOptions, match=r"resolve\(\) needs once_per"):
             tasks.plainly_locked.resolve(sent=True)
 
-    def test_without_once_per_there_is_no_idempotency_key(self, tasks):
+    def test_task_without_once_per_has_no_idempotency_key(self, tasks):
         with pytest.raises(DLockError, match="only under once_per"):
             tasks.plainly_locked.delay().get(timeout=10)
 

@@ -89,7 +89,7 @@ def test_a_call_without_a_stamp_runs_every_time(stage):
     assert [end_of(stage.tasks.tick.delay()) for _ in range(2)] == ["SUCCESS"] * 2
 
 
-def test_a_message_of_a_beat_that_stamps_none_is_told_once_for_each_task_and_process(stage):
+def test_message_without_tick_stamp_is_logged_once_per_task_and_process(stage):
     """It runs as a call by hand does, and who chose "tick" hears of it."""
     said = r"Task {}\[\S+\] has once_per='tick' but .* -S celery_dlock\.beat:DLockScheduler"
     tasks = (stage.tasks.tick, stage.tasks.other)

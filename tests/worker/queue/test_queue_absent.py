@@ -93,7 +93,7 @@ def test_a_call_that_chose_to_wait_runs_though_the_one_worker_that_knew_of_it_di
         assert waits.get(timeout=20) == "n"
 
 
-def test_a_worker_with_queues_is_told_from_one_without_by_this(tmp_path):
+def test_worker_with_queues_asks_the_store_within_the_same_time(tmp_path):
     with staged(tmp_path, separate=True, concurrency=1) as stage:
         assert stage.worker.running
         assert asked_within(stage.lock_server, LOOK).total() >= 5

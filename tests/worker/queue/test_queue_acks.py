@@ -28,7 +28,7 @@ def acknowledged(stage, result, within):
 
 
 @pytest.mark.invariant("acknowledged-after-parking")
-def test_what_gets_its_lock_is_acknowledged_within_a_second_while_its_body_runs(stage):
+def test_message_that_gets_its_lock_is_acknowledged_within_a_second(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.early, n)
     acknowledged(stage, holding, 1)
@@ -36,7 +36,7 @@ def test_what_gets_its_lock_is_acknowledged_within_a_second_while_its_body_runs(
     assert holding.end() == n
 
 
-def test_what_is_acknowledged_late_is_kept_while_its_body_runs(stage):
+def test_late_acknowledged_message_is_kept_while_its_body_runs(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.late, n)
     assert stage.unacknowledged(holding.id)
@@ -49,7 +49,7 @@ def test_what_is_acknowledged_late_is_kept_while_its_body_runs(stage):
 
 
 @pytest.mark.invariant("acknowledged-after-parking")
-def test_what_is_parked_is_acknowledged_within_a_second(stage):
+def test_parked_message_is_acknowledged_within_a_second(stage):
     n = stage.fresh()
     with stage.hold(stage.tasks.early, n):
         results = stage.park(stage.tasks.early, n, 5)
@@ -98,5 +98,5 @@ def test_a_failing_and_a_skipped_one_are_acknowledged_too(stage):
     eventually(lambda: stage.tasks.three.waiting(n).count == 0)
 
 
-def test_a_store_that_keeps_what_it_is_told_is_not_warned_of(stage):
+def test_persistent_store_causes_no_warning(stage):
     assert "append-only" not in stage.worker.log()

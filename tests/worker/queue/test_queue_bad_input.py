@@ -44,7 +44,7 @@ class TestEager:
             assert holding.id in str(result.result)
             assert tasks.early.waiting(n).count == 0
 
-    def test_so_does_one_that_others_wait_before(self, stage, tasks):
+    def test_eager_call_behind_waiters_fails(self, stage, tasks):
         n, queue = stage.fresh(), f"far-{stage.fresh()}"
         stage.consume(queue)
         holding = stage.hold(tasks.early, n)
@@ -57,7 +57,7 @@ class TestEager:
         assert result.get(timeout=10) == n
         assert stage.order(n) == [holding.id, result.id]
 
-    def test_a_free_lock_is_taken_and_handed_over_by_an_eager_call(self, stage, tasks):
+    def test_eager_call_takes_a_free_lock_and_hands_off(self, stage, tasks):
         n = stage.fresh()
         assert tasks.early.apply((n,)).get() == n
         assert not stage.locked(tasks.early, n)
@@ -102,7 +102,7 @@ class TestGarbage:
     @pytest.mark.parametrize(
         "garbage", ["", "{", "[]\n{}", '["queueing.early","x"]\n{"body":1}', "\x00\xff", b"\xff\xfe\n\xff", "7"]
     )
-    def test_an_entry_that_cannot_be_read_is_buried_loudly_and_those_behind_go_on(self, stage, tasks, garbage):
+    def test_unreadable_entry_becomes_a_dead_letter_and_the_queue_continues(self, stage, tasks, garbage):
         n = stage.fresh()
         holding = stage.hold(tasks.early, n)
         results = [stage.park(tasks.early, n)[0] for _ in range(3)]
@@ -165,7 +165,7 @@ class TestGarbage:
             ("body", None),
         ],
     )
-    def test_an_entry_of_wrong_types_is_buried_and_those_behind_go_on(self, stage, tasks, field, value):
+    def test_entry_of_wrong_types_becomes_a_dead_letter_and_the_queue_continues(self, stage, tasks, field, value):
         n = stage.fresh()
         holding = stage.hold(tasks.early, n)
         results = [stage.park(tasks.early, n)[0] for _ in range(2)]

@@ -60,7 +60,7 @@ def test_two_copies_of_a_waiter_are_one_waiter(stage, tasks, queue, name, flagge
 
 
 @pytest.mark.invariant("running-message-is-no-waiter")
-def test_a_copy_of_the_holder_takes_nobodys_place(stage, tasks):
+def test_copy_of_the_holder_is_not_queued(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.late, n)
     results = stage.park(tasks.late, n, 2)
@@ -75,7 +75,7 @@ def test_a_copy_of_the_holder_takes_nobodys_place(stage, tasks):
 
 
 @pytest.mark.core
-def test_a_dead_childs_message_that_comes_back_runs_once_more_and_holds_up_nobody(stage, tasks):
+def test_redelivered_message_of_a_dead_child_runs_again_and_delays_no_waiter(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.comes_back, n, end="die")
     results = stage.park(tasks.comes_back, n, 3)
@@ -105,7 +105,7 @@ def test_a_call_with_an_eta_takes_its_place_at_its_eta(stage, tasks):
 
 @pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
-def test_a_turn_that_nobody_takes_passes_on_and_its_message_runs_when_it_arrives(stage, tasks, queue):
+def test_untaken_grant_passes_on_and_its_message_runs_when_it_arrives(stage, tasks, queue):
     n = stage.fresh()
     stage.consume(queue)
     holding = stage.hold(tasks.early, n)
@@ -122,7 +122,7 @@ def test_a_turn_that_nobody_takes_passes_on_and_its_message_runs_when_it_arrives
 
 
 @pytest.mark.invariant("failed-grants-pass-on")
-def test_who_lost_its_turns_is_buried_loudly_and_runs_still_when_it_arrives(stage, tasks, queue):
+def test_waiter_with_failed_grants_is_a_dead_letter_and_runs_when_it_arrives(stage, tasks, queue):
     n = stage.fresh()
     stage.consume(queue)
     holding = stage.hold(tasks.early, n)
@@ -143,7 +143,7 @@ def test_who_lost_its_turns_is_buried_loudly_and_runs_still_when_it_arrives(stag
     assert stage.order(n) == [holding.id, fresh.id, far.id]
 
 
-def test_a_lock_in_a_program_gets_its_turn_when_nobody_waits_any_more(stage, tasks):
+def test_lock_object_in_a_program_gets_the_lock_after_the_last_waiter(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.shared, n)
     results = stage.park(tasks.shared, n, 2)
@@ -168,7 +168,7 @@ def stranger(stage):
 
 
 @pytest.mark.parametrize("expires", [60, 3])
-def test_a_stranger_who_hands_over_loses_nothing(stage, tasks, stranger, expires):
+def test_foreign_process_that_hands_off_loses_no_message(stage, tasks, stranger, expires):
     n = stage.fresh()
     assert shared_name(n).text == tasks.shared.lock_name(n)
     with Lock(n, app=stranger):

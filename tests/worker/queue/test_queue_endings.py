@@ -41,7 +41,7 @@ def tasks(stage, request):
 @pytest.mark.invariant("every-release-grants")
 @pytest.mark.parametrize("name", ["early", "late"])
 @pytest.mark.parametrize("end", ENDS)
-def test_whatever_ends_a_holder_the_next_starts_within_a_second(stage, tasks, name, end):
+def test_next_waiter_starts_within_a_second_of_every_ending(stage, tasks, name, end):
     task, n = getattr(tasks, name), stage.fresh()
     how, options, state = ENDS[end]
     holding = stage.hold(task, n, end=how, **options)
@@ -72,7 +72,7 @@ def holding_began(stage, holding):
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["early", "late"])
 @pytest.mark.parametrize("how", ["retry", "replace"])
-def test_what_runs_once_more_goes_behind_those_who_wait(stage, tasks, name, how):
+def test_message_that_runs_again_goes_behind_the_waiters(stage, tasks, name, how):
     task, n = getattr(tasks, name), stage.fresh()
     holding = stage.hold(task, n, end=how)
     results = stage.park(task, n, 2)
@@ -107,7 +107,7 @@ def test_a_retry_of_a_parked_task_counts_its_own_tries_only(stage, tasks):
 
 
 @pytest.mark.invariant("every-release-grants")
-def test_a_child_killed_from_outside_hands_over_within_a_second(stage, tasks):
+def test_child_killed_from_outside_hands_off_within_a_second(stage, tasks):
     n = stage.fresh()
     holding = stage.hold(tasks.early, n)
     results = stage.park(tasks.early, n, 3)
@@ -122,7 +122,7 @@ class TestOthersOfTheSameName:
     @pytest.mark.invariant("every-release-grants")
     @pytest.mark.core
     @pytest.mark.parametrize("name", ["shared_skips", "shared_retries"])
-    def test_a_task_of_another_policy_hands_over_to_a_waiter(self, stage, tasks, name):
+    def test_task_of_another_policy_hands_off_to_a_waiter(self, stage, tasks, name):
         n = stage.fresh()
         holding = stage.hold(getattr(tasks, name), n)
         results = stage.park(tasks.shared, n, 2)
@@ -133,7 +133,7 @@ class TestOthersOfTheSameName:
 
     @pytest.mark.invariant("every-release-grants")
     @pytest.mark.core
-    def test_a_lock_in_a_program_hands_over_to_a_waiter(self, stage, tasks):
+    def test_lock_object_in_a_program_hands_off_to_a_waiter(self, stage, tasks):
         n = stage.fresh()
         with Lock(n, app=stage.app):
             results = stage.park(tasks.shared, n, 2)
@@ -142,7 +142,7 @@ class TestOthersOfTheSameName:
         assert [result.get(timeout=10) for result in results] == [n, n]
 
     @pytest.mark.invariant("waiters-are-not-overtaken")
-    def test_a_lock_does_not_overtake_those_who_wait(self, stage, tasks):
+    def test_lock_object_does_not_overtake_waiters(self, stage, tasks):
         n, queue = stage.fresh(), f"far-{stage.fresh()}"
         stage.consume(queue)
         holding = stage.hold(tasks.shared, n)
@@ -157,7 +157,7 @@ class TestOthersOfTheSameName:
         stage.consume(queue)
         assert result.get(timeout=10) == n
 
-    def test_a_lock_inside_the_body_is_given_back_with_it_and_waiters_of_both_go_on(self, stage, tasks):
+    def test_lock_inside_the_body_is_released_with_it_and_both_queues_continue(self, stage, tasks):
         n = stage.fresh()
         gate = f"gate of {n}"
         result = tasks.nests.delay(n, gate)
@@ -174,7 +174,7 @@ class TestOthersOfTheSameName:
 
 class TestOncePer:
     @pytest.mark.core
-    def test_those_who_wait_for_a_success_end_revoked(self, stage, tasks):
+    def test_waiters_for_a_success_end_revoked(self, stage, tasks):
         n = stage.fresh()
         holding = stage.hold(tasks.once, n)
         results = stage.park(tasks.once, n, 4)

@@ -107,7 +107,7 @@ def test_one_of_two_slots_is_free_while_ten_wait_for_the_other(small, name, requ
     assert small.overlaps(n) == 1
 
 
-def test_failing_retrying_revoked_and_expiring_ones_hold_up_nobody(stage):
+def test_failing_retrying_revoked_and_expired_waiters_delay_no_other(stage):
     """A program holds the lock until all are parked, for under solo a body would keep them from being received."""
     task, n = stage.tasks.late, stage.fresh()
     with task.lock_for(n):

@@ -63,7 +63,7 @@ def all_ran_once_in_order(stage, n, holding, results):
 
 
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_those_who_wait_run_once_in_order_and_no_message_is_left(stage, name):
+def test_waiters_run_once_in_order_and_no_message_is_left(stage, name):
     task, n = getattr(stage.tasks, name), stage.fresh()
     holding = stage.hold(task, n)
     results = stage.park(task, n, 5)
@@ -75,7 +75,7 @@ def test_those_who_wait_run_once_in_order_and_no_message_is_left(stage, name):
 
 @pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize(("serializer", "compression"), COMBINATIONS)
-def test_what_is_parked_is_published_unchanged(stage, serializer, compression):
+def test_parked_message_is_published_unchanged(stage, serializer, compression):
     n = stage.fresh()
     lock = stage.tasks.parcel.lock_for(n)
     assert lock.acquire(blocking=False)
@@ -111,7 +111,7 @@ def test_what_is_parked_is_published_unchanged(stage, serializer, compression):
 
 
 @pytest.mark.invariant("queue-survives-faults")
-def test_a_holder_whose_child_is_killed_hands_over_soon_and_runs_again(stage):
+def test_holder_whose_child_is_killed_hands_off_soon_and_runs_again(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.comes_back, n)
     results = stage.park(stage.tasks.comes_back, n, 2)
@@ -142,7 +142,7 @@ def test_a_worker_stops_and_another_starts_while_tasks_wait(stage, name):
 
 
 @pytest.mark.invariant("killed-worker-runs-again")
-def test_a_killed_worker_costs_a_late_holder_a_second_run_and_those_who_wait_nothing(stage):
+def test_killed_worker_runs_its_late_holder_twice_and_no_waiter(stage):
     n = stage.fresh()
     holding = stage.hold(stage.tasks.late_brief, n)
     results = stage.park(stage.tasks.late_brief, n, 3)

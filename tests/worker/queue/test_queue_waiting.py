@@ -210,7 +210,7 @@ class TestEnded:
         assert stage.order(n) == [holding.id]
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
-    def test_one_revoked_while_its_message_is_on_its_way_hands_over(self, stage, tasks):
+    def test_waiter_revoked_while_its_message_is_in_transit_hands_off(self, stage, tasks):
         """It lies in a queue that nobody reads when its turn has come."""
         n, queue = stage.fresh(), f"far-{stage.fresh()}"
         stage.consume(queue)
@@ -245,7 +245,7 @@ class TestEnded:
 
     @pytest.mark.core
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-    def test_a_terminated_holder_hands_over_within_a_second(self, stage, tasks, signal):
+    def test_terminated_holder_hands_off_within_a_second(self, stage, tasks, signal):
         n = stage.fresh()
         holding = stage.hold(tasks.early, n)
         (result,) = stage.park(tasks.early, n)
@@ -286,7 +286,7 @@ class TestEnded:
         assert stage.order(n)[-1] == last.id
 
 
-def test_a_waiter_revoked_after_its_worker_restarted_ends_when_its_turn_comes(tmp_path):
+def test_waiter_revoked_after_its_worker_restarted_ends_at_its_grant(tmp_path):
     """The new worker does not know of it: it discards the message, as it discards every revoked one."""
     with staged(tmp_path / "first", concurrency=2) as stage:
         task, n = stage.tasks.late, stage.fresh()

@@ -93,7 +93,7 @@ def test_on_store_error_run_runs_without_the_lock(stage: Stage) -> None:
         assert stage.send("bypassing")[1].get(timeout=30) is False
 
 
-def test_on_store_error_retry_comes_back_until_it_is_confirmed(stage: Stage) -> None:
+def test_on_store_error_retry_is_republished_until_it_is_confirmed(stage: Stage) -> None:
     with stage.nobody_confirms():
         row, sent = stage.send("returning")
         stage.worker.wait_for_log(r"returning\[.*is republished, retrying in .* only 0 of 1 replicas confirmed")
@@ -134,7 +134,7 @@ def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_ove
 
 
 @pytest.mark.invariant("quarantine-delays-grants")
-def test_whose_turn_it_is_takes_it_when_the_probation_is_over(stage: Stage) -> None:
+def test_granted_waiter_takes_the_lock_when_the_quarantine_is_over(stage: Stage) -> None:
     """And not only in its next turn, which would be dlock_turn (60 s) later."""
     row = "turn"
     lock = stage.tasks.queueing.lock_for(row)

@@ -49,7 +49,7 @@ def test_queued_refuses_the_second_until_the_first_starts(stage):
 
 
 @pytest.mark.invariant("claim-follows-its-message")
-def test_a_message_that_comes_back_from_a_conflict_keeps_its_claim(stage):
+def test_message_republished_at_a_conflict_keeps_its_claim(stage):
     queued = stage.tasks.queued
     first = queued.delay("conflict", gate="conflict")
     stage.wait_at("conflict")
@@ -73,7 +73,7 @@ def test_queued_and_running_refuses_the_second_until_the_first_ends(stage):
     eventually(lambda: len(stage.runs("b")) == 2, 10)
 
 
-def test_a_refused_call_may_be_told_by_an_error_that_names_the_first(stage):
+def test_refused_call_may_raise_an_error_that_names_the_first(stage):
     loud = stage.tasks.loud
     before = time.time()
     first = loud.delay("loud", gate="loud")
