@@ -1,4 +1,7 @@
-"""One run of a task under its lock: acquire before the body, release however the body ends."""
+"""One run of a task under its lock: acquire before the body, release however the body ends.
+
+Longer than 300 lines: begin, body and finish share the state of one run, and a reader follows them together.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,8 @@ class Execution(Run):
                 return
             if self.options.claims and self.delivery is not None:
                 self._claimed = name
+            if self.delivery is not None and self.delivery.predecessor:
+                self._wait_for(self.delivery.predecessor)
             self._acquire(name)
             self._check_misfire(name)
         finally:
@@ -209,8 +214,7 @@ class Execution(Run):
     # -- acquiring
 
     def _acquire(self, name: LockName) -> None:
-        self._wait_for_predecessor()
-        window_ms, tick = run_window(self)
+        window_ms, tick = run_window(self) if self.options.once_per else (0, "")
         if window_ms:
             self.scope.undone = rollback_request(self, window_ms, tick)
         request = acquire_request(self, window_ms, tick)
@@ -246,7 +250,11 @@ class Execution(Run):
             answer = self.bypass = outcomes.apply_on_store_error(self, name, error)
         if isinstance(answer, Lease):
             self.lease = self.scope.own = answer
-            self._limit_hold(answer)
+            if self.options.max_hold is not None and answer.hold_count == 1:
+                # A time limit ends no lease: most pools never enforce one, and prefork does not while its broker is
+                # away.
+                max_hold = as_seconds(self.options.max_hold)
+                answer.slot.set_max_hold(self.runtime.clock.monotonic() + max_hold)
             if self._claimed is not None:
                 self._release_claim()
         if self.delivery is not None and isinstance(answer, (Lease, BypassLease)):
@@ -292,17 +300,9 @@ class Execution(Run):
         flagged = bool((self.request.delivery_info or {}).get("redelivered"))
         return bool(self.refused_because or delivery.grant_id or delivery.is_copy or flagged)
 
-    def _limit_hold(self, lease: Lease) -> None:
-        # A time limit ends no lease: most pools never enforce one, and prefork does not while its broker is away.
-        longest = self.options.max_hold
-        if longest is not None and lease.hold_count == 1:
-            lease.slot.set_max_hold(self.runtime.clock.monotonic() + as_seconds(longest))
-
-    def _wait_for_predecessor(self) -> None:
+    def _wait_for(self, predecessor: int) -> None:
         """Wait until the message received before this one has its rank. Else a faster child would overtake it."""
-        predecessor, clock = self.delivery.predecessor if self.delivery else 0, self.runtime.clock
-        if not predecessor:
-            return
+        clock = self.runtime.clock
         end = clock.monotonic() + PREDECESSOR_WAIT
         while not self.runtime.arrivals.has(predecessor) and clock.monotonic() < end:
             time.sleep(PREDECESSOR_POLL)

@@ -97,6 +97,8 @@ def release_request(run: Run, *, final: bool, success: bool, died: bool) -> Rele
         died: The run was unwound from outside, so how far its body got is unknown.
     """
     request = ReleaseRequest(final, run.identity.digest, queue=run.queues)
+    if run.options.once_per is None:
+        return request
     window_ms, tick = run_window(run)
     if not window_ms or (died and not run.returned):
         return request
