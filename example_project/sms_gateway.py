@@ -1,6 +1,6 @@
-"""A small SMS gateway over HTTP that counts what it delivered: POST an SMS, GET the counts.
+"""A small SMS gateway over HTTP that counts its deliveries: POST an SMS, GET the counts.
 
-It knows a repetition by its `Idempotency-Key`, as many gateways do: that one is answered and not delivered again.
+It recognises a repeated `Idempotency-Key`, as many gateways do: it answers and does not deliver again.
 
 python -m example_project.sms_gateway 127.0.0.1:8080
 """
@@ -27,7 +27,7 @@ class SmsGateway(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def receive(self, sms_id: str, key: str) -> bool:
-        """False if it was delivered before."""
+        """Deliver an SMS; return False if its key was delivered before."""
         with self._lock:
             if key in self._keys:
                 self._recognised[sms_id] += 1
@@ -42,7 +42,7 @@ class SmsGateway(ThreadingHTTPServer):
             return self._delivered.copy()
 
     def recognised(self) -> Counter[str]:
-        """What came again under a key that was known, and so was not delivered again."""
+        """Return how often each SMS was sent again with a known key, and not delivered."""
         with self._lock:
             return self._recognised.copy()
 
@@ -52,10 +52,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         sms = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        # Counted before the answer: an SMS is on its way although the client may never hear so.
+        # Count before the answer: the SMS is delivered even if the client never gets the answer.
         if self.server.receive(str(sms["id"]), self.headers.get("Idempotency-Key", "")):
             time.sleep(self.server.takes(str(sms["id"])))
-        with contextlib.suppress(ConnectionError):  # whoever sent it has died
+        with contextlib.suppress(ConnectionError):  # the sender has died
             self._answer(202, {"accepted": sms["id"]})
 
     def do_GET(self) -> None:
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: phone numbers do not belong in a log, and the demo has the terminal."""
+        """Log nothing: phone numbers do not belong in a log, and the demo uses the terminal."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The demo: the shop under stress, with everything it did counted from outside the library.
+"""The demo: the shop under stress, judged by records made outside the library.
 
 python -m example_project.demo [--without-locks] [--short]
 """

@@ -1,4 +1,4 @@
-"""Sets up the shop with all it needs, plays the scenario and judges it: exit code 0 if all promises held."""
+"""Set up the shop, play the scenario and judge it. The exit code is 0 if all promises held."""
 
 import argparse
 import json
@@ -25,17 +25,17 @@ from example_project.demo.sinks import sms_gateway, smtp_server
 from example_project.demo.verdict import Evidence, rows
 from example_project.demo.watched_celery import HISTORY, SETTINGS, WITHOUT_LOCKS
 
-LIMIT = 45.0  # seconds for all of it
-STOPPING = 8.0  # of these, to end every process
+LIMIT = 45.0  # seconds for the whole demo
+STOPPING = 8.0  # seconds of it to end every process
 
-SHOWN = 5  # faults of one promise: the first tell as much as fifty
+SHOWN = 5  # most faults to print for one promise
 
-# So that the visitor need not wait: a real shop leaves both as they are, a minute and an hour.
-# A worker that dies while it takes a message from the broker takes it along: the queue publishes it again so late.
+# Shorter than in a real shop, so that the demo need not wait for a minute or an hour.
+# If a worker dies while it takes a granted message from the broker, the grant times out and is made again.
 SETTINGS_OF_ALL = {"dlock_turn": 6}
 LEDGER_SETTINGS = SETTINGS_OF_ALL | {
-    # When the broker sends again what a dead worker had in its hands. It keeps that in a place of the ledgers' own:
-    # elsewhere so short a time would send copies of everything that waits in a worker.
+    # After this time the broker delivers the messages of a dead worker again. The ledgers have keys of their own: for
+    # other queues, so short a time would deliver copies of every message that waits in a worker.
     "broker_transport_options": {
         "visibility_timeout": 4,
         "unacked_restore_interval": 1,
@@ -43,7 +43,7 @@ LEDGER_SETTINGS = SETTINGS_OF_ALL | {
         "unacked_key": "ledgers-unacked",
         "unacked_index_key": "ledgers-unacked-index",
         "unacked_mutex_key": "ledgers-unacked-mutex",
-        # A worker that dies while it restores keeps the others from it for so long, else for 5 minutes.
+        # A worker that dies while it restores messages blocks the others for this time, by default 5 minutes.
         "unacked_mutex_expire": 1,
     },
 }
@@ -56,8 +56,8 @@ NOT_PLAYED = 2
 
 def main() -> int:
     arguments = _arguments()
-    # A SystemExit unwinds the stack below, where the default would leave every process to itself. For SIGINT, too:
-    # where a KeyboardInterrupt strikes within an `exec`, as a dataclass makes, `python -m` ends by SIGINT in any case.
+    # SystemExit unwinds the stack below, which ends every process. SIGINT needs it too: if a KeyboardInterrupt strikes
+    # inside an `exec`, such as a dataclass runs, `python -m` kills itself by SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end)
     sys.unraisablehook = _strike_again
@@ -99,7 +99,7 @@ def _unveiled(call: Callable[..., T], *args: Any) -> T:
 
 
 def _strike_again(swallowed: Any) -> None:
-    """Python ignores what strikes in a finaliser, such as that of a result which takes leave of its server."""
+    """Send the signal again if it struck in a finaliser, where Python ignores exceptions."""
     if isinstance(swallowed.exc_value, SystemExit):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
     else:
@@ -120,7 +120,7 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence]
         if arguments.without_locks:
             screen.say("THE LOCKS ARE OFF")
             unlocked.install()
-        from example_project.shop import app  # noqa: PLC0415  # reads the settings made above
+        from example_project.shop import app  # noqa: PLC0415  # it reads the environment set above
 
         history = History(folder / "history")
         recorder.install(app, history)
@@ -154,7 +154,7 @@ def _start_celery(processes: Processes, folder: Path) -> None:
         options = ("--concurrency=2", f"--hostname={name}@shop", f"--queues={queue}", "--loglevel=INFO")
         env = os.environ | {SETTINGS: json.dumps(LEDGER_SETTINGS)}
         processes.start(name, *celery, "worker", *options, env=env)
-    # It is a part of the library, for which a stand-in is in place when the locks are off.
+    # The scheduler belongs to the library, which a stub replaces if the locks are off.
     scheduler = () if os.environ[WITHOUT_LOCKS] else ("--scheduler=celery_dlock.beat:DLockScheduler",)
     for name in BEATS:
         processes.start(name, *celery, "beat", *scheduler, f"--schedule={folder / name}", "--loglevel=INFO")
@@ -170,7 +170,7 @@ def _shop_settings(folder: Path, redis_url: str, smtp: str, sms: str) -> dict[st
         "SHOP_REPORT_EVERY": "3",
         HISTORY: str(folder / "history"),
         SETTINGS: json.dumps(SETTINGS_OF_ALL),
-        # Celery prefers these to the shop's own settings, and whoever runs the demo may have them set.
+        # Celery prefers these to the shop's own settings, and the user's environment may define them.
         "CELERY_BROKER_URL": redis_url,
         "CELERY_RESULT_BACKEND": redis_url,
     }

@@ -1,4 +1,4 @@
-"""What happened, written down by the processes themselves: one append-only file of facts."""
+"""The history of the demo: an append-only file of facts that the processes write."""
 
 import json
 import os
@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the history. `at` is the monotonic clock, which all processes of a host share."""
+    """A line of the history. `at` is the monotonic clock, which all processes of a host share."""
 
     what: str  # ready, publish, receive, deliver, enter, leave or part
     at: float
     pid: int
     task: str = ""
     task_id: str = ""
-    subject: str = ""  # what the call is about: only calls of one task with one subject exclude each other
-    run: str = ""  # one entry into a body: a task id may enter more than once
-    tick: str = ""  # when the night was, of a report that a beat asked for
+    subject: str = ""  # only calls of one task with the same subject exclude each other
+    run: str = ""  # one entry into a body; a task id may enter more than once
+    tick: str = ""  # the night of a report that a beat published
 
 
 class History:
@@ -26,8 +26,8 @@ class History:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, fact: Fact) -> None:
-        # One write to an O_APPEND file is never mixed with another's, and a SIGKILL right behind it
-        # takes nothing back. A logger or a buffered file promises neither.
+        # A write to an O_APPEND file is never mixed with another one, and survives a SIGKILL right after it.
+        # A logger or a buffered file promises neither.
         os.write(self._fd, json.dumps(asdict(fact)).encode() + b"\n")
 
     def read(self) -> list[Fact]:

@@ -1,4 +1,4 @@
-"""The ledgers as they were found at the end, beside what was published: one row per account."""
+"""The ledgers at the end of the demo, compared with the published entries: a row per account."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ class LedgerRow:
     lost: int = 0
     posted_twice: int = 0
     wrong_balance: int = 0
-    sent_back: int = 0  # by the kill: it had them in its hands
+    sent_back: int = 0  # entries in the killed worker's hands
 
 
 def ledger_rows(evidence: Evidence) -> list[LedgerRow]:
-    """Compares them; the amount of an account's n-th entry is n."""
+    """Return a row per account. The amount of an account's n-th entry is n."""
     published: dict[str, list[str]] = {}
     for fact in evidence.of("publish"):
         if fact.task == TASK:
@@ -36,7 +36,7 @@ def ledger_rows(evidence: Evidence) -> list[LedgerRow]:
 
 
 def in_killed_hands(evidence: Evidence) -> set[str]:
-    """Ids of the messages that a killed worker had received and not dealt with: its broker sends them again."""
+    """Return the ids of messages that a killed worker had received and not finished: the broker delivers them again."""
     held = Counter[str]()
     for fact in evidence.facts:
         if fact.pid in evidence.killed:
@@ -45,10 +45,10 @@ def in_killed_hands(evidence: Evidence) -> set[str]:
 
 
 def on_their_way(evidence: Evidence, account: str, ids: Sequence[str]) -> set[str]:
-    """The account's next entry when a worker was killed, if nobody was posting one.
+    """Return the account's next entry at the time of a kill, if no body was posting one.
 
-    Its message was under way, perhaps to that worker: one that is taken from a Redis broker in the moment of a death is
-    lost to it, and comes when its turn has passed.
+    Its message may have been on its way to the killed worker. A message that a worker takes from a Redis broker while
+    it dies is delivered late, after its grant has timed out.
     """
     bodies = [fact for fact in evidence.facts if fact.task == TASK and fact.subject == account and fact.run]
     found = set()
@@ -78,7 +78,7 @@ def _row(
 
 
 def _late(lines: Sequence[Line]) -> Iterator[int]:
-    """The entries that were posted behind a younger one."""
+    """Yield the entries that were posted after a younger one."""
     youngest = 0
     for line in lines:
         if line.amount < youngest:

@@ -1,4 +1,4 @@
-"""Starts the demo's programs and ends every one of them, by pid, whatever happens."""
+"""The demo's programs: start them, and end each one by pid, whatever happens."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from example_project.demo import tied
 
 
 class Processes:
-    """The programs that were started, each with a log of its own in `folder`; the first one is ended last."""
+    """Running programs, each with its own log in `folder`. The first one is ended last."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         if self._running:
-            server, *clients = self._running  # the first is what the others need to end well
+            server, *clients = self._running  # the others need the first one to end well
             self.stop(*clients)
             self.stop(server)
 
@@ -40,7 +40,7 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
-                start_new_session=True,  # a Ctrl-C is for the demo alone, which then ends the others
+                start_new_session=True,  # Ctrl-C must reach the demo alone, which ends the others
             )
 
     def alive(self, name: str) -> bool:
@@ -53,15 +53,15 @@ class Processes:
         return self._folder / f"{name}.log"
 
     def dead(self) -> list[str]:
-        """Who ended without being told to."""
+        """Return the programs that ended unexpectedly, with their last lines."""
         return [
-            f"{name} (exit code {process.returncode}): {self._last_words(name)}"
+            f"{name} (exit code {process.returncode}): {self._last_line(name)}"
             for name, process in self._running.items()
             if process.poll() is not None
         ]
 
     def stop(self, *names: str, patience: float = 4.0) -> None:
-        """End these: together and politely, then by force."""
+        """End programs: all together by SIGTERM, then by SIGKILL."""
         stopping = [self._running.pop(name) for name in names]
         families = [child for process in stopping for child in _children(process.pid)]
         for process in stopping:
@@ -76,23 +76,23 @@ class Processes:
                 child.kill()
 
     def pause(self, name: str) -> None:
-        """Stop a program and its children where they are, until `resume` or `kill`."""
+        """Suspend a program and its children until `resume` or `kill`."""
         os.killpg(self.pid(name), signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
         os.killpg(self.pid(name), signal.SIGCONT)
 
     def kill(self, name: str) -> list[int]:
-        """End a program and its children as a power cut does, and answer their pids."""
+        """Kill a program and its children at once, as a power cut does, and return their pids."""
         process = self._running.pop(name)
         pids = [process.pid, *(child.pid for child in _children(process.pid))]
-        os.killpg(process.pid, signal.SIGKILL)  # its session's first process leads its group too
+        os.killpg(process.pid, signal.SIGKILL)  # the first process of a session leads its group too
         process.wait()
         return pids
 
-    def _last_words(self, name: str) -> str:
+    def _last_line(self, name: str) -> str:
         lines = self.log(name).read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "no word")
+        return next((line for line in reversed(lines) if line.strip()), "no output")
 
 
 def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:

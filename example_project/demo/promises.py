@@ -1,4 +1,4 @@
-"""The promises the demo watches. Each takes the evidence and answers what broke it, or nothing."""
+"""The promises that the demo checks. Each one yields what broke it, from the evidence."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ def one_at_a_time(evidence: Evidence) -> Iterator[str]:
 
 
 def sent_once(evidence: Evidence) -> Iterator[str]:
-    """once_per: what was sent is not sent again."""
+    """once_per: a send that arrived is not sent again."""
     for task, received in evidence.received.items():
         yield from (f"{task} {sent} arrived {times} times" for sent, times in received.items() if times > 1)
 
 
 def crashes_send_nothing_twice(evidence: Evidence) -> Iterator[str]:
-    """after_crash: of a killed send nobody knows whether it arrived, and it is not sent again."""
-    # What arrived is for the promise before to say: here, that a killed send had arrived, and was asked for again.
+    """after_crash: a killed send has an unknown outcome, and is not sent again."""
+    # The promise before counts arrivals. This one checks that a killed send had arrived and was published again.
     for task in evidence.received:
         killed = {fact.subject for fact in evidence.of("enter") if fact.task == task and fact.pid in evidence.killed}
         if not any(evidence.received[task].get(subject) for subject in killed):
@@ -33,7 +33,7 @@ def crashes_send_nothing_twice(evidence: Evidence) -> Iterator[str]:
         if row.task == "shop.send_receipt" and not row.held:
             yield f"{row.task}: no call was held back while the outcome was unknown"
         if row.task == "shop.send_sms" and not row.recognised:
-            yield f"{row.task}: the gateway was not given the key of the killed send again"
+            yield f"{row.task}: the gateway did not get the key of the killed send again"
 
 
 def reported_once(evidence: Evidence) -> Iterator[str]:
@@ -41,7 +41,7 @@ def reported_once(evidence: Evidence) -> Iterator[str]:
     nights = Counter(fact.tick for fact in evidence.of("enter") if fact.task == "shop.nightly_report")
     for night, times in nights.items():
         if not night:
-            yield f"{times} reports were asked for, and not by a beat that says for which night"
+            yield f"{times} reports were published without a night, so not by a beat with ticks"
         elif times > 1:
             yield f"the night of {night} has {times} reports"
 
@@ -64,8 +64,8 @@ def nothing_lost(evidence: Evidence) -> Iterator[str]:
 
 
 def renewed(evidence: Evidence) -> Iterator[str]:
-    """A lock lives as long as its body, far past its ttl."""
-    # That nobody else came in is for the first promise to say: here, that somebody knocked.
+    """A lock is held as long as its body runs, far past its ttl."""
+    # The first promise checks that no other body entered. This one checks that another call tried to.
     ticks = [fact.at for fact in evidence.of("deliver") if fact.task == "shop.nightly_report"]
     leaves = {fact.run: fact.at for fact in evidence.of("leave") if fact.task == "shop.nightly_report"}
     past_ttl = [(fact.at + REPORT_TTL, leaves[fact.run]) for fact in evidence.of("enter") if fact.run in leaves]
@@ -74,14 +74,14 @@ def renewed(evidence: Evidence) -> Iterator[str]:
 
 
 def freed_at_once(evidence: Evidence) -> Iterator[str]:
-    """The key of a killed pool child is free within one second."""
+    """The lock of a killed pool child is free within one second."""
     for task, seconds in evidence.free_after.items():
         if seconds > FREE_WITHIN:
-            yield f"{task}: its key was free after {seconds:.2f} s"
+            yield f"{task}: its lock was free after {seconds:.2f} s"
 
 
 def all_ended_well(evidence: Evidence) -> Iterator[str]:
-    """No body fails, but those that were killed; held back are only calls for what such a one left unknown."""
+    """Only killed bodies fail, and only calls whose outcome a killed body left unknown are held."""
     killed = {fact.task_id: fact.subject for fact in evidence.of("enter") if fact.pid in evidence.killed}
     entered = {fact.task_id for fact in evidence.of("enter")}
     for fact in evidence.of("publish"):
@@ -91,14 +91,14 @@ def all_ended_well(evidence: Evidence) -> Iterator[str]:
 
 
 def posted_in_order(evidence: Evidence) -> Iterator[str]:
-    """queue: an account's entries are posted in their order, but for those that a kill sent back."""
+    """queue: an account's entries are posted in order, except those that a kill sent back."""
     for row in ledger_rows(evidence):
         if row.out_of_order:
-            yield f"{row.account}: {row.out_of_order} entries were posted behind a younger one"
+            yield f"{row.account}: {row.out_of_order} entries were posted after a younger one"
 
 
 def posted_once(evidence: Evidence) -> Iterator[str]:
-    """queue: every entry is posted, and none twice but those whose body was killed."""
+    """queue: every entry is posted, and only killed ones may be posted twice."""
     for row in ledger_rows(evidence):
         if row.lost:
             yield f"{row.account}: {row.lost} of {row.published} entries are not in the ledger"
@@ -129,7 +129,7 @@ ALL: tuple[Promise, ...] = (
 
 
 def broken(evidence: Evidence) -> Iterator[tuple[str, list[str]]]:
-    """Each broken promise in words, with what broke it."""
+    """Yield each broken promise with its faults."""
     for promise in ALL:
         if faults := list(promise(evidence)):
             yield (promise.__doc__ or promise.__name__), faults

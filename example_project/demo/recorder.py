@@ -1,6 +1,6 @@
-"""Writes the history: in a worker every receipt, delivery and entry into a body, anywhere what is published.
+"""Write the history: receipts, deliveries and entries into bodies in a worker, publications anywhere.
 
-It looks at Celery and at the bodies only, never at the library: a fault of the locks cannot hide itself here.
+It observes Celery and the bodies, never the library: a fault of the locks cannot hide here.
 """
 
 import functools
@@ -16,7 +16,7 @@ from example_project.demo.history import Fact, History
 
 
 def install(app: Celery, history: History) -> None:
-    # Signals hold their receivers weakly by default, and these are local.
+    # Not weakly, as signals do by default: these receivers are local.
     signals.after_task_publish.connect(_on_publish(history), weak=False)
     signals.task_received.connect(_on_receipt(history), weak=False)
     signals.task_prerun.connect(_on_delivery(history, "deliver"), weak=False)
@@ -27,7 +27,7 @@ def install(app: Celery, history: History) -> None:
     app.finalize()
     for name, task in app.tasks.items():
         if name.startswith("shop."):
-            # Where the tracer looks for the body: inside the lock, and the shop knows nothing of it.
+            # The tracer reads the body from here, so it is recorded inside the lock.
             setattr(task, "run", _recorded(task.run, name, history))  # noqa: B010  # mypy: a method
 
 
@@ -76,7 +76,7 @@ def _on_ready(history: History) -> Callable[..., None]:
 
 
 def _subject(args: Sequence[Any]) -> str:
-    """The shop's tasks carry what they are about as their first argument; a report without one is alone."""
+    """Return the first argument, which is the subject of the shop's tasks; "" for a report without one."""
     return str(args[0]) if args else ""
 
 

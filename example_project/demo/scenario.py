@@ -1,4 +1,4 @@
-"""The story the demo plays: who publishes what, when, and who is killed."""
+"""The scenario of the demo: the published calls and the kills, in order."""
 
 import functools
 import time
@@ -17,16 +17,16 @@ from example_project.demo.verdict import inside
 BEATS = ("beat-a", "beat-b")
 WORKERS = ("worker-a", "worker-b")
 LEDGERS = "ledgers"  # the queue
-# The second one joins in later: messages are ordered by their receipt, and two workers receive side by side.
+# The second worker starts later: messages are ordered by their receipt, and two workers receive side by side.
 LEDGER_WORKERS = {"ledger-a": LEDGERS, "ledger-b": "none-yet"}
 YEAR = 2026
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    sends: int  # of each kind, every one two or three times
-    reports: int  # nightly ones, each 5 s with a ttl of 2 s
-    gap: float  # seconds between copies that are sent apart
+    sends: int  # of each kind; each is published two or three times
+    reports: int  # nightly reports, each 5 s long with a ttl of 2 s
+    gap: float  # seconds between two waves
     entries: int  # of each account
 
 
@@ -35,7 +35,7 @@ SHORT = Size(sends=3, reports=1, gap=1.0, entries=15)
 
 ACCOUNTS = ("ann", "bob", "eve", "joe")
 
-# How many copies in which wave: all together, two together and one later, one by one.
+# Copies in each wave: all together, two together and one later, one by one, two together.
 WAVES = ((3, 0, 0), (2, 1, 0), (1, 1, 1), (2, 0, 0))
 
 
@@ -55,30 +55,30 @@ class Scenario:
         floor.publish("rebuild_index", "customers", "everyone")
         self._publish_wave(0)
         published = time.monotonic()
-        self._kill_a_ledger_worker()  # first: what died with it takes longest to come back
+        self._kill_a_ledger_worker()  # first: its messages take longest to be delivered again
         self._kill_a_report()
         self._kill_senders()
         for wave in (1, 2):
             floor.wait_for("the next wave", _passed(published + wave * self._size.gap))
             self._publish_wave(wave)
         reports = self._size.reports
-        floor.say(f"waiting for {reports} nightly report(s): 5 s each, with a ttl of 2 s, asked for by both beats")
+        floor.say(f"waiting for {reports} nightly report(s): 5 s each, with a ttl of 2 s, published by both beats")
         floor.wait_for("nightly reports", lambda: len(self._ended("shop.nightly_report")) >= reports)
         floor.processes.stop(*BEATS)
-        floor.say("beats stopped, waiting for the end of all that was published")
+        floor.say("beats stopped, waiting for the end of all published tasks")
         try:
             floor.wait_for("the end of every task", floor.all_ended)
         except OutOfTime:
-            floor.say("not every task has ended")  # a promise of its own names them
+            floor.say("not every task has ended")  # the promise nothing_lost names them
 
     def _publish_wave(self, wave: int) -> None:
         for number in range(self._size.sends):
             for _ in range(WAVES[number % len(WAVES)][wave]):
                 self._floor.publish("send_receipt", f"R-{number}", f"customer{number}@shop.example")
-                self._floor.publish("send_sms", f"S-{number}", f"+000{number}", "Your parcel is on its way")
+                self._floor.publish("send_sms", f"S-{number}", f"+000{number}", "Your order is on its way")
 
     def _kill_a_report(self) -> None:
-        """Take a pool child away in the middle of its body, as the kernel does when memory runs out."""
+        """Kill a pool child in the middle of its body, as the kernel does when memory runs out."""
         floor = self._floor
         for _ in range(2):
             floor.publish("yearly_report", YEAR)
@@ -91,37 +91,37 @@ class Scenario:
         killed = floor.strike(victim.pid)
         floor.say(f"killed pool child {victim.pid} in the body of the yearly report (its ttl is 20 s)")
         if floor.locking:
-            # Not locked(): the second copy may wait in the queue for just that moment.
-            floor.wait_for("the killed report's key", lambda: _token(lock.holder()) != holder.token, every=0.005)
+            # Not locked(): the second copy may take the lock at once.
+            floor.wait_for("the killed report's lock", lambda: _token(lock.holder()) != holder.token, every=0.005)
             floor.free_after["shop.yearly_report"] = time.monotonic() - killed
-        # The proof that it is free: it is taken.
+        # Prove that the lock is free by acquiring it.
         floor.publish("yearly_report", YEAR)
         floor.wait_for("the next yearly report", lambda: len(self._entries("shop.yearly_report")) > 1)
 
     def _kill_senders(self) -> None:
-        """Take two pool children away when their sends have arrived, and before they hear so."""
+        """Kill two pool children after their sends have arrived and before they get the answer."""
         floor = self._floor
-        sms = ("send_sms", f"S-{DOOMED}", "+0007", "Your parcel is on its way")
+        sms = ("send_sms", f"S-{DOOMED}", "+0007", "Your order is on its way")
         receipt = ("send_receipt", f"R-{DOOMED}", "customer7@shop.example")
         for name, subject, *rest in (sms, receipt):
             floor.publish(name, subject, *rest)
             floor.wait_for(f"{subject} to arrive", functools.partial(floor.arrived, name, subject), every=0.01)
             victim = next(fact for fact in self._entries(f"shop.{name}") if fact.subject == subject)
             floor.strike(victim.pid)
-            floor.say(f"killed pool child {victim.pid}: {subject} has arrived, and nobody knows; it is asked for again")
+            floor.say(f"killed pool child {victim.pid}: {subject} has arrived without an answer; publishing it again")
             if floor.locking:
                 lock: Any = floor.task(name).lock_for(subject, *rest)
-                floor.wait_for(f"the key of {subject}", lambda lock=lock: lock.holder() is None, every=0.01)
+                floor.wait_for(f"the lock of {subject}", lambda lock=lock: lock.holder() is None, every=0.01)
             floor.publish(name, subject, *rest)
         if floor.locking:
             second = [fact.task_id for fact in floor.facts("publish") if fact.subject == receipt[1]][1]
-            floor.wait_for("the receipt to be held back", lambda: floor.state(second) == "FAILURE")
-            floor.say(f"{receipt[1]}: UnknownOutcome; somebody looks, finds it sent and says so")
+            floor.wait_for("the receipt to be held", lambda: floor.state(second) == "FAILURE")
+            floor.say(f"{receipt[1]}: UnknownOutcome; an operator finds it sent and resolves it")
             floor.task("send_receipt").resolve(*receipt[1:], sent=bool(floor.arrived(*receipt[:2])))
             floor.publish(*receipt)
 
     def _kill_a_ledger_worker(self) -> None:
-        """A host goes down in the middle of the ledgers: with the bodies in it, and with all its memory."""
+        """Kill a worker in the middle of the ledgers, with all its bodies and memory."""
         floor = self._floor
         doomed, other = LEDGER_WORKERS
         count = self._size.entries * len(ACCOUNTS)
@@ -132,10 +132,10 @@ class Scenario:
         if floor.locking:
             floor.wait_for("every entry parked or posted", lambda: len(self._ids("deliver")) == count, every=0.02)
             waiting = sum(floor.task("post_entry").waiting(account, 0).count for account in ACCOUNTS)
-            floor.say(f"{waiting} entries are parked; a second worker joins in")
+            floor.say(f"{waiting} entries are parked; a second worker starts posting")
         floor.consume_too(other, LEDGERS)
         if not floor.locking:
-            return  # nothing is parked, so nothing waits for the second worker or outlives the first
+            return  # without the locks, no entry is parked
         floor.wait_for(f"an entry posted by {other}", functools.partial(self._bodies_of, other), every=0.01)
         floor.wait_for(f"an entry posted by {doomed}", functools.partial(self._paused_inside, doomed), every=0.01)
         bodies = self._bodies_of(doomed)
@@ -143,7 +143,7 @@ class Scenario:
         floor.say(f"killed the worker {doomed} and all its children, in {len(bodies)} bodies")
 
     def _paused_inside(self, worker: str) -> bool:
-        """Stop it in a body; bodies are short, so it goes on if they were over by then."""
+        """Suspend a worker while it is in a body. If its bodies have ended by then, resume it."""
         if not self._bodies_of(worker):
             return False
         self._floor.processes.pause(worker)

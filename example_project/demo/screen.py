@@ -1,4 +1,4 @@
-"""The demo's face: a table that fills while it runs, or plain lines where nobody watches a terminal."""
+"""The demo's output: a live table in a terminal, or plain lines in a pipe."""
 
 import re
 import time
@@ -28,9 +28,9 @@ class Screen:
         # A recorded terminal would hold every frame of the live table, so a picture shows the plain lines.
         self._console = console or Console(record=picture is not None, force_terminal=False if picture else None)
         if not self._console.is_terminal:
-            # Not 80 columns, which rich assumes of a pipe: a table that is cut helps nobody in a CI log.
+            # rich assumes 80 columns for a pipe, which would cut the tables in a CI log.
             self._console = Console(file=self._console.file, width=120, color_system=None, record=self._console.record)
-        # Redrawn by us alone: rich's own refresh thread would read the history while we do.
+        # No automatic refresh: rich's thread would read the history beside this one.
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._started = time.monotonic()
         self._drawn = 0.0
@@ -48,7 +48,7 @@ class Screen:
         return time.monotonic() - self._started
 
     def due(self) -> bool:
-        """Is it time to draw? Asked first, because counting the rows costs more than asking."""
+        """Return whether it is time to draw. Check it first, because counting the rows is expensive."""
         return self.elapsed - self._drawn > (0.2 if self._console.is_terminal else _LINES_EVERY)
 
     def progress(self, rows: Sequence[Row], inside: Sequence[Fact]) -> None:
@@ -60,7 +60,7 @@ class Screen:
             sums = _total(rows)
             self.say(
                 f"published {sums.published}, ran {sums.ran}, skipped {sums.skipped}, "
-                f"came again {sums.came_again}, overlaps {sums.overlaps}, sent twice {sums.sent_twice}"
+                f"postponed {sums.postponed}, overlaps {sums.overlaps}, sent twice {sums.sent_twice}"
             )
 
     def say(self, text: str, style: str = "") -> None:
@@ -74,7 +74,7 @@ class Screen:
             self._console.print(_ledger_table([*ledgers, total(ledgers)]))
 
     def save_picture(self) -> None:
-        """Save what was printed as an SVG, if a file was named for it."""
+        """Save the output as an SVG if a file was given for it."""
         if self._picture:
             self._console.save_svg(str(self._picture), title="make demo", code_format=_PICTURE)
 
@@ -85,7 +85,7 @@ class Screen:
             "published",
             "ran",
             "skipped",
-            "came again",
+            "postponed",
             "held",
             "recognised",
             "overlaps",
@@ -95,7 +95,7 @@ class Screen:
         for name in names:
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
-            ends = (row.published, row.ran, row.skipped, row.came_again, row.held, row.recognised)
+            ends = (row.published, row.ran, row.skipped, row.postponed, row.held, row.recognised)
             table.add_row(
                 row.task.removeprefix("shop."),
                 *map(str, (*ends, row.overlaps, row.sent_twice)),
@@ -119,7 +119,7 @@ def _ledger_table(rows: Sequence[LedgerRow]) -> Table:
 
 
 def _names(inside: Sequence[Fact]) -> str:
-    """Each body with its age, which for a report grows past its ttl."""
+    """Return each body with its age, which for a report exceeds its ttl."""
     now = time.monotonic()
     names = (f"{fact.task.removeprefix('shop.')} {fact.subject}".rstrip() for fact in inside)
     ages = (f"({now - fact.at:.1f} s)" for fact in inside)
@@ -133,7 +133,7 @@ def _total(rows: Sequence[Row]) -> Row:
         sum(row.published for row in rows),
         sum(row.ran for row in rows),
         sum(row.skipped for row in rows),
-        sum(row.came_again for row in rows),
+        sum(row.postponed for row in rows),
         sum(row.held for row in rows),
         sum(row.recognised for row in rows),
         sum(row.overlaps for row in rows),

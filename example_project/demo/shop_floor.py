@@ -1,4 +1,4 @@
-"""Where the scenario is played: the running shop, its history, and the clock that ends it all in time."""
+"""The environment of the scenario: the running shop, its history, and its time limit."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class DemoError(Exception):
 
 
 class OutOfTime(DemoError):
-    """What was waited for did not come."""
+    """A condition did not come true in time."""
 
 
 class ShopFloor:
@@ -60,18 +60,18 @@ class ShopFloor:
         self.task(name).apply_async(args, queue=queue)
 
     def consume_too(self, worker: str, queue: str) -> None:
-        """Tell a running worker to take messages from one queue more."""
+        """Have a running worker consume one more queue."""
         self._app.control.add_consumer(queue, destination=[f"{worker}@shop"], reply=True, timeout=5)
 
     def strike(self, child: int) -> float:
-        """Kill one pool child, and answer when."""
-        with contextlib.suppress(ProcessLookupError):  # its worker died, and whoever waits next says so
+        """Kill a pool child and return the time."""
+        with contextlib.suppress(ProcessLookupError):  # its worker died, which the next wait reports
             os.kill(child, signal.SIGKILL)
         self.killed[child] = time.monotonic()
         return self.killed[child]
 
     def kill(self, worker: str) -> None:
-        """The whole worker, with all its children, at once."""
+        """Kill a worker with all its children at once."""
         pids = self.processes.kill(worker)
         self.killed.update(dict.fromkeys(pids, time.monotonic()))
 
@@ -90,7 +90,7 @@ class ShopFloor:
     def evidence(self) -> Evidence:
         received = {task: count() for task, count in self._counters.items()}
         found = self._states()
-        facts = self._history.read()  # afterwards: it knows of every task of which there is a state
+        facts = self._history.read()  # read last: it has every task whose state was read
         recognised = {task: sum(count().values()) for task, count in self._recognised.items()}
         return Evidence(facts, found, received, self.killed, self.free_after, self._ledgers(facts), recognised)
 
@@ -120,11 +120,11 @@ class ShopFloor:
         found = {}
         for fact in self.facts("publish"):
             state = self._ended.get(fact.task_id) or self._ask(fact.task_id)
-            if state in states.READY_STATES:  # an end is final: it need not be asked for again
+            if state in states.READY_STATES:  # an end is final, so it is read once
                 self._ended[fact.task_id] = state
             found[fact.task_id] = state
         return found
 
     def _ask(self, task_id: str) -> str:
-        # Celery would ask a dead server again and again, beyond the time that is left.
+        # Celery would retry a dead server for longer than the time limit.
         return self._app.AsyncResult(task_id).state if self.processes.alive(SERVER) else "UNKNOWN"

@@ -1,4 +1,4 @@
-"""Where the shop's sends arrive: a real SMTP server and the SMS gateway, both counting by message id."""
+"""The receivers of the shop's sends: an SMTP server and the SMS gateway, which count by message id."""
 
 import asyncio
 import threading
@@ -13,10 +13,10 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 from example_project.demo.server import free_port
 from example_project.sms_gateway import SmsGateway
 
-# What a real one takes to say yes: long enough that a copy of the send comes in between.
+# Seconds until a receiver answers: long enough for a copy of the send to arrive in between.
 TAKES = 0.15
 
-# Whose sender is killed when it has arrived: there is time for that.
+# The sends whose sender is killed after they arrive. The receiver answers late enough for that.
 DOOMED = "doomed"
 
 
@@ -47,7 +47,7 @@ class Mailbox:
 @contextmanager
 def smtp_server() -> Iterator[tuple[str, Mailbox]]:
     mailbox = Mailbox()
-    # Its port 0 does not work: the controller connects to the port it was given to see whether it is up.
+    # Not port 0: the controller connects to the given port to check that the server is up.
     controller = Controller(mailbox, hostname="127.0.0.1", port=free_port())
     controller.start()
     try:

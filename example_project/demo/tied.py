@@ -1,6 +1,6 @@
-"""Runs a command whose life is tied to its parent's: `python tied.py PARENT_PID COMMAND...`.
+"""Run a command that dies with its parent: `python tied.py PARENT_PID COMMAND...`.
 
-A program of its own, and not a `preexec_fn`, which may not be used once threads run.
+A program and not a `preexec_fn`, which is unsafe in a process with threads.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # exec keeps it, a fork does not
-    if os.getppid() != parent:  # it died before we could ask
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # kept by exec, not by fork
+    if os.getppid() != parent:  # the parent died before this call
         sys.exit(1)
     os.execvp(command[0], command)
 

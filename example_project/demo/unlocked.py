@@ -1,4 +1,4 @@
-"""A stand-in for celery_dlock that locks nothing, to prove that the demo sees what the locks prevent."""
+"""A stub of celery_dlock that locks nothing, to prove that the demo detects what the locks prevent."""
 
 import sys
 from typing import Any
@@ -7,12 +7,12 @@ from celery import Celery, Task
 
 
 def install() -> None:
-    """Take the library's place. To be called before the shop is imported."""
+    """Replace the library. Call this before the shop is imported."""
     sys.modules["celery_dlock"] = sys.modules[__name__]
 
 
 class Unlocked:
-    """Lease and lock in one: nobody ever holds it, and nobody ever loses it."""
+    """A lease and lock that is never held and never lost."""
 
     token = None
     idempotency_key = ""
@@ -30,5 +30,5 @@ class SingletonTask(Task):  # type: ignore[type-arg]  # generic for type checker
 
 
 def singleton_task(*, app: Celery, **options: Any) -> Any:
-    """Celery keeps options it does not know as attributes of the task: the lock's own do no harm."""
+    """Define a plain task. Celery keeps the lock options as attributes, which have no effect."""
     return app.task(base=SingletonTask, **options)

@@ -1,4 +1,4 @@
-"""What the history and the counters mean: one row per task, and the promises that broke."""
+"""The evidence of the demo, and its summary: a row per task."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from math import inf
 
 from example_project.demo.history import Fact
 
-FREE_WITHIN = 1.0  # seconds from a pool child's death until its key is free; the ttl of that task is 20 s
+FREE_WITHIN = 1.0  # seconds from a pool child's death until its lock is free; the ttl of that task is 20 s
 
 REPORT_TTL = 2.0  # seconds, of the nightly report, whose body takes 5
 
@@ -24,7 +24,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a ledger."""
+    """A line of a ledger."""
 
     amount: int
     balance: int
@@ -36,7 +36,7 @@ class Row:
     published: int = 0
     ran: int = 0
     skipped: int = 0
-    came_again: int = 0
+    postponed: int = 0
     held: int = 0
     recognised: int = 0
     overlaps: int = 0
@@ -46,33 +46,33 @@ class Row:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is known at the end. Nothing of it was told by the library, but the moment of `free_after`."""
+    """The records at the end of the demo. None comes from the library, except the moment of `free_after`."""
 
     facts: Sequence[Fact]
     states: Mapping[str, str]  # task id -> the state in the result backend
     received: Mapping[str, Mapping[str, int]]  # task -> message id -> how often it arrived
     killed: Mapping[int, float] = field(default_factory=dict)  # pid -> when
     free_after: Mapping[str, float] = field(default_factory=dict)  # task -> seconds
-    ledgers: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # account -> as it was found
-    recognised: Mapping[str, int] = field(default_factory=dict)  # task -> what its gateway knew and did not send again
+    ledgers: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # account -> its lines
+    recognised: Mapping[str, int] = field(default_factory=dict)  # task -> sends that its gateway recognised
 
     def of(self, what: str) -> list[Fact]:
         return [fact for fact in self.facts if fact.what == what]
 
 
 def inside(facts: Iterable[Fact], killed: Mapping[int, float]) -> list[Fact]:
-    """The entries of the bodies that run at this moment."""
+    """Return the entries into bodies that are running now."""
     entered = {fact.run: fact for fact in facts if fact.what in {"enter", "leave"} and fact.pid not in killed}
     return [fact for fact in entered.values() if fact.what == "enter"]
 
 
 def overlaps(facts: Iterable[Fact], killed: Mapping[int, float]) -> list[Overlap]:
-    """Every entry into a body while another of the same task and subject was inside."""
+    """Return every entry into a body while another of the same task and subject was running."""
     found, until = [], defaultdict[tuple[str, str], float](lambda: -inf)
     facts = list(facts)
     leaves = {fact.run: fact.at for fact in facts if fact.what == "leave"}
     for entry in sorted((fact for fact in facts if fact.what == "enter"), key=lambda fact: fact.at):
-        # A killed body never leaves: it ended with its process. One that simply has no end is still inside.
+        # A killed body has no end of its own: it ended with its process. Any other without an end is still running.
         end = leaves.get(entry.run, killed.get(entry.pid, inf))
         others_end = until[entry.task, entry.subject]
         if entry.at < others_end:
@@ -83,7 +83,7 @@ def overlaps(facts: Iterable[Fact], killed: Mapping[int, float]) -> list[Overlap
 
 def rows(evidence: Evidence) -> list[Row]:
     published, delivered = (Counter(fact.task for fact in evidence.of(what)) for what in ("publish", "deliver"))
-    # A message whose first body was killed enters a second one.
+    # A message whose first body was killed enters a second body.
     ran = Counter(task for task, _ in {(fact.task, fact.task_id) for fact in evidence.of("enter")})
     ids = {fact.task_id: fact.task for fact in evidence.of("publish")}
     entered = {fact.task_id for fact in evidence.of("enter")}
@@ -98,7 +98,7 @@ def rows(evidence: Evidence) -> list[Row]:
             published[task],
             ran[task],
             skipped[task],
-            # A delivery ends in a body, in a skip, in an error before the body, or the message goes round again.
+            # A delivery ends in a body, a skip, or an error before the body. Else its message is republished or parked.
             max(0, delivered[task] - ran[task] - skipped[task] - failed[task]),
             failed[task],
             evidence.recognised.get(task, 0),

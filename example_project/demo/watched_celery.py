@@ -1,6 +1,6 @@
-"""The `celery` command with the recorder in it: `python -m example_project.demo.watched_celery worker ...`.
+"""The `celery` command with the recorder: `python -m example_project.demo.watched_celery worker ...`.
 
-Celery's own `--include` would do for a worker, but beat has no such option.
+Celery's own `--include` would suffice for a worker, but beat has no such option.
 """
 
 import json

@@ -7,7 +7,7 @@ from celery.schedules import crontab
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
-# The demo cannot wait for the night: it says here after how many seconds the next "night" comes.
+# Seconds between two "nights" in the demo. 0: the report runs at night.
 REPORT_EVERY = float(os.environ.get("SHOP_REPORT_EVERY", "0"))
 
 app = Celery("shop", broker=REDIS_URL, backend=REDIS_URL, include=["example_project.shop.tasks"])

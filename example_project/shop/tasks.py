@@ -1,4 +1,4 @@
-"""The shop's tasks. Each says in its decorator what must not happen twice, or not at the same time."""
+"""The shop's tasks. Each decorator declares what must not happen twice, or not at the same time."""
 
 import json
 import os
@@ -22,10 +22,10 @@ SMS_GATEWAY = os.environ.get("SMS_GATEWAY", "http://localhost:8080")
 ledgers = redis.Redis.from_url(REDIS_URL, decode_responses=True)
 
 
-# Asked for by the web shop, by the support desk and by a nightly clean-up: the customer gets one receipt.
-# `once_per`: after a success the number stays used, so a copy that comes late is skipped as well.
-# `after_crash`: no mail server says whether it had the mail of a process that died. So nobody sends it again until
-# somebody has looked: send_receipt.resolve(number, address, sent=True or False).
+# The web shop, the support desk and a nightly clean-up publish it, and the customer gets one receipt.
+# `once_per`: after a success the number stays used, so a late copy is skipped too.
+# `after_crash`: a mail server cannot tell whether it got the mail of a process that died. The mail is held until an
+# operator has looked and calls send_receipt.resolve(number, address, sent=True or False).
 @singleton_task(app=app, name="shop.send_receipt", key="{number}", once_per=timedelta(hours=1), after_crash="hold")
 def send_receipt(number: str, address: str) -> None:
     mail = EmailMessage()
@@ -39,8 +39,8 @@ def send_receipt(number: str, address: str) -> None:
         server.send_message(mail)
 
 
-# An SMS cannot be taken back. After a crash the next call runs, and has the key that the first one had: the gateway
-# knows by it what it has delivered already.
+# An SMS cannot be recalled. After a crash the next call runs with the idempotency key of the first one. By that key the
+# gateway recognises an SMS that it has delivered.
 @singleton_task(app=app, name="shop.send_sms", bind=True, key="{sms_id}", once_per=timedelta(hours=1))
 def send_sms(self: SingletonTask, sms_id: str, phone: str, text: str) -> None:
     sms = json.dumps({"id": sms_id, "to": phone, "text": text}).encode()
@@ -50,19 +50,18 @@ def send_sms(self: SingletonTask, sms_id: str, phone: str, text: str) -> None:
         pass  # an answer other than 2xx is an HTTPError: the task fails, and the id is not used up
 
 
-# Two beats run, so that one may die: each night comes twice, and one report is made, also where one beat's message
-# comes when the other's report is done. `once_per="tick"`: the beats say in their messages which night it is.
-# The ttl says how long the shop waits when a whole host is gone. It is renewed while the report
-# runs, so it may be far shorter than the report takes.
+# Two beats run, so that one may die, and each night is published twice. `once_per="tick"` makes one report of it: the
+# messages say which night they are for. The ttl is how long the shop waits after the death of a whole host. The lease
+# is renewed while the report runs, so the ttl may be far shorter than the report.
 @singleton_task(app=app, name="shop.nightly_report", bind=True, ttl=2, once_per="tick")
 def nightly_report(self: SingletonTask) -> int | None:
     for part in ("orders", "returns", "receipts", "stock", "suppliers"):
-        self.lease.ensure()  # raises LockLost, should another report have the right to write now
+        self.lease.ensure()  # raises LockLost if another report may write now
         _summarise(part)
-    return self.lease.token  # grows with every report: a store that compares it refuses a late writer
+    return self.lease.token  # grows with every report: a store that compares it rejects a late writer
 
 
-# Started by hand, and one a year at a time. When its process is killed, the key does not wait for the ttl.
+# Started by hand, one at a time for each year. If its process is killed, the lock is released before the ttl.
 @singleton_task(app=app, name="shop.yearly_report", bind=True, key="{year}", ttl=20)
 def yearly_report(self: SingletonTask, year: int) -> int | None:
     for part in ("orders", "returns", "taxes"):
@@ -71,7 +70,7 @@ def yearly_report(self: SingletonTask, year: int) -> int | None:
     return self.lease.token
 
 
-# Every request for a rebuild brings news, so none may be skipped: they come again until it is their turn.
+# Every request for a rebuild brings new data, so none may be skipped: each is retried until it gets the lock.
 @singleton_task(
     app=app, name="shop.rebuild_index", key="{index}", on_conflict="retry", retry_delay=0.5, retry_delay_max=5
 )
@@ -81,8 +80,8 @@ def rebuild_index(index: str, product: str) -> str:
 
 
 # Every line of a ledger carries the balance after it, so an account's entries are posted one at a time and in order.
-# Those that wait are parked in the store, where no worker's death reaches them. `acks_late`: the one that was being
-# posted when its worker died comes back as well, after the broker's visibility timeout.
+# Waiting entries are parked in the store and survive the death of any worker. `acks_late`: an entry whose worker dies
+# while posting it is delivered again, after the broker's visibility timeout.
 @singleton_task(app=app, name="shop.post_entry", key=["account"], on_conflict="queue", acks_late=True, ttl=2)
 def post_entry(account: str, amount: int) -> int:
     last = ledgers.lindex(f"ledger:{account}", -1)
@@ -93,6 +92,6 @@ def post_entry(account: str, amount: int) -> int:
 
 
 def _summarise(part: str, seconds: float = 1) -> None:
-    """Stand in for an hour of SQL."""
+    """Simulate an hour of SQL."""
     logger.info("summarising %s", part)
     time.sleep(seconds)
