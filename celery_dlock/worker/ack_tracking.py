@@ -45,11 +45,11 @@ class AckTrackingRequest(Request):
     #: Given up without an acknowledgement: it may be for another exchange.
     dlock_rejected = False
     #: The broker did not hear of its acknowledgement, so it delivers the message again.
-    dlock_unheard = False
+    dlock_ack_lost = False
     #: When Celery was asked to acknowledge it, on the monotonic clock.
-    dlock_asked_at = 0.0
+    dlock_ack_requested_at = 0.0
     #: Its end is stored.
-    dlock_has_ended = False
+    dlock_end_stored = False
     #: 0 until its pool has begun with it.
     _dlock_accepted_at = 0.0
 
@@ -62,13 +62,13 @@ class AckTrackingRequest(Request):
         super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
-        self._dlock_listen("ack")
+        self._dlock_track("ack")
         super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
         self.dlock_requeued, self.dlock_rejected = requeue, not requeue
         if not requeue:
-            self._dlock_listen("reject")
+            self._dlock_track("reject")
         elif not self.acknowledged and not self._dlock_came_from_here():
             self.message.reject = self._dlock_requeue
         super().reject(requeue=requeue)
@@ -95,12 +95,12 @@ class AckTrackingRequest(Request):
             )  # fmt: skip
             self.message.reject(requeue=False)
 
-    def _dlock_listen(self, verb: str) -> None:
+    def _dlock_track(self, verb: str) -> None:
         if not self.acknowledged:
-            self.dlock_asked_at = time.monotonic()
-            setattr(self.message, verb, functools.partial(self._dlock_tell, verb))
+            self.dlock_ack_requested_at = time.monotonic()
+            setattr(self.message, verb, functools.partial(self._dlock_send, verb))
 
-    def _dlock_tell(self, verb: str, *args: Any, **kwargs: Any) -> None:
+    def _dlock_send(self, verb: str, *args: Any, **kwargs: Any) -> None:
         """In the place of the message's own method."""
         delattr(self.message, verb)
         # Over a closed channel kombu's virtual transports acknowledge without a word what they gave back at its end.
@@ -112,10 +112,10 @@ class AckTrackingRequest(Request):
             raise
         finally:
             if not heard:
-                self.dlock_unheard = True
-                if self.dlock_has_ended:
+                self.dlock_ack_lost = True
+                if self.dlock_end_stored:
                     # Now: the event loop may end with this, and the worker before it runs again.
-                    self._dlock_deliveries.unheard.mark(self)
+                    self._dlock_deliveries.completion_marker.mark(self)
 
     def _dlock_is_late(self) -> bool:
         """Is the broker told only now that it may have delivered the message again?
@@ -126,34 +126,34 @@ class AckTrackingRequest(Request):
         patience = self._dlock_deliveries.runtime.settings.doubtful_after
         return patience is not None and time.monotonic() - self.dlock_delivered >= patience
 
-    def dlock_be_heard(self) -> None:
+    def dlock_completed(self) -> None:
         """Its end is stored: see to it that it does not run again, should the broker not hear of it."""
-        if self._is_heard:
+        if self._needs_no_mark:
             return
         # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
         # the other.
-        self.dlock_has_ended = True
+        self.dlock_end_stored = True
         deliveries = self._dlock_deliveries
-        if self.dlock_unheard or channel_is_gone(self.message) or not deliveries.consumes():
-            deliveries.unheard.mark(self)
+        if self.dlock_ack_lost or channel_is_gone(self.message) or not deliveries.consumes():
+            deliveries.completion_marker.mark(self)
         else:
-            deliveries.unheard.expect(self)
+            deliveries.completion_marker.expect_ack(self)
 
-    def dlock_died(self) -> None:
-        """As :meth:`dlock_be_heard`, but nobody knows how far it came: it may be parked, or published again.
+    def dlock_process_died(self) -> None:
+        """As :meth:`dlock_completed`, but nobody knows how far it came: it may be parked, or published again.
 
         That it held its lock the keeper tells, which frees that.
         """
-        if not self._is_heard:
-            self._dlock_deliveries.unheard.expect_of_dead(self)
+        if not self._needs_no_mark:
+            self._dlock_deliveries.completion_marker.expect_ack_of_dead(self)
 
     @property
-    def dlock_begun_at(self) -> float:
+    def dlock_started_at(self) -> float:
         """When its pool began with it, on the monotonic clock."""
         return self._dlock_accepted_at or self.dlock_delivered
 
     @property
-    def _is_heard(self) -> bool:
+    def _needs_no_mark(self) -> bool:
         if not self.acknowledged or self.dlock_requeued or self.dlock_rejected:
             return True  # it is to come back, or the task's to say what becomes of it
-        return self.message.acknowledged and not self.dlock_unheard
+        return self.message.acknowledged and not self.dlock_ack_lost

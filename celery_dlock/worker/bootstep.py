@@ -22,7 +22,7 @@ from ..task.validation import check_topology_support
 from ..utils import threads as native
 from ..utils.log import logger
 from .abort import aborter_for_pool
-from .broker_check import BrokerInspection
+from .broker_check import BrokerCheck
 from .claim_renewal import ClaimRenewer
 from .crash_record import WorkerRecord
 from .crash_recovery import CrashRecovery
@@ -45,7 +45,7 @@ class KeeperStep(bootsteps.StartStopStep):
     """
 
     def __init__(self, _worker: Any, **_kwargs: Any) -> None:
-        self._threads: list[CrashRecovery | StoreCheck | BrokerInspection | QueueSweeper | ClaimRenewer] = []
+        self._threads: list[CrashRecovery | StoreCheck | BrokerCheck | QueueSweeper | ClaimRenewer] = []
         self._living: _WorkerHandle
 
     def include_if(self, worker: Any) -> bool:
@@ -90,14 +90,14 @@ class KeeperStep(bootsteps.StartStopStep):
         parks = any(task.lock_options.on_conflict == "queue" for task in tasks)
         replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
         self._threads.append(StoreCheck(deliveries.runtime, living.goes_on, parks=parks, replicas=replicas))
-        self._threads.append(BrokerInspection(worker.app, living.goes_on))
+        self._threads.append(BrokerCheck(worker.app, living.goes_on))
         # Also where no task parks: a call may choose to.
         sweeper = QueueSweeper(
             deliveries.runtime,
             deliveries.newly_revoked,
             living.soon,
             living.goes_on,
-            deliveries.unheard.look,
+            deliveries.completion_marker.look,
             parks=parks,
         )
         # Likewise: a call may choose to claim.
@@ -106,7 +106,7 @@ class KeeperStep(bootsteps.StartStopStep):
         self._threads += [sweeper, claim_keeper]
 
     def start(self, worker: Any) -> None:
-        self._living.watch(worker.consumer, DeliveryRegistry.of(worker.app).unheard.connection_broke)
+        self._living.watch(worker.consumer, DeliveryRegistry.of(worker.app).completion_marker.connection_broke)
         # Not in `create`: under gevent, a thread that imports while the main one makes its pool ends the worker
         # (LoopExit: the import's lock is a greenlet's).
         native.preload_imports()

@@ -32,15 +32,15 @@ class Claiming(Protocol):
     """A delivery whose message has a claim, as far as it matters here."""
 
     dlock_identity: Identity
-    dlock_keep_at: float
-    dlock_known: bool
+    dlock_renew_claim_at: float
+    dlock_in_process: bool
 
     @property
     def id(self) -> str: ...
     @property
     def dlock_lock(self) -> LockName | None: ...
     @property
-    def dlock_claiming(self) -> Call | None: ...
+    def dlock_claim_call(self) -> Call | None: ...
 
 
 class ClaimRenewer:
@@ -65,12 +65,12 @@ class ClaimRenewer:
         #: Those whose claim was given up because they were revoked.
         self._revoked: weakref.WeakSet[Claiming] = weakref.WeakSet()
         self._failing = False
-        self._loop = Loop("claim keeper", self._turn, close=self._close)
+        self._loop = Loop("claim renewer", self._turn, close=self._close)
 
     def start(self) -> None:
         self._loop.start()
 
-    def give_up(self, request: Claiming) -> None:
+    def release_claim(self, request: Claiming) -> None:
         """Its message has ended before it started."""
         self._ended.append(request)
 
@@ -93,7 +93,7 @@ class ClaimRenewer:
         self._note_revoked()
         while self._ended:
             try:
-                self._unclaim(self._ended[0])
+                self._release(self._ended[0])
             except StoreUnavailable as error:
                 if not isinstance(error, StoreRefused):
                     raise  # it is tried again
@@ -104,7 +104,9 @@ class ClaimRenewer:
                 raise
             self._ended.popleft()
         now = time.monotonic()
-        known = [request for request in self._known() if request.dlock_known and now >= request.dlock_keep_at]
+        known = [
+            request for request in self._known() if request.dlock_in_process and now >= request.dlock_renew_claim_at
+        ]
         looked_at = [self._kept(request, now) for request in known]
         if due := [kept for kept in looked_at if kept is not None]:
             self._store.keep_claims(due)
@@ -121,16 +123,16 @@ class ClaimRenewer:
                 self._revoked.add(request)
                 self._ended.append(request)
 
-    def _unclaim(self, request: Claiming) -> None:
+    def _release(self, request: Claiming) -> None:
         if (name := request.dlock_lock) is not None:
             identity = request.dlock_identity
             self._store.unclaim(name, identity.task_id, identity.generation)
 
     def _kept(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
-        call, name = request.dlock_claiming, request.dlock_lock
+        call, name = request.dlock_claim_call, request.dlock_lock
         if call is None or name is None:
-            request.dlock_keep_at = float("inf")
+            request.dlock_renew_claim_at = float("inf")
             return None
         seconds = as_seconds(call.options.queued_ttl)
-        request.dlock_keep_at = now + seconds / 3
+        request.dlock_renew_claim_at = now + seconds / 3
         return name, request.id, round(seconds * 1000)

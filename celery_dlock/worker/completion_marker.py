@@ -46,11 +46,11 @@ class CompletedDelivery(Protocol):
     def dlock_lock(self) -> LockName | None: ...
 
     @property
-    def dlock_begun_at(self) -> float: ...
+    def dlock_started_at(self) -> float: ...
 
     dlock_owner: str
-    dlock_unheard: bool
-    dlock_has_ended: bool
+    dlock_ack_lost: bool
+    dlock_end_stored: bool
 
 
 def channel_is_gone(message: Any) -> bool:
@@ -62,7 +62,7 @@ def channel_is_gone(message: Any) -> bool:
 def _is_given_up(request: CompletedDelivery, since: float) -> bool:
     """Is its acknowledgement no longer on its way?"""
     late = time.monotonic() - since >= TRIED_WITHIN
-    return late or request.dlock_unheard or channel_is_gone(request.message)
+    return late or request.dlock_ack_lost or channel_is_gone(request.message)
 
 
 def _taken(waiting: deque[T]) -> Iterator[T]:
@@ -109,12 +109,12 @@ class CompletionMarker:
         self._failing = False
         self._rests_until = 0.0
 
-    def expect(self, request: CompletedDelivery) -> None:
+    def expect_ack(self, request: CompletedDelivery) -> None:
         """Its end is stored, and its acknowledgement is to be tried in a moment."""
         if self.is_polled:
             self._awaited.append((time.monotonic(), request))
 
-    def expect_of_dead(self, request: CompletedDelivery) -> None:
+    def expect_ack_of_dead(self, request: CompletedDelivery) -> None:
         """Likewise, and its child died or is dying."""
         if self.is_polled:
             self._dead.append((time.monotonic(), request))
@@ -128,7 +128,7 @@ class CompletionMarker:
         if (name := request.dlock_lock) is None:
             return
         whose = f"{request.task.name}[{request.id}]"
-        end = CompletedRun(request.dlock_begun_at, name, request.dlock_identity.digest, request.dlock_owner, whose)
+        end = CompletedRun(request.dlock_started_at, name, request.dlock_identity.digest, request.dlock_owner, whose)
         with native.background():  # a log handler that raises must not end the event loop either
             self._wait(*([end] if self._failing else self._written([end])))
 
@@ -160,12 +160,12 @@ class CompletionMarker:
         """
         self._runtime.disconnected_at = time.monotonic()
         for _, request in _taken(self._awaited):
-            if not request.message.acknowledged and not request.dlock_unheard:
+            if not request.message.acknowledged and not request.dlock_ack_lost:
                 self.mark(request)
 
     def _look_at_awaited(self) -> None:
         for since, request in _taken(self._awaited):
-            if request.message.acknowledged or request.dlock_unheard:
+            if request.message.acknowledged or request.dlock_ack_lost:
                 continue  # it was tried; whoever finds it unheard marks it
             if _is_given_up(request, since):
                 self.mark(request)
@@ -174,10 +174,10 @@ class CompletionMarker:
 
     def _look_at_dead(self) -> None:
         for since, request in _taken(self._dead):
-            if request.message.acknowledged and not request.dlock_unheard:
+            if request.message.acknowledged and not request.dlock_ack_lost:
                 continue
             if _is_given_up(request, since) and self._died_holding(request.dlock_owner):
-                request.dlock_has_ended = True
+                request.dlock_end_stored = True
                 self.mark(request)
             elif time.monotonic() - since < FREED_WITHIN:
                 self._dead.append((since, request))

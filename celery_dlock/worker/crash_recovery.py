@@ -1,4 +1,4 @@
-"""A worker that starts where one of its name died frees what that one held, once it is surely gone."""
+"""Crash recovery: a worker that starts under the name of a dead one releases that one's leases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ..errors import StoreRefused, StoreUnavailable
 from ..store.base import ReleaseRequest
 from ..utils.background import Loop, begin_thread
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from .crash_record import HeldLease, WorkerRecord
 
 if TYPE_CHECKING:
@@ -17,41 +17,41 @@ if TYPE_CHECKING:
 __all__ = ["CrashRecovery"]
 
 
-#: Seconds between two looks: at what is held, and whether who died is gone.
+#: Seconds between two rounds. In each, the record is brought up to date and dead predecessors are looked for.
 TICK: Final = 0.2
-#: Locks that are noted at each look; many more are noted less often, so that the store is not kept busy with them.
-A_LOOK: Final = 100
+#: Leases that a worker stores in each round. With more, it stores its record less often, to spare the store.
+LEASES_PER_ROUND: Final = 100
 
 
 class CrashRecovery:
-    """Notes what this worker holds, and frees what an earlier one of its name noted.
+    """Stores this worker's leases, and releases those of an earlier worker of its name that has died.
 
-    In a thread of its own (in a green pool, a greenlet): no renewal and no start waits for it, however long the store
-    takes. A task that lasts a moment costs nothing: only what is held at two looks in a row is noted.
+    It has its own thread, in a green pool its own greenlet. So no renewal and no start waits for it if the store is
+    slow. Short tasks cost nothing: a lease is stored only if it is held in two successive rounds.
 
     Args:
-        runtime: The app's, in the worker's main process.
-        node: The worker's name. Two that live may have the same.
-        goes_on: Asked before each look; false ends the thread.
-        mine: This worker's note, still empty.
+        runtime: The app's runtime, in the worker's main process.
+        node: The worker's name. Two live workers may have the same name.
+        goes_on: Called before each round; false ends the thread.
+        mine: This worker's record, still empty.
     """
 
     def __init__(self, runtime: Runtime, node: str, goes_on: Callable[[], bool], mine: WorkerRecord) -> None:
         self._runtime = runtime
         self._mine = mine
         self._clock = runtime.clock
-        self._keeper = runtime.keeper
+        self._watchdog = runtime.keeper
         self._goes_on = goes_on
         self._node = node
-        # Made here: a thread that imports while this process forks would leave its import unfinished in the child.
+        # Opened here: if this process forks while a thread imports, the import is never finished in the child.
         self._store = runtime.store(runtime.settings.timeout)
-        #: By worker, the notes of those who are not surely gone yet; None until the store was asked.
-        self._earlier: dict[str, WorkerRecord] | None = None
+        #: The records of predecessors that may still live, by worker id; None until they were read.
+        self._predecessors: dict[str, WorkerRecord] | None = None
         self._look_until = 0.0
         self._seen: frozenset[str] = frozenset()
-        self._noted: frozenset[str] = frozenset()
-        self._again_at = self._fresh_until = 0.0
-        self._loop = Loop("crash recovery", self._turn, close=self._close, begin=begin_thread("predecessors"))
+        self._saved: frozenset[str] = frozenset()
+        self._next_save = self._fresh_until = 0.0
+        self._loop = Loop("crash recovery", self._turn, close=self._close, begin=begin_thread("crash-recovery"))
 
     def start(self) -> None:
         self._loop.start()
@@ -60,87 +60,91 @@ class CrashRecovery:
         if not self._goes_on():
             return None
         try:
-            self._try(self.free_the_dead)
+            self._try(self.release_dead_leases)
         finally:
-            self._try(self.note)
+            self._try(self.save_record)
         return TICK
 
     def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
         except StoreUnavailable as error:
-            logger.debug("crash records of %s: %s", self._node, error)
+            logger.debug("crash records of %s: the store does not answer, retrying: %s", self._node, error)
 
     def _close(self) -> None:
         self._store.close()
 
-    # What others held
+    # Predecessors
 
-    def free_the_dead(self) -> None:
-        """One look at the earlier workers. They are looked for as long as the longest ttl that they noted.
+    def release_dead_leases(self) -> None:
+        """Release the leases of predecessors that have died since the last call.
 
-        Not once: the children of a killed worker die a moment after it, and it may be killed just now.
+        Predecessors are looked at for as long as the longest ttl in their records. One look is not enough: the pool
+        children of a killed worker die a moment after it, and a predecessor may be killed later.
         """
-        if self._earlier is None:
-            self._earlier = self._read()
-            longest = max((kept.ttl for note in self._earlier.values() for kept in note.leases), default=0.0)
-            self._look_until = self._clock.monotonic() + longest
-        elif self._earlier and self._clock.monotonic() > self._look_until:
-            self._earlier = {}
-        for worker, note in list(self._earlier.items()):
-            if self._freed_all_of(worker, note):
+        if self._predecessors is None:
+            self._predecessors = self._read()
+            leases = (lease for record in self._predecessors.values() for lease in record.leases)
+            self._look_until = self._clock.monotonic() + max((lease.ttl for lease in leases), default=0.0)
+        elif self._predecessors and self._clock.monotonic() > self._look_until:
+            self._predecessors = {}
+        for worker, record in list(self._predecessors.items()):
+            if self._released_all_of(worker, record):
                 self._store.save_worker_record(self._node, worker, "", 0)
-                del self._earlier[worker]
+                del self._predecessors[worker]
 
     def _read(self) -> dict[str, WorkerRecord]:
-        """The notes of those about whom this machine can tell whether they are gone."""
-        here = self._mine.host
+        """Return the records of workers on this host: only their processes can be told dead here."""
+        host = self._mine.host
         texts = self._store.worker_records(self._node)
-        notes = {worker: WorkerRecord.from_text(text) for worker, text in texts.items()}
-        return {worker: note for worker, note in notes.items() if note is not None and note.host == here}
+        records = {worker: WorkerRecord.from_text(text) for worker, text in texts.items()}
+        return {worker: record for worker, record in records.items() if record is not None and record.host == host}
 
-    def _freed_all_of(self, worker: str, note: WorkerRecord) -> bool:
-        if not note.is_dead():
+    def _released_all_of(self, worker: str, record: WorkerRecord) -> bool:
+        if not record.is_dead():
             return False
-        # Read again, because it may have noted more before it died.
-        last = self._read().get(worker, note)
+        # Read again, because the worker may have stored more leases before it died.
+        last = self._read().get(worker, record)
         if not last.is_dead():
             return False
-        for kept in last.leases:
+        for lease in last.leases:
             try:
-                self._free(kept)
+                self._release(lease)
             except StoreRefused as error:
-                # The worker's other locks are released all the same.
+                # Release the worker's other leases all the same.
                 logger.warning(
-                    "%s: cannot release the lease of a dead worker, it ends by its ttl: %s", kept.name, error
-                )
+                    "%s: cannot release the lease of a dead worker, it ends by its ttl: %s", lease.name, error,
+                    extra=log_fields(lock_name=lease.name.text),
+                )  # fmt: skip
         return True
 
-    def _free(self, kept: HeldLease) -> None:
-        # By acquisition: a lock that has changed hands is left alone. No end of the message: it may come again.
-        released = self._store.release(kept.name, kept.acquisition, ReleaseRequest())
+    def _release(self, lease: HeldLease) -> None:
+        # By acquisition, so that a later holder keeps its lock. Without a done mark: the message may be redelivered.
+        released = self._store.release(lease.name, lease.acquisition, ReleaseRequest())
         if released.ours:
-            pid = kept.holder.pid
-            logger.info("%s is free: process %d of an earlier worker of this name held it and is gone", kept.name, pid)
-        self._runtime.worker.hand_off(kept.name, released.granted)
+            logger.info(
+                "%s is released: process %d of an earlier worker of this name held it and has ended",
+                lease.name, lease.holder.pid, extra=log_fields(lock_name=lease.name.text),
+            )  # fmt: skip
+        self._runtime.worker.hand_off(lease.name, released.granted)
 
-    # What this worker holds
+    # This worker's record
 
-    def note(self) -> None:
-        """One look at what is held; it is written when it grew, ended, or the last note would expire.
+    def save_record(self) -> None:
+        """Store the record if a lease was added, if the last lease ended, or if the stored record would expire.
 
-        Not when one of several ended: to free what has ended is harmless.
+        It is not stored if one of several leases ended, because releasing an ended lease is harmless.
         """
         now = self._clock.monotonic()
-        slots = {slot.acquisition: slot for slot in self._keeper.held}
-        steady, self._seen = self._seen & slots.keys(), frozenset(slots)
-        same = steady <= self._noted and bool(steady) == bool(self._noted)
-        if (same and (not steady or now < self._fresh_until)) or now < self._again_at:
+        held = {lease.acquisition: lease for lease in self._watchdog.held}
+        steady, self._seen = self._seen & held.keys(), frozenset(held)
+        same = steady <= self._saved and bool(steady) == bool(self._saved)
+        if (same and (not steady or now < self._fresh_until)) or now < self._next_save:
             return
-        held = [slots[acquisition] for acquisition in steady]
-        # Twice: so it lives as long as the locks do until it is written again, once half its life has passed.
-        life = 2 * max((max(slot.ttl, slot.deadline - now) for slot in held), default=0.0)
-        text = self._mine.with_leases(held).text if held else ""
+        leases = [held[acquisition] for acquisition in steady]
+        # Twice as long as the leases: the record is stored again after half of that, and must not expire before.
+        life = 2 * max((max(lease.ttl, lease.deadline - now) for lease in leases), default=0.0)
+        text = self._mine.with_leases(leases).text if leases else ""
         self._store.save_worker_record(self._node, self._mine.worker_id, text, round(life * 1000))
-        self._noted, self._fresh_until = steady, now + life / 2
-        self._again_at = now + TICK * (len(held) // A_LOOK)
+        self._saved, self._fresh_until = steady, now + life / 2
+        self._next_save = now + TICK * (len(leases) // LEASES_PER_ROUND)

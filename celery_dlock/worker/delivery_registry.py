@@ -53,30 +53,30 @@ class Delivered(CompletedDelivery, Protocol):
 
     dlock_owner: str
     dlock_delivered: float
-    dlock_asked_at: float
+    dlock_ack_requested_at: float
 
 
 class Sweeper(Protocol):
     """What the registry and the requests ask of the queue sweeper."""
 
     def sweep(self) -> None: ...
-    def hand_over(self, name: LockName, grant: Grant) -> None: ...
-    def gone(self, name: LockName, identity: str) -> None: ...
+    def hand_off(self, name: LockName, grant: Grant) -> None: ...
+    def discard_waiter(self, name: LockName, identity: str) -> None: ...
     def acknowledge(self, request: HeldBack) -> None: ...
 
 
 class Renewer(Protocol):
     """What the requests ask of the thread that renews claims."""
 
-    def give_up(self, request: Any) -> None: ...
+    def release_claim(self, request: Any) -> None: ...
 
 
 class _NoSweeper:
     """The sweeper of a worker that has no store, and so no queues: its calls take no lock."""
 
     def sweep(self) -> None: ...
-    def hand_over(self, name: LockName, grant: Grant) -> None: ...
-    def gone(self, name: LockName, identity: str) -> None: ...
+    def hand_off(self, name: LockName, grant: Grant) -> None: ...
+    def discard_waiter(self, name: LockName, identity: str) -> None: ...
 
     def acknowledge(self, request: HeldBack) -> None:
         request.dlock_acknowledge()
@@ -85,7 +85,7 @@ class _NoSweeper:
 class _NoRenewer:
     """The claim renewer of a worker that has no store."""
 
-    def give_up(self, request: Any) -> None: ...
+    def release_claim(self, request: Any) -> None: ...
 
 
 class DeliveryRegistry:
@@ -98,7 +98,7 @@ class DeliveryRegistry:
         self.claiming: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._settled: OrderedDict[str, tuple[float, str, str]] = OrderedDict()
         self._freed: OrderedDict[str, LeaseRecord] = OrderedDict()
-        self._elders: OrderedDict[LockName, int] = OrderedDict()
+        self._last_numbers: OrderedDict[LockName, int] = OrderedDict()
         #: By task id: where a message that was handed over may wait now.
         self._places: OrderedDict[str, tuple[LockName, str]] = OrderedDict()
         self._revoked = 0
@@ -112,7 +112,7 @@ class DeliveryRegistry:
         self.consumes: Callable[[], bool] = lambda: True
         #: Owners whose locks the keeper freed for them.
         self._holding: OrderedDict[str, None] = OrderedDict()
-        self.unheard = CompletionMarker(runtime, self._holding.__contains__)
+        self.completion_marker = CompletionMarker(runtime, self._holding.__contains__)
         #: By owner: when the process should have ended that Celery kills for its hard time limit.
         self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
         self._queues: Any = None
@@ -141,12 +141,12 @@ class DeliveryRegistry:
     def attach(self, sweeper: Sweeper, claim_renewer: Renewer) -> None:
         """Set the threads that publish grants and give claims up; until then both are left undone."""
         self.sweeper, self.claim_renewer = sweeper, claim_renewer
-        self.unheard.is_polled = True
+        self.completion_marker.is_polled = True
 
     def hand_off(self, name: LockName, grant: Grant | None) -> None:
         """Have the queue sweeper publish a granted message. None is ignored."""
         if grant is not None:
-            self.sweeper.hand_over(name, grant)
+            self.sweeper.hand_off(name, grant)
 
     def may_be_redelivered(self, acquisition: str) -> bool:
         """Has the broker perhaps delivered this holder's message once more?
@@ -168,12 +168,12 @@ class DeliveryRegistry:
         return not self.consumes() or channel_is_gone(request.message)
 
     def _perhaps_unheard(self, request: Delivered) -> bool:
-        if request.dlock_unheard:
+        if request.dlock_ack_lost:
             return True
         if request.message.acknowledged:
             return False
         # Celery tells the broker in a later round of its event loop.
-        return channel_is_gone(request.message) or time.monotonic() - request.dlock_asked_at >= OVERDUE
+        return channel_is_gone(request.message) or time.monotonic() - request.dlock_ack_requested_at >= OVERDUE
 
     def with_claims(self) -> Iterator[Any]:
         """The deliveries whose messages were published with a claim; asked by a thread."""
@@ -193,10 +193,10 @@ class DeliveryRegistry:
         number = self.runtime.arrivals.next_number()
         elder = 0
         if name is not None:
-            elder = self._elders.pop(name, 0)
-            self._elders[name] = number
+            elder = self._last_numbers.pop(name, 0)
+            self._last_numbers[name] = number
             self._places[request.id] = name, request.dlock_identity.digest
-            for remembered, most in ((self._elders, REMEMBERED), (self._places, WAITERS)):
+            for remembered, most in ((self._last_numbers, REMEMBERED), (self._places, WAITERS)):
                 if len(remembered) > most:
                     remembered.popitem(last=False)
         return number, elder
@@ -274,7 +274,7 @@ class DeliveryRegistry:
         if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
             ended_at, identity, whose = self._settled.pop(owner)
             # By its own thread: a script must not hold this one up, nor the keeper.
-            self.unheard.mark_soon(CompletedRun(ended_at, slot.name, identity, owner, whose))
+            self.completion_marker.mark_soon(CompletedRun(ended_at, slot.name, identity, owner, whose))
         for remembered in (self._settled, self._freed):
             while len(remembered) > REMEMBERED:
                 remembered.popitem(last=False)

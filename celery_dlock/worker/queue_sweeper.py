@@ -68,7 +68,7 @@ class QueueSweeper:
         revoked: What was revoked since the last call and may wait.
         soon: Has the worker's consumer call something: only its own thread may write to its connection.
         goes_on: Asked before each tick; false ends the thread.
-        look_for_unheard: Marks what has ended without the broker having heard of it.
+        mark_completed: Marks what has ended without the broker having heard of it.
         parks: Are there tasks that wait in the store? If not, it sweeps once a call has chosen to, or one of its rare
             looks has found one that waits.
 
@@ -83,7 +83,7 @@ class QueueSweeper:
         revoked: Callable[[], list[tuple[LockName, str]]],
         soon: Callable[[Callable[[], None]], object],
         goes_on: Callable[[], bool],
-        look_for_unheard: Callable[[], None] = lambda: None,
+        mark_completed: Callable[[], None] = lambda: None,
         *,
         parks: bool = True,
     ) -> None:
@@ -92,7 +92,7 @@ class QueueSweeper:
         self._soon = soon
         self._revoked = revoked
         self._goes_on = goes_on
-        self._look_for_unheard = look_for_unheard
+        self._mark_completed = mark_completed
         self._connection: Any = None
         settings = runtime.settings
         self._store = runtime.store(settings.timeout)
@@ -120,16 +120,16 @@ class QueueSweeper:
         self._next_note = 0.0
         self._worker = uuid.uuid4().hex
         # Not a real thread beside greenlets: it publishes and stores ends, and both take locks that greenlets share.
-        self._loop = Loop("sweeper", self._turn, close=self._close, begin=begin_thread("sweeper"))
+        self._loop = Loop("queue sweeper", self._turn, close=self._close, begin=begin_thread("queue-sweeper"))
 
     def start(self) -> None:
         self._loop.start()
 
-    def hand_over(self, name: LockName, grant: Grant) -> None:
+    def hand_off(self, name: LockName, grant: Grant) -> None:
         """Publish a message whose turn it is."""
         self._grants.append((name, grant))
 
-    def gone(self, name: LockName, identity: str) -> None:
+    def discard_waiter(self, name: LockName, identity: str) -> None:
         """A message ended before it started: if it waited, or had its turn, it does no more."""
         self._out.append((name, identity, ""))
 
@@ -147,7 +147,7 @@ class QueueSweeper:
         sweeps = self._sweeps
         try:
             self._acknowledge_arrived()  # first: it needs no store
-            self._look_for_unheard()
+            self._mark_completed()
             if not sweeps:
                 self._look()
             self._do_what_is_left_to_it()

@@ -66,15 +66,15 @@ class SingletonRequest(AckTrackingRequest):
     task: SingletonTask
 
     #: Its options, if its message was published with a claim.
-    dlock_claiming: Call | None = None
+    dlock_claim_call: Call | None = None
     #: Under the queue policy: its number among the arrivals, and whether its acknowledgement is held back.
     dlock_number = 0
     _dlock_queues = _dlock_held_back = _dlock_copied = False
     #: With ``unique=``: when its claim is to be prolonged, on the monotonic clock; does this process have its message?
-    dlock_keep_at = 0.0
-    dlock_known = True
+    dlock_renew_claim_at = 0.0
+    dlock_in_process = True
     #: Celery has cancelled it, and stored RETRY.
-    _dlock_told_retry = False
+    _dlock_stored_retry = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -162,9 +162,9 @@ class SingletonRequest(AckTrackingRequest):
             return
         self._dlock_queues = call.options.on_conflict == "queue"
         if call.options.claims:
-            self.dlock_claiming = call
+            self.dlock_claim_call = call
             life = as_seconds(call.options.queued_ttl)
-            self.dlock_keep_at = self.dlock_delivered + min(FIRST_LOOK, life / 3)
+            self.dlock_renew_claim_at = self.dlock_delivered + min(FIRST_LOOK, life / 3)
             deliveries.claiming[self.dlock_owner] = self
 
     @property
@@ -217,7 +217,7 @@ class SingletonRequest(AckTrackingRequest):
             super().on_failure(exc_info, *args, **kwargs)
         finally:
             self.dlock_acknowledge()
-            self.dlock_known = False
+            self.dlock_in_process = False
             if died:
                 self._dlock_settle(ended_at)
         # Not if it raised, nor what a cold shutdown passes over: then no end is stored, and what comes back is to run.
@@ -226,10 +226,10 @@ class SingletonRequest(AckTrackingRequest):
         if died:
             self._dlock_died()
         elif has_end and (kwargs.get("return_ok") or not _cold_shutdown()):
-            if self._dlock_told_retry and not isinstance(error, TaskPredicate):
+            if self._dlock_stored_retry and not isinstance(error, TaskPredicate):
                 # It was stored between the look for it and the RETRY.
                 self._dlock_restore(error, exc_info.traceback)
-            self.dlock_be_heard()
+            self.dlock_completed()
         if isinstance(error, Postponed):
             # Monitors have it as STARTED. Only this event takes that back: Celery's State orders all other states. From
             # here, not from the pool child, whose event could arrive before this process's task-started.
@@ -251,7 +251,7 @@ class SingletonRequest(AckTrackingRequest):
         retries = kwargs.get("emit_retry", True) and self.store_errors and not self._dlock_deliveries.consumes()
         failure = stored_failure(self.task, self.id) if retries else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
-        self._dlock_told_retry = retries
+        self._dlock_stored_retry = retries
         if failure is not None:
             self._dlock_restore(*failure)
 
@@ -273,25 +273,25 @@ class SingletonRequest(AckTrackingRequest):
             self._already_revoked = True
         self._dlock_settle(ended_at)
         self._dlock_died()
-        self._dlock_give_claim_up()
+        self._dlock_release_claim()
         if self._dlock_queues and (name := self.dlock_lock) is not None:
-            self._dlock_deliveries.sweeper.gone(name, self.dlock_identity.digest)
+            self._dlock_deliveries.sweeper.discard_waiter(name, self.dlock_identity.digest)
 
     def _dlock_settle(self, ended_at: float) -> None:
         """The end of a run whose child is dead or dying is stored: it is final, unless the message comes back."""
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             if not self.dlock_rejected:
                 self._dlock_deliveries.settle(self, ended_at)
-            self._dlock_give_claim_up()
+            self._dlock_release_claim()
 
     def _dlock_died(self) -> None:
         if not self._already_cancelled and not _cold_shutdown():  # that may have stored no end
-            self.dlock_died()
+            self.dlock_process_died()
 
-    def _dlock_give_claim_up(self) -> None:
+    def _dlock_release_claim(self) -> None:
         """By a thread: a store that is away must not hold the consumer up."""
-        if self.dlock_claiming is not None:
-            self._dlock_deliveries.claim_renewer.give_up(self)
+        if self.dlock_claim_call is not None:
+            self._dlock_deliveries.claim_renewer.release_claim(self)
 
 
 def _cold_shutdown() -> bool:
@@ -314,10 +314,10 @@ def _then_acknowledging(on_success: Callable[..., Any]) -> Callable[..., Any]:
             if self._dlock_held_back:
                 self.dlock_acknowledge()
             # Whatever keeps this object in memory.
-            self.dlock_known = False
+            self.dlock_in_process = False
         # Without a runtime its greenlet was killed, and it has no end.
         if not failed and runtime is not None:
-            self.dlock_be_heard()
+            self.dlock_completed()
         return answer
 
     return acknowledging

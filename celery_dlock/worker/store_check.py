@@ -1,8 +1,7 @@
-"""What a worker says at its start of the store: where the locks are, and what about it can cost one."""
+"""The store check at a worker's start: it logs where the locks live, and what in the store's setup can lose a lock."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -20,21 +19,23 @@ if TYPE_CHECKING:
 __all__ = ["StoreCheck", "refuse_without_disk"]
 
 
-#: Seconds until a store that did not answer is asked once more.
+#: Seconds until a store that did not answer is asked again.
 AGAIN: Final = 2.0
-#: Seconds between two looks at the servers of a Redlock.
+#: Seconds between two checks of the servers of a Redlock.
 WATCH: Final = 10.0
+_NO_ANSWER: Final = "the lock store did not answer: "
+_REFUSED: Final = "the lock store refused: "
 
 
 def refuse_without_disk(runtime: Runtime, durabilities: Mapping[str, Durability]) -> None:
-    """Check that the store can confirm that a write is on disk, where somebody asks for it.
+    """Check that the store can confirm that a write is on disk, if a task asks for that.
 
     Args:
-        runtime: Whose store to ask.
-        durabilities: What is asked for, by the names of tasks.
+        runtime: The runtime whose store to ask.
+        durabilities: The durability of each task, by the task's name.
 
     Raises:
-        InvalidLockOptions: It cannot. One that does not answer is left to the first task.
+        InvalidLockOptions: The store cannot confirm it. If the store does not answer, the first task finds out.
     """
     asks = [name for name, durability in durabilities.items() if durability.fsync]
     if not asks:
@@ -49,21 +50,22 @@ def refuse_without_disk(runtime: Runtime, durabilities: Mapping[str, Durability]
         store.close()
     if not fsyncs:
         raise InvalidLockOptions(
-            f"task {asks[0]!r}: durability={shown(durabilities[asks[0]])} is not allowed: the lock store cannot "
-            "confirm that a write is on disk; allowed: with Redis 7.2 or Valkey, and appendonly yes on every server"
+            f"task {asks[0]!r}: invalid durability={shown(durabilities[asks[0]])}: the lock store cannot confirm that "
+            "a write is on disk; expected Redis 7.2 or Valkey, with appendonly yes on every server"
         )
 
 
 class StoreCheck:
-    """Asks the store how it is set up, in a thread of its own: no start waits for a store.
+    """Asks the store how it is set up, in its own thread: a slow store does not delay the worker's start.
 
-    The servers of a Redlock it goes on to ask: that one of them is away costs nobody anything, so nobody else tells.
+    It goes on to watch the servers of a Redlock. As long as a majority answers, no call fails, so only this thread
+    reports a server that does not.
 
     Args:
-        runtime: Whose store to ask.
-        parks: Are there tasks that wait in the store?
-        replicas: How many replicas have to confirm a write, at the most.
-        goes_on: Asked before each try; false ends the thread.
+        runtime: The runtime whose store to ask.
+        parks: Whether there are tasks that wait in the store.
+        replicas: The largest number of replicas that a task requires to confirm a write.
+        goes_on: Called before each question; false ends the thread.
     """
 
     def __init__(self, runtime: Runtime, goes_on: Callable[[], bool], *, parks: bool, replicas: int = 0) -> None:
@@ -74,30 +76,55 @@ class StoreCheck:
         self._parks = parks
         self._replicas = replicas
         self._goes_on = goes_on
-        # Made here: a thread that imports while this process forks would leave its import unfinished in the child.
+        # Opened here: if this process forks while a thread imports, the import is never finished in the child.
         self._store = runtime.store(settings.timeout)
-        self._loop = Loop("inspection", self._turn, close=self._store.close, begin=begin_thread("inspection"))
+        #: The servers that did not answer the last question, with the reasons; None before the first answer.
+        self._away: Mapping[str, str] | None = None
+        self._unreachable = False
+        self._loop = Loop("store check", self._turn, close=self._store.close, begin=begin_thread("store-check"))
 
     def start(self) -> None:
         logger.info("locks: %s, prefix %s", self._place, self._prefix)
         self._loop.start()
 
     def _turn(self) -> float | None:
+        if not self._goes_on():
+            return None
+        pause = AGAIN if self._away is None else WATCH
         try:
-            facts = self._facts()
-            if facts is not None:
-                self._judge(facts)
-                if len(self._places) > 1:
-                    self._watch(self._away(facts.silent))
-        except StoreRefused as error:
-            if self._refuses_locks():
-                logger.error("no lock can be had of the lock store at %s: %s", self._place, error)  # noqa: TRY400  # it says all
-            else:
-                logger.warning("cannot tell how the lock store at %s is set up: %s", self._place, error)
-        return None
+            info = self._store.facts()
+        except StoreUnavailable as error:
+            if isinstance(error, StoreRefused) and self._away is None:
+                self._report_refusal(error)
+                return None
+            self._report_unreachable(error, pause)
+            return pause
+        if self._unreachable:
+            self._unreachable = False
+            logger.info("lock store %s is reachable", self._place)
+        if self._away is None:
+            self._judge(info)
+        else:
+            self._report_changes(self._away, self._away_servers(info.silent))
+        self._away = self._away_servers(info.silent)
+        return WATCH if len(self._places) > 1 else None
+
+    def _report_unreachable(self, error: StoreUnavailable, pause: float) -> None:
+        if not self._unreachable:
+            self._unreachable = True
+            state = "is unreachable" if str(error).startswith(_NO_ANSWER) else "is not ready"
+            reason = str(error).removeprefix(_NO_ANSWER).removeprefix(_REFUSED)
+            logger.warning("lock store %s %s, retrying every %g s: %s", self._place, state, pause, reason)
+
+    def _report_refusal(self, error: StoreRefused) -> None:
+        reason = str(error).removeprefix(_REFUSED)
+        if self._refuses_locks():
+            logger.error("lock store %s refuses every lock; action required: %s", self._place, reason)
+        else:
+            logger.warning("cannot read the setup of lock store %s, so it is not checked: %s", self._place, reason)
 
     def _refuses_locks(self) -> bool:
-        """Or only the commands that tell how it is set up?"""
+        """Return whether the store refuses locks too, and not only the commands that read its setup."""
         try:
             self._store.inspect(LockName("", 0))
         except StoreRefused:
@@ -106,66 +133,37 @@ class StoreCheck:
             return False
         return False
 
-    def _facts(self) -> StoreInfo | None:
-        told = False
-        while self._goes_on():
-            try:
-                facts = self._store.facts()
-            except StoreRefused:
-                raise
-            except StoreUnavailable as error:
-                if not told:
-                    logger.warning("the lock store at %s is not there yet: %s", self._place, error)
-                told = True
-                time.sleep(AGAIN)
-                continue
-            if told:
-                logger.info("the lock store at %s answers", self._place)
-            return facts
-        return None
+    def _report_changes(self, before: Mapping[str, str], away: Mapping[str, str]) -> None:
+        for name in away.keys() - before.keys():
+            logger.warning("lock server is unreachable, locks need a majority of the others: %s", away[name])
+        for name in before.keys() - away.keys():
+            logger.info("lock server is reachable again: %s", name)
 
-    def _watch(self, away: Mapping[str, str]) -> None:
-        told = False
-        while self._goes_on():
-            time.sleep(WATCH)
-            try:
-                facts = self._store.facts()
-            except StoreUnavailable as error:
-                if not told:
-                    logger.warning("the lock store at %s is away: %s", self._place, error)
-                told = True
-                continue
-            if told:
-                logger.info("the lock store at %s answers", self._place)
-            told, before, away = False, away, self._away(facts.silent)
-            for name in away.keys() - before.keys():
-                logger.warning("a server of the lock store is away: %s", away[name])
-            for name in before.keys() - away.keys():
-                logger.info("a server of the lock store answers again: %s", name)
+    def _away_servers(self, silent: Sequence[str]) -> Mapping[str, str]:
+        """Return the texts about servers that did not answer, by the servers' names."""
+        return {place.shown: text for place in self._places for text in silent if text.startswith(f"{place.shown}: ")}
 
-    def _away(self, silent: Sequence[str]) -> Mapping[str, str]:
-        """What is said of those that did not answer, by their names."""
-        return {place.shown: said for place in self._places for said in silent if said.startswith(f"{place.shown}: ")}
-
-    def _judge(self, facts: StoreInfo) -> None:
-        if facts.twins:
-            logger.error("dlock_url is not allowed for Redlock: %s", facts.twins)
-        if facts.silent:
-            logger.warning("not all servers of the lock store answer: %s", "; ".join(facts.silent))
-        if facts.eviction not in ("noeviction", ""):
+    def _judge(self, info: StoreInfo) -> None:
+        if info.twins:
+            logger.error("invalid dlock_url for Redlock: %s; action required: name independent servers", info.twins)
+        if info.silent:
             logger.warning(
-                "the lock store at %s may drop locks when its memory is full: its maxmemory-policy is %s, "
-                "and should be noeviction",
-                self._place, facts.eviction,
+                "lock servers are unreachable, locks need a majority of the others: %s", "; ".join(info.silent)
+            )
+        if info.eviction not in ("noeviction", ""):
+            logger.warning(
+                "lock store %s may drop locks when its memory is full: its maxmemory-policy is %s; "
+                "action required: set it to noeviction",
+                self._place, info.eviction,
             )  # fmt: skip
-        if facts.replicas is not None and facts.replicas < self._replicas:
+        if info.replicas is not None and info.replicas < self._replicas:
             logger.warning(
-                "durability wants %d replicas, and a server of the lock store has %d: no lock counts there until as "
-                "many are connected",
-                self._replicas, facts.replicas,
+                "durability requires %d replicas but a lock server has %d connected; locks on it fail until more "
+                "replicas connect",
+                self._replicas, info.replicas,
             )  # fmt: skip
-        if self._parks and not facts.durable:
+        if self._parks and not info.durable:
             logger.warning(
-                "tasks with on_conflict='queue' are parked in a store without an append-only file: "
-                "a restart of it loses what waits (set appendonly yes)"
+                "tasks with on_conflict='queue' are parked in a store without an append-only file: its restart loses "
+                "waiting calls; action required: set appendonly yes"
             )

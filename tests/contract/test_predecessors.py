@@ -73,7 +73,7 @@ def free(store: RedisStore) -> bool:
 @pytest.mark.core
 def test_leases_of_a_dead_worker_are_free_and_its_crash_record_is_deleted(store, client, looker) -> None:
     hold(store, DEAD, DEAD)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert client.keys("dlock:*:lock:*") == []
     assert client.exists(KEY) == 0
 
@@ -83,7 +83,7 @@ def test_overwritten_lock_key_keeps_no_other_lock_of_the_dead_worker_held(store,
     key = LockKeys.of("dlock", LOCK).lock
     client.delete(key)
     client.set(key, "overwritten")
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert client.keys("dlock:*:lock:*") == [key]
     assert client.exists(KEY) == 0
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -93,11 +93,11 @@ def test_overwritten_lock_key_keeps_no_other_lock_of_the_dead_worker_held(store,
 def test_a_living_main_process_is_not_robbed_until_it_dies(store, looker, started) -> None:
     main, popen = started()
     hold(store, DEAD, main=main)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert not free(store)
     popen.kill()
     popen.wait()
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert free(store)
 
 
@@ -105,25 +105,25 @@ def test_a_stopped_main_process_is_not_robbed(store, looker, started) -> None:
     main, popen = started()
     popen.send_signal(signal.SIGSTOP)
     hold(store, DEAD, main=main)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert not free(store)
 
 
 def test_nothing_is_freed_while_one_noted_child_lives(store, client, looker, started) -> None:
     child, popen = started()
     hold(store, DEAD, child)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert len(client.keys("dlock:*:lock:*")) == 2
     popen.kill()
     popen.wait()
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert client.keys("dlock:*:lock:*") == []
 
 
 def test_a_process_that_has_a_dead_ones_pid_is_another(store, looker, started) -> None:
     later, _ = started()
     hold(store, main=later._replace(started=later.started - 1))
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert free(store)
 
 
@@ -132,7 +132,7 @@ def test_dead_process_that_was_not_reaped_is_gone(store, looker, started) -> Non
     hold(store, main=main)
     popen.kill()
     eventually(lambda: identify_process(popen.pid) is None)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert free(store)
 
 
@@ -152,7 +152,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("host", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_worker_of_another_machine_is_left_to_the_ttl(store, client, looker, host) -> None:
     hold(store, host=host)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert not free(store)
     assert client.exists(KEY) == 1
 
@@ -161,14 +161,14 @@ def test_worker_of_another_machine_is_left_to_the_ttl(store, client, looker, hos
 def test_a_note_that_cannot_be_read_is_left_to_the_ttl(store, looker, client, text) -> None:
     worker = hold(store).worker_id
     client.hset(KEY, worker, text)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert not free(store)
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**40])
 def test_a_note_of_no_possible_process_is_left_to_the_ttl(store, looker, pid) -> None:
     hold(store, main=ProcessIdentity(pid, 1))
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert not free(store)
 
 
@@ -176,7 +176,7 @@ def test_a_lock_that_has_changed_hands_since_the_note_is_untouched(store, looker
     hold(store)
     store.release(LOCK, "o0.1", ReleaseRequest())
     store.acquire(LOCK, "successor.1", 60_000, claim_of("id2"))
-    looker.free_the_dead()
+    looker.release_dead_leases()
     holder = store.inspect(LOCK)
     assert holder is not None
     assert holder.owner == "successor"
@@ -184,25 +184,25 @@ def test_a_lock_that_has_changed_hands_since_the_note_is_untouched(store, looker
 
 def test_a_worker_does_not_take_its_own_note_for_anothers(store, looker) -> None:
     hold(store, main=ME.main)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert not free(store)
 
 
 def test_its_message_is_not_marked_as_ended_also_where_a_copy_of_it_is_known(store, client, looker) -> None:
     hold(store)
     client.hset(LockKeys.of("dlock", LOCK).lock, "word", "1")
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert client.keys("dlock:*:done:*") == []
 
 
 def test_last_recorded_lease_of_a_dying_worker_is_released_too(store, client, looker, started) -> None:
     main, popen = started()
     hold(store, main=main)
-    looker.free_the_dead()
+    looker.release_dead_leases()
     hold(store, DEAD, DEAD, main=main)
     popen.kill()
     popen.wait()
-    looker.free_the_dead()
+    looker.release_dead_leases()
     assert client.keys("dlock:*:lock:*") == []
 
 

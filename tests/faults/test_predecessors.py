@@ -139,7 +139,7 @@ def test_worker_that_starts_where_one_died_frees_its_locks_at_once(story: Story)
     assert story.freed["while nobody looks"] == 0
     assert story.freed["two"] - story.began["the third is ready"] <= SOON
     assert story.began["two, next"] - story.began["the third is ready"] <= 2 * SOON
-    assert "is free: process" in story.log
+    assert "is released: process" in story.log
 
 
 def test_recovered_lock_is_granted_to_its_waiter(story: Story) -> None:

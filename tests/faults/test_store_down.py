@@ -90,17 +90,17 @@ def test_a_worker_starts_and_works_while_its_store_does_not_answer_and_says_so_o
     assert stage.end(stage.send("plain"), 10) == "plain"
     place = re.escape(stage.proxy.url())
     stage.worker.wait_for_log(rf"INFO.*locks: {place}, prefix dlock\n")
-    stage.worker.wait_for_log(rf"WARNING.*the lock store at {place} is not there yet: the lock store did not answer: ")
+    stage.worker.wait_for_log(rf"WARNING.*lock store {place} is unreachable, retrying every 2 s: ")
     stage.recover()
-    stage.worker.wait_for_log(rf"INFO.*the lock store at {place} answers")
-    assert stage.worker.log().count("is not there yet") == 1
+    stage.worker.wait_for_log(rf"INFO.*lock store {place} is reachable")
+    assert stage.worker.log().count("is unreachable, retrying") == 1
     assert LOCK_PASSWORD not in stage.worker.log()
 
 
 @pytest.mark.invariant("risky-configuration-is-reported")
 def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: Stage) -> None:
     up.worker.wait_for_log(
-        f"WARNING.*the lock store at {re.escape(up.proxy.url())} may drop locks when its memory is full: "
+        f"WARNING.*lock store {re.escape(up.proxy.url())} may drop locks when its memory is full: "
         "its maxmemory-policy is allkeys-lru, and should be noeviction"
     )
     up.worker.wait_for_log("WARNING.*parked in a store without an append-only file")

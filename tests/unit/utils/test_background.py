@@ -261,15 +261,15 @@ class Rounds:
 def rooms(runtime: Runtime, rounds: Rounds) -> dict[str, Any]:
     note = WorkerRecord.of_this_process() or pytest.fail("this system does not tell processes apart")
     return {
-        "sweeper": QueueSweeper(runtime, list, lambda call: call(), rounds.goes_on),
-        "claim keeper": ClaimRenewer(runtime, list, rounds.goes_on),
+        "queue sweeper": QueueSweeper(runtime, list, lambda call: call(), rounds.goes_on),
+        "claim renewer": ClaimRenewer(runtime, list, rounds.goes_on),
         "crash recovery": CrashRecovery(runtime, "node", rounds.goes_on, note),
-        "inspection": StoreCheck(runtime, rounds.goes_on, parks=False),
+        "store check": StoreCheck(runtime, rounds.goes_on, parks=False),
     }
 
 
 @pytest.mark.invariant("plugins-do-not-stop-threads")
-@pytest.mark.parametrize("name", ["sweeper", "claim keeper", "crash recovery", "inspection"])
+@pytest.mark.parametrize("name", ["queue sweeper", "claim renewer", "crash recovery", "store check"])
 @pytest.mark.usefixtures("no_wait")
 def test_thread_of_a_worker_whose_rounds_and_log_fail_goes_on(broken_log: list[str], name: str) -> None:
     app = Celery("here", broker="memory://", set_as_current=False)

@@ -22,7 +22,7 @@ class Store:
 class Claims:
     """A delivery whose message claims its name and waits for its ETA."""
 
-    dlock_known = False
+    dlock_in_process = False
     dlock_lock = LockName("n:x", 7)
 
     def __init__(self, task_id: str) -> None:

@@ -47,7 +47,7 @@ class Stage:
         self.store = MarkingStore()
         self.runtime.store = lambda timeout: self.store  # type: ignore[assignment, method-assign, return-value]
         self.deliveries = DeliveryRegistry.of(app)
-        self.deliveries.unheard.is_polled = True
+        self.deliveries.completion_marker.is_polled = True
         self.app = app
 
     def request(self, name: str = "id", *, told: bool = False, kind: Any = None) -> Any:
@@ -97,13 +97,13 @@ def test_a_mark_that_the_store_did_not_take_is_tried_again_after_a_rest(stage: S
     """Whatever it raised: Celery's event loop would end with it."""
     stage.store.error = error
     request = stage.request()
-    request.dlock_unheard = True
-    request.dlock_be_heard()
-    stage.deliveries.unheard.look()
+    request.dlock_ack_lost = True
+    request.dlock_completed()
+    stage.deliveries.completion_marker.look()
     assert (stage.store.asked, stage.store.marked) == (1, [])
     stage.store.error = None
     time.sleep(unheard.REST)
-    stage.deliveries.unheard.look()
+    stage.deliveries.completion_marker.look()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
     assert stage.store.marked[0][1] >= unheard.REST * 1e6
 
@@ -113,12 +113,12 @@ def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(stage: 
     stage.store.error = StoreUnavailable("away")
     for number in range(20):
         request = stage.request(str(number))
-        request.dlock_unheard = True
-        request.dlock_be_heard()
+        request.dlock_ack_lost = True
+        request.dlock_completed()
     assert stage.store.asked == 1
     stage.store.error = None
     time.sleep(unheard.REST)
-    stage.deliveries.unheard.look()
+    stage.deliveries.completion_marker.look()
     assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests(*map(str, range(20))))
 
 
@@ -127,11 +127,11 @@ def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(stage: Stage
     stage.store.refuses = lambda identity: identity == refused
     for number in range(3):
         request = stage.request(str(number))
-        request.dlock_unheard = True
-        request.dlock_be_heard()
+        request.dlock_ack_lost = True
+        request.dlock_completed()
     time.sleep(unheard.REST)
     for _ in range(2):
-        stage.deliveries.unheard.look()
+        stage.deliveries.completion_marker.look()
         time.sleep(unheard.REST)
     assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests("1", "2"))
 
@@ -143,14 +143,14 @@ def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
     request = stage.request()
 
     def fails_here(*_: Any) -> bool:
-        request.dlock_unheard = True
-        if request.dlock_has_ended:
-            stage.deliveries.unheard.mark(request)
+        request.dlock_ack_lost = True
+        if request.dlock_end_stored:
+            stage.deliveries.completion_marker.mark(request)
         return False
 
     monkeypatch.setattr("celery_dlock.worker.ack_tracking.channel_is_gone", fails_here)
-    request.dlock_be_heard()
-    stage.deliveries.unheard.look()
+    request.dlock_completed()
+    stage.deliveries.completion_marker.look()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
 
 
@@ -158,13 +158,13 @@ def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
 def test_an_end_by_the_death_of_its_child_is_marked_if_the_keeper_freed_its_lock(stage: Stage, *, held: bool) -> None:
     """Else it may be parked, or published again, and is to run."""
     request = stage.request()
-    request.dlock_unheard = True
-    request.dlock_died()
-    stage.deliveries.unheard.look()
+    request.dlock_ack_lost = True
+    request.dlock_process_died()
+    stage.deliveries.completion_marker.look()
     assert stage.store.asked == 0
     slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
     stage.deliveries.freed(slot, Released(ours=held, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-    stage.deliveries.unheard.look()
+    stage.deliveries.completion_marker.look()
     assert [identity for identity, _ in stage.store.marked] == (digests("id") if held else [])
 
 
@@ -173,9 +173,9 @@ def test_what_comes_back_to_run_or_was_heard_is_not_marked(stage: Stage, why: st
     request = stage.request(told=why == "heard")
     request.acknowledged = why != "not acknowledged"
     request.dlock_requeued = why == "put back"
-    request.dlock_be_heard()
+    request.dlock_completed()
     request._message.channel.closed = True
-    stage.deliveries.unheard.look()
+    stage.deliveries.completion_marker.look()
     assert stage.store.asked == 0
 
 
@@ -183,15 +183,15 @@ def test_what_comes_back_to_run_or_was_heard_is_not_marked(stage: Stage, why: st
 def test_an_end_is_dated_by_the_start_of_its_body(stage: Stage, *, died: bool) -> None:
     """A message that its sender, or a body that died, sent anew meanwhile is another."""
     request = stage.request()
-    request.dlock_unheard = True
+    request.dlock_ack_lost = True
     request._dlock_accepted_at -= 10.0
     if died:
-        request.dlock_died()
+        request.dlock_process_died()
         slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
         stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-        stage.deliveries.unheard.look()
+        stage.deliveries.completion_marker.look()
     else:
-        request.dlock_be_heard()
+        request.dlock_completed()
     [(_, age_us)] = stage.store.marked
     assert age_us == pytest.approx(10_000_000, abs=500_000)
 
@@ -204,10 +204,10 @@ def test_an_end_of_which_the_broker_hears_after_its_visibility_timeout_is_marked
     object.__setattr__(stage.runtime.settings, "doubtful_after", 60.0)
     request = stage.request()
     request.acknowledged = False
-    request._dlock_listen("ack")
+    request._dlock_track("ack")
     request.acknowledged = True
     request.dlock_delivered -= told
-    request.dlock_be_heard()
+    request.dlock_completed()
     request.message.ack()
     assert [identity for identity, _ in stage.store.marked] == digests(*expected)
 
@@ -218,20 +218,20 @@ def test_a_death_that_may_have_stored_no_end_is_not_marked(
 ) -> None:
     """Celery ends nothing in a cold shutdown, and what it cancels comes back."""
     request = stage.request(kind=WholeRequest)
-    request.dlock_unheard = True
+    request.dlock_ack_lost = True
     request._already_cancelled = why == "cancelled"
     monkeypatch.setattr(state, "should_terminate", 1 if why == "a cold shutdown" else None)
     request._dlock_died()
     slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
     stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-    stage.deliveries.unheard.look()
+    stage.deliveries.completion_marker.look()
     assert [identity for identity, _ in stage.store.marked] == ([] if why else digests("id"))
 
 
 def test_while_the_worker_does_not_consume_an_end_is_marked_at_once(stage: Stage) -> None:
     """No acknowledgement is heard between the break of a connection and the next one."""
     stage.deliveries.consumes = lambda: False
-    stage.request().dlock_be_heard()
+    stage.request().dlock_completed()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
 
 
@@ -239,7 +239,7 @@ def test_when_the_connection_breaks_what_waits_to_be_acknowledged_is_marked(stag
     """Not those that were heard, nor those whose failure was seen, which are marked already."""
     heard, failed, waiting = (stage.request(name) for name in ("heard", "failed", "waiting"))
     for request in (heard, failed, waiting):
-        request.dlock_be_heard()
-    heard.message.acknowledged = failed.dlock_unheard = True
-    stage.deliveries.unheard.connection_broke()
+        request.dlock_completed()
+    heard.message.acknowledged = failed.dlock_ack_lost = True
+    stage.deliveries.completion_marker.connection_broke()
     assert [identity for identity, _ in stage.store.marked] == digests("waiting")

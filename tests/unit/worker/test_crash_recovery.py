@@ -61,7 +61,7 @@ class Scene:
         for _ in range(times):
             self.clock.now += TICK
             self.keeper.held = self.slots.taken()
-            self.notes.note()
+            self.notes.save_record()
         return len(self.store.written) - before
 
     @property
@@ -154,14 +154,14 @@ def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_note
         main=ProcessIdentity(ME.main.pid, ME.main.started), leases=(_kept("x", 20.0), _kept("y", 10.0))
     )
     scene.store.others = {"another of this process": living.text}
-    scene.notes.free_the_dead()
+    scene.notes.release_dead_leases()
     for _ in range(2):
         scene.clock.now += 9.9
-        scene.notes.free_the_dead()
-        assert scene.notes._earlier
+        scene.notes.release_dead_leases()
+        assert scene.notes._predecessors
     scene.clock.now += 0.3
-    scene.notes.free_the_dead()
-    assert not scene.notes._earlier
+    scene.notes.release_dead_leases()
+    assert not scene.notes._predecessors
 
 
 def _kept(text: str, ttl: float) -> HeldLease:

@@ -20,8 +20,8 @@ class EarlyAcknowledged:
 
     def __init__(self, *, told: bool = False, failed: bool = False, closed: bool = False, ago: float = -60.0) -> None:
         self.message = SimpleNamespace(acknowledged=told, channel=SimpleNamespace(closed=closed))
-        self.dlock_unheard = failed
-        self.dlock_asked_at = time.monotonic() - ago
+        self.dlock_ack_lost = failed
+        self.dlock_ack_requested_at = time.monotonic() - ago
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
 
     worker._handover.remove_waiter = remove_waiter  # type: ignore[method-assign]
     for identity in ("refused", "a", "b"):
-        worker.gone(NAME, identity)
+        worker.discard_waiter(NAME, identity)
     for _ in range(3):
         worker._do_what_is_left_to_it()
     assert out == ["a", "b"]
@@ -200,7 +200,7 @@ def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) 
     """Else a waiter whose end is stored gets its turn later, and runs."""
     worker, asked = scene.worker(), []
     worker._revoked = lambda: [(NAME, "revoked")] if not asked else []
-    worker.gone(NAME, "gone")
+    worker.discard_waiter(NAME, "gone")
     errors = [StoreUnavailable("away"), KeyError("broken"), None, None]
 
     def take_out(_name: LockName, identity: str, reason: str) -> None:
@@ -235,7 +235,7 @@ def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) 
     scene.store.noted.clear()
     worker._next_round = worker._next_note = 0.0
     worker._take_part()
-    worker.hand_over(NAME, Grant("a", "entry"))
+    worker.hand_off(NAME, Grant("a", "entry"))
     worker._do_what_is_left_to_it()
     assert len(scene.store.noted) == 1 + 3 + 1
 

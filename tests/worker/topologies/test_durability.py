@@ -162,6 +162,6 @@ def test_a_worker_does_not_start_where_no_disk_can_confirm(stage: Stage) -> None
     )
     assert ended.returncode != 0
     assert (
-        "task 'durability.on_disk': durability={'fsync': 'local'} is not allowed: the lock store cannot confirm that a "
-        "write is on disk; allowed: with Redis 7.2 or Valkey, and appendonly yes on every server"
+        "task 'durability.on_disk': invalid durability={'fsync': 'local'}: the lock store cannot confirm that a "
+        "write is on disk; expected Redis 7.2 or Valkey, with appendonly yes on every server"
     ) in ended.stderr
