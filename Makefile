@@ -46,7 +46,7 @@ help:
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make invariants    write docs/contributing/invariants.md from the tests'
-	@echo 'make reference     write the options and settings into docs/reference from the code'
+	@echo 'make reference     write the options, settings and scripts into docs/ from the code'
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 

@@ -1,7 +1,7 @@
-"""Write the options and the settings into docs/reference: `make reference`.
+"""Write the options, the settings and the scripts into the documentation: `make reference`.
 
-Options are the fields of `LockOptions` with their docstrings, settings the entries of `SETTINGS`. Each is written down
-there once. What a page has outside the two marks is written by hand.
+Options are the fields of `LockOptions` with their docstrings, settings the entries of `SETTINGS`. A script is described
+by the header of its Lua file. Each is written down there once. Text of a page outside the two marks is written by hand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from celery_dlock.options.lock_options import UNSET, LockOptions  # noqa: E402
 SOURCE: Final = ROOT / "celery_dlock/options/lock_options.py"
 OPTIONS: Final = ROOT / "docs/reference/options.md"
 SETTINGS_PAGE: Final = ROOT / "docs/reference/settings.md"
+SCRIPTS_PAGE: Final = ROOT / "docs/contributing/wire-format.md"
+SCRIPTS: Final = ROOT / "celery_dlock/store/redis/scripts"
 BEGIN: Final = "<!-- Made by tools/reference.py. Edit the texts in celery_dlock/, then run `make reference`. -->"
 END: Final = "<!-- The end of what tools/reference.py made. -->"
 
@@ -59,8 +61,8 @@ SEE: Final = {
 
 
 def main() -> None:
-    """Write both pages."""
-    for page, text in ((OPTIONS, options()), (SETTINGS_PAGE, settings())):
+    """Write the pages."""
+    for page, text in ((OPTIONS, options()), (SETTINGS_PAGE, settings()), (SCRIPTS_PAGE, scripts())):
         page.write_text(updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
@@ -112,6 +114,19 @@ def settings() -> str:
     for name, setting in SETTINGS.items():
         see = f" ([more]({SEE[name]}))" if name in SEE else ""
         rows.append(f"| `{name}` | {markdown(setting.default)} | {markdown(setting.meaning)}{see} |")
+    return "\n".join(rows)
+
+
+def scripts() -> str:
+    """Return the table of the scripts: the first paragraph of each header, without its note on repetition."""
+    rows = ["| script | what it does |", "| --- | --- |"]
+    for path in sorted(SCRIPTS.glob("*.lua")):
+        lines = itertools.takewhile(lambda line: line.startswith("-- "), path.read_text(encoding="utf-8").splitlines())
+        paragraph = " ".join(line.removeprefix("-- ") for line in lines)
+        does = paragraph.partition(f"{path.stem}: ")[2].partition(" Safe to send twice")[0]
+        if not does:
+            raise SystemExit(f"{path.name}: expected a first line '-- {path.stem}: ...'")
+        rows.append(f"| `{path.stem}` | {does[0].upper()}{does[1:]} |")
     return "\n".join(rows)
 
 

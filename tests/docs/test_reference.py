@@ -12,7 +12,9 @@ from tests.support.processes import ROOT
 TOOL: dict[str, Any] = runpy.run_path(str(ROOT / "tools/reference.py"))
 
 
-@pytest.mark.parametrize(("page", "text"), [("OPTIONS", "options"), ("SETTINGS_PAGE", "settings")])
+@pytest.mark.parametrize(
+    ("page", "text"), [("OPTIONS", "options"), ("SETTINGS_PAGE", "settings"), ("SCRIPTS_PAGE", "scripts")]
+)
 def test_reference_page_is_what_the_code_says(page, text):
     written = TOOL[page].read_text(encoding="utf-8")
     assert written == TOOL["updated"](written, TOOL[text]()), "run `make reference`"
