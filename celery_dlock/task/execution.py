@@ -204,8 +204,8 @@ class Execution(Run):
                 extra=log_fields(self.task.name, self.request.id, lease.name),
             )  # fmt: skip
             # Without a lease of its own, the run was interrupted before it knew of the one it got: no body has begun.
-            rest = scope.undone if self.lease is None else ReleaseRequest()
-            locker.release(lease, scope, ending if lease is self.lease else rest)
+            rollback = scope.undone if self.lease is None else ReleaseRequest()
+            locker.release(lease, scope, ending if lease is self.lease else rollback)
         if self.lease is not None:
             locker.release(self.lease, scope, ending)
         if scope.open:
@@ -218,15 +218,15 @@ class Execution(Run):
         if window_ms:
             self.scope.undone = rollback_request(self, window_ms, tick)
         request = acquire_request(self, window_ms, tick)
-        patience, waited, left, leaving = 0.0, False, False, False
+        patience, waited, met_releasing, leaving = 0.0, False, False, False
         while True:
             answer = self._try_acquire(name, request, patience, leaving=leaving)
             if isinstance(answer, (Lease, BypassLease)):
                 return
             if self.rank_us is not None:
                 request = request._replace(rank_us=self.rank_us)  # every attempt keeps the rank of the first
-            if isinstance(answer, Held) and answer.holder.left and not left:
-                left, leaving, patience = True, True, RELEASING_WAIT
+            if isinstance(answer, Held) and answer.holder.left and not met_releasing:
+                met_releasing, leaving, patience = True, True, RELEASING_WAIT
                 continue
             parking = bool(request.place and request.place.entry)
             decision = policy.decide(answer, self.options, self._conflict_context(waited=waited, parking=parking))

@@ -1,4 +1,4 @@
-"""What the benchmarks time is what it says: every call succeeds. The runs themselves are no part of the suite."""
+"""The benchmarks time what they say: every call succeeds. The runs themselves are no part of the suite."""
 
 import re
 import subprocess

@@ -78,7 +78,7 @@ def test_interrupted_it_ends_every_process(number: signal.Signals, tmp_path: Pat
         assert demo.wait(30) == 128 + number, tail(log)
     finally:
         kill_session(demo)
-        # A little while: until somebody has buried its zombie, a process that has ended is still there.
+        # Wait a little: an ended process exists until its zombie is reaped.
         _, alive = psutil.wait_procs(family, timeout=5)
         for process in alive:
             process.kill()

@@ -1,4 +1,4 @@
-"""When schedules are due: the same instants for every beat."""
+"""Due times of schedules: the same instants for every beat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def next_to(plan, now):
 
 
 def dues(plan, start, end, step):
-    """What a beat that looks every `step` finds due, in order."""
+    """Return the due times that a beat finds by checking every `step`, in order."""
     found, now = [], utc(start)
     while now < utc(end):
         latest = adjacent_due_times(plan, now).latest
@@ -115,7 +115,7 @@ def test_a_crontab_where_clocks_change(fields, start, end, expected):
     ],
 )
 @pytest.mark.parametrize("fields", [NIGHTLY, HALF_HOURLY, {"minute": "5,50", "hour": "0,1,3,23"}], ids=str)
-def test_beats_that_look_at_other_times_agree_on_latest_and_next_tick(zone, start, fields):
+def test_beats_checking_at_different_times_agree_on_due_times(zone, start, fields):
     plan = crontab(**fields, app=Celery("zone", set_as_current=False, timezone=zone))
     end = (utc(start) + timedelta(hours=5)).replace(tzinfo=None).isoformat()
     seldom, often = (dues(plan, start, end, timedelta(minutes=minutes)) for minutes in (10, 5))
@@ -178,12 +178,12 @@ def test_a_crontab_is_due_when_its_zone_shows_what_it_names():
     assert adjacent_due_times(plan, now).latest == at == utc("2026-06-15T20:35")
 
 
-def test_a_crontab_of_a_leap_day_and_one_that_never_comes():
+def test_crontab_of_a_leap_day_is_found_and_an_impossible_one_is_not():
     leap = crontab(minute=0, hour=0, day_of_month=29, month_of_year=2, app=APP)
     assert next_to(leap, "2099-01-01T00:00") == ("2096-02-28T23:00:00", "2104-02-28T23:00:00")
 
 
-def test_the_work_does_not_grow_with_a_downtime():
+def test_search_cost_does_not_grow_with_a_downtime():
     plan, now = crontab(app=APP), utc("2026-06-17T12:00:30")
     began = time.process_time()
     assert adjacent_due_times(plan, now).latest == utc("2026-06-17T12:00")
@@ -214,7 +214,7 @@ def test_due_time_of_a_schedule_that_only_knows_the_next_one_takes_few_steps():
     assert plan.nowfun is None
 
 
-def test_beats_that_look_at_other_times_find_the_same_due_time_of_such_a_schedule():
+def test_beats_agree_on_the_due_time_of_a_searched_schedule():
     """Though its answers differ by up to a millisecond, on both sides of half a second."""
     start = utc("2026-06-17T12:00:00")
     nows = [start + timedelta(minutes=7 * k, microseconds=137 * k) for k in range(20)]

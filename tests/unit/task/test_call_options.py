@@ -45,12 +45,12 @@ def task() -> Any:
 
 
 def carried(task: Any, **chosen: Any) -> Call:
-    """What the worker reads of what the publisher chose, behind a broker that speaks JSON."""
+    """Return the options that a worker reads after a JSON round trip of the publisher's options."""
     return call_of(task, json.loads(json.dumps(headers_for(task, chosen, {}))))
 
 
 @pytest.mark.core
-def test_every_option_arrives_as_it_was_chosen(task: Any) -> None:
+def test_call_options_arrive_unchanged(task: Any) -> None:
     call = carried(task, **OPTIONS)
     seen = {name: getattr(call.options, name) for name in OPTIONS if name != "enabled"}
     assert {**seen, "key": list(seen["key"]), "enabled": call.enabled} == OPTIONS
@@ -59,7 +59,7 @@ def test_every_option_arrives_as_it_was_chosen(task: Any) -> None:
     assert carried(task, on_conflict="retry", retry_limit=3).options.retry_limit == 3
 
 
-def test_what_was_not_chosen_is_the_tasks(task: Any) -> None:
+def test_unset_call_options_come_from_the_task(task: Any) -> None:
     call = carried(task, ttl=5)
     assert call.options == LockOptions(key=["account", "n"], once_per=60, ttl=5)
     assert call.enabled
@@ -67,7 +67,7 @@ def test_what_was_not_chosen_is_the_tasks(task: Any) -> None:
 
 
 @pytest.mark.parametrize(("policy", "left"), [("raise", None), ("wait", None), ("skip", 3)])
-def test_what_its_choice_leaves_idle_is_as_if_the_task_had_not_chosen_it(policy: str, left: int | None) -> None:
+def test_task_options_without_effect_under_call_options_are_dropped(policy: str, left: int | None) -> None:
     app = Celery("calls", broker="memory://", set_as_current=False)
 
     @singleton_task(app=app, name="calls.idle", on_conflict="retry", retry_limit=3)
@@ -76,17 +76,17 @@ def test_what_its_choice_leaves_idle_is_as_if_the_task_had_not_chosen_it(policy:
     assert carried(idle, on_conflict=policy).options == LockOptions(on_conflict=policy, retry_limit=left)
 
 
-def test_the_default_ttl_stays_one_that_the_app_may_change(task: Any) -> None:
+def test_default_ttl_of_a_call_follows_the_app_setting(task: Any) -> None:
     assert carried(task, on_conflict="raise").options.ttl_or(12.0) == 12.0
     assert carried(task, ttl=30.0).options.ttl_or(12.0) == 30.0
 
 
-def test_a_duration_may_be_a_timedelta(task: Any) -> None:
+def test_call_option_accepts_timedelta(task: Any) -> None:
     assert carried(task, ttl=timedelta(minutes=1)).options.ttl == 60.0
 
 
 @pytest.mark.parametrize("key", ["{account}", ["account"], ("account",)])
-def test_its_key_names_its_lock(task: Any, key: Any) -> None:
+def test_call_key_names_the_lock(task: Any, key: Any) -> None:
     call = carried(task, key=key)
     assert call.name_of((1, 2), {}) == call.name_of((1, 3), {})
     assert call.name_of((1, 2), {}) != call.name_of((2, 2), {})
@@ -116,7 +116,7 @@ def test_its_key_names_its_lock(task: Any, key: Any) -> None:
         ({"skip_result": float("nan")}, "dlock: invalid skip_result=nan: expected a value that JSON can hold"),
     ],
 )
-def test_what_is_not_allowed_is_refused_where_it_is_called(task: Any, chosen: Any, said: str) -> None:
+def test_invalid_call_option_is_refused_at_the_call(task: Any, chosen: Any, said: str) -> None:
     for door in (task.apply_async, task.apply):
         with pytest.raises(InvalidLockOptions) as refused:
             door((1,), dlock=chosen)
@@ -129,7 +129,7 @@ def test_what_is_not_allowed_is_refused_where_it_is_called(task: Any, chosen: An
     ["x", 7, [], {}, {"options": {}}, {"task": "calls.post"}, {"task": "calls.post", "options": {"ttl": 5}}]
     + [{"task": "calls.post", "options": text} for text in ("", "7", "[]", "null", "{", "[" * 100_000)],
 )
-def test_a_header_that_is_not_ours_is_an_error(task: Any, header: Any) -> None:
+def test_malformed_options_header_is_an_error(task: Any, header: Any) -> None:
     with pytest.raises(InvalidLockOptions, match="invalid header 'dlock_call': expected one that apply_async"):
         call_of(task, {OPTIONS_HEADER: header})
 
@@ -150,7 +150,7 @@ def test_a_header_that_is_not_ours_is_an_error(task: Any, header: Any) -> None:
         '{"durability": {"replicas": 1%s}}' % ("0" * 400),
     ],
 )  # fmt: skip
-def test_a_value_of_any_size_in_a_header_is_a_short_error(task: Any, options: str) -> None:
+def test_huge_header_value_gives_a_short_error(task: Any, options: str) -> None:
     with pytest.raises(InvalidLockOptions) as refused:
         call_of(task, {OPTIONS_HEADER: {"task": "calls.post", "options": options}})
     assert len(str(refused.value)) < 1500
@@ -160,29 +160,29 @@ def test_a_value_of_any_size_in_a_header_is_a_short_error(task: Any, options: st
 @pytest.mark.parametrize(
     "key", ["{n.__init__.__globals__[os].environ[HOME]}", "{n.real}", "{n!r}", "{n:>300000000}", "{n}" * 21]
 )
-def test_a_key_of_a_message_names_arguments_and_items_only(task: Any, key: str) -> None:
+def test_key_from_a_message_may_not_read_attributes(task: Any, key: str) -> None:
     with pytest.raises(InvalidLockOptions, match=r"'calls\.post': dlock: key="):
         call_of(task, {OPTIONS_HEADER: {"task": "calls.post", "options": json.dumps({"key": key})}})
     with pytest.raises(InvalidLockOptions, match=r"'calls\.post': dlock: key="):
         headers_for(task, {"key": key}, None)
 
 
-def test_a_call_may_name_the_key_of_its_task_in_full() -> None:
+def test_call_may_repeat_the_tasks_own_key() -> None:
     task = a_task(key="{n!r:>5}")
     assert carried(task, key="{n!r:>5}").name_of((1,), {}).text == task.lock_name(1)
 
 
-def test_a_header_that_this_workers_task_does_not_allow_is_an_error(task: Any) -> None:
+def test_header_option_that_the_task_forbids_is_an_error(task: Any) -> None:
     with pytest.raises(InvalidLockOptions, match="dlock: unknown option 'newer'"):
         call_of(task, {OPTIONS_HEADER: {"task": "calls.post", "options": '{"newer": 1}'}})
 
 
-def test_a_header_of_another_task_is_nothing_to_this_one(task: Any) -> None:
+def test_options_header_of_another_task_is_ignored(task: Any) -> None:
     headers = {OPTIONS_HEADER: {"task": "calls.other", "options": '{"enabled": false}'}}
     assert call_of(task, headers) == call_of(task, None)
 
 
-def test_the_messages_other_headers_stay(task: Any) -> None:
+def test_other_message_headers_are_kept(task: Any) -> None:
     headers = headers_for(task, {"ttl": 5}, {"tenant": "x"})
     assert headers == {"tenant": "x", OPTIONS_HEADER: {"task": "calls.post", "options": '{"ttl": 5.0}'}}
 
@@ -196,7 +196,7 @@ def a_task(**options: Any) -> Any:
     return other
 
 
-def test_what_a_call_switches_off_takes_its_own_options_along() -> None:
+def test_call_that_disables_an_option_drops_its_dependent_options() -> None:
     task = a_task(
         on_conflict="queue",
         queue_limit=5,
@@ -213,13 +213,13 @@ def test_what_a_call_switches_off_takes_its_own_options_along() -> None:
     assert (options.unique, options.on_duplicate, options.queued_ttl) == (None, "return", 3600.0)
 
 
-def test_a_call_that_does_not_wait_has_no_use_for_how_long_its_task_would() -> None:
+def test_call_without_wait_drops_the_tasks_wait_timeout() -> None:
     task = a_task(on_conflict="wait", wait_timeout=5, after_wait="skip")
     options = call_of(task, headers_for(task, {"on_conflict": "retry"}, None)).options
     assert (options.on_conflict, options.wait_timeout, options.after_wait) == ("retry", 10.0, "raise")
 
 
-def test_an_option_of_what_the_call_switches_off_is_refused() -> None:
+def test_dependent_option_of_a_disabled_option_is_refused() -> None:
     with pytest.raises(InvalidLockOptions, match="queue_limit=7"):
         headers_for(a_task(on_conflict="queue", queue_limit=5), {"on_conflict": "skip", "queue_limit": 7}, None)
 
@@ -235,7 +235,7 @@ def test_an_option_of_what_the_call_switches_off_is_refused() -> None:
     ],
     ids=["apply_async", "apply", "set", "group", "retry"],
 )
-def test_an_option_beside_dlock_is_refused_with_the_way_to_give_it(task: Any, call: Any) -> None:
+def test_option_beside_dlock_is_refused_with_the_right_place(task: Any, call: Any) -> None:
     """Celery would take it for one of the broker's, and drop it."""
     with pytest.raises(InvalidLockOptions) as refused:
         call(task)
@@ -249,7 +249,7 @@ def test_every_option_beside_dlock_is_refused(task: Any, option: str) -> None:
         task.apply_async((1,), **{option: None})
 
 
-def test_no_option_has_the_name_of_one_that_celery_or_kombu_knows() -> None:
+def test_no_option_name_collides_with_celery_or_kombu() -> None:
     """Else a call could not give that one."""
     knows = (Task.apply_async, Task.apply, Task.retry, Celery.send_task, AMQP.as_task_v2, Producer.publish)
     known = {name for call in knows for name in inspect.signature(call).parameters}
@@ -257,7 +257,7 @@ def test_no_option_has_the_name_of_one_that_celery_or_kombu_knows() -> None:
     assert not (known | properties | {name for name, _ in Task.from_config}) & set(LockOptions.names())
 
 
-def test_a_stamp_may_have_the_name_of_an_option(task: Any) -> None:
+def test_stamped_header_may_have_the_name_of_an_option(task: Any) -> None:
     stamped = task.s(1)
     stamped.stamp(key="customer")
     assert stamped.apply_async().id

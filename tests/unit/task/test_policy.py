@@ -52,7 +52,7 @@ def options(policy: str, **more: Any) -> LockOptions:
         ("skip", "raise", 0, False, False, Skip),
         ("skip", "raise", 2, False, False, RetryLater),  # it ran before: its work is half done
         ("skip", "raise", 0, False, True, Skip),
-        ("skip", "raise", 2, False, True, Skip),  # eager: nothing that could come back
+        ("skip", "raise", 2, False, True, Skip),  # an eager call cannot be republished
         ("retry", "raise", 0, False, False, RetryLater),
         ("retry", "raise", 2, False, False, RetryLater),
         ("retry", "raise", 0, False, True, Fail),
@@ -72,7 +72,7 @@ def options(policy: str, **more: Any) -> LockOptions:
         ("wait", "retry", 0, True, True, Fail),
     ],
 )
-def test_a_rival_meets_the_policy(
+def test_held_lock_is_decided_by_the_policy(
     policy: str, after: str, retries: int, waited: bool, eager: bool, expected: type
 ) -> None:
     situation = ConflictContext(retries=retries, waited=waited, eager=eager)
@@ -80,12 +80,12 @@ def test_a_rival_meets_the_policy(
 
 
 @pytest.mark.parametrize("waiting", ["skip", "retry", "raise"])
-def test_only_wait_looks_at_whether_it_has_waited(waiting: str) -> None:
+def test_waited_flag_matters_under_wait_only(waiting: str) -> None:
     decisions = [decide(RIVAL, options(waiting), ConflictContext(waited=waited)) for waited in (False, True)]
     assert decisions[0] == decisions[1]
 
 
-def test_the_reason_says_who_holds_it_where_and_since_when() -> None:
+def test_reason_names_holder_node_and_start() -> None:
     assert decide(RIVAL, options("skip"), ConflictContext()) == Skip(WHO)
     assert decide(RIVAL, options("raise"), ConflictContext()) == Fail(WHO)
     assert decide(RIVAL, options("retry"), ConflictContext()) == RetryLater(1.0, WHO)
@@ -94,7 +94,7 @@ def test_the_reason_says_who_holds_it_where_and_since_when() -> None:
     assert eager.reason == f"{WHO}; an eager call has no message to retry"
 
 
-def test_a_wait_is_as_long_as_its_option() -> None:
+def test_wait_lasts_wait_timeout() -> None:
     assert decide(RIVAL, options("wait", wait_timeout=7.5), ConflictContext()) == Wait(7.5, WHO)
 
 
@@ -133,20 +133,20 @@ def test_any_number_of_tries_has_a_delay() -> None:
 
 
 @pytest.mark.parametrize(("tries", "expected"), [(0, RetryLater), (2, RetryLater), (3, Fail), (9, Fail)])
-def test_a_limit_ends_the_tries_loudly(tries: int, expected: type) -> None:
+def test_retry_limit_reached_fails_the_call(tries: int, expected: type) -> None:
     decision = decide(RIVAL, options("retry", retry_limit=3), ConflictContext(conflict_retries=tries))
     assert type(decision) is expected
     if isinstance(decision, Fail):
         assert decision.reason == f"{WHO}; given up after {tries} tries (retry_limit)"
 
 
-def test_comebacks_for_another_reason_are_no_tries() -> None:
-    """A twin that was put back, a store that did not answer: neither the limit nor the delay counts them."""
+def test_store_retries_do_not_count_for_retry_limit() -> None:
+    """Requeued duplicates and store errors count neither for the limit nor for the delay."""
     decision = decide(RIVAL, options("retry", retry_limit=1, retry_delay=2), ConflictContext(store_retries=9))
     assert decision == RetryLater(2.0, WHO)
 
 
-def test_a_limit_of_zero_never_tries_again_and_none_always() -> None:
+def test_retry_limit_zero_never_retries_and_none_always_does() -> None:
     assert isinstance(decide(RIVAL, options("retry", retry_limit=0), ConflictContext()), Fail)
     assert isinstance(
         decide(RIVAL, options("retry", retry_limit=None), ConflictContext(conflict_retries=10**6)), RetryLater
@@ -162,13 +162,13 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 
 
 @pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
-def test_a_twin_is_put_back_whatever_the_policy_and_the_situation(chosen: LockOptions) -> None:
+def test_duplicate_delivery_is_requeued_under_every_policy(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
         decision = decide(TWIN, chosen, situation)
         assert decision == RequeueDuplicate(2.0**situation.store_retries, "another delivery of this message is running")
 
 
-def test_a_twin_comes_back_with_growing_delay_but_not_long_after_the_lease_would_end() -> None:
+def test_duplicate_delivery_is_retried_with_growing_delay_until_the_lease_ends() -> None:
     delays = [decide(TWIN, options("skip"), ConflictContext(store_retries=count)) for count in range(8)]
     assert [d.delay for d in delays if isinstance(d, RequeueDuplicate)] == [1, 2, 4, 8, 16, 32, 60, 60]
     ending = Held(Holder(None, None, "n", 1, since=1.0, expires_in=3.0), same_message=True, rank_us=1)
@@ -189,7 +189,7 @@ def test_duplicate_is_dropped_and_used_name_is_skipped_under_every_policy(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_on_used_says_what_becomes_of_a_call_whose_name_is_used_whatever_the_policy(policy: str) -> None:
+def test_on_used_decides_a_used_name_under_every_policy(policy: str) -> None:
     reason = "already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)"
     expected = {"skip": Skip(reason), "return": ReturnFirstResult("id9", reason), "raise": Fail(reason, "used")}
     for on_used, decision in expected.items():
@@ -210,7 +210,7 @@ def test_unknown_outcome_fails_under_every_policy_and_names_process_and_remedy(p
         )
 
 
-def test_a_tombstone_never_gets_here() -> None:
+def test_tombstoned_answer_is_never_decided() -> None:
     with pytest.raises(AssertionError):
         decide(Tombstoned(), options("skip"), ConflictContext())
 
@@ -228,7 +228,7 @@ ENDED = Held(dataclasses.replace(HOLDER, left=True), same_message=False, rank_us
 @pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
 @pytest.mark.parametrize("task_id", ["id9", "other"])
 def test_holder_whose_body_has_ended_is_waited_for_under_every_policy(chosen: LockOptions, task_id: str) -> None:
-    """Its own retry, its chain's next step and a stranger alike; a wait in the slot comes first."""
+    """The call may be the holder's own retry, its chain's next step or another one. A wait in the slot comes first."""
     for situation in EVERY_SITUATION:
         decision = decide(ENDED, chosen, dataclasses.replace(situation, task_id=task_id))
         if chosen.on_conflict == "wait" and not situation.waited:

@@ -44,24 +44,24 @@ def queued(waiting: int = 2, holder: Holder | None = HOLDER) -> Queued:
 @pytest.mark.parametrize("overflow", OVERFLOW)
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("tries", [0, 3])
-def test_who_has_to_wait_parks_whatever_it_is_to_do_in_a_full_queue(overflow: str, retries: int, tries: int) -> None:
+def test_waiting_call_parks_whatever_queue_overflow_says(overflow: str, retries: int, tries: int) -> None:
     """Whether the queue is full shows when it parks."""
     found = decide(queued(waiting=3), options(overflow), ConflictContext(retries=retries, conflict_retries=tries))
     assert found == Park(4, WHO)
 
 
-def test_the_place_told_is_behind_all_who_wait() -> None:
+def test_park_position_is_behind_all_waiters() -> None:
     assert [decide(queued(waiting), options(), ConflictContext()) for waiting in (0, 41)] == [
         Park(1, WHO),
         Park(42, WHO),
     ]
 
 
-def test_where_nobody_holds_the_lock_those_before_it_are_the_reason() -> None:
+def test_reason_without_a_holder_names_earlier_waiters() -> None:
     assert decide(queued(1, None), options(), ConflictContext()) == Park(2, "other calls wait before it")
 
 
-def test_a_lock_that_is_kept_for_another_is_told_as_a_turn() -> None:
+def test_reason_names_the_waiter_that_was_granted_the_lock() -> None:
     granted = Holder("app.pay", "id9", "", 0, since=1_700_000_000.0)
     reason = "held by app.pay[id9], whose turn it is since 2023-11-14T22:13:20.000+00:00"
     assert decide(queued(0, granted), options(), ConflictContext()) == Park(1, reason)
@@ -70,7 +70,7 @@ def test_a_lock_that_is_kept_for_another_is_told_as_a_turn() -> None:
 @pytest.mark.parametrize("overflow", OVERFLOW)
 @pytest.mark.parametrize("parking", [False, True])
 @pytest.mark.parametrize("retries", [0, 2])
-def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retries: int) -> None:
+def test_eager_call_cannot_park_and_fails(overflow: str, parking: bool, retries: int) -> None:
     found = decide(queued(), options(overflow), ConflictContext(eager=True, parking=parking, retries=retries))
     assert found == Fail(f"{WHO}; an eager call has no message to park")
 
@@ -81,7 +81,7 @@ def test_an_eager_call_cannot_wait_and_fails(overflow: str, parking: bool, retri
 @pytest.mark.parametrize("parked", [Parked(5, 1, None, None), Parked(5, 0, None, None), Parked(5, 2, GRANT, GRANT)])
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("overflow", OVERFLOW)
-def test_who_is_parked_awaits_its_turn(parked: Parked, retries: int, overflow: str) -> None:
+def test_parked_message_is_acknowledged(parked: Parked, retries: int, overflow: str) -> None:
     assert decide(parked, options(overflow), ConflictContext(retries=retries, parking=True)) == AckParked(
         "parked already"
     )
@@ -116,7 +116,7 @@ def test_a_full_queue_meets_the_overflow(overflow: str, retries: int, expected: 
     assert getattr(found, "reason", "") == f"{WHO}; 3 already waiting (queue_limit)"
 
 
-def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_delay() -> None:
+def test_retry_at_a_full_queue_has_a_growing_jittered_delay() -> None:
     chosen = options("skip", retry_delay=2.0, retry_delay_max=30.0)
     delays = []
     for tries, jitter in itertools.product((0, 1, 3, 50), (0.0, 1.0)):
@@ -129,7 +129,7 @@ def test_one_that_comes_back_to_a_full_queue_does_so_with_a_growing_jittered_del
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_no_number_of_tries_ends_what_ran_before_and_meets_a_full_queue(retries: int) -> None:
+def test_task_that_ran_before_never_ends_at_a_full_queue(retries: int) -> None:
     """`retry_limit` is the retry policy's, and refused here."""
     found = decide(queued(3), options("skip"), ConflictContext(retries=retries, conflict_retries=9, parking=True))
     assert isinstance(found, RetryLater if retries else Skip)
@@ -140,7 +140,7 @@ def test_no_number_of_tries_ends_what_ran_before_and_meets_a_full_queue(retries:
 
 @pytest.mark.parametrize("comebacks", [0, 3])
 @pytest.mark.parametrize("parking", [False, True])
-def test_a_twin_of_the_running_message_is_put_back_and_never_parked(comebacks: int, parking: bool) -> None:
+def test_duplicate_of_a_running_message_is_requeued_not_parked(comebacks: int, parking: bool) -> None:
     twin = Held(HOLDER, same_message=True, rank_us=5)
     found = decide(twin, options(), ConflictContext(store_retries=comebacks, parking=parking))
     assert found == RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], "another delivery of this message is running")
@@ -148,13 +148,13 @@ def test_a_twin_of_the_running_message_is_put_back_and_never_parked(comebacks: i
 
 @pytest.mark.parametrize("granted", [None, GRANT])
 @pytest.mark.parametrize("parking", [False, True])
-def test_a_duplicate_is_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None, parking: bool) -> None:
+def test_duplicate_is_dropped_with_and_without_a_grant(granted: Grant | None, parking: bool) -> None:
     found = decide(Duplicate(granted), options(), ConflictContext(parking=parking))
     assert found == DropDuplicate("this message has finished already")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])
-def test_a_used_name_is_skipped_or_dropped_whether_its_turn_passes_on_or_not(granted: Grant | None) -> None:
+def test_used_name_is_skipped_or_dropped_with_and_without_a_grant(granted: Grant | None) -> None:
     own = decide(Used(HOLDER, same=True, granted=granted), options(), ConflictContext())
     assert own == DropDuplicate("this message has finished already")
     others = decide(Used(HOLDER, same=False, granted=granted), options(), ConflictContext())

@@ -1,4 +1,4 @@
-"""What Celery's tracer raises outside a body ends one message, in each pool."""
+"""Errors that Celery's tracer raises outside a body end one message, in each pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def a_task() -> Any:
 
 @pytest.mark.filterwarnings("ignore:Exception raised outside body")
 def test_tracer_error_of_malformed_callbacks_is_a_failure_that_the_pool_reports() -> None:
-    """A pool of threads calls nobody back for an exception: the message stayed unacknowledged, and took a prefetch."""
+    """A pool of threads has no callback for an exception: the message stayed unacknowledged, and took a prefetch."""
     task = a_task()
     task.__trace__ = build_tracer(task.name, task, app=task.app)
     request = {"id": "id1", "chain": [{}], "delivery_info": {}, "hostname": "h"}

@@ -60,7 +60,7 @@ def as_shared(body: Any) -> Any:
         *((define, body) for define in (as_decorated, as_shared) for body in (Callee(), partial(coroutine, 1))),
     ],
 )
-def test_a_body_that_celery_would_never_await_is_refused_with_what_to_write(define: Any, body: Any) -> None:
+def test_async_body_is_refused_with_the_remedy(define: Any, body: Any) -> None:
     with pytest.raises(InvalidLockOptions) as refused:
         define(body)
     assert str(refused.value) == (
@@ -91,7 +91,7 @@ def test_an_async_run_of_a_class_is_refused_when_the_task_is_made() -> None:
         Bill()
 
 
-def test_so_is_one_that_gets_its_name_when_it_is_registered() -> None:
+def test_async_run_of_a_nameless_class_is_refused() -> None:
     class Nameless(SingletonTask):
         async def run(self, number: int) -> int:
             return number
@@ -100,7 +100,7 @@ def test_so_is_one_that_gets_its_name_when_it_is_registered() -> None:
         Nameless()
 
 
-def test_celerys_wrapper_for_pydantic_hides_no_async_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_body_behind_pydantic_wrapper_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", SimpleNamespace(BaseModel=dict))
     with pytest.raises(InvalidLockOptions, match=r"invalid body: .* async def"):
         app.task(base=SingletonTask, name="shop.modelled", pydantic=True, lazy=False)(coroutine)
@@ -138,7 +138,7 @@ def test_a_run_without_self_is_refused_with_the_tasks_name() -> None:
         Selfless()
 
 
-def test_the_task_may_be_the_first_of_any_number_of_arguments() -> None:
+def test_bound_function_with_var_args_is_accepted() -> None:
     def collects(*numbers: int) -> int:
         return len(numbers)
 
@@ -149,7 +149,7 @@ def test_the_task_may_be_the_first_of_any_number_of_arguments() -> None:
 
 
 @pytest.mark.parametrize("define", [as_decorated, as_shared])
-def test_a_class_is_refused_with_what_to_write(define: Any) -> None:
+def test_class_as_body_is_refused_with_the_remedy(define: Any) -> None:
     class Bill(SingletonTask):
         def run(self) -> None: ...
 
@@ -173,19 +173,19 @@ def test_a_task_is_refused_as_a_body(define: Any, lazy: bool) -> None:
 
 
 @pytest.mark.parametrize("given", ["shop", 7, SingletonTask])
-def test_an_app_that_is_none_is_refused_with_what_is_allowed(given: Any) -> None:
+def test_invalid_app_is_refused_with_expected_values(given: Any) -> None:
     with pytest.raises(InvalidLockOptions) as refused:
         singleton_task(app=given, name="shop.bill")(lonely)
     told = f"task 'shop.bill': invalid app={given!r}: expected a Celery app, or none for a shared task"
     assert str(refused.value) == told
 
 
-def test_the_current_app_is_an_app() -> None:
+def test_current_app_proxy_is_accepted() -> None:
     assert singleton_task(app=current_app, name="shop.current")(lonely).name == "shop.current"
 
 
 @pytest.mark.parametrize("given", [(app,), ("shop",), (lonely, app)])
-def test_what_is_given_by_position_is_refused_with_what_to_write(given: Any) -> None:
+def test_positional_decorator_argument_is_refused_with_the_remedy(given: Any) -> None:
     with pytest.raises(InvalidLockOptions) as refused:
         singleton_task(*given)
     assert str(refused.value) == (

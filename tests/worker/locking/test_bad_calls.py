@@ -90,8 +90,8 @@ class TestCalls:
 
     @pytest.mark.core
     @pytest.mark.parametrize("name", ["retries", "retries_late", "queues", "comes_back_late"])
-    def test_a_forged_queue_blocks_no_name_and_ends_no_worker(self, stage, tasks, name):
-        """Over Redis a publisher may name the key of a set: nothing can be published there, nor given back."""
+    def test_forged_queue_header_blocks_no_name_and_no_worker(self, stage, tasks, name):
+        """Over Redis a publisher may name the key of a set. No message can be published or requeued there."""
         n, task_id, dies = stage.fresh(), uuid(), name == "comes_back_late"
         message = Publisher(0).valid()
         message["headers"] |= {"task": f"policies.{name}", "id": task_id}
@@ -173,7 +173,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("given", "meant"), [("tll", "ttl"), ("ignore_results", "ignore_result"), ("max_retris", "max_retries")]
     )
-    def test_an_unknown_keyword_is_answered_with_what_was_meant_be_it_ours_or_celerys(self, given, meant):
+    def test_unknown_keyword_gets_a_suggestion_from_ours_or_celerys(self, given, meant):
         app = Celery("here", set_as_current=False)
         with pytest.raises(InvalidLockOptions, match=rf"shop\.bill.*'{given}' \(did you mean '{meant}'\?\)"):
             singleton_task(app=app, name="shop.bill", **{given: 1})(bill)
@@ -196,7 +196,7 @@ class TestOptions:
         with pytest.raises(InvalidLockOptions, match=r"shop\.keyed': misplaced key='\{index\}'"):
             Keyed()
 
-    def test_lock_options_that_are_none_are_refused_with_the_tasks_name(self):
+    def test_invalid_lock_options_are_refused_with_the_tasks_name(self):
         app = Celery("here", set_as_current=False)
         with pytest.raises(InvalidLockOptions, match=r"shop\.bill.*lock_options"):
             app.task(base=SingletonTask, name="shop.bill", lock_options={"ttl": 5}, lazy=False)(bill)
@@ -208,7 +208,7 @@ class TestOptions:
         made = singleton_task(app=app, name="shop.bill", **{keyword: value})(bill)
         assert made.name == "shop.bill"
 
-    def test_a_timedelta_is_as_good_as_seconds(self):
+    def test_timedelta_is_accepted_for_seconds(self):
         options = LockOptions(ttl=timedelta(seconds=5), once_per=timedelta(days=1))
         assert (options.ttl, options.once_per) == (5.0, 86400.0)
 
@@ -225,7 +225,7 @@ class TestSettings:
         ],
         ids=["unknown", "ttl", "prefix", "url", "no url"],
     )
-    def test_a_wrong_one_stops_the_worker_at_its_start_with_a_clear_message(self, redis_url, conf, said):
+    def test_invalid_setting_stops_the_worker_at_its_start(self, redis_url, conf, said):
         environ = {
             "DLOCK_TEST_BROKER_URL": redis_url,
             "DLOCK_TEST_RESULT_URL": redis_url,

@@ -149,7 +149,7 @@ class TestApply:
         assert tasks.once.apply(("n",), {"end": "retry"}).get() == "n"
         assert tasks.once.apply(("n",)).state == "REVOKED"
 
-    def test_after_a_failure_once_per_leaves_the_name_free(self, tasks):
+    def test_once_per_leaves_the_name_free_after_a_failure(self, tasks):
         assert tasks.once.apply(("n",), {"end": "fail"}).state == "FAILURE"
         assert tasks.once.apply(("n",)).get() == "n"
 

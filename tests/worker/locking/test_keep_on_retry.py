@@ -33,7 +33,7 @@ def first_ended(stage, result):
 
 
 def bodies(stage, n, count):
-    """Who was inside, in order: (task, retries)."""
+    """Return the entries into bodies in order: (task, retries)."""
     entered = stage.entered(within=20, count=count, n=n)
     assert stage.overlaps(n) == 1
     return [(fact["task"].removeprefix("retrying."), fact["retries"]) for fact in entered]
@@ -41,7 +41,7 @@ def bodies(stage, n, count):
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
-def test_no_rival_of_any_policy_runs_between_a_task_and_its_retry(stage, tasks):
+def test_no_other_call_runs_between_a_task_and_its_retry(stage, tasks):
     n = stage.fresh()
     result = tasks.keeps.delay(n, seconds=DELAY)
     first_ended(stage, result)
@@ -58,7 +58,7 @@ def test_no_rival_of_any_policy_runs_between_a_task_and_its_retry(stage, tasks):
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
 @pytest.mark.core
-def test_rival_runs_between_a_task_and_its_retry_without_keep_on_retry(stage, tasks):
+def test_other_call_runs_before_a_retry_without_keep_on_retry(stage, tasks):
     n = stage.fresh()
     result = tasks.lets_go.delay(n, seconds=DELAY)
     first_ended(stage, result)
@@ -68,7 +68,7 @@ def test_rival_runs_between_a_task_and_its_retry_without_keep_on_retry(stage, ta
     assert bodies(stage, n, 3) == [("lets_go", 0), ("raise", 0), ("lets_go", 1)]
 
 
-def test_kept_lock_names_its_holder_and_its_token_grows(stage, tasks):
+def test_reserved_lock_names_its_holder_and_its_token_grows(stage, tasks):
     n = stage.fresh()
     result = tasks.keeps.delay(n, seconds=DELAY)
     first_ended(stage, result)
@@ -99,7 +99,7 @@ def test_lock_is_kept_for_every_kind_of_retry(stage, tasks, task, way, seconds):
 
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
-def test_a_revoked_retry_frees_it_by_its_life(stage, tasks):
+def test_reservation_of_a_revoked_retry_expires(stage, tasks):
     n = stage.fresh()
     result = tasks.keeps_briefly.delay(n, seconds=DELAY)
     out = first_ended(stage, result)
@@ -151,7 +151,7 @@ def test_success_that_uses_the_name_keeps_no_lock_for_its_published_retry(stage,
 
 
 @pytest.mark.parametrize("task", ["keeps_full", "keeps_raising"])
-def test_a_retry_that_comes_before_its_predecessor_has_released_is_no_rival(stage, tasks, task):
+def test_retry_delivered_before_the_release_waits_for_it(stage, tasks, task):
     n = stage.fresh()
     result = getattr(tasks, task).delay(n, seconds=0)
     eventually(lambda: stage.history(what="in", id=result.id), 10)

@@ -14,7 +14,7 @@ from celery import Celery
 from celery_dlock import singleton_task
 from tests.support.processes import ROOT
 
-#: A program whose worker ends as soon as it is ready.
+#: A program whose worker ends once it is ready.
 PROGRAM = """
 import sys
 from celery import Celery
@@ -53,7 +53,7 @@ def bill(number: int) -> int:
     return number
 
 
-def test_a_call_of_a_used_name_is_skipped_and_says_that_there_is_no_result_backend(
+def test_used_name_without_a_result_backend_is_skipped_with_a_warning(
     app: Celery, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = singleton_task(app=app, name="shop.bill", once_per=60, on_used="return")(bill)
@@ -67,15 +67,15 @@ def test_a_call_of_a_used_name_is_skipped_and_says_that_there_is_no_result_backe
 
 
 @pytest.mark.parametrize("chosen", [{}, {"task_id": "second"}])
-def test_a_call_that_is_refused_when_it_is_published_names_the_first_one(app: Celery, chosen: dict[str, Any]) -> None:
-    """Also one that brings an id of its own, whose end nobody could wait for."""
+def test_refused_publish_without_a_backend_returns_the_first_id(app: Celery, chosen: dict[str, Any]) -> None:
+    """This holds for a call with an id of its own too: without a backend, its end cannot be waited for."""
     task = singleton_task(app=app, name="shop.bill", unique="queued")(bill)
     first = task.apply_async((1,), task_id="first")
     assert task.apply_async((1,), **chosen).id == first.id == "first"
 
 
 @pytest.mark.parametrize("backend", ["", "cache+memory://"])
-def test_a_worker_names_at_its_start_the_tasks_that_have_no_results_to_return(backend: str, redis_url: str) -> None:
+def test_worker_start_warns_of_tasks_without_results_to_return(backend: str, redis_url: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, backend, redis_url]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)

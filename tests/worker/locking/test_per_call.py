@@ -207,7 +207,7 @@ class TestItGoesAlong:
 
 
 class TestItGoesNoFurther:
-    def test_than_this_task_to_those_that_its_body_publishes(self, stage, tasks, call):
+    def test_options_do_not_leak_to_tasks_that_the_body_publishes(self, stage, tasks, call):
         n = stage.fresh()
         other = call(n, "", "publish", dlock={"enabled": False}).get(timeout=10)
         assert stage.entered(id=other)[0]["held"] is True
@@ -216,7 +216,7 @@ class TestItGoesNoFurther:
 
     @pytest.mark.invariant("call-options-stay-with-the-call")
     @pytest.mark.parametrize("end", ["replace", "replace itself"])
-    def test_than_this_call_to_the_one_that_replaces_it(self, stage, tasks, call, end):
+    def test_options_do_not_leak_to_a_replacing_task(self, stage, tasks, call, end):
         n = stage.fresh()
         result = call(n, "", end, dlock={"enabled": False})
         assert result.get(timeout=10) == n
@@ -266,14 +266,14 @@ class TestBadOnes:
         assert stage.worker.running
         assert stage.worker.log().count("Received invalid task message") >= len(MALFORMED) - 2
 
-    def test_one_that_is_not_allowed_is_not_published(self, stage, call):
+    def test_call_with_an_invalid_option_is_not_published(self, stage, call):
         with pytest.raises(InvalidLockOptions, match="dlock: invalid ttl=0: expected"):
             call(stage.fresh(), dlock={"ttl": 0})
         assert not stage.queued()
 
 
 class TestEager:
-    def test_it_holds_for_a_call_in_this_process(self, stage, tasks):
+    def test_options_apply_to_an_eager_call(self, stage, tasks):
         n = stage.fresh()
         result = tasks.calls.apply((n,), dlock={"ttl": 5})
         assert result.get() == n
@@ -281,7 +281,7 @@ class TestEager:
         free = tasks.calls.apply((n,), dlock={"enabled": False})
         assert (free.get(), entry(stage, free)["held"]) == (n, False)
 
-    def test_it_goes_along_with_a_retry(self, stage, tasks):
+    def test_options_stay_with_an_eager_retry(self, stage, tasks):
         n = stage.fresh()
         result = tasks.calls.apply((n, "", "retry"), dlock={"ttl": 5})
         assert result.get() == n

@@ -1,4 +1,4 @@
-"""What happens to a call that meets a held lock, under each policy."""
+"""A call that meets a held lock, under each policy."""
 
 import re
 from datetime import datetime, timezone
@@ -54,7 +54,7 @@ class TestSkip:
             times = [took(lambda: tasks.skips.delay(n).get(timeout=10))[0] for _ in range(5)]
         assert min(times) < 0.5, times
 
-    def test_nor_for_one_that_called_itself_directly_and_has_a_follower(self, stage, tasks):
+    def test_call_does_not_wait_for_a_holder_that_called_itself_directly(self, stage, tasks):
         n = stage.fresh()
         result = chain(tasks.calls_itself.si(n, f"{n}-gate"), tasks.plain.s()).apply_async()
         stage.entered(n=n)
@@ -63,7 +63,7 @@ class TestSkip:
         assert result.get(timeout=10) is True
         assert seconds < 0.5
 
-    def test_it_is_a_line_at_info_and_no_failure(self, stage, tasks):
+    def test_skip_is_logged_at_info(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.skips, n):
             skipped = tasks.skips.apply_async((n,), link_error=tasks.failed_link.s())
@@ -124,7 +124,7 @@ class TestSkip:
             holding.let_go()
             eventually(lambda: stage.history(what="out", id=holding.id))
             assert not stage.client.exists(f"celery-task-meta-{skipped.id}")
-            stage.open(holding.gate)  # nobody stores its result either, so nobody could wait for it
+            stage.open(holding.gate)  # its result is not stored either, so no caller could wait for it
             holding.result.get = lambda **_: None
 
 
@@ -170,7 +170,7 @@ class TestRetry:
         assert later.get(timeout=15) == n
         assert [fact["retries"] for fact in stage.history(what="in", id=later.id)] == [0, 1]
 
-    def test_beyond_its_limit_it_fails_with_lock_held(self, stage, tasks):
+    def test_retry_beyond_its_limit_fails_with_lock_held(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.retries_twice, n) as holding:
             later = tasks.retries_twice.delay(n)
@@ -192,7 +192,7 @@ class TestRetry:
 
 class TestWait:
     @pytest.mark.core
-    def test_it_runs_as_soon_as_it_is_woken(self, stage, tasks):
+    def test_waiting_call_runs_when_the_release_wakes_it(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.waits, n) as holding:
             waiter = tasks.waits.delay(n)
@@ -221,14 +221,14 @@ class TestWait:
             assert 0.4 <= seconds < 1.4
 
     @pytest.mark.invariant("conflict-is-a-value")
-    def test_then_it_skips_where_after_wait_says_so(self, stage, tasks):
+    def test_wait_that_times_out_is_skipped_with_after_wait_skip(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.waits_then_skips, n):
             seconds, error = took(lambda: tasks.waits_then_skips.delay(n).get(timeout=10))
             assert isinstance(error, TaskRevokedError)
             assert 0.3 <= seconds < 1.3
 
-    def test_then_it_is_retried_where_after_wait_says_so(self, stage, tasks):
+    def test_wait_that_times_out_is_retried_with_after_wait_retry(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.waits_then_retries, n):
             later = tasks.waits_then_retries.delay(n)
@@ -239,7 +239,7 @@ class TestWait:
 
 class TestRaise:
     @pytest.mark.core
-    def test_it_fails_with_lock_held_that_tells_the_holder(self, stage, tasks):
+    def test_raise_fails_with_lock_held_that_names_the_holder(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.raises, n) as holding:
             failed = tasks.raises.delay(n)
@@ -273,7 +273,7 @@ class TestRaise:
 
 
 @pytest.mark.invariant("finished-holder-is-no-conflict")
-def test_chain_step_outwaits_a_slow_end_of_its_predecessor(stage, tasks):
+def test_chain_step_waits_for_a_slow_end_of_its_predecessor(stage, tasks):
     """A hook, a chord part or a result backend may keep it for longer than a follower waits in its slot."""
     ran = {}
     for task in (tasks.slow_skips, tasks.slow_raises, tasks.slow_waits):

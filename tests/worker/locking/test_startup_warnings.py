@@ -1,4 +1,4 @@
-"""A task that was meant to be a singleton and is none is told at a worker's start: it would run without a lock."""
+"""A worker's start warns of tasks that have lock options but run without a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery.signals import celeryd_after_setup
 from celery_dlock import LockOptions, SingletonTask, singleton_task
 from tests.support.processes import ROOT
 
-#: A program whose worker ends as soon as it is ready.
+#: A program whose worker ends once it is ready.
 PROGRAM = """
 from celery import Celery
 from celery.exceptions import WorkerShutdown
@@ -64,7 +64,7 @@ def test_plain_task_with_lock_options_as_keywords_is_warned_of(app: Celery, capl
 
 
 @pytest.mark.core
-def test_a_worker_without_any_singleton_task_names_one_whose_base_was_forgotten() -> None:
+def test_worker_without_singleton_tasks_warns_of_a_missing_base() -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "C_FORCE_ROOT": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -75,7 +75,7 @@ def test_a_worker_without_any_singleton_task_names_one_whose_base_was_forgotten(
     )
 
 
-def test_each_such_task_is_named_once(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_unlocked_task_is_logged_once(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     class Classed(Task):  # type: ignore[type-arg]
         name = "shop.classed"
         lock_options = LockOptions()

@@ -43,7 +43,7 @@ def test_a_used_name_is_skipped_with_a_message_that_names_the_run_that_used_it(s
     assert bodies(stage, n) == 1
 
 
-def test_the_name_is_free_again_after_that_time_and_not_before(stage, tasks):
+def test_used_name_is_free_after_the_window_and_not_before(stage, tasks):
     n = stage.fresh()
     tasks.once_briefly.delay(n).get(timeout=10)
     (left,) = stage.history(what="out", n=n)
@@ -126,7 +126,7 @@ def test_a_skip_does_not_make_the_name_used_for_longer(stage, tasks):
 @pytest.mark.core
 @pytest.mark.parametrize("flagged", [True, False], ids=["redelivered", "unflagged"])
 def test_copy_of_the_message_that_used_the_name_is_acknowledged(stage, tasks, flagged):
-    """Its result stays as it is."""
+    """Its result stays unchanged."""
     n = stage.fresh()
     holding = stage.hold(tasks.once_raises, n)
     message = stage.unacked(holding.id)

@@ -42,7 +42,7 @@ class Stage:
         return task.apply_async((n, self.port, end, gate), **options)
 
     def sent(self, n):
-        """How often SMS `n` reached the gateway."""
+        """Return how often SMS `n` reached the gateway."""
         return self.gateway.sent[n]
 
     def runs(self, n):
@@ -56,7 +56,7 @@ class Stage:
     def die(self, task, n, end, **options):
         """A first run that dies so; its lock is free when this returns."""
         result = self.send(task, n, end, **options)
-        # Seen by the keeper within a second; Celery stores its end some seconds later.
+        # The watchdog sees the death within a second. Celery stores the end some seconds later.
         eventually(lambda: (use := task.used(n)) and use.state == "unknown", 10)
         return result
 
@@ -123,7 +123,7 @@ class TestAChildDies:
 
 
 @pytest.mark.invariant("death-is-no-failure")
-def test_a_body_that_is_unwound_from_outside_has_died(stage, tasks):
+def test_unwound_body_leaves_an_unknown_outcome(stage, tasks):
     n = stage.fresh()
     stage.send(tasks.holds, n, "exit")
     eventually(lambda: (use := tasks.holds.used(n)) and use.state == "unknown", 10)
@@ -134,7 +134,7 @@ def test_a_body_that_is_unwound_from_outside_has_died(stage, tasks):
 @pytest.mark.invariant("no-unknown-outcome-without-a-body")
 @pytest.mark.parametrize("task", ["holds", "runs"])
 @pytest.mark.parametrize("end", ["fail", "retry"])
-def test_a_body_that_fails_or_retries_leaves_no_doubt_and_the_same_key(stage, tasks, task, end):
+def test_failed_or_retried_body_keeps_the_key_and_no_unknown_outcome(stage, tasks, task, end):
     n = stage.fresh()
     result = stage.send(tasks.__dict__[task], n, end)
     if end == "fail":
@@ -160,7 +160,7 @@ def test_body_that_returned_has_used_the_name_if_its_result_could_not_be_stored(
     assert stage.sent(n) == 1
 
 
-def test_the_first_result_of_an_id_too_long_to_be_kept_is_not_looked_for(stage, tasks):
+def test_result_of_a_truncated_task_id_is_not_looked_up(stage, tasks):
     n = stage.fresh()
     stage.send(tasks.returns, n, task_id="i" * 300).get(timeout=10)
     eventually(lambda: tasks.returns.used(n).state == "used")
@@ -168,7 +168,7 @@ def test_the_first_result_of_an_id_too_long_to_be_kept_is_not_looked_for(stage, 
         stage.send(tasks.returns, n).get(timeout=10)
 
 
-def test_a_run_inside_a_held_lock_is_a_call_of_its_name_too(stage, tasks):
+def test_run_inside_a_held_lock_uses_its_name(stage, tasks):
     n = stage.fresh()
     with tasks.runs.lock_for(n):
         states = [tasks.runs.apply((n, stage.port)).state for _ in range(3)]
@@ -178,7 +178,7 @@ def test_a_run_inside_a_held_lock_is_a_call_of_its_name_too(stage, tasks):
     assert stage.sent(n) == 1
 
 
-def test_a_window_and_a_key_of_a_calls_own_are_seen_and_settled_by_naming_them(stage, tasks):
+def test_used_and_resolve_accept_a_calls_own_window_and_key(stage, tasks):
     task, n = tasks.raises, stage.fresh()
     own = {"key": "own:{n}", "after_crash": "hold"}
     stage.send(task, n, "after", dlock=own)
@@ -190,7 +190,7 @@ def test_a_window_and_a_key_of_a_calls_own_are_seen_and_settled_by_naming_them(s
     assert task.used(n, dlock=own) is None
 
 
-def test_a_crash_stays_unsettled_where_the_next_run_fails(stage, tasks):
+def test_unknown_outcome_stays_if_the_next_run_fails(stage, tasks):
     n = stage.fresh()
     died = stage.die(tasks.runs, n, "after")
     stage.send(tasks.runs, n, gate=n)
@@ -231,7 +231,7 @@ def test_queue_policy_decides_at_the_grant_and_later_waiters_end_too(stage, task
 
 
 @pytest.mark.invariant("death-is-no-failure", "after-crash-hold-blocks")
-def test_a_whole_worker_dies_and_its_call_is_held_once_its_lease_is_over(stage, tasks, tmp_path):
+def test_call_of_a_dead_worker_is_held_after_its_lease_expires(stage, tasks, tmp_path):
     n = stage.fresh()
     with running_worker(APP, "-Q", "dying", folder=tmp_path, urls=stage.urls, pool="prefork", concurrency=1) as worker:
         died = stage.send(tasks.holds_briefly, n, gate=n, queue="dying")
@@ -254,7 +254,7 @@ class TestOnUsed:
         assert again.parent.get(timeout=10) == f"sent {n}"  # stored once the next step is published
         assert stage.sent(n) == 1
 
-    def test_return_skips_where_the_result_backend_has_forgotten_it(self, stage, tasks):
+    def test_return_skips_if_the_first_result_has_expired(self, stage, tasks):
         n = stage.fresh()
         first = stage.send(tasks.returns, n)
         first.get(timeout=10)
@@ -265,7 +265,7 @@ class TestOnUsed:
         assert stage.sent(n) == 1
 
     @pytest.mark.invariant("used-name-is-not-run")
-    def test_raise_fails_the_call_and_says_who_used_the_name(self, stage, tasks):
+    def test_raise_fails_the_call_and_names_the_first_run(self, stage, tasks):
         n = stage.fresh()
         first = stage.send(tasks.raises, n)
         first.get(timeout=10)
@@ -288,7 +288,7 @@ def test_forever_is_ten_years(stage, tasks):
 
 @pytest.mark.core
 class TestOperators:
-    def test_used_tells_what_became_of_the_last_run(self, stage, tasks):
+    def test_used_returns_the_last_run(self, stage, tasks):
         n = stage.fresh()
         assert tasks.runs.used(n) is None
         running = stage.send(tasks.runs, n, gate=n)
@@ -316,7 +316,7 @@ class TestOperators:
         first, second = stage.runs(n)
         assert first["key"] != second["key"]
 
-    def test_resolve_settles_only_what_is_unknown(self, stage, tasks):
+    def test_resolve_settles_an_unknown_outcome_only(self, stage, tasks):
         n = stage.fresh()
         assert not tasks.holds.resolve(n, sent=True)
         stage.send(tasks.holds, n).get(timeout=10)
@@ -325,11 +325,11 @@ class TestOperators:
         assert tasks.holds.used(n).state == "used"
 
     @pytest.mark.parametrize("sent", [None, 1, "yes"])
-    def test_resolve_wants_to_know_which_it_was(self, tasks, sent):
+    def test_resolve_requires_a_bool(self, tasks, sent):
         with pytest.raises(InvalidLockOptions, match=r"invalid sent=.*: expected True or False"):
             tasks.holds.resolve("n", sent=sent)
 
-    def test_resolve_needs_a_window(self, tasks):
+    def test_resolve_requires_once_per(self, tasks):
         with pytest.raises(InvalidLockOptions, match=r"resolve\(\) needs once_per"):
             tasks.plainly_locked.resolve(sent=True)
 
@@ -337,5 +337,5 @@ class TestOperators:
         with pytest.raises(DLockError, match="only under once_per"):
             tasks.plainly_locked.delay().get(timeout=10)
 
-    def test_a_direct_call_has_no_doubt_and_an_empty_key(self, tasks):
+    def test_direct_call_has_an_empty_idempotency_key(self, tasks):
         assert (tasks.runs.lease.after_crash, tasks.runs.lease.idempotency_key) == (False, "")

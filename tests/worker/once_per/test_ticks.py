@@ -79,7 +79,7 @@ def test_tick_is_read_if_a_tracing_tool_replaced_the_messages_headers(stage):
     assert end_of(stage.send(stage.tasks.tick, due, headers=traced)) == "REVOKED"
 
 
-def test_another_due_time_and_another_entry_are_other_ticks(stage):
+def test_other_due_time_or_entry_is_another_tick(stage):
     due, later = stage.fresh(), stage.fresh()
     ticks = [(due, "a"), (later, "a"), (due, "b"), (due + 1e-6, "a")]
     assert [end_of(stage.send(stage.tasks.tick, at, entry=entry)) for at, entry in ticks] == ["SUCCESS"] * 4
@@ -90,7 +90,7 @@ def test_a_call_without_a_stamp_runs_every_time(stage):
 
 
 def test_message_without_tick_stamp_is_logged_once_per_task_and_process(stage):
-    """It runs as a call by hand does, and who chose "tick" hears of it."""
+    """It runs as a call by hand does, and the log warns that once_per="tick" has no effect."""
     said = r"Task {}\[\S+\] has once_per='tick' but .* -S celery_dlock\.beat:DLockScheduler"
     tasks = (stage.tasks.tick, stage.tasks.other)
     for task in tasks:
@@ -120,7 +120,7 @@ def test_a_retry_is_for_the_same_tick(stage):
 
 
 @pytest.mark.invariant("tick-runs-once")
-def test_a_stamp_does_not_leak_into_what_a_body_publishes(stage):
+def test_stamp_does_not_leak_into_messages_of_the_body(stage):
     due = stage.fresh()
     before = len(stage.all_runs(stage.tasks.other)), len(stage.all_runs(stage.tasks.tick))
     assert end_of(stage.send(stage.tasks.tick, due, "publish")) == "SUCCESS"
@@ -171,12 +171,12 @@ def test_an_unusable_stamp_fails_its_task_and_no_other(stage, stamp):
 
 
 @pytest.mark.invariant("hostile-messages-end-alone")
-def test_a_worker_works_on_after_unusable_stamps_and_none_is_left_unacknowledged(stage):
+def test_worker_acknowledges_unusable_stamps_and_goes_on(stage):
     assert end_of(stage.tasks.tick.delay()) == "SUCCESS"
     eventually(lambda: stage.client.hlen("unacked") == 0, 10)
 
 
-def test_a_stamp_a_little_ahead_is_a_clock_that_is_a_little_ahead(stage):
+def test_stamp_slightly_in_the_future_is_accepted(stage):
     due = time.time() + 30
     assert end_of(stage.send(stage.tasks.tick, due)) == "SUCCESS"
     assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"

@@ -27,7 +27,7 @@ APP = "tests.support.apps.ticking"
 
 @dataclass(frozen=True)
 class Figures:
-    """What three beats made of some seconds.
+    """The runs and messages of three beats in some seconds.
 
     Args:
         sent: Messages that each beat sent.

@@ -32,7 +32,7 @@ def stage(tmp_path_factory):
 
 
 @pytest.mark.invariant("claim-belongs-to-one-message")
-def test_queued_refuses_the_second_until_the_first_starts(stage):
+def test_unique_queued_refuses_a_call_until_the_first_starts(stage):
     queued = stage.tasks.queued
     first = queued.delay("q", gate="q")
     stage.wait_at("q")
@@ -60,7 +60,7 @@ def test_message_republished_at_a_conflict_keeps_its_claim(stage):
     assert [first.get(timeout=WAIT), second.get(timeout=WAIT)] == ["conflict", "conflict"]
 
 
-def test_queued_and_running_refuses_the_second_until_the_first_ends(stage):
+def test_unique_queued_running_refuses_a_call_until_the_first_ends(stage):
     both = stage.tasks.both
     first = both.delay("b", gate="b")
     stage.wait_at("b")
@@ -90,7 +90,7 @@ def test_refused_call_may_raise_an_error_that_names_the_first(stage):
     first.get(timeout=WAIT)
 
 
-def test_a_failed_run_has_given_its_claim_up(stage):
+def test_failed_run_has_released_its_claim(stage):
     first = stage.tasks.both.delay("fails", end="fail")
     with pytest.raises(ValueError, match="as asked"):
         first.get(timeout=WAIT)
@@ -98,7 +98,7 @@ def test_a_failed_run_has_given_its_claim_up(stage):
 
 
 @pytest.mark.invariant("claim-belongs-to-one-message", "claim-is-released")
-def test_a_skipped_message_gives_its_claim_up(stage):
+def test_skipped_message_releases_its_claim(stage):
     skipping = stage.tasks.skipping
     first = skipping.delay("skip", gate="skip")
     stage.wait_at("skip")
@@ -111,7 +111,7 @@ def test_a_skipped_message_gives_its_claim_up(stage):
 
 
 @pytest.mark.invariant("claim-is-released")
-def test_an_expired_message_gives_its_claim_up(stage):
+def test_expired_message_releases_its_claim(stage):
     late = stage.tasks.queued.apply_async(("late",), countdown=1, expires=0.5)
     assert stage.of(stage.tasks.queued, "late") == late.id
     with pytest.raises(TaskRevokedError):
@@ -121,7 +121,7 @@ def test_an_expired_message_gives_its_claim_up(stage):
 
 
 @pytest.mark.invariant("claim-is-released")
-def test_a_revoked_message_gives_its_claim_up_at_once_though_its_eta_is_far(stage):
+def test_revoked_message_with_a_far_eta_releases_its_claim_at_once(stage):
     result = stage.tasks.queued.apply_async(("revoked",), countdown=3000)
     eventually(lambda: f"[{result.id}] received" in stage.worker.log())
     result.revoke()
@@ -129,7 +129,7 @@ def test_a_revoked_message_gives_its_claim_up_at_once_though_its_eta_is_far(stag
 
 
 @pytest.mark.invariant("claim-is-released")
-def test_a_purged_message_costs_its_name_for_queued_ttl(stage):
+def test_purged_message_blocks_its_name_for_queued_ttl(stage):
     queued = stage.tasks.queued
     sent = time.monotonic()
     lost = queued.apply_async(("purged",), queue="nobody", dlock={"queued_ttl": 3})
@@ -171,7 +171,7 @@ def test_a_retry_keeps_the_name_and_is_not_refused_by_itself(stage):
 
 
 @pytest.mark.invariant("claim-loses-no-work")
-def test_a_retry_is_not_lost_though_another_has_claimed_meanwhile(stage):
+def test_retry_is_published_if_another_call_has_claimed_its_name(stage):
     queued = stage.tasks.queued
     first = queued.delay("half", gate="half", end="retry")
     stage.wait_at("half")
@@ -195,7 +195,7 @@ def test_a_parked_message_needs_no_claim_to_be_queued(stage):
     assert [first.get(timeout=WAIT), third.get(timeout=WAIT)] == ["parked", "parked"]
 
 
-def test_a_parked_message_that_is_revoked_gives_its_claim_up(stage):
+def test_revoked_parked_message_releases_its_claim(stage):
     parking = stage.tasks.parking
     first = parking.delay("oust", gate="oust")
     stage.wait_at("oust")
@@ -207,7 +207,7 @@ def test_a_parked_message_that_is_revoked_gives_its_claim_up(stage):
     first.get(timeout=WAIT)
 
 
-def test_a_parked_message_that_expires_gives_its_claim_up(stage):
+def test_expired_parked_message_releases_its_claim(stage):
     parking = stage.tasks.parking
     first = parking.delay("stale", gate="stale")
     stage.wait_at("stale")
@@ -269,7 +269,7 @@ def test_later_step_that_would_raise_ends_revoked(stage):
     first.revoke()
 
 
-def test_a_group_of_one_that_would_raise_publishes_nothing_and_claims_nothing(stage):
+def test_group_with_a_raising_member_publishes_and_claims_nothing(stage):
     loud_step = stage.tasks.loud_step
     first = loud_step.apply_async(("taken4",), countdown=3000)
     with pytest.raises(LockHeld):

@@ -1,4 +1,4 @@
-"""What a publisher sees of ``unique=``, and what a claim costs it; nobody consumes."""
+"""Results and costs of ``unique=`` for a publisher, without a worker."""
 
 import subprocess
 import sys
@@ -53,12 +53,12 @@ def test_a_refused_call_returns_the_first_calls_result_and_publishes_nothing(sta
     assert sent(stage) == 1
 
 
-def test_other_names_are_others(stage):
+def test_calls_with_other_names_are_published(stage):
     assert stage.tasks.queued.delay("p2").id != stage.tasks.queued.delay("p3").id
     assert sent(stage) == 2
 
 
-def test_a_call_chooses_for_itself(stage):
+def test_call_may_choose_unique_for_itself(stage):
     plain, queued = stage.tasks.plain, stage.tasks.queued
     first = plain.apply_async(("p4",), dlock={"unique": "queued"})
     assert plain.apply_async(("p4",), dlock={"unique": "queued"}).id == first.id
@@ -70,7 +70,7 @@ def test_a_call_chooses_for_itself(stage):
     assert sent(stage) == 4
 
 
-def test_a_member_of_a_group_chooses_for_itself(stage):
+def test_group_member_may_choose_unique_for_itself(stage):
     queued, plain = stage.tasks.queued, stage.tasks.plain
     own = [
         queued.s("p30").set(dlock={"key": "other:{n}"}),
@@ -86,7 +86,7 @@ def test_a_member_of_a_group_chooses_for_itself(stage):
     assert sent(stage) == 3
 
 
-def test_an_id_of_ones_own_is_kept_and_ends_revoked_where_the_call_is_refused(stage):
+def test_refused_call_with_own_task_id_ends_revoked(stage):
     assert stage.tasks.queued.apply_async(("p6",), task_id="mine").id == "mine"
     assert stage.tasks.queued.apply_async(("p6",), task_id="yours").id == "mine"
     assert stage.tasks.queued.AsyncResult("yours").state == "REVOKED"
@@ -104,7 +104,7 @@ def test_a_refused_call_leaves_the_state_of_an_earlier_call_of_its_id_alone(stag
     sent(stage)
 
 
-def test_an_id_that_is_published_twice_is_one_message(stage):
+def test_task_id_published_twice_is_one_message(stage):
     for _ in range(2):
         assert stage.tasks.queued.apply_async(("p7",), task_id="same").id == "same"
     assert stage.tasks.queued.AsyncResult("same").state == "PENDING"
@@ -112,7 +112,7 @@ def test_an_id_that_is_published_twice_is_one_message(stage):
 
 
 @pytest.mark.invariant("claim-is-released")
-def test_a_call_that_cannot_be_published_gives_its_claim_back(server):
+def test_failed_publish_releases_its_claim(server):
     nowhere = Urls(f"redis://{HOST}:{free_port()}/0", server.url(1), server.lock_url(2))
     with loaded_app(APP, nowhere) as tasks:
         # Else kombu's transport tries for some seconds.
@@ -126,7 +126,7 @@ def test_a_call_that_cannot_be_published_gives_its_claim_back(server):
 
 
 @pytest.mark.invariant("no-claim-without-store")
-def test_no_store_publishes_nothing_unless_the_task_may_run_without_a_lock(server, caplog):
+def test_unavailable_store_blocks_publishing_unless_on_store_error_is_run(server, caplog):
     away = Urls(server.url(0), server.url(1), f"redis://{HOST}:{free_port()}/0")
     with loaded_app(APP, away) as tasks:
         stage = Claims(server, tasks)
@@ -142,7 +142,7 @@ def test_no_store_publishes_nothing_unless_the_task_may_run_without_a_lock(serve
         assert sent(stage) == 3
 
 
-def test_a_claim_that_a_slow_store_takes_after_all_does_not_refuse_the_next_try(server, start_proxy):
+def test_late_claim_of_a_slow_store_does_not_refuse_the_next_try(server, start_proxy):
     server.flush()
     proxy = start_proxy(server)
     with loaded_app(APP, Urls(server.url(0), server.url(1), proxy.url(2))) as tasks:
@@ -163,7 +163,7 @@ def test_a_claim_that_a_slow_store_takes_after_all_does_not_refuse_the_next_try(
         assert sent(stage) == 4
 
 
-def test_bad_arguments_are_celerys_error_and_an_argument_without_a_name_is_ours(stage):
+def test_bad_arguments_raise_type_error_and_unnameable_ones_lock_key_error(stage):
     with pytest.raises(TypeError):
         stage.tasks.queued.delay()
     with pytest.raises(LockKeyError):
@@ -179,7 +179,7 @@ def test_an_eager_call_leaves_no_claim(stage):
     assert stage.of(stage.tasks.queued, "p14") is None
 
 
-def test_a_call_from_a_lock_holders_side_is_refused_while_the_lock_is_held(stage):
+def test_unique_queued_running_is_refused_while_a_lock_is_held(stage):
     """Under queued+running a Lock runs too; there is no result of it to return."""
     both = stage.tasks.both
     with both.lock_for("p15"), pytest.raises(LockHeld, match="a Lock is running"):
@@ -188,7 +188,7 @@ def test_a_call_from_a_lock_holders_side_is_refused_while_the_lock_is_held(stage
     sent(stage)
 
 
-def test_a_beat_claims_as_any_other(stage):
+def test_call_from_beat_claims_its_name(stage):
     beat = Scheduler(stage.tasks.app, lazy=True)
     entry = ScheduleEntry("e", "queued", schedule=schedule(60), args=("p16",), app=stage.tasks.app)
     first = beat.apply_async(entry, advance=False)
@@ -231,7 +231,7 @@ def test_class_based_task_with_unique_refuses_bad_arguments(stage, nightly):
     assert sent(stage) == 0
 
 
-def test_chunks_call_their_task_directly_so_that_there_is_nothing_to_claim(stage):
+def test_chunks_claim_nothing(stage):
     stage.tasks.queued.chunks([("p17",), ("p17",)], 1).apply_async()
     assert stage.of(stage.tasks.queued, "p17") is None
     assert sent(stage) == 2

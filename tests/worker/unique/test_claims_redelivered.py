@@ -12,7 +12,7 @@ WAIT = 20
 
 
 @pytest.mark.invariant("claim-follows-its-message", "claim-survives-the-worker")
-def test_claims_survive_a_worker_that_gives_its_messages_back(tmp_path):
+def test_claims_survive_a_worker_that_requeues_its_messages(tmp_path):
     """A warm shutdown puts what was prefetched back, and the broker delivers it again."""
     with Server(tmp_path / "server") as server, loaded_app(APP, urls_of(server)) as tasks:
         claims = Claims(server, tasks)
