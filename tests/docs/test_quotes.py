@@ -33,6 +33,12 @@ def literals() -> Iterator[str]:
                 yield PLACEHOLDER.sub("\n", node.value)
 
 
+def known(part: str, texts: str) -> bool:
+    """Return whether the code has this text, as one string or as two that it joins."""
+    cuts = [(part[:at], part[at:]) for at in range(4, len(part) - 3)]
+    return part in texts or any(head in texts and tail in texts for head, tail in cuts)
+
+
 @pytest.fixture(scope="module")
 def texts() -> str:
     return "\n".join(literals())
@@ -45,7 +51,7 @@ def test_troubleshooting_quotes_many_messages() -> None:
 @pytest.mark.parametrize("text", quoted())
 def test_quoted_message_is_in_the_code(text: str, texts: str) -> None:
     parts = [part.strip(" :[]()") for part in VARIES.split(text)]
-    assert [part for part in parts if part not in texts] == []
+    assert [part for part in parts if not known(part, texts)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
