@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import WORKERS
-from tests.support.environments.losing import losing_stage
+from tests.support.environments.losing import losing_environment
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -18,7 +18,7 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
     tmp_path: Path, pool: str, request: pytest.FixtureRequest
 ) -> None:
     """Celery alone takes the killed body for a success and acknowledges it."""
-    with losing_stage(tmp_path) as stage:
+    with losing_environment(tmp_path) as stage:
         body = stage.begin(pool, "late", 30.0)
         first = stage.workers.pop(pool)
         first.signal(signal.SIGQUIT)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments.worker import Row, Stage, running_stage
+from tests.support.environments.worker import Row, WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.slow
@@ -19,13 +19,13 @@ WATCHED = LIMIT + 10.0 + TTL + 1.0
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with running_stage(tmp_path, "tests.support.apps.endings") as running:
+def stage(tmp_path: Path) -> Iterator[WorkerEnvironment]:
+    with running_environment(tmp_path, "tests.support.apps.endings") as running:
         yield running
 
 
 @pytest.mark.invariant("unenforced-limit-keeps-the-lock")
-def test_hard_limit_not_enforced_keeps_lock_until_body_ends(stage: Stage) -> None:
+def test_hard_limit_not_enforced_keeps_lock_until_body_ends(stage: WorkerEnvironment) -> None:
     """Prefork enforces it by a timer that stands still while its worker connects to the broker."""
     rows = [Row(pool, "early_brief", way, "", {"time_limit": LIMIT}) for pool, way in WAYS.items()]
     for row in rows:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_dlock import LockLost
 from tests.conftest import WORKERS
-from tests.support.environments.losing import Stage, ended, losing_stage
+from tests.support.environments.losing import LosingEnvironment, ended, losing_environment
 from tests.support.polling import eventually
 from tests.support.workers import Worker
 
@@ -20,13 +20,13 @@ POOLS = ["prefork", "threads", "gevent", "eventlet"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with losing_stage(tmp_path_factory.mktemp("losing")) as stage:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LosingEnvironment]:
+    with losing_environment(tmp_path_factory.mktemp("losing")) as stage:
         yield stage
 
 
 @pytest.fixture
-def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
+def stage(made: LosingEnvironment, request: pytest.FixtureRequest) -> Iterator[LosingEnvironment]:
     if "pool" in request.fixturenames:
         made.worker(request.getfixturevalue("pool"))
     request.node.stash[WORKERS] = list(made.workers.values())
@@ -37,7 +37,7 @@ def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
 @pytest.mark.parametrize("pool", POOLS)
 class TestAbort:
     @pytest.mark.invariant("lost-lease-stops-its-body", "forgotten-lock-is-reported")
-    def test_a_body_whose_lock_is_gone_from_the_store_is_stopped(self, stage: Stage, pool: str) -> None:
+    def test_a_body_whose_lock_is_gone_from_the_store_is_stopped(self, stage: LosingEnvironment, pool: str) -> None:
         body = stage.begin(pool, "aborts", 15)
         stage.locks.delete(body.key)
         gone = time.monotonic()
@@ -47,11 +47,15 @@ class TestAbort:
         eventually(lambda: stage.lost(body) == ["the store no longer knows it"], message=f"{stage.lost(body)}")
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "silent-store-is-reported")
-    def test_a_body_is_stopped_before_its_lease_ends_while_the_store_is_silent(self, stage: Stage, pool: str) -> None:
+    def test_a_body_is_stopped_before_its_lease_ends_while_the_store_is_silent(
+        self, stage: LosingEnvironment, pool: str
+    ) -> None:
         assert left_at_the_word(stage, pool, "aborts") > 0
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "caught-loss-is-raised-again")
-    def test_body_that_catches_the_loss_meets_it_in_every_ensure_and_release_log(self, stage: Stage, pool: str) -> None:
+    def test_body_that_catches_the_loss_meets_it_in_every_ensure_and_release_log(
+        self, stage: LosingEnvironment, pool: str
+    ) -> None:
         body = stage.begin(pool, "catches", 15)
         stage.locks.delete(body.key)
         assert ended(body) == ["lost", "lost", "lost"]
@@ -61,14 +65,16 @@ class TestAbort:
         )
 
     @pytest.mark.invariant("after-lost-retry-runs-again")
-    def test_after_lost_retry_runs_the_message_again_and_keeps_its_retries(self, stage: Stage, pool: str) -> None:
+    def test_after_lost_retry_runs_the_message_again_and_keeps_its_retries(
+        self, stage: LosingEnvironment, pool: str
+    ) -> None:
         body = stage.begin(pool, "again", 15)
         stage.locks.delete(body.key)
         assert ended(body) == [0]
         assert [word for word, _ in stage.words(body.row)] == ["start", "LockLost", "second"]
 
     def test_a_hung_body_is_stopped_when_max_hold_has_passed_and_the_next_one_runs(
-        self, stage: Stage, pool: str
+        self, stage: LosingEnvironment, pool: str
     ) -> None:
         body = stage.begin(pool, "hung", 15)
         assert type(ended(body)) is LockLost
@@ -77,7 +83,7 @@ class TestAbort:
         assert stage.app.hung.apply_async((body.row, 0.1), queue=pool).get(timeout=10) == "done"
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "abort-strikes-in-the-body")
-    def test_the_exception_strikes_in_the_body_or_not_at_all(self, stage: Stage, pool: str) -> None:
+    def test_the_exception_strikes_in_the_body_or_not_at_all(self, stage: LosingEnvironment, pool: str) -> None:
         """Bodies that end at about the moment at which they would be stopped: each ends as itself, or by LockLost."""
         worker, chance = stage.worker(pool), random.Random(7)
         rows = [stage.row() for _ in range(48)]
@@ -99,7 +105,7 @@ def unexpected(worker: Worker) -> str:
 
 
 @pytest.mark.invariant("solo-pool-stops-no-body")
-def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: Stage) -> None:
+def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: LosingEnvironment) -> None:
     """`ensure()` raises."""
     worker = stage.worker("solo")
     worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises there")
@@ -112,7 +118,7 @@ def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: Stage) -> 
     assert (type(ended(asks)), asks.result.state) == (LockLost, "FAILURE")
 
 
-def test_body_without_abort_continues_and_its_listeners_are_called(stage: Stage) -> None:
+def test_body_without_abort_continues_and_its_listeners_are_called(stage: LosingEnvironment) -> None:
     body = stage.begin("prefork", "goes_on", 2.0)
     stage.locks.delete(body.key)
     assert ended(body) == "done"
@@ -120,7 +126,7 @@ def test_body_without_abort_continues_and_its_listeners_are_called(stage: Stage)
 
 
 @pytest.mark.invariant("late-release-frees-nothing")
-def test_a_late_release_does_not_free_the_lock_of_the_next(stage: Stage) -> None:
+def test_a_late_release_does_not_free_the_lock_of_the_next(stage: LosingEnvironment) -> None:
     body = stage.begin("prefork", "goes_on", 2.0)
     stage.locks.hset(body.key, "acq", "another.1")
     stage.locks.persist(body.key)
@@ -131,11 +137,11 @@ def test_a_late_release_does_not_free_the_lock_of_the_next(stage: Stage) -> None
 
 @pytest.mark.invariant("silent-store-is-reported")
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(stage: Stage, pool: str) -> None:
+def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(stage: LosingEnvironment, pool: str) -> None:
     assert left_at_the_word(stage, pool, "ensures") > 0
 
 
-def left_at_the_word(stage: Stage, pool: str, task: str) -> float:
+def left_at_the_word(stage: LosingEnvironment, pool: str, task: str) -> float:
     """Seconds that a lease would still have lasted when its body heard of its loss, while the store was silent.
 
     The best of three: who is to be told by its end needs a processor before its end, for which 0.2 s are left. A

@@ -19,8 +19,8 @@ from tests.support.environments.network import (
     TO_STORE,
     TTL,
     Disturbance,
-    Stage,
-    network_stage,
+    NetworkEnvironment,
+    network_environment,
 )
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -30,13 +30,13 @@ SLACK = 1.0
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with network_stage(tmp_path_factory.mktemp("network")) as stage:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkEnvironment]:
+    with network_environment(tmp_path_factory.mktemp("network")) as stage:
         yield stage
 
 
 @pytest.fixture
-def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
+def stage(made: NetworkEnvironment, request: pytest.FixtureRequest) -> Iterator[NetworkEnvironment]:
     request.node.stash[WORKERS] = [made.behind, made.beside]
     yield made
     made.mend()
@@ -47,19 +47,19 @@ def stage(made: Stage, request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 @pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_STORE)
-def test_disturbed_way_to_the_store_loses_no_lease_and_no_release(stage: Stage, name: str) -> None:
+def test_disturbed_way_to_the_store_loses_no_lease_and_no_release(stage: NetworkEnvironment, name: str) -> None:
     """The body continues, its lease is renewed and its release arrives."""
     check_kept(stage, stage.store, TO_STORE[name])
 
 
 @pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_BROKER)
-def test_disturbed_way_to_the_broker_loses_no_lease_and_no_release(stage: Stage, name: str) -> None:
+def test_disturbed_way_to_the_broker_loses_no_lease_and_no_release(stage: NetworkEnvironment, name: str) -> None:
     """The body continues, its lease is renewed and its release arrives."""
     check_kept(stage, stage.broker, TO_BROKER[name])
 
 
-def check_kept(stage: Stage, proxy: Proxy, disturbance: Disturbance) -> None:
+def check_kept(stage: NetworkEnvironment, proxy: Proxy, disturbance: Disturbance) -> None:
     row = stage.row()
     result, start = stage.begin("works", row, disturbance.lasts)
     end = stage.watch(start, lambda age: disturbance.strike(proxy, age))
@@ -74,7 +74,7 @@ def check_kept(stage: Stage, proxy: Proxy, disturbance: Disturbance) -> None:
 
 @pytest.mark.invariant("slow-answers-lose-no-lease")
 def test_answers_that_take_0_3_to_1_s_lose_no_lease_and_no_task(
-    stage: Stage,
+    stage: NetworkEnvironment,
 ) -> None:
     """The answers of store and broker; no bodies overlap."""
     stage.store.set_delay(0.3, 1.0)
@@ -93,7 +93,7 @@ def test_answers_that_take_0_3_to_1_s_lose_no_lease_and_no_task(
 
 @pytest.mark.invariant("lost-replies-leave-no-lock")
 def test_replies_lost_repeatedly_leave_no_lock_stuck_or_doubled(
-    stage: Stage,
+    stage: NetworkEnvironment,
 ) -> None:
     """Every task ends."""
     rows = [stage.row() for _ in range(3)]
@@ -113,7 +113,7 @@ def test_replies_lost_repeatedly_leave_no_lock_stuck_or_doubled(
     assert stage.locks.keys("*gone*"), "no acquire was cut: this run proved nothing"
 
 
-def overlaps(stage: Stage, row: str) -> list[Any]:
+def overlaps(stage: NetworkEnvironment, row: str) -> list[Any]:
     """Bodies of that row that began before the one before them had ended."""
     runs = zip(stage.notes.all(row, "start"), stage.notes.all(row, "end"), strict=True)
     return [(one, two) for one, two in pairwise(sorted((a["at"], b["at"]) for a, b in runs)) if two[0] < one[1]]
@@ -124,7 +124,7 @@ def overlaps(stage: Stage, row: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Partition:
-    stage: Stage
+    stage: NetworkEnvironment
     cut_off_at: float
     start: dict[str, Any]
     """The body that holds when its worker is cut off."""
@@ -137,7 +137,7 @@ class Partition:
 
 
 @pytest.fixture(scope="module")
-def partition(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Partition:
+def partition(made: NetworkEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Partition:
     made.mend()
     row, gate = made.row(), tmp_path_factory.mktemp("gate") / "open"
     came_back = [made.row() for _ in range(2)]

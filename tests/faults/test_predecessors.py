@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from celery_dlock.store.redis.keys import node_key
-from tests.support.environments.worker import Stage, running_stage
+from tests.support.environments.worker import WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.processes import kill_session
 from tests.support.workers import Worker
@@ -38,12 +38,12 @@ def looks() -> None:
     eventually(lambda: time.monotonic() > end, within=5, every=0.1)
 
 
-def send(stage: Stage, task: str, row: str, name: str, queue: str) -> str:
+def send(stage: WorkerEnvironment, task: str, row: str, name: str, queue: str) -> str:
     getattr(stage.app, task).apply_async((row, name), queue=queue)
     return stage.key(task, row, name)
 
 
-def hold(stage: Stage, task: str, row: str, name: str, queue: str) -> int:
+def hold(stage: WorkerEnvironment, task: str, row: str, name: str, queue: str) -> int:
     """Start a body and wait until its worker has noted what it holds. The body's process."""
     key = send(stage, task, row, name, queue)
     start = stage.mark(row, "start")
@@ -53,7 +53,7 @@ def hold(stage: Stage, task: str, row: str, name: str, queue: str) -> int:
     return start.pid
 
 
-def both_live(stage: Stage, told: Story) -> tuple[Worker, Worker]:
+def both_live(stage: WorkerEnvironment, told: Story) -> tuple[Worker, Worker]:
     """The first holds one, the second two and three, and somebody waits for one at the second."""
     freed = stage.log.freed
     first = stage.start("-Q", "first", node=NODE, environ={"DLOCK_TEST_OUTLIVE": "1"})
@@ -72,7 +72,7 @@ def both_live(stage: Stage, told: Story) -> tuple[Worker, Worker]:
     return first, second
 
 
-def the_first_dies(stage: Stage, told: Story, first: Worker) -> None:
+def the_first_dies(stage: WorkerEnvironment, told: Story, first: Worker) -> None:
     """Its main process, and later its child."""
     one = stage.key("held", "one", "one")
     first.kill()
@@ -84,7 +84,7 @@ def the_first_dies(stage: Stage, told: Story, first: Worker) -> None:
     told.began["one, next"] = stage.mark("one, next", "start").at
 
 
-def the_second_dies(stage: Stage, told: Story, second: Worker) -> None:
+def the_second_dies(stage: WorkerEnvironment, told: Story, second: Worker) -> None:
     """All its processes at once; then a third starts."""
     two = stage.key("held", "two", "two")
     send(stage, "queued", "three, next", "three", "second")
@@ -106,7 +106,7 @@ def the_second_dies(stage: Stage, told: Story, second: Worker) -> None:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    with running_stage(tmp_path_factory.mktemp("predecessors"), APP) as stage:
+    with running_environment(tmp_path_factory.mktemp("predecessors"), APP) as stage:
         told = Story()
         first, second = both_live(stage, told)
         the_first_dies(stage, told, first)

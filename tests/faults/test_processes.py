@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.environments.worker import FREED, Stage, running_stage
+from tests.support.environments.worker import FREED, WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.processes import session_of
 from tests.support.workers import Worker
@@ -22,34 +22,34 @@ BRIEF = 2.0
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with running_stage(tmp_path_factory.mktemp("processes"), APP) as running:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+    with running_environment(tmp_path_factory.mktemp("processes"), APP) as running:
         running.start("-Q", "next", pool="threads", concurrency=8)
         yield running
 
 
 @pytest.fixture(scope="module")
-def prefork(stage: Stage) -> Worker:
+def prefork(stage: WorkerEnvironment) -> Worker:
     return stage.start("-Q", "prefork", concurrency=2)
 
 
 @pytest.fixture(scope="module")
-def threads(stage: Stage) -> Worker:
+def threads(stage: WorkerEnvironment) -> Worker:
     return stage.start("-Q", "threads", pool="threads")
 
 
-def send(stage: Stage, task: str, queue: str, row: str, name: str, *more: str) -> str:
+def send(stage: WorkerEnvironment, task: str, queue: str, row: str, name: str, *more: str) -> str:
     """Returns the lock's key."""
     getattr(stage.app, task).apply_async((row, name, *more), queue=queue)
     return stage.key(task, row, name, *more)
 
 
-def times_freed(stage: Stage, key: str) -> int:
+def times_freed(stage: WorkerEnvironment, key: str) -> int:
     """Counted, because an event is dated when it is heard of: perhaps after the next body has begun."""
     return sum(seen == key and event in FREED for _, event, seen in list(stage.log.events))
 
 
-def go(stage: Stage, row: str) -> None:
+def go(stage: WorkerEnvironment, row: str) -> None:
     stage.marks_client.set(f"go:{row}", 1)
 
 
@@ -87,7 +87,7 @@ WHO = {
 @pytest.mark.invariant("stopped-process-keeps-or-reports")
 @pytest.mark.parametrize("who", WHO)
 def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releases(
-    stage: Stage, request: pytest.FixtureRequest, who: str
+    stage: WorkerEnvironment, request: pytest.FixtureRequest, who: str
 ) -> None:
     """It does not free the lock of its successor."""
     queue, everything = WHO[who]
@@ -122,7 +122,7 @@ def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releas
 @pytest.mark.invariant("descendants-hold-nothing")
 @pytest.mark.usefixtures("prefork")
 @pytest.mark.parametrize("what", ["thread", "program", "fork"])
-def test_process_that_outlives_a_body_holds_no_lock_and_frees_none(stage: Stage, what: str) -> None:
+def test_process_that_outlives_a_body_holds_no_lock_and_frees_none(stage: WorkerEnvironment, what: str) -> None:
     row, successor = f"leaves a {what}", f"after a {what}"
     key = send(stage, "leaving", "prefork", row, row, what)
     ended = stage.mark(row, "return").at

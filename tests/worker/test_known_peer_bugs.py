@@ -25,7 +25,6 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_dlock import Lock, LockHeld, singleton_task
-from tests.conftest import WORKERS
 from tests.support.environments.policies import APP, staged, took
 from tests.support.polling import eventually
 from tests.support.processes import HOST, free_port
@@ -35,12 +34,6 @@ from tests.support.processes import HOST, free_port
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("peers"), concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 class TestKeys:

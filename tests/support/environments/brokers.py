@@ -4,7 +4,7 @@ import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from tests.support.environments.policies import APP, Stage, _stop_listening
+from tests.support.environments.policies import APP, PolicyEnvironment, _stop_listening
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.proxy import Proxy
@@ -35,7 +35,7 @@ def impatient_rabbitmq(_folder):
 BROKERS = {"redis": redis_broker, "rabbitmq": rabbitmq_broker, "impatient rabbitmq": impatient_rabbitmq}
 
 
-class BrokerStage(Stage):
+class BrokerEnvironment(PolicyEnvironment):
     """What a test needs to cut the worker off its broker, and to kill that."""
 
     def start(self):
@@ -103,7 +103,7 @@ def staged(folder, kind, conf):
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf)
         stack.callback(_stop_listening, tasks.app)
-        stage = BrokerStage(server, urls, tasks, folder)
+        stage = BrokerEnvironment(server, urls, tasks, folder)
         stage.stack, stage.proxy, stage.broker_process = stack, proxy, broker
         stage.through = replace(urls, broker=url.format(HOST, proxy.port))
         stage.environ = {"DLOCK_TEST_CONF": json.dumps(conf)}

@@ -4,7 +4,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from tests.support.apps.fencing_resources import SQL, open_account, stored
-from tests.support.environments.worker import running_stage
+from tests.support.environments.worker import running_environment
 from tests.support.processes import session_of
 from tests.support.proxy import Proxy
 from tests.support.workers import running_worker
@@ -121,7 +121,7 @@ class _Play:
 def running_scene(folder, places):
     """Workers for as many bodies at once as there are resources, twice."""
     with ExitStack() as stack:
-        stage = stack.enter_context(running_stage(folder, APP))
+        stage = stack.enter_context(running_environment(folder, APP))
         places = {kind: place or stage.broker.url(5) for kind, place in places.items()}
         proxy = stack.enter_context(Proxy(stage.store.port))
         many = 2 * len(places)

@@ -24,7 +24,7 @@ class Body(NamedTuple):
     key: str
 
 
-class Stage:
+class LosingEnvironment:
     """The locks live on a server of their own, which can stop while broker, results and marks go on."""
 
     def __init__(self, folder: Path, broker: Server, store: Server, app: ModuleType, stack: ExitStack) -> None:
@@ -73,11 +73,11 @@ class Stage:
 
 
 @contextmanager
-def losing_stage(folder: Path) -> Iterator[Stage]:
+def losing_environment(folder: Path) -> Iterator[LosingEnvironment]:
     with ExitStack() as stack:
         broker, store = (stack.enter_context(Server(folder / name)) for name in ("broker", "store"))
         app = stack.enter_context(loaded_app(APP, Urls(broker.url(), broker.url(1), store.url())))
-        yield Stage(folder, broker, store, app, stack)
+        yield LosingEnvironment(folder, broker, store, app, stack)
 
 
 def ended(body: Body) -> Any:

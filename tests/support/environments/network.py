@@ -93,7 +93,7 @@ class Notes:
         return eventually(lambda: self.all(row, word), within, message=f"nobody noted {word!r} of {row}")[0]
 
 
-class Stage:
+class NetworkEnvironment:
     def __init__(
         self, locks: Server, store: Proxy, broker: Proxy, tasks: ModuleType, notes: Notes, stack: ExitStack
     ) -> None:
@@ -170,7 +170,7 @@ def environment(**values: str) -> Iterator[None]:
 
 
 @contextmanager
-def network_stage(folder: Path) -> Iterator[Stage]:
+def network_environment(folder: Path) -> Iterator[NetworkEnvironment]:
     notes = Notes(folder / "notes")
     with ExitStack() as stack:
         broker, locks = (stack.enter_context(Server(folder / name)) for name in ("broker", "locks"))
@@ -183,7 +183,7 @@ def network_stage(folder: Path) -> Iterator[Stage]:
         store_url = to_store.url().replace("//", f"//{LOCK_USER}:{LOCK_PASSWORD}@")
         through = Urls(to_broker.url(), broker.url(1), store_url)
         tasks = stack.enter_context(loaded_app(APP, direct))
-        stage = Stage(locks, to_store, to_broker, tasks, notes, stack)
+        stage = NetworkEnvironment(locks, to_store, to_broker, tasks, notes, stack)
         behind = running_worker(APP, "-Q", BEHIND, folder=folder, urls=through, concurrency=3)
         beside = running_worker(APP, "-Q", BESIDE, folder=folder, urls=direct, concurrency=2)
         stage.behind, stage.beside = (stack.enter_context(worker) for worker in (behind, beside))

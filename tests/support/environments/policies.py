@@ -13,7 +13,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 APP = "tests.support.apps.policies"
 
 
-class Stage:
+class PolicyEnvironment:
     """What a test needs of the module's worker.
 
     Broker, results and locks are databases 0, 1 and 2 of one server of our own.
@@ -177,7 +177,7 @@ def staged(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, con
         tasks = stack.enter_context(loaded_app(app, urls))
         tasks.app.conf.update(conf or {})
         stack.callback(_stop_listening, tasks.app)
-        stage = Stage(server, urls, tasks, folder)
+        stage = PolicyEnvironment(server, urls, tasks, folder)
         stage.broker_server, stage.lock_server = broker, lock
         stage.broker, stage.locks = broker.client(0), lock.client(2)
         for _ in range(workers):

@@ -14,7 +14,7 @@ STEPS = {"DLOCK_TEST_STEPS": "1"}
 accounts = (f"account-{number}" for number in itertools.count(1))
 
 
-class FaultStage:
+class QueueFaultEnvironment:
     """Workers whose processes may be killed at a step, and what their bodies noted."""
 
     def __init__(self, folder, urls, tasks, notes, stack):
@@ -109,8 +109,8 @@ class FaultStage:
 
 
 @contextmanager
-def fault_stage(folder, urls):
+def queue_fault_environment(folder, urls):
     with ExitStack() as stack:
         tasks = stack.enter_context(loaded_app(APP, urls))
         notes = stack.enter_context(redis.Redis.from_url(urls.result))
-        yield FaultStage(folder, urls, tasks, notes, stack)
+        yield QueueFaultEnvironment(folder, urls, tasks, notes, stack)

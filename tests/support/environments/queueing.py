@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import redis
 
 from celery_dlock.store.redis.keys import LockKeys
-from tests.support.environments.policies import Stage, _stop_listening
+from tests.support.environments.policies import PolicyEnvironment, _stop_listening
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -14,7 +14,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 APP = "tests.support.apps.queueing"
 
 
-class QueueStage(Stage):
+class QueueEnvironment(PolicyEnvironment):
     """What a test of the queue policy needs of the module's worker."""
 
     def hold(self, task, n, **options):
@@ -106,7 +106,7 @@ def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, s
         tasks.app.conf.update(conf or {})
         if "result_backend" not in (conf or {}):
             stack.callback(_stop_listening, tasks.app)
-        stage = QueueStage(server, urls, tasks, folder)
+        stage = QueueEnvironment(server, urls, tasks, folder)
         stage.holdings = []
         stage.lock_server, stage.locks = lock, lock.client(2)
         for _ in range(workers):

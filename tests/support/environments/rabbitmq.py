@@ -4,13 +4,13 @@ import json
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
-from tests.support.environments.queueing import APP, QueueStage
+from tests.support.environments.queueing import APP, QueueEnvironment
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
 
 
-class RabbitStage(QueueStage):
+class RabbitMQEnvironment(QueueEnvironment):
     """What a test asks the broker itself, it asks by AMQP."""
 
     def start(self):
@@ -74,7 +74,7 @@ def staged(folder, broker, conf=None):
         urls = Urls(broker.url, server.url(1), lock.url(2))
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf or {})
-        stage = RabbitStage(server, urls, tasks, folder)
+        stage = RabbitMQEnvironment(server, urls, tasks, folder)
         stage.holdings, stage.stack = [], stack
         stage.environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
         stage.locks = lock.client(2)

@@ -90,7 +90,7 @@ class Row:
 
 
 @dataclass
-class Stage:
+class WorkerEnvironment:
     """Servers, a publisher's app, and what the tasks have marked. Results and marks are in the store's database 1."""
 
     folder: Path
@@ -197,7 +197,7 @@ class Stage:
 
 
 @contextmanager
-def running_stage(folder: Path, module: str) -> Iterator[Stage]:
+def running_environment(folder: Path, module: str) -> Iterator[WorkerEnvironment]:
     """Broker and store are servers of their own, so that the one can be away while the other stays."""
     with ExitStack() as stack:
         broker = stack.enter_context(Server(folder / "broker"))
@@ -207,7 +207,7 @@ def running_stage(folder: Path, module: str) -> Iterator[Stage]:
         urls = Urls(broker.url(), store.url(1), store.lock_url())
         app = stack.enter_context(loaded_app(module, urls))
         locks, marks = stack.enter_context(store.client()), stack.enter_context(store.client(1))
-        yield Stage(folder, module, broker, store, log, app, locks, marks, stack)
+        yield WorkerEnvironment(folder, module, broker, store, log, app, locks, marks, stack)
 
 
 def tell(table: str, row: str, seconds: float) -> None:

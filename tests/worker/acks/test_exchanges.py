@@ -8,7 +8,7 @@ from celery import Celery
 
 from celery_dlock import LockHeld
 from tests.conftest import WORKERS
-from tests.support.environments.policies import Stage, _stop_listening
+from tests.support.environments.policies import PolicyEnvironment, _stop_listening
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -23,7 +23,7 @@ def staged(folder, broker=None):
     with Server(folder / "server") as server:
         urls = Urls(broker or server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(APP, urls) as tasks, running_worker(APP, folder=folder, urls=urls, concurrency=4) as worker:
-            made = Stage(server, urls, tasks, folder)
+            made = PolicyEnvironment(server, urls, tasks, folder)
             made.workers.append(worker)
             yield made
             _stop_listening(tasks.app)
@@ -33,12 +33,6 @@ def staged(folder, broker=None):
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("exchanges")) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 def rounds(stage, task_id, count=2):

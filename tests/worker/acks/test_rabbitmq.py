@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.conftest import WORKERS
-from tests.support.environments.policies import APP, Stage, took
+from tests.support.environments.policies import APP, PolicyEnvironment, took
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.proxy import Proxy
@@ -23,18 +22,12 @@ def stage(rabbitmq_url, server, tmp_path_factory):
     urls, folder = Urls(rabbitmq_url, server.url(1), server.lock_url(2)), tmp_path_factory.mktemp("rabbitmq")
     port = int(rabbitmq_url.rstrip("/").rpartition(":")[2])
     with loaded_app(APP, urls) as tasks, Proxy(port) as proxy:
-        made = Stage(server, urls, tasks, folder)
+        made = PolicyEnvironment(server, urls, tasks, folder)
         made.proxy = proxy  # only the worker's connections go through it
         through = replace(urls, broker=f"amqp://guest:guest@{HOST}:{proxy.port}//")
         with running_worker(APP, folder=folder, urls=through, concurrency=4) as worker:
             made.workers.append(worker)
             yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 def messages_left(stage):

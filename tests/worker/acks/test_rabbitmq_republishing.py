@@ -17,7 +17,7 @@ from celery_dlock import LockHeld
 from celery_dlock.messaging import publishing
 from celery_dlock.messaging.publishing import publish, refused_right
 from tests.conftest import WORKERS
-from tests.support.environments.policies import APP, Stage
+from tests.support.environments.policies import APP, PolicyEnvironment
 from tests.support.environments.rabbitmq import staged as queue_stage
 from tests.support.polling import eventually
 from tests.support.rabbitmq import RabbitMQ
@@ -163,16 +163,10 @@ def stage(broker, server, tmp_path_factory):
     lacking = replace(urls, broker=broker.url_of("worker", writes=ALL_BUT_DEFAULT))
     with loaded_app(APP, urls) as tasks:
         tasks.app.conf.update(CONF)
-        made = Stage(server, urls, tasks, folder)
+        made = PolicyEnvironment(server, urls, tasks, folder)
         with running_worker(APP, folder=folder, urls=lacking, concurrency=4, environ=environ) as worker:
             made.workers.append(worker)
             yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 @pytest.mark.usefixtures("tasks")
@@ -235,7 +229,7 @@ def quorum(broker, server, tmp_path_factory):
     urls, folder = Urls(broker.url, server.url(3), server.lock_url(4)), tmp_path_factory.mktemp("quorum")
     with loaded_app(APP, urls) as tasks:
         tasks.app.conf.update(QUORUM)
-        made = Stage(server, urls, tasks, folder)
+        made = PolicyEnvironment(server, urls, tasks, folder)
         made.client, made.locks = server.client(3), server.client(4)
         environ = {"DLOCK_TEST_CONF": json.dumps(QUORUM)}
         with running_worker(APP, folder=folder, urls=urls, concurrency=2, environ=environ) as worker:

@@ -9,7 +9,6 @@ from celery import chain, chord, group
 from celery.worker.request import Request
 
 from celery_dlock.worker import SingletonRequest
-from tests.conftest import WORKERS
 from tests.support.environments.policies import staged
 from tests.support.polling import eventually
 
@@ -25,18 +24,6 @@ CONTENT_TYPES = {
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("republishing"), concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
-
-
-@pytest.fixture
-def queue(stage):
-    """A queue that nobody reads before the test says so."""
-    return f"parcels-{stage.fresh()}"
 
 
 def lying(stage, queue):

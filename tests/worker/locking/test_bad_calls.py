@@ -14,7 +14,6 @@ from celery.utils import uuid
 from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
 from celery_dlock.errors import LockKeyError
 from celery_dlock.task.call_options import OPTIONS_HEADER
-from tests.conftest import WORKERS
 from tests.contract.hostile import Publisher
 from tests.support.environments.policies import APP, staged, took
 from tests.support.polling import eventually
@@ -32,12 +31,6 @@ def bill(*orders):
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("bad_calls")) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 class TestCalls:

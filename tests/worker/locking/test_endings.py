@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from celery import Task
 
-from tests.support.environments.worker import Row, Stage, running_stage, tell
+from tests.support.environments.worker import Row, WorkerEnvironment, running_environment, tell
 from tests.support.workers import Worker
 
 APP = "tests.support.apps.endings"
@@ -71,13 +71,13 @@ DOWN_LATE = Row("broker killed and back, late", "late", "long", "return", {"queu
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with running_stage(tmp_path_factory.mktemp("endings"), APP) as running:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+    with running_environment(tmp_path_factory.mktemp("endings"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def inside(stage: Stage) -> None:
+def inside(stage: WorkerEnvironment) -> None:
     """All rows that a worker survives, in one worker: many at once, but for those that cost it a child.
 
     A child that starts takes a fifth of a second of CPU: several would keep the keeper from its core.
@@ -100,7 +100,7 @@ def deadly(row: Row) -> bool:
     return row.end in {"died", ""} or row.options == HARD or row.name.startswith("revoke")
 
 
-def check(stage: Stage, row: Row) -> None:
+def check(stage: WorkerEnvironment, row: Row) -> None:
     seconds = stage.seconds_to_freedom(row)
     tell("prefork", row.name, seconds)
     assert 0 <= seconds <= row.within, stage.words(row.name)
@@ -110,13 +110,13 @@ def check(stage: Stage, row: Row) -> None:
 @pytest.mark.core
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("row", INSIDE, ids=lambda row: row.name)
-def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(stage: Stage, row: Row) -> None:
+def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(stage: WorkerEnvironment, row: Row) -> None:
     check(stage, row)
 
 
 @pytest.mark.invariant("release-at-every-ending", "hard-limit-frees-after-death")
 @pytest.mark.core
-def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(stage: Stage) -> None:
+def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(stage: WorkerEnvironment) -> None:
     stage.start("-Q", "limits", concurrency=2)
     queueing = stage.app.queueing
     queueing.apply_async(("x", "deaf", "first"), queue="limits", **HARD)
@@ -129,7 +129,7 @@ def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(sta
     assert 0 < started - last_beat <= 1.5
 
 
-def test_children_that_run_one_task_each_leave_no_lock(stage: Stage) -> None:
+def test_children_that_run_one_task_each_leave_no_lock(stage: WorkerEnvironment) -> None:
     stage.start("-Q", "one", "--max-tasks-per-child", "1", concurrency=2)
     rows = [Row(f"max_tasks_per_child=1, {number}", "early", "success", "return") for number in range(4)]
     for row in rows:
@@ -138,7 +138,7 @@ def test_children_that_run_one_task_each_leave_no_lock(stage: Stage) -> None:
         check(stage, row)
 
 
-def send_and_wait_for_start(stage: Stage, rows: list[Row], **options: object) -> None:
+def send_and_wait_for_start(stage: WorkerEnvironment, rows: list[Row], **options: object) -> None:
     for row in rows:
         stage.send(row, **options)
     for row in rows:
@@ -146,7 +146,7 @@ def send_and_wait_for_start(stage: Stage, rows: list[Row], **options: object) ->
 
 
 @pytest.fixture(scope="module")
-def shut_down(stage: Stage) -> Mapping[str, int]:
+def shut_down(stage: WorkerEnvironment) -> Mapping[str, int]:
     """Three workers with two bodies each; then all three end in their ways at once. How long the dead's locks live."""
     endings = {"warm": (WARM, signal.SIGTERM), "cold": (COLD, signal.SIGQUIT), "dead": (DEAD, signal.SIGKILL)}
     workers = {name: stage.start("-Q", name) for name in endings}
@@ -163,18 +163,18 @@ def shut_down(stage: Stage) -> Mapping[str, int]:
 @pytest.mark.invariant("dead-owner-is-released", "shutdown-keeps-locks")
 @pytest.mark.usefixtures("shut_down")
 @pytest.mark.parametrize("row", [*WARM, *COLD], ids=lambda row: row.name)
-def test_a_lock_is_free_when_its_worker_ends(stage: Stage, row: Row) -> None:
+def test_a_lock_is_free_when_its_worker_ends(stage: WorkerEnvironment, row: Row) -> None:
     check(stage, row)
 
 
 @pytest.mark.parametrize("row", DEAD, ids=lambda row: row.name)
 def test_a_lock_is_free_within_its_ttl_when_its_worker_dies(
-    stage: Stage, shut_down: Mapping[str, int], row: Row
+    stage: WorkerEnvironment, shut_down: Mapping[str, int], row: Row
 ) -> None:
     tell("prefork", row.name, stage.seconds_to_expiry(row, shut_down, ttl=3.0))
 
 
-def drop_connections(stage: Stage, worker: Worker) -> None:
+def drop_connections(stage: WorkerEnvironment, worker: Worker) -> None:
     with stage.broker.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
         client.client_kill_filter(_type="pubsub", skipme=True)
@@ -182,9 +182,9 @@ def drop_connections(stage: Stage, worker: Worker) -> None:
 
 
 @pytest.fixture(scope="module")
-def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     """The connections to the broker are dropped while two bodies run."""
-    with running_stage(tmp_path_factory.mktemp("cut"), APP) as stage:
+    with running_environment(tmp_path_factory.mktemp("cut"), APP) as stage:
         worker = stage.start()
         send_and_wait_for_start(stage, CUT)
         drop_connections(stage, worker)
@@ -192,14 +192,16 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("row", CUT, ids=lambda row: row.name)
-def test_a_lock_is_free_when_the_body_ends_after_its_worker_lost_its_connections(cut_off: Stage, row: Row) -> None:
+def test_a_lock_is_free_when_the_body_ends_after_its_worker_lost_its_connections(
+    cut_off: WorkerEnvironment, row: Row
+) -> None:
     check(cut_off, row)
     # The broker delivers the unacknowledged message again at once; its copy must not start beside the first.
     assert cut_off.words(row.name) == ["start", "return"]
 
 
 def test_a_lock_is_free_when_its_worker_lost_its_connections_and_cancels_the_body(tmp_path: Path) -> None:
-    with running_stage(tmp_path, APP) as stage:
+    with running_environment(tmp_path, APP) as stage:
         worker = stage.start(environ={"DLOCK_TEST_CANCEL": "1"})
         send_and_wait_for_start(stage, [CANCELLED])
         drop_connections(stage, worker)
@@ -209,9 +211,9 @@ def test_a_lock_is_free_when_its_worker_lost_its_connections_and_cancels_the_bod
 
 
 @pytest.fixture(scope="module")
-def broker_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def broker_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     """The broker dies and comes back while two bodies run, each in a worker of its own."""
-    with running_stage(tmp_path_factory.mktemp("down"), APP) as stage:
+    with running_environment(tmp_path_factory.mktemp("down"), APP) as stage:
         workers = [stage.start("-Q", queue, concurrency=1) for queue in ("early", "late")]
         send_and_wait_for_start(stage, [DOWN, DOWN_LATE])
         stage.broker.kill()
@@ -222,5 +224,7 @@ def broker_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("row", [DOWN, DOWN_LATE], ids=lambda row: row.name)
-def test_a_lock_is_free_when_the_body_ends_after_its_broker_died_and_came_back(broker_killed: Stage, row: Row) -> None:
+def test_a_lock_is_free_when_the_body_ends_after_its_broker_died_and_came_back(
+    broker_killed: WorkerEnvironment, row: Row
+) -> None:
     check(broker_killed, row)

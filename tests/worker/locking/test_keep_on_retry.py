@@ -11,21 +11,13 @@ APP = "tests.support.apps.retrying"
 #: Seconds until the retry, in which the rivals try.
 DELAY = 2.0
 
+pytestmark = pytest.mark.usefixtures("show_logs")
+
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("retries"), app=APP, concurrency=6) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _show_logs(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-
-
-@pytest.fixture
-def tasks(stage):
-    return stage.tasks
 
 
 def first_ended(stage, result):

@@ -3,7 +3,6 @@
 import pytest
 
 from celery_dlock import CallSkipped
-from tests.conftest import WORKERS
 from tests.support.environments.policies import staged, took
 from tests.support.polling import eventually
 
@@ -22,12 +21,6 @@ IDS = {
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("long_ids"), concurrency=len(IDS), separate=True) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from celery import chain, chord, group
 
 from celery_dlock import InvalidLockOptions, LockHeld
 from celery_dlock.task.call_options import OPTIONS_HEADER
-from tests.conftest import WORKERS
 from tests.contract.hostile import Publisher, nested
 from tests.support.environments.policies import staged, took
 from tests.support.polling import eventually
@@ -36,21 +35,13 @@ MALFORMED = [
     ("headers", OPTIONS_HEADER, {"task": "retrying.calls", "options": '{"ttl": 1%s}' % ("0" * 400)}),
 ]
 
+pytestmark = pytest.mark.usefixtures("show_logs")
+
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("calls"), app="tests.support.apps.retrying", concurrency=4) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _show_logs(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-
-
-@pytest.fixture
-def tasks(stage):
-    return stage.tasks
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.environments.worker import Stage, running_stage
+from tests.support.environments.worker import WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.workers import Worker
 
@@ -19,13 +19,13 @@ LONG = 3.5 * TTL
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with running_stage(tmp_path_factory.mktemp("plugged"), APP) as running:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+    with running_environment(tmp_path_factory.mktemp("plugged"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def workers(stage: Stage) -> dict[str, Worker]:
+def workers(stage: WorkerEnvironment) -> dict[str, Worker]:
     """One of each pool, in which a lease is lost while another is held: listener and log raise SystemExit."""
     started = {pool: stage.start("-Q", pool, pool=pool) for pool in POOLS}
     for pool in POOLS:
@@ -41,7 +41,7 @@ def workers(stage: Stage) -> dict[str, Worker]:
 @pytest.mark.invariant("plugins-do-not-stop-threads", "thread-start-is-retried")
 @pytest.mark.parametrize("pool", POOLS)
 def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
-    stage: Stage, workers: dict[str, Worker], pool: str
+    stage: WorkerEnvironment, workers: dict[str, Worker], pool: str
 ) -> None:
     row = f"kept {pool}"
     start, end = stage.mark(row, "start").at, stage.mark(row, "return").at
@@ -56,7 +56,7 @@ def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
 @pytest.mark.invariant("plugins-do-not-stop-threads")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.usefixtures("workers")
-def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_off(stage: Stage, pool: str) -> None:
+def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_off(stage: WorkerEnvironment, pool: str) -> None:
     """The child of the first one is killed (prefork), so only the sweeper can hand the lock over."""
     first, second = f"first {pool}", f"second {pool}"
     stage.app.queued.apply_async((pool, first, 60.0 if pool == "prefork" else 1.0), queue=pool)
@@ -68,7 +68,7 @@ def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_off(stage: Stage, 
     stage.mark(second, "return")
 
 
-def test_child_whose_worker_has_a_hanging_watchdog_says_so(stage: Stage) -> None:
+def test_child_whose_worker_has_a_hanging_watchdog_says_so(stage: WorkerEnvironment) -> None:
     worker = stage.start("-Q", "hangs", concurrency=1, environ={"DLOCK_TEST_HANG": "1"})
     numbers = itertools.count()
 

@@ -8,25 +8,16 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_dlock import CallSkipped, LockHeld
-from tests.conftest import WORKERS
 from tests.support.environments.policies import staged, took
 from tests.support.polling import eventually
+
+pytestmark = pytest.mark.usefixtures("show_logs")
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("policies"), concurrency=6) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _show_logs(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-
-
-@pytest.fixture
-def tasks(stage):
-    return stage.tasks
 
 
 class TestSkip:

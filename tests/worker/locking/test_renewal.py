@@ -11,7 +11,7 @@ import pytest
 
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.redis.keys import LockKeys
-from tests.support.environments.worker import Stage, running_stage
+from tests.support.environments.worker import WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.processes import kill_session, spawn
 
@@ -31,13 +31,13 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with running_stage(tmp_path_factory.mktemp("keeping"), APP) as running:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+    with running_environment(tmp_path_factory.mktemp("keeping"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def kept(stage: Stage) -> None:
+def kept(stage: WorkerEnvironment) -> None:
     """All the bodies at once, each in a worker of its own; two more, of which one is stopped, share another."""
     queues = {name: re.sub(r"\W+", "-", name) for name in BODIES}
     workers = {name: stage.start("-Q", queues[name], pool=pool, concurrency=1) for name, (pool, _) in BODIES.items()}
@@ -53,7 +53,7 @@ def kept(stage: Stage) -> None:
     stage.mark("nested", "start")
 
 
-def check_kept(stage: Stage, key: str, name: str) -> None:
+def check_kept(stage: WorkerEnvironment, key: str, name: str) -> None:
     """The lock of that body was never free while it ran, for more than three ttls, and is free after it."""
     start, end = stage.mark(name, "start").at, stage.mark(name, "return", within=60).at
     assert end - start > 3 * TTL
@@ -64,7 +64,7 @@ def check_kept(stage: Stage, key: str, name: str) -> None:
 @pytest.mark.invariant("watchdog-renews", "busy-interpreter-keeps-the-lock")
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", BODIES)
-def test_a_lock_is_renewed_for_three_ttls(stage: Stage, name: str) -> None:
+def test_a_lock_is_renewed_for_three_ttls(stage: WorkerEnvironment, name: str) -> None:
     check_kept(stage, stage.key("brief", name, BODIES[name][1], LONG), name)
     if BODIES[name][1] == "hold":
         (gap,) = [float(word.split()[1]) for word in stage.words(name) if word.startswith("gap")]
@@ -73,7 +73,7 @@ def test_a_lock_is_renewed_for_three_ttls(stage: Stage, name: str) -> None:
 
 @pytest.mark.invariant("dead-owner-is-released", "stopped-process-keeps-or-reports")
 @pytest.mark.usefixtures("kept")
-def test_a_stopped_child_keeps_its_lock(stage: Stage) -> None:
+def test_a_stopped_child_keeps_its_lock(stage: WorkerEnvironment) -> None:
     key, start = stage.key("brief", "stopped", "sleep", LONG), stage.mark("stopped", "start")
     stage.wait_for_renewal(key, start.at + 3 * TTL)
     psutil.Process(start.pid).resume()
@@ -81,7 +81,7 @@ def test_a_stopped_child_keeps_its_lock(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_locks_entered_in_a_body_are_renewed_and_released_if_the_body_forgets_them(stage: Stage) -> None:
+def test_locks_entered_in_a_body_are_renewed_and_released_if_the_body_forgets_them(stage: WorkerEnvironment) -> None:
     check_kept(stage, stage.key("nested", "nested", LONG), "nested")
     check_kept(stage, LockKeys.of("dlock", shared_name("other nested")).lock, "nested")
     assert "counts (2, 2)" in stage.words("nested")
@@ -90,7 +90,7 @@ def test_locks_entered_in_a_body_are_renewed_and_released_if_the_body_forgets_th
 @pytest.mark.invariant("watchdog-renews", "broker-outage-loses-no-lock")
 @pytest.mark.core
 def test_an_outage_of_the_broker_longer_than_the_ttl_loses_no_lock(tmp_path: Path) -> None:
-    with running_stage(tmp_path, APP) as stage:
+    with running_environment(tmp_path, APP) as stage:
         stage.start()
         stage.app.brief.delay("outage", "sleep", LONG)
         start = stage.mark("outage", "start").at
@@ -104,7 +104,7 @@ def test_an_outage_of_the_broker_longer_than_the_ttl_loses_no_lock(tmp_path: Pat
 
 
 def test_an_embedded_test_worker_renews_and_ends(tmp_path: Path) -> None:
-    with running_stage(tmp_path, APP) as stage:
+    with running_environment(tmp_path, APP) as stage:
         command = [sys.executable, "-m", "tests.support.apps.embedded", "embedded", str(LONG)]
         process = spawn(command, tmp_path / "embedded.log", environ=stage.urls.environ())
         try:

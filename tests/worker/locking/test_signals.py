@@ -8,7 +8,6 @@ import pytest
 from celery.events.state import State
 
 from celery_dlock import Lock, signals
-from tests.conftest import WORKERS
 from tests.support.environments.policies import staged, took
 from tests.support.polling import eventually
 
@@ -20,12 +19,6 @@ def stage(tmp_path_factory):
     """Its worker sends events."""
     with staged(tmp_path_factory.mktemp("signals"), "-E", concurrency=3) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 class Monitor:

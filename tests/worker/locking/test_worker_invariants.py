@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.environments.worker import Stage, running_stage
+from tests.support.environments.worker import WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.rx_queue import has_unread
 from tests.support.workers import Worker
@@ -19,20 +19,20 @@ WAIT = "until told to go"
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with running_stage(tmp_path_factory.mktemp("laws"), APP) as running:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+    with running_environment(tmp_path_factory.mktemp("laws"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def worker(stage: Stage) -> Worker:
+def worker(stage: WorkerEnvironment) -> Worker:
     return stage.start(concurrency=8)
 
 
 # -- a lost lease is told
 
 
-def lose(stage: Stage, task: str, name: str, seconds: float, queue: str = "celery") -> str:
+def lose(stage: WorkerEnvironment, task: str, name: str, seconds: float, queue: str = "celery") -> str:
     """Start the task, take its lock away in the store, and return the lock's name."""
     getattr(stage.app, task).apply_async((name, seconds), queue=queue)
     stage.mark(name, "start")
@@ -44,7 +44,7 @@ def lose(stage: Stage, task: str, name: str, seconds: float, queue: str = "celer
 @pytest.mark.invariant("lost-lease-is-reported")
 @pytest.mark.core
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_lost_lease_is_reported_by_lease_signal_and_log(stage: Stage, pool: str) -> None:
+def test_lost_lease_is_reported_by_lease_signal_and_log(stage: WorkerEnvironment, pool: str) -> None:
     name = f"told {pool}"
     worker = stage.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
     lock_name = lose(stage, "told", name, 20.0, f"lose-{pool}")
@@ -58,7 +58,7 @@ def test_lost_lease_is_reported_by_lease_signal_and_log(stage: Stage, pool: str)
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
-def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: Stage, worker: Worker) -> None:
+def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: WorkerEnvironment, worker: Worker) -> None:
     # Its ttl is 60 s: the keeper looks after 20.
     lock_name = lose(stage, "asking", "asking", 10.0)
     stage.mark("asking", "LockLost", within=5)
@@ -73,7 +73,7 @@ def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: Stage, 
 @pytest.mark.invariant("owner-is-one-delivery", "descendants-hold-nothing")
 @pytest.mark.core
 @pytest.mark.usefixtures("worker")
-def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: Stage) -> None:
+def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: WorkerEnvironment) -> None:
     stage.app.forks.delay("forks", 0.5)
     end = stage.mark("forks", "return").at
     freed = stage.log.freed(stage.key("forks", "forks", 0.5), stage.mark("forks", "start").at)
@@ -85,7 +85,7 @@ def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: Stage) -> Non
 @pytest.mark.core
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("task", ["with_super", "without_super"])
-def test_hooks_of_a_subclass_run_under_the_lock(stage: Stage, task: str) -> None:
+def test_hooks_of_a_subclass_run_under_the_lock(stage: WorkerEnvironment, task: str) -> None:
     getattr(stage.app, task).delay(task)
     after = stage.mark(task, "after, locked: True").at
     freed = eventually(lambda: stage.log.freed(stage.key(task, task)), message="still locked")
@@ -95,7 +95,7 @@ def test_hooks_of_a_subclass_run_under_the_lock(stage: Stage, task: str) -> None
 
 @pytest.mark.invariant("lease-is-recorded-before-acquire")
 def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_lock(tmp_path: Path) -> None:
-    with running_stage(tmp_path, APP) as stage:
+    with running_environment(tmp_path, APP) as stage:
         worker = stage.start(concurrency=1)
         # So that the child is connected: what it sends next is the acquire.
         stage.app.long.delay("first", "sleep", 0)
@@ -124,7 +124,7 @@ def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_
 
 @pytest.mark.invariant("watchdog-renews")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_one_thread_keeps_any_number_of_locks(stage: Stage, pool: str) -> None:
+def test_one_thread_keeps_any_number_of_locks(stage: WorkerEnvironment, pool: str) -> None:
     worker = stage.start("-Q", f"keep-{pool}", pool=pool, concurrency=8)
     main = psutil.Process(worker.pid)
 
@@ -152,7 +152,7 @@ def test_one_thread_keeps_any_number_of_locks(stage: Stage, pool: str) -> None:
 
 @pytest.mark.invariant("lease-is-recorded-before-acquire", "child-per-task-leaks-nothing")
 def test_many_children_leave_no_lock_no_descriptor_and_no_memory_map(tmp_path: Path) -> None:
-    with running_stage(tmp_path, APP) as stage:
+    with running_environment(tmp_path, APP) as stage:
         worker = stage.start("--max-tasks-per-child", "1", concurrency=2)
         main = psutil.Process(worker.pid)
 

@@ -8,7 +8,6 @@ from celery import chain
 from celery.exceptions import TaskRevokedError, WorkerLostError
 
 from celery_dlock import LockHeld
-from tests.conftest import WORKERS
 from tests.support.environments.policies import staged, took
 from tests.support.polling import eventually
 
@@ -17,12 +16,6 @@ from tests.support.polling import eventually
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("once_per"), concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 def bodies(stage, n):

@@ -9,7 +9,6 @@ from celery import chain
 from celery.exceptions import TaskRevokedError, WorkerLostError
 
 from celery_dlock import DLockError, InvalidLockOptions, NameUsed, UnknownOutcome
-from tests.conftest import WORKERS
 from tests.support.apps.send_once_gateway import running_gateway
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -75,12 +74,6 @@ def stage(tmp_path_factory):
             yield made
             tasks.app.backend.result_consumer.stop()
             tasks.app.backend.result_consumer._pubsub = None
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    return stage.tasks
 
 
 @pytest.mark.core

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments.worker import Row, Stage, running_stage, tell
+from tests.support.environments.worker import Row, WorkerEnvironment, running_environment, tell
 
 APP = "tests.support.apps.endings"
 POOLS = ["threads", "solo", "gevent", "eventlet"]
@@ -57,11 +57,11 @@ class Stages:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, WorkerEnvironment] = {}
 
-    def __getitem__(self, pool: str) -> Stage:
+    def __getitem__(self, pool: str) -> WorkerEnvironment:
         if pool not in self._stages:
-            self._stages[pool] = self._stack.enter_context(running_stage(self._folder / pool, APP))
+            self._stages[pool] = self._stack.enter_context(running_environment(self._folder / pool, APP))
             self._run(pool)
         return self._stages[pool]
 
@@ -79,7 +79,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
         yield Stages(tmp_path_factory.mktemp("pools"), stack)
 
 
-def check(stage: Stage, pool: str, row: Row) -> None:
+def check(stage: WorkerEnvironment, pool: str, row: Row) -> None:
     seconds = stage.seconds_to_freedom(row)
     tell(pool, row.name, seconds)
     assert 0 <= seconds <= row.within, stage.words(row.name)

@@ -10,7 +10,6 @@ from kombu import Exchange
 
 from celery_dlock import LockHeld
 from celery_dlock.errors import DLockError
-from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.polling import eventually
 
@@ -22,13 +21,6 @@ FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("e
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("bad"), concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    yield stage.tasks
-    stage.let_all_go()
 
 
 class TestEager:

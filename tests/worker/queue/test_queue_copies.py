@@ -9,7 +9,6 @@ from celery.exceptions import TaskRevokedError
 
 from celery_dlock import Lock
 from celery_dlock.keys.lock_name import shared_name
-from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.polling import eventually
 
@@ -20,19 +19,6 @@ def stage(tmp_path_factory):
     conf = {"dlock_turn": 1, "dlock_turn_tries": 2}
     with staged(tmp_path_factory.mktemp("copies"), concurrency=4, conf=conf) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    yield stage.tasks
-    stage.let_all_go()
-
-
-@pytest.fixture
-def queue(stage):
-    """A queue that nobody reads before the test says so."""
-    return f"far-{stage.fresh()}"
 
 
 def runs(stage, task_id):

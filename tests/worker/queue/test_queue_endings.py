@@ -7,7 +7,6 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_dlock import Lock
-from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.polling import eventually
 
@@ -29,13 +28,6 @@ ENDS = {
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("endings"), concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    yield stage.tasks
-    stage.let_all_go()
 
 
 @pytest.mark.invariant("every-release-grants")

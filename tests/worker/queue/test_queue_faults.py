@@ -11,7 +11,7 @@ import pytest
 
 from celery_dlock.store.model import AcquireRequest, Requester
 from tests.conftest import WORKERS
-from tests.support.environments.queue_faults import accounts, fault_stage
+from tests.support.environments.queue_faults import accounts, queue_fault_environment
 from tests.support.polling import eventually
 from tests.support.processes import session_of
 from tests.support.servers import Server
@@ -88,7 +88,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     with (
         Server(folder / "server") as server,
-        fault_stage(folder, Urls(server.url(0), server.url(1), server.url(2))) as stage,
+        queue_fault_environment(folder, Urls(server.url(0), server.url(1), server.url(2))) as stage,
     ):
         yield stage
 

@@ -5,7 +5,6 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_dlock import CallSkipped, LockHeld
-from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.polling import eventually
 
@@ -14,13 +13,6 @@ from tests.support.polling import eventually
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("limits"), concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    yield stage.tasks
-    stage.let_all_go()
 
 
 def full(stage, task):

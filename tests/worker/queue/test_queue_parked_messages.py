@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 from celery import chain, chord, group
 
-from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.polling import eventually
 
@@ -38,19 +37,6 @@ SECRET = "pässwort\n{}\u2028"
 def stage(tmp_path_factory):
     with staged(tmp_path_factory.mktemp("parcels"), concurrency=12) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    yield stage.tasks
-    stage.let_all_go()
-
-
-@pytest.fixture
-def queue(stage):
-    """A queue that nobody reads before the test says so."""
-    return f"parcels-{stage.fresh()}"
 
 
 class Held:

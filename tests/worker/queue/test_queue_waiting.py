@@ -11,7 +11,6 @@ from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_dlock import CallSkipped
-from tests.conftest import WORKERS
 from tests.support.environments.queueing import staged
 from tests.support.polling import eventually
 from tests.support.workers import running_worker
@@ -22,13 +21,6 @@ def stage(tmp_path_factory):
     """Its worker sends events."""
     with staged(tmp_path_factory.mktemp("waiting"), "-E", concurrency=4) as made:
         yield made
-
-
-@pytest.fixture
-def tasks(stage, request):
-    request.node.stash[WORKERS] = stage.workers
-    yield stage.tasks
-    stage.let_all_go()
 
 
 @contextmanager

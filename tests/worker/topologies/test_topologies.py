@@ -10,14 +10,15 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from chaos.run import environment
-from tests.conftest import WORKERS
-from tests.support.environments.policies import Stage
+from tests.support.environments.policies import PolicyEnvironment
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.topologies import MASTER_NAME
 from tests.support.workers import Urls, loaded_app, running_worker
 
 APP = "tests.support.apps.topologies"
+
+pytestmark = pytest.mark.usefixtures("show_logs")
 
 
 def _conf(kind, request):
@@ -38,7 +39,7 @@ def _staged(conf, folder, *, queue):
         urls = Urls(server.url(0), server.url(1), "")
         stack.enter_context(environment(ours))
         tasks = stack.enter_context(loaded_app(APP, urls))
-        made = Stage(server, urls, tasks, folder)
+        made = PolicyEnvironment(server, urls, tasks, folder)
         made.workers = [stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=4))]
         yield made
 
@@ -48,11 +49,6 @@ def stage(request, tmp_path_factory):
     conf = _conf(request.param, request)
     with _staged(conf, tmp_path_factory.mktemp(request.param), queue=request.param != "redlock") as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _show_logs(stage, request):
-    request.node.stash[WORKERS] = stage.workers
 
 
 def test_the_lock_is_taken_before_the_body_and_free_when_its_result_is_there(stage):
