@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from chaos.checker import judge
+from chaos.output import say
 from chaos.report import report
 from chaos.run import Settings, run
 from chaos.schedule import KINDS
@@ -31,17 +32,12 @@ def main() -> int:
     folder = given.keep or Path(tempfile.mkdtemp(prefix="dlock-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.write(f"seed {given.seed}; history and logs in {folder}\n")
-    record = run(settings, folder, _say)
+    record = run(settings, folder, say)
     found = judge(record)
     sys.stdout.write("\n" + report(record, found))
     if not found.broken and given.keep is None:
         shutil.rmtree(folder)
     return 1 if found.broken else 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

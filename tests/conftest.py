@@ -1,6 +1,7 @@
 """Fixtures of every suite. A server that cannot start is an error, never a skip."""
 
 import itertools
+import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -92,6 +93,16 @@ def no_tasks_of_other_tests() -> Iterator[None]:
     shared = set(_state._on_app_finalizers)  # type: ignore[attr-defined]  # not in the stubs
     yield
     _state._on_app_finalizers.intersection_update(shared)  # type: ignore[attr-defined]  # not in the stubs
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """Restore the root logger, which a worker in this process sets up."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from chaos.failovers.checker import TTL, Findings, judge
 from chaos.failovers.run import Plan, Record, run
 from chaos.failovers.table import figures, table
 from chaos.failovers.topologies import STANDS
+from chaos.output import say
 
 Way = tuple[dict[str, object], bool]
 
@@ -48,11 +49,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="where to leave histories and logs")
     given = parser.parse_args()
     folder = given.keep or Path(tempfile.mkdtemp(prefix="dlock-failovers-"))
-    _say(f"histories and logs in {folder}")
+    say(f"histories and logs in {folder}")
     done: list[tuple[str, Record, Findings]] = []
     for way in given.ways or WAYS[given.store]:
-        _say(f"{given.store}, {way}")
-        record = run(plan(given.store, way, failovers=given.failovers, seed=given.seed), folder / way, _say)
+        say(f"{given.store}, {way}")
+        record = run(plan(given.store, way, failovers=given.failovers, seed=given.seed), folder / way, say)
         done.append((way, record, judge(record)))
     sys.stdout.write("\n" + table(done))
     if given.json:
@@ -60,11 +61,6 @@ def main() -> int:
     broken = [f"{way}: {line}" for way, _, found in done for line in found.broken]
     sys.stdout.write(f"\npromises broken: {len(broken)}\n" + "".join(f"  {line}\n" for line in broken))
     return 1 if broken else 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ SECOND = 1_000_000
 
 NAME = LockName("n:x", 7)
 KEYS = LockKeys.of("dlock", NAME)
+_, PARKED, LATER, INDEX = KEYS.queue()
 
 
 def digest(task_id: str) -> str:

@@ -8,8 +8,10 @@ from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked, Q
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import claim_of as plain_claim
 from tests.contract.queue_helpers import (
+    INDEX,
     KEYS,
     NAME,
+    PARKED,
     SECOND,
     TTL,
     TURN,
@@ -25,11 +27,6 @@ from tests.contract.queue_helpers import (
     waiting,
     whose,
 )
-
-PARKED = KEYS.queue()[1]
-LATER = KEYS.queue()[2]
-INDEX = KEYS.queue()[3]
-
 
 # Grants
 

@@ -8,6 +8,7 @@ from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import (
     KEYS,
     NAME,
+    PARKED,
     SECOND,
     TRIES,
     TURN,
@@ -27,11 +28,6 @@ from tests.contract.queue_helpers import (
     waiting,
     whose,
 )
-
-PARKED = KEYS.queue()[1]
-LATER = KEYS.queue()[2]
-INDEX = KEYS.queue()[3]
-
 
 # Parking
 

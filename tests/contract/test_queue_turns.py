@@ -11,8 +11,11 @@ from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Request
 from celery_dlock.store.redis.keys import LockKeys, sweeper_key
 from celery_dlock.store.redis.store import _NEVER_BURY, RedisStore
 from tests.contract.queue_helpers import (
+    INDEX,
     KEYS,
+    LATER,
     NAME,
+    PARKED,
     SECOND,
     TRIES,
     TTL,
@@ -34,11 +37,6 @@ from tests.contract.queue_helpers import (
 )
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_USER
-
-PARKED = KEYS.queue()[1]
-LATER = KEYS.queue()[2]
-INDEX = KEYS.queue()[3]
-
 
 # Turns
 

@@ -14,6 +14,7 @@ from tests.contract.helpers import claim_of as plain_claim
 from tests.contract.queue_helpers import (
     KEYS,
     NAME,
+    PARKED,
     SECOND,
     TTL,
     ask,
@@ -27,11 +28,6 @@ from tests.contract.queue_helpers import (
     waiting,
     whose,
 )
-
-PARKED = KEYS.queue()[1]
-LATER = KEYS.queue()[2]
-INDEX = KEYS.queue()[3]
-
 
 # Taking out
 

@@ -1,8 +1,6 @@
 """The code blocks of the documentation run, in their order, against the shared server."""
 
 import gc
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,6 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 from tests.support.processes import ROOT
 
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-
-
-@pytest.fixture
-def logging_restored() -> Iterator[None]:
-    """A worker in a block sets up logging for the whole process."""
-    root = logging.getLogger()
-    level, handlers = root.level, root.handlers[:]
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
 
 
 # One test for a document, not one for a block: a block uses the names of those before it.

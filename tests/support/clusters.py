@@ -9,7 +9,6 @@ from typing import Any
 import redis
 from redis.cluster import ClusterNode
 from redis.crc import key_slot
-from typing_extensions import Self
 
 from tests.support.cluster_nodes import (
     BUS,
@@ -27,6 +26,7 @@ from tests.support.cluster_nodes import (
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.sentinels import REPLICATION, How
+from tests.support.server_sets import FailoverSet
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server, cluster_rights
 from tests.support.tls import BINARY, TlsNode
 
@@ -40,7 +40,7 @@ def _each_slot(node: Server, slots: Sequence[int], command: str, rest: Callable[
         pipe.execute(raise_on_error=False)  # it may have lost its last slot meanwhile, and be another's replica
 
 
-class ClusterSet:
+class ClusterSet(FailoverSet):
     """Primaries with all slots, and their replicas; use as a context manager.
 
     Args:
@@ -68,6 +68,7 @@ class ClusterSet:
         binary: Path | None = None,
         certificates: Path | None = None,
     ) -> None:
+        super().__init__()
         arguments = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *REPLICATION, *options]
         arguments += ["--cluster-node-timeout", str(node_timeout_ms)]
         if password:
@@ -88,22 +89,12 @@ class ClusterSet:
             )
             for n in range(primaries + replicas)
         ]
-        #: Primaries that were taken away and have not come back, eldest first.
-        self.away: list[Server] = []
         self._primaries = primaries
         self._moving: dict[int, tuple[Server, Server]] = {}
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as started:
-            for node in self.nodes:
-                started.enter_context(node)
-            self._form()
-            self._stack = started.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def _start(self, started: ExitStack) -> None:
+        super()._start(started)
+        self._form()
 
     def _form(self) -> None:
         primaries, replicas = self.nodes[: self._primaries], self.nodes[self._primaries :]
@@ -208,14 +199,6 @@ class ClusterSet:
         found = eventually(promoted, within, message="no replica was promoted")
         assert found is not None  # for mypy, as above
         return found
-
-    def bring_back(self, *, wait: bool = True) -> None:
-        """Start the killed and wake the stopped primaries; `wait` until they are replicas."""
-        while self.away:
-            node = self.away.pop(0)
-            node.resume() if node.running else node.start()
-        if wait:
-            self.wait_until_whole()
 
     # -- resharding
 

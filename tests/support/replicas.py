@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from typing_extensions import Self
-
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.sentinels import REPLICATION
+from tests.support.server_sets import ServerSet
 from tests.support.servers import Server
 
 
-class ReplicaSet:
+class ReplicaSet(ServerSet):
     """One primary and its replicas, each a server of its own; use as a context manager.
 
     Args:
@@ -28,20 +27,12 @@ class ReplicaSet:
         common = [*REPLICATION, *options]
         self.nodes = [Server(folder / f"node{n}", persistent=persistent, options=common) for n in range(1 + replicas)]
         self.primary = self.nodes[0]
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as started:
-            for node in self.nodes:
-                started.enter_context(node)
-            for node in self.replicas:
-                self.follow(node)
-            self.wait_until_in_step()
-            self._stack = started.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def _start(self, started: ExitStack) -> None:
+        super()._start(started)
+        for node in self.replicas:
+            self.follow(node)
+        self.wait_until_in_step()
 
     @property
     def replicas(self) -> list[Server]:

@@ -10,10 +10,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
-from typing_extensions import Self
 
 from tests.support.polling import eventually
 from tests.support.processes import HOST
+from tests.support.server_sets import FailoverSet
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 
 MASTER_NAME = "mymaster"
@@ -52,7 +52,7 @@ class SentinelProcess(Server):
             return ""
 
 
-class SentinelSet:
+class SentinelSet(FailoverSet):
     """One primary, its replicas and the sentinels that watch them; use as a context manager.
 
     Args:
@@ -81,6 +81,7 @@ class SentinelSet:
         options: Sequence[str] = (),
         binary: Path | None = None,
     ) -> None:
+        super().__init__()
         self.folder = folder
         self.password = password
         self._down_after_ms = down_after_ms
@@ -96,24 +97,12 @@ class SentinelSet:
             for n in range(1 + replicas)
         ]
         self.sentinels: list[SentinelProcess] = []
-        #: Primaries that were taken away and have not come back, eldest first.
-        self.away: list[Server] = []
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as started:
-            self._start(started)
-            self._stack = started.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _start(self, stack: ExitStack) -> None:
+    def _start(self, started: ExitStack) -> None:
         primary, *replicas = self.nodes
-        stack.enter_context(primary)
+        started.enter_context(primary)
         for node in replicas:
-            stack.enter_context(node)
+            started.enter_context(node)
             # By command and not by option: a promoted one that was killed must not come back as a replica of the first.
             _make_replica(node, primary)
         quorum = self._sentinels_wanted // 2 + 1
@@ -126,7 +115,7 @@ class SentinelSet:
         ]
         for n in range(self._sentinels_wanted):
             process = SentinelProcess(self.folder / f"sentinel{n}", binary=self._binary, watching=watching)
-            self.sentinels.append(stack.enter_context(process))
+            self.sentinels.append(started.enter_context(process))
         self.wait_until_whole()
 
     def wait_until_whole(self, within: float = 60.0) -> None:
@@ -187,14 +176,6 @@ class SentinelSet:
         found = eventually(lambda: self._other_than(old), within, message="no other node was promoted")
         assert found is not None  # for mypy, as above
         return found
-
-    def bring_back(self, *, wait: bool = True) -> None:
-        """Start the killed and wake the stopped primaries; `wait` until the sentinels made them replicas (10 s)."""
-        while self.away:
-            node = self.away.pop(0)
-            node.resume() if node.running else node.start()
-        if wait:
-            self.wait_until_whole()
 
     def client(self, **options: Any) -> redis.Redis:
         """A client of whoever is the primary, asked of the sentinels at each connection."""

@@ -1,20 +1,18 @@
 """The servers of every topology that locks may be kept on: the door to all of them, and the independent ones."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-
-from typing_extensions import Self
 
 from tests.support.clusters import ClusterSet
 from tests.support.sentinels import MASTER_NAME, How, SentinelSet
+from tests.support.server_sets import ServerSet
 from tests.support.servers import Server
 from tests.support.tls import TlsServer
 
 __all__ = ["MASTER_NAME", "ClusterSet", "How", "RedlockSet", "SentinelSet", "TlsServer"]
 
 
-class RedlockSet:
+class RedlockSet(ServerSet):
     """Servers that know nothing of one another; use as a context manager.
 
     Args:
@@ -42,17 +40,6 @@ class RedlockSet:
             Server(folder / f"node{n}", persistent=persistent, password=password, options=options, binary=binary)
             for n in range(nodes)
         ]
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as started:
-            for node in self.nodes:
-                started.enter_context(node)
-            self._stack = started.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def node(self, number: int) -> Server:
         """The server itself: kill, start, pause, resume it."""

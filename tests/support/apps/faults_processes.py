@@ -11,10 +11,9 @@ from typing import Any
 from celery.signals import worker_process_init
 
 from celery_dlock import LockLost, signals, singleton_task
-from celery_dlock.locking.events import Event
 from celery_dlock.task import execution
 from tests.support.apps.base import make_app
-from tests.support.apps.marks import FOR_EVER, mark, marks_client, noted
+from tests.support.apps.marks import FOR_EVER, mark, mark_lost, marks_client, noted
 
 BRIEF = 2.0
 
@@ -32,9 +31,7 @@ def _outlive_the_main_process(**_: Any) -> None:
         ctypes.CDLL(None).prctl(parent_death_signal, 0)
 
 
-@signals.lock_lost.connect
-def _on_lost(event: Event, **_: Any) -> None:
-    mark(f"lost {event.name}", event.reason)
+signals.lock_lost.connect(mark_lost)
 
 
 def _until_told_to_go(row: str, seconds: float) -> None:
@@ -101,7 +98,7 @@ def _thread(task: Any, row: str, name: str) -> None:
 def _program(_task: Any, row: str, _name: str) -> None:
     program = (
         "import time\n"
-        "from tests.support.apps.marks import mark, marks_client\n"
+        "from tests.support.apps.marks import mark, mark_lost, marks_client\n"
         f"while not marks_client().exists('go:{row}'):\n"
         "    time.sleep(0.02)\n"
         f"mark('{row}', 'what was left ends')\n"

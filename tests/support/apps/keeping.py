@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_dlock import Lock, SingletonTask, signals, singleton_task
-from celery_dlock.locking.events import Event
 from celery_dlock.task import execution
 from tests.support.apps.base import make_app
-from tests.support.apps.marks import mark, marks_client, noted
+from tests.support.apps.marks import mark, mark_lost, marks_client, noted
 
 TTL = 3.0
 
@@ -23,9 +22,7 @@ app = make_app(
 )
 
 
-@signals.lock_lost.connect
-def _on_lost(event: Event, **_: Any) -> None:
-    mark(f"lost {event.name}", event.reason)
+signals.lock_lost.connect(mark_lost)
 
 
 #: Calls with which the caller's thread waits and gives the interpreter to no other; to wait takes no processor.

@@ -2,12 +2,10 @@
 
 import os
 import time
-from typing import Any
 
 from celery_dlock import LockLost, SingletonTask, signals, singleton_task
-from celery_dlock.locking.events import Event
 from tests.support.apps.base import make_app
-from tests.support.apps.marks import mark, noted, starts
+from tests.support.apps.marks import mark, mark_lost, noted, starts
 
 TTL = 2.0
 
@@ -17,9 +15,7 @@ app = make_app(
 )
 
 
-@signals.lock_lost.connect
-def _on_lost(event: Event, **_: Any) -> None:
-    mark(f"lost {event.name}", event.reason)
+signals.lock_lost.connect(mark_lost)
 
 
 def work(row: str, seconds: float) -> str:

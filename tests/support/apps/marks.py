@@ -5,8 +5,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
+
+from celery_dlock.locking.events import Event
 
 FOR_EVER = 30.0
 
@@ -47,3 +50,8 @@ def beat(row: str, seconds: float = FOR_EVER) -> None:
         while time.monotonic() < end:
             client.set(f"beat:{row}", time.monotonic())
             time.sleep(0.005)
+
+
+def mark_lost(event: Event, **_: Any) -> None:
+    """Write down why a lease was lost; a receiver of `signals.lock_lost`."""
+    mark(f"lost {event.name}", event.reason)

@@ -1,7 +1,5 @@
 """A worker whose calls take no lock needs no lock store, and nothing that one could be at."""
 
-import logging
-
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
@@ -9,17 +7,7 @@ from celery.contrib.testing.worker import start_worker
 from celery_dlock import singleton_task
 from celery_dlock.errors import NoLockStore
 
-pytestmark = pytest.mark.core
-
-
-@pytest.fixture(autouse=True)
-def logging_restored():
-    """A worker sets the level of the whole process."""
-    root = logging.getLogger()
-    level, handlers = root.level, root.handlers[:]
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("logging_restored")]
 
 
 @pytest.fixture
