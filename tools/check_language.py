@@ -31,7 +31,8 @@ _OPENER: Final = re.compile(r"\W*(?:who|what|which|where|when|whoever|whom|whose
 #: Pronouns that hide the actor, references without a target, and the terms that the glossary replaced.
 _BANNED: Final = re.compile(
     r"\b(?:nobody|no one|somebody|someone|anybody|everybody|whoever|whom|whomever|those who|of ours|likewise|as above"
-    r"|as it is|such an? one|it is said|whence|whereof|thereof|wherein|(?:is|are|was|were|be|been|being|not) told"
+    r"|as it is(?=[,.;:)]|$)|such an? one|it is said|whence|whereof|thereof|wherein"
+    r"|(?:is|are|was|were|be|been|being|not) told"
     r"|(?:is|are|was|were|be|been|being|not|never) heard|unheard|hears of|heard of|keepers?|lockers?|elders?|heirs?"
     r"|twins?|parcels?|doors?|wakers?|bells?|errands?|nursery|probation|in office|oust(?:s|ed|ing)?|bur(?:y|ied|ies)"
     r"|strangers?|takes? (?:its|a) turn|(?:its|lost|loses?|lose) (?:a )?turn|com(?:es?|ing) (?:back|again)"

@@ -36,7 +36,7 @@ def locations_from_settings(urls: Any, more: Any) -> tuple[StoreLocation, ...]:
             given = str([shown(url) if isinstance(url, str) else f"<{type(url).__name__}>" for url in urls])
         allowed = ", ".join(f"{s}://" for s in SCHEMES)
         raise InvalidLockOptions(
-            f"dlock_url={given} is not allowed; allowed: a URL that starts with one of {allowed}, or a list of them"
+            f"invalid dlock_url={given}: expected a URL that starts with one of {allowed}, or a list of them"
         )
     _check_use(urls, more)
     places = tuple(StoreLocation.of(url, more=more) for url in urls)

@@ -54,12 +54,12 @@ def _topology(place: StoreLocation, timeout: float, names: dict[str, str] | None
                 place.addresses,
                 lambda address: ServerEndpoint(place.options_at(address)),
                 timeout=timeout,
-                heard=place.heard,
+                shared=place.shared,
             )
         if place.kind == "sentinel":
-            from .redis.sentinel import SentinelDoor  # noqa: PLC0415  # as above
+            from .redis.sentinel import SentinelEndpoint  # noqa: PLC0415  # as above
 
-            return ConnectionPool(SentinelDoor(place, timeout=timeout), timeout=timeout)
+            return ConnectionPool(SentinelEndpoint(place, timeout=timeout), timeout=timeout)
         door = ServerEndpoint(place.options_at(place.addresses[0] if place.addresses else None))
         if names is None:
             return ConnectionPool(door, timeout=timeout)

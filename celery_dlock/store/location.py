@@ -1,4 +1,8 @@
-"""Where locks are to be kept, as a URL says it: read once, checked, shown without secrets."""
+"""Store locations: a URL is parsed once, checked, and shown without its secrets.
+
+This module is longer than others, because each of its messages must be safe to show. URLs that were typed wrongly put
+parts of a password into the host, the port, the path or the query.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from ..errors import InvalidLockOptions
 
 __all__ = [
-    "NOT_TAKEN",
+    "IGNORED_OPTIONS",
     "SCHEMES",
     "Address",
     "StoreLocation",
@@ -30,17 +34,17 @@ _SOCKETS = ("unix", "redis+socket")
 _CLUSTERS = ("redis+cluster", "rediss+cluster")
 SCHEMES: Final = ("redis", "rediss", *_SOCKETS, "sentinel", *_CLUSTERS)
 
-#: Times and retries are this library's own, and it has no pools.
-NOT_TAKEN: Final = frozenset((
+#: Options of redis-py that are ignored: timeouts, retries and pools are those of this library.
+IGNORED_OPTIONS: Final = frozenset((
     "max_connections", "timeout", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error",
     "health_check_interval", "protocol", "decode_responses", "encoding", "encoding_errors",
 ))  # fmt: skip
-#: Begins another URL behind the first.
+#: The beginning of a second URL.
 _ANOTHER: Final = re.compile(r"[,;]\s*[a-z+]+://")
-#: What may be shown as a host and its port, and the begin of a query's value.
+#: A host with its port, and the beginning of a value in a query. Only these may be shown.
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[^:=\[\]]*)(:\d{1,5})?")
 _QUERY: Final = re.compile(r"[?#&][^=]*=")
-#: In no host: a query without its "?" would be shown by every error of connecting there, with its password.
+#: Characters that no host has. Without this check, errors would show a query without its "?", with a password.
 _NO_HOST: Final = re.compile(r"[\s&=;,?#@\\]")
 _FORMS: Final = {
     **dict.fromkeys(("redis", "rediss"), "host:port/number of the database"),
@@ -52,18 +56,18 @@ _FORMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """One server, or several that are one place: a Sentinel set or a Cluster.
+    """The location of one store: a server, a Sentinel set or a Cluster.
 
     Args:
-        kind: What has to be asked there.
-        shown: The URL for people: without user and password.
-        setting: The setting that it comes from.
-        addresses: Of the server, of the sentinels, or of some nodes of the Cluster; none for a socket of Unix.
-        options: How to connect, in redis-py's words, but for host and port; it holds the secrets.
-        master_name: What the sentinels call the primary.
-        sentinel_options: How to connect to the sentinels, in redis-py's words.
-        heard: What one of the many that connect there has learnt of its servers, for the others.
-        said: What one of the many that connect there has put into the log, so that the others need not.
+        kind: The kind of servers at the addresses.
+        shown: The URL without user and password.
+        setting: The setting that names the URL.
+        addresses: The addresses of the server, of the sentinels, or of some Cluster nodes; empty for a Unix socket.
+        options: The connection options for redis-py, except host and port. They contain the secrets.
+        master_name: The name of the primary, as the sentinels know it.
+        sentinel_options: The connection options for the sentinels, for redis-py's client.
+        shared: The knowledge about the servers that all connections of this process share.
+        logged: The facts that one connection has logged, so that the others do not log them again.
     """
 
     kind: Kind
@@ -73,53 +77,54 @@ class StoreLocation:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     master_name: str | None = None
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
-    heard: dict[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
-    said: set[str] = field(default_factory=set, repr=False, hash=False, compare=False)
+    shared: dict[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
+    logged: set[str] = field(default_factory=set, repr=False, hash=False, compare=False)
 
     @classmethod
     def of(cls, url: str, *, setting: str = "dlock_url", more: Mapping[str, Any] | None = None) -> StoreLocation:
-        """The place that a URL names.
+        """Return the location that a URL names.
 
         Args:
-            url: In one of the forms of :data:`SCHEMES`.
-            setting: Where the URL stands, for the error.
-            more: What its query leaves out: ``master_name``, ``sentinel_kwargs``, ``credential_provider``, ``ssl``.
+            url: A URL with one of the :data:`SCHEMES`.
+            setting: The setting that holds the URL, for errors.
+            more: Options that the query may leave out: ``master_name``, ``sentinel_kwargs``, ``credential_provider``
+                and ``ssl``.
 
         Raises:
-            InvalidLockOptions: The URL cannot be used; the message shows no password.
+            InvalidLockOptions: The URL cannot be used. The message shows no password.
         """
         scheme = scheme_of(url)
         if scheme not in SCHEMES:
-            allowed = ", ".join(f"{s}://" for s in SCHEMES)
-            valkey = "; a Valkey is redis://, too" if scheme.startswith("valkey") else ""
+            expected = ", ".join(f"{s}://" for s in SCHEMES)
+            valkey = "; use redis:// for Valkey too" if scheme.startswith("valkey") else ""
             raise InvalidLockOptions(
-                f"{setting}={shown(url)!r} is not allowed; allowed: a URL that starts with one of {allowed}{valkey}"
+                f"invalid {setting}={shown(url)!r}: expected a URL that starts with one of {expected}{valkey}"
             )
         try:
             return _with_hosts(_READERS.get(scheme, _server)(url, scheme, setting, dict(more or {})))
         except _Form:
-            wanted = f"allowed: {scheme}://{_FORMS[scheme]}"
+            reason = f"expected {scheme}://{_FORMS[scheme]}"
             if "@" in url:
-                # Where one of these ends what is read as the host, what is shown looks as it should.
-                wanted += " (percent-encode / @ : ? # in user and password: p%2Fw for p/w)"
+                # One of these characters may end the host early. Then the shown URL looks correct.
+                reason += " (percent-encode / @ : ? # in user and password: p%2Fw for p/w)"
         except (ValueError, TypeError, ImportError, AttributeError) as error:
-            wanted = safe_error_text(error)
-        raise InvalidLockOptions(f"{setting}: cannot keep locks at {shown(url)!r}; {wanted}") from None
+            reason = safe_error_text(error)
+        raise InvalidLockOptions(f"{setting}: cannot keep locks at {shown(url)!r}; {reason}") from None
 
     def options_at(self, address: Address | None) -> dict[str, Any]:
-        """Everything that redis-py needs for a connection to one of the servers."""
+        """Return all options that redis-py needs for a connection to one of the servers."""
         return dict(self.options) | ({"host": address[0], "port": address[1]} if address else {})
 
 
 class _Form(ValueError):
-    """The URL has not the form of its scheme."""
+    """The URL does not have the form of its scheme."""
 
 
 def _with_hosts(found: StoreLocation) -> StoreLocation:
-    """Return what was found, unless a host cannot be one.
+    """Return the location if its hosts can be hosts.
 
     Raises:
-        _Form: A host holds what stands in none.
+        _Form: A host contains a character that no host has.
     """
     if any(_NO_HOST.search(host) for host, _ in found.addresses):
         raise _Form
@@ -127,60 +132,60 @@ def _with_hosts(found: StoreLocation) -> StoreLocation:
 
 
 def shown(url: str) -> str:
-    """Return the URL for people: without user, password and query; "…" stands for what may be one of them."""
-    # Only where a scheme follows does a semicolon or comma end a URL: a password may hold one.
+    """Return the URL without user, password and query. "…" replaces text that may be one of them."""
+    # A semicolon or comma ends a URL only if a scheme follows: a password may contain one.
     return "".join(map(_shown, re.split(r"([,;]\s*)(?=[a-z+]+://)", url)))
 
 
 def _shown(url: str) -> str:
-    # Not by urlsplit: a password may hold what ends a URL's host.
+    # Not by urlsplit: a password may contain a character that ends the host.
     scheme, colon, rest = url.partition(":")
     if not rest.startswith("/"):
-        return _public(url.lstrip("/"))  # without a scheme, it begins with the secrets
-    place = rest.lstrip("/")
-    return f"{scheme}{colon}{rest[: len(rest) - len(place)]}{_public(place)}"
+        return _public(url.lstrip("/"))  # without a scheme, the URL begins with the secrets
+    location = rest.lstrip("/")
+    return f"{scheme}{colon}{rest[: len(rest) - len(location)]}{_public(location)}"
 
 
-def _public(place: str) -> str:
-    """Return what stands between the password and the query, as far as it can be neither."""
-    secret, _, rest = place.rpartition("@")
+def _public(location: str) -> str:
+    """Return the text between the password and the query, without text that may belong to them."""
+    secret, _, rest = location.rpartition("@")
     if _QUERY.search(secret):
-        return "…"  # the @ may belong to a value of the query, and what follows it be the rest of a password
+        return "…"  # the @ may belong to a value of the query, followed by the rest of a password
     rest = re.split("[?#&]", rest)[0]
     hosts, slash, path = rest.partition("/")
     if not all(map(_HOST.fullmatch, hosts.split(","))):
-        # Where the host was forgotten, a password stands where its port should.
+        # If the host is missing, the password is in the position of the port.
         user = hosts.partition(":")[0]
         return "…" if "=" in user else f"{user}:…"
     return hosts + slash + (path if "=" not in path else "…")
 
 
 def scheme_of(url: str) -> str:
-    """What stands before the first colon. Not by urlsplit: its errors quote the password."""
+    """Return the text before the first colon. Not by urlsplit, because its errors quote the password."""
     return url.partition(":")[0].lower()
 
 
 def safe_error_text(error: Exception) -> str:
-    """What an error in reading a URL says, in one line, without what stands in the URL."""
+    """Return the text of an error about a URL in one line, without parts of the URL."""
     if "Port" in str(error):
-        # It quotes what it took for the port: the begin of a password that holds one of / ? #
+        # The error quotes the supposed port: the beginning of a password that contains / ? or #.
         return "its port is no number up to 65535, or its password is not percent-encoded"
     if any(word in str(error) for word in ("netloc", "IPv6", "IPvFuture", "IPv4")):
-        # Of urlsplit, and likewise: the whole of user and password, or what stands in brackets.
+        # The error of urlsplit quotes user and password, or the text in brackets.
         return "its host cannot be read, or its password is not percent-encoded"
     if str(error).startswith("invalid literal for int()"):
-        # Of Celery's backend: what it took for the path may be the end of a password that holds one of / ? #
+        # The error of Celery's backend quotes the path: perhaps the end of a password that contains / ? or #.
         return "no number of a database, or its password is not percent-encoded"
     if "unexpected keyword argument" in str(error):
-        # Where a password ends what is read as the host, its end begins the query.
+        # If a password ended the host early, its rest is read as the query.
         named = re.search(r"argument ('\w+')", str(error))
         return f"redis-py knows no option {named[1]}" if named else "redis-py does not know all options of its query"
     return " ".join(str(error).split())
 
 
 def tls(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of TLS as Celery users write them, in redis-py's words."""
-    # Celery's words for them; redis-py knows `none`, or the numbers of the standard library.
+    """Return TLS options in the form of redis-py, from the form of Celery's settings."""
+    # Celery takes "CERT_NONE"; redis-py takes "none" or a number of the ssl module.
     return {
         key: value.removeprefix("CERT_").lower() if key == "ssl_cert_reqs" and isinstance(value, str) else value
         for key, value in options.items()
@@ -195,7 +200,7 @@ def _server(url: str, scheme: str, setting: str, more: dict[str, Any]) -> StoreL
             "this is one server; for Redlock give a list of URLs and not one text, for a Cluster redis+cluster://"
         )
     if not url.startswith(f"{scheme}://") or (scheme not in _SOCKETS and not re.fullmatch(r"/?\d*/?", parts.path)):
-        # redis-py would read the first as localhost, and the second as database 0.
+        # redis-py would read the first form as localhost, and the second as database 0.
         raise _Form
     from redis.connection import parse_url  # noqa: PLC0415  # importing celery_dlock loads no driver
 
@@ -258,7 +263,7 @@ _READERS: Final = {"sentinel": _sentinels, **dict.fromkeys(_CLUSTERS, _cluster)}
 
 
 def _one(what: str, given: Iterable[str]) -> str:
-    """What some of several addresses say, and none of them otherwise."""
+    """Return the value that some addresses give, if the others give the same or none."""
     different = set(given) - {""}
     if len(different) > 1:
         raise ValueError(f"its addresses name different {what}")
@@ -278,12 +283,12 @@ def _credentials(user: str | None, password: str | None) -> dict[str, Any]:
 
 
 def _asked(query: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a URL's query, and those that stand beside it, typed."""
-    from redis.connection import parse_url  # noqa: PLC0415  # as above
+    """Return the typed options of a query and of the settings beside the URL."""
+    from redis.connection import parse_url  # noqa: PLC0415  # importing celery_dlock loads no driver
 
     words = {"db" if key == "virtual_host" else key: value for key, value in parse_qsl(query)}
-    # redis-py reads the types of those that it knows.
-    options = dict(parse_url(f"redis://h?{urlencode({k: v for k, v in words.items() if k not in NOT_TAKEN})}"))
+    # redis-py converts the types of the options that it knows.
+    options = dict(parse_url(f"redis://h?{urlencode({k: v for k, v in words.items() if k not in IGNORED_OPTIONS})}"))
     options.pop("host")
     secure = tls(options)
     given = more.get("ssl")
@@ -297,19 +302,22 @@ def _asked(query: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _secured(more: Mapping[str, Any]) -> bool:
-    """Is TLS asked for beside the URL? Also by a dict without any options, as with ``broker_use_ssl``."""
+    """Return whether a setting beside the URL asks for TLS. An empty dict does too, as in ``broker_use_ssl``."""
     return more.get("ssl") is True or isinstance(more.get("ssl"), Mapping)
 
 
 def provided(provider: Any) -> dict[str, Any]:
-    """A provider of credentials, or the dotted path of its class; it stands in the place of user and password.
+    """Return the options for a credential provider, which replaces user and password.
+
+    Args:
+        provider: The provider, or the dotted path of its class.
 
     Raises:
-        ValueError: It is none, or no class is there.
+        ValueError: It is no credential provider, or the path names no class.
     """
-    from redis import CredentialProvider  # noqa: PLC0415  # as above
+    from redis import CredentialProvider  # noqa: PLC0415  # importing celery_dlock loads no driver
 
-    # A text that names no class is not shown: it may be the secret itself.
+    # Do not show a text that names no class: it may be the secret itself.
     found = _made(_named(provider)) if isinstance(provider, str) else provider
     if not isinstance(found, CredentialProvider):
         raise ValueError(f"credential_provider=<{type(found).__name__}> is no redis.CredentialProvider")  # noqa: TRY004  # a setting
@@ -346,6 +354,6 @@ def _named(path: str) -> Any:
 
 
 def _ssl_connection() -> type[Any]:
-    from redis.connection import SSLConnection  # noqa: PLC0415  # as above
+    from redis.connection import SSLConnection  # noqa: PLC0415  # importing celery_dlock loads no driver
 
     return SSLConnection

@@ -228,13 +228,13 @@ class TestHalfMoved:
         moved.begin()
         moved.keys()
         nodes = cast("Cluster", store._topology)._nodes
-        said, asked = nodes.said, []
+        call, asked = nodes.call, []
 
         def noted(address: Any, *words: Any, **options: Any) -> Any:
             asked.append((address[1], options.get("asking", False)))  # else it is asked for the map
-            return said(address, *words, **options)
+            return call(address, *words, **options)
 
-        monkeypatch.setattr(nodes, "said", noted)
+        monkeypatch.setattr(nodes, "call", noted)
         moved.to.pause()
         answers = store.renew([renewal(keys, "o.1") for keys in (*bucket, elsewhere)], 0.3)
         moved.to.resume()

@@ -417,7 +417,7 @@ class TestAddressesGivenAgain:
         assert [ask(node, "KEYS", "*") for node in cluster.nodes] == [[], [], []]
         errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
         assert len(errors) == 1
-        assert errors[0].startswith("locks: no node of the Redis Cluster in use tells where its keys are: ")
+        assert errors[0].startswith("no node reports a slot map of the Redis Cluster in use, keeping the last one: ")
         assert isinstance(asked(keeping(cluster), name), Lease), "a process that starts accepts it"
 
     @pytest.mark.invariant("foreign-cluster-is-refused")

@@ -16,7 +16,7 @@ from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.sentinel import SentinelDoor
+from celery_dlock.store.redis.sentinel import SentinelEndpoint
 from tests.support.polling import eventually
 from tests.support.processes import free_port
 from tests.support.sentinels import SentinelProcess
@@ -79,7 +79,7 @@ def held_at(node: Server, name: str) -> tuple[int, str] | None:
 
 
 def term_at(sentinels: SentinelSet) -> int:
-    return SentinelDoor(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT).failover_epoch()
+    return SentinelEndpoint(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT).failover_epoch()
 
 
 @pytest.mark.invariant("sentinel-failover-keeps-leases")
@@ -156,7 +156,7 @@ def test_sentinels_are_asked_as_the_user_of_sentinel_kwargs(sentinels: SentinelS
 
     assert not lock_at(url, dlock_transport_options=options("of-the-sentinels")).locked()
     quarantined = lock_at(url, dlock_transport_options=options("of-the-sentinels"), dlock_failover_quarantine=5)
-    with pytest.raises(StoreRefused, match="a right is missing: SENTINEL master, for dlock_failover_quarantine"):
+    with pytest.raises(StoreRefused, match="a permission is missing: SENTINEL master, for dlock_failover_quarantine"):
         quarantined.acquire(blocking=False)
     with pytest.raises(StoreRefused) as raised:
         lock_at(url, dlock_transport_options=options("s3cret")).locked()
@@ -202,7 +202,9 @@ def test_a_sentinel_that_hangs_costs_its_part_once_and_none_at_all_cost_no_lock(
             sentinel.resume()
     port = sentinels.primary().port
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == [f"locks stay at 127.0.0.1:{port}: no sentinel answers: asked {shown(sentinels)}"]
+    assert warned == [
+        f"lock store: keeping the primary 127.0.0.1:{port}: no sentinel answers: asked {shown(sentinels)}"
+    ]
     store.close()
     store.inspect(NAME)
     assert f"a sentinel of {shown(sentinels)} answers again" in caplog.text
@@ -214,7 +216,9 @@ def test_sentinel_that_cut_an_idle_connection_is_asked_once_more(
 ) -> None:
     """It is the only one that the URL names, and for 5 s no failover would be noticed."""
     sentinel = sentinels.sentinels[0]
-    door = SentinelDoor(StoreLocation.of(f"sentinel://127.0.0.1:{sentinel.port}?master_name={MASTER_NAME}"), timeout=20)
+    door = SentinelEndpoint(
+        StoreLocation.of(f"sentinel://127.0.0.1:{sentinel.port}?master_name={MASTER_NAME}"), timeout=20
+    )
     for _ in range(3):
         assert door.address() == ("127.0.0.1", sentinels.primary().port)
         with sentinel.client() as there:
@@ -236,7 +240,7 @@ def test_a_sentinel_with_an_old_configuration_is_not_followed(
     stale = SentinelProcess(servers.folder / "stale", binary=None, watching=watching)
     stale.port = free_port()
     url = f"sentinel://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{stale.port}/0;{url_of(servers)}"
-    known = SentinelDoor(StoreLocation.of(url), timeout=TIMEOUT)
+    known = SentinelEndpoint(StoreLocation.of(url), timeout=TIMEOUT)
     assert known.address() == ("127.0.0.1", old.port)
     servers.fail_over("kill")
     new = servers.primary().port
@@ -256,16 +260,16 @@ def test_a_sentinel_with_an_old_configuration_is_not_followed(
 
 
 def _not_followed(
-    url: str, stale: SentinelProcess, new: int | None, known: SentinelDoor, caplog: pytest.LogCaptureFixture
+    url: str, stale: SentinelProcess, new: int | None, known: SentinelEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = store_at(url, timeout=TIMEOUT)
     for _ in range(3):  # also the first time
         store.inspect(NAME)
         store.close()
-    told = [record.message for record in caplog.records if "has not heard of the last failover" in record.message]
+    told = [record.message for record in caplog.records if "does not know the last failover" in record.message]
     assert len(told) == 1
     assert told[0].startswith(
-        f"the sentinel at 127.0.0.1:{stale.port} has not heard of the last failover and is not fol"
+        f"the sentinel at 127.0.0.1:{stale.port} does not know the last failover, ignoring it: it "
     )
 
     def takes_it_for_dead() -> bool:
@@ -280,11 +284,11 @@ def _not_followed(
 
 
 def test_older_answer_is_followed_only_if_most_sentinels_give_it(sentinels: SentinelSet) -> None:
-    door = SentinelDoor(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT)
+    door = SentinelEndpoint(StoreLocation.of(url_of(sentinels)), timeout=TIMEOUT)
     primary = door.address()
-    assert door._term is not None
-    door._term += 5
-    door._name(("127.0.0.1", 1))
+    assert door._epoch is not None
+    door._epoch += 5
+    door._use(("127.0.0.1", 1))
     for sentinel in sentinels.sentinels[1:]:
         sentinel.pause()
     try:
@@ -342,7 +346,7 @@ def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, mon
     replica = eventually(lambda: next(filter(is_replica, sentinels.replicas()), None), within=20)
     assert replica is not None
     monkeypatch.setattr(store._topology._door, "_asked", lambda: ("127.0.0.1", replica.port))
-    with pytest.raises(StoreNotReady, match=f"name 127.0.0.1:{replica.port} as the primary of 'mymaster', and it is a"):
+    with pytest.raises(StoreNotReady, match=f"name 127.0.0.1:{replica.port} as the primary of 'mymaster', but it is a"):
         store.inspect(NAME)
 
 

@@ -17,7 +17,7 @@ from celery_dlock import Lock
 from celery_dlock.errors import StoreRefused, StoreUnavailable
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.redis.sentinel import SentinelDoor
+from celery_dlock.store.redis.sentinel import SentinelEndpoint
 from celery_dlock.worker import store_check as inspection
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from celery_dlock.worker.store_check import StoreCheck
@@ -184,14 +184,14 @@ def test_failover_is_logged_once_per_process(caplog: pytest.LogCaptureFixture, m
     caplog.set_level(logging.INFO, "celery_dlock")
     clock = FakeClock()
     place = StoreLocation.of("sentinel://s?master_name=m")
-    doors = [SentinelDoor(place, timeout=1, clock=clock) for _ in range(2)]
+    doors = [SentinelEndpoint(place, timeout=1, clock=clock) for _ in range(2)]
     for port in (1, 1, 2, 2, 1):
-        monkeypatch.setattr(SentinelDoor, "_asked", lambda self, port=port: (HOST, port))
+        monkeypatch.setattr(SentinelEndpoint, "_asked", lambda self, port=port: (HOST, port))
         clock.now += 5
         assert [door.address() for door in doors] == [(HOST, port)] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        f"locks: the sentinels name {HOST}:2 now (was {HOST}:1)",
-        f"locks: the sentinels name {HOST}:1 now (was {HOST}:2)",
+        f"lock store: the sentinels name {HOST}:2 now (was {HOST}:1)",
+        f"lock store: the sentinels name {HOST}:1 now (was {HOST}:2)",
     ]
 
 

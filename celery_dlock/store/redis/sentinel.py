@@ -1,4 +1,13 @@
-"""The way to a primary that sentinels watch over, wherever it is now."""
+"""The endpoint of a primary behind Redis Sentinel.
+
+redis-py's ``Sentinel`` is not used, because a lock store needs more than the first answer:
+
+- one deadline for a call, over all sentinels that are asked;
+- the configuration epoch, which tells an outdated sentinel, or an old primary, from the current one;
+- the same answer on every connection of the process: a pool per primary would keep writing to an old one.
+
+Its connections are used. See :mod:`.connection` about the client itself.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +21,36 @@ from redis.connection import Connection, SSLConnection
 from ...errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from ...utils.clock import Clock, SystemClock
 from ...utils.log import logger
-from ..location import NOT_TAKEN, Address, StoreLocation, safe_error_text
+from ..location import IGNORED_OPTIONS, Address, StoreLocation, safe_error_text
 from .connection import ErrorReply, RespConnection
 from .endpoint import ServerEndpoint
 from .pool import ConnectionPool
 from .server_errors import error_from_reply
 
-__all__ = ["SentinelDoor"]
+__all__ = ["SentinelEndpoint"]
 
-#: Seconds that an answer counts; so long an old primary may be written to that came back from a pause.
-HOLDS: Final = 1.0
-#: Seconds until sentinels are asked again of which none answered, while the last known primary does.
-SILENT: Final = 5.0
-#: A part of the store's timeout is for one sentinel; from the least to the most seconds.
-_PART, _LEAST, _MOST = 0.1, 0.1, 1.0
+#: Seconds that an answer is valid. For this time an old primary that resumes may still get writes.
+VALID_FOR: Final = 1.0
+#: Seconds until sentinels are asked again that did not answer. The last known primary is used meanwhile.
+RETRY_SILENT: Final = 5.0
+#: The timeout of one sentinel: a share of the store's timeout, within these seconds.
+_SHARE, _MIN_TIMEOUT, _MAX_TIMEOUT = 0.1, 0.1, 1.0
 
-#: What a sentinel calls a primary that it alone, or that most of them, take for dead.
+#: Flags of a primary that this sentinel, or most sentinels, consider dead.
 _DOWN: Final = frozenset({b"s_down", b"o_down"})
 
 _Sentinel: TypeAlias = tuple[Address, ConnectionPool]
 
 
 class _Answer(NamedTuple):
-    """Whom a sentinel names, by which failover (-1: it does not say), and whether it takes it for dead."""
+    """The answer of a sentinel.
+
+    Args:
+        sentinel: The sentinel.
+        primary: The address of the primary.
+        epoch: The configuration epoch of the last failover; -1 if the sentinel does not report it.
+        down: Whether the sentinel considers the primary dead.
+    """
 
     sentinel: _Sentinel
     primary: Address
@@ -42,25 +58,27 @@ class _Answer(NamedTuple):
     down: bool = False
 
 
-class SentinelDoor:
-    """To the primary that the sentinels name, as long as they name it.
+class SentinelEndpoint:
+    """The endpoint of the primary that the sentinels name.
 
-    A primary that was paused goes on taking writes when it wakes, until a sentinel makes a replica of it (10 s). So
-    they are asked again every second, also while the connections stand. Only those that the place names are asked, in
-    turn, beginning with the one that was believed last.
+    A primary that was paused accepts writes when it resumes, until a sentinel makes it a replica (10 s). So the
+    sentinels are asked again every second, even if the connections work. Only the configured sentinels are asked, one
+    after the other. The one that gave the last accepted answer comes first.
 
     Args:
-        place: The sentinels, and what they call the primary.
-        timeout: Seconds that the store waits for an answer; a sentinel has a tenth of them, 0.1 to 1 s.
+        place: The addresses of the sentinels, and their name for the primary.
+        timeout: Seconds that the store waits for a reply. A sentinel gets a tenth of them, 0.1 to 1 s.
+        clock: The clock for these waits.
 
     Raises:
-        ValueError, TypeError: redis-py cannot make connections of the place's options.
+        ValueError: redis-py cannot create connections from the options.
+        TypeError: redis-py does not know an option.
     """
 
     def __init__(self, place: StoreLocation, *, timeout: float, clock: Clock | None = None) -> None:
         self._place = place
         self._clock = clock or SystemClock()
-        self._patience = min(max(timeout * _PART, _LEAST), _MOST)
+        self._timeout = min(max(timeout * _SHARE, _MIN_TIMEOUT), _MAX_TIMEOUT)
         options = _for_connection(place.sentinel_options)
         try:
             ServerEndpoint(options)
@@ -70,29 +88,29 @@ class SentinelDoor:
             (
                 address,
                 ConnectionPool(
-                    ServerEndpoint(options | {"host": address[0], "port": address[1]}), timeout=self._patience
+                    ServerEndpoint(options | {"host": address[0], "port": address[1]}), timeout=self._timeout
                 ),
             )
             for address in place.addresses
         ]
-        # What redis-py cannot make is told now, not by the first task.
+        # Options that redis-py does not accept are an error now, not in the first task.
         ServerEndpoint(place.options_at(place.addresses[0]))
         self._primary: Address | None = None
-        self._good_until = -math.inf
-        #: Which of the failovers that the sentinels count it is by; None where they do not say.
-        self._term: int | None = None
-        #: The primary that was named, while no connection to it has been made.
-        self._unproven: Address | None = None
-        #: When each sentinel failed to answer.
+        self._valid_until = -math.inf
+        #: The configuration epoch of the primary; None if the sentinels do not report it.
+        self._epoch: int | None = None
+        #: The named primary, until a connection to it has been checked.
+        self._unchecked: Address | None = None
+        #: The time at which each sentinel failed to answer.
         self._failed: dict[Address, float] = {}
 
     def address(self) -> Address:
-        """The primary's address, asked for if the last answer is a second old or in doubt.
+        """Return the address of the primary. Ask the sentinels if the last answer is a second old or was invalidated.
 
         Raises:
-            StoreUnavailable: No sentinel tells, and none has told yet.
+            StoreUnavailable: No sentinel answers, and none has answered before.
         """
-        if self._clock.monotonic() < self._good_until and self._primary:
+        if self._clock.monotonic() < self._valid_until and self._primary:
             return self._primary
         try:
             primary = self._asked()
@@ -100,75 +118,79 @@ class SentinelDoor:
             if self._primary is None:
                 raise
             primary = self._primary
-            self._good_until = self._clock.monotonic() + SILENT
-            if "silent" not in self._place.said:
-                self._place.said.add("silent")
-                logger.warning("locks stay at %s:%d: %s", *primary, error)
+            self._valid_until = self._clock.monotonic() + RETRY_SILENT
+            if "silent" not in self._place.logged:
+                self._place.logged.add("silent")
+                logger.warning("lock store: keeping the primary %s:%d: %s", *primary, error)
         else:
-            self._name(primary)
-            self._good_until = self._clock.monotonic() + HOLDS
-            if "silent" in self._place.said:
-                self._place.said.discard("silent")
+            self._use(primary)
+            self._valid_until = self._clock.monotonic() + VALID_FOR
+            if "silent" in self._place.logged:
+                self._place.logged.discard("silent")
                 logger.info("a sentinel of %s answers again", self._place.shown)
         return primary
 
     def failover_epoch(self) -> int:
         self.address()
-        if self._term is None:
-            said = "a right is missing: SENTINEL master, for dlock_failover_quarantine"
-            raise StoreRefused(f"the sentinels of {self._place.shown}: {said}")
-        return self._term
+        if self._epoch is None:
+            missing = "a permission is missing: SENTINEL master, for dlock_failover_quarantine"
+            raise StoreRefused(f"the sentinels of {self._place.shown}: {missing}")
+        return self._epoch
 
     def invalidate(self) -> None:
-        self._good_until = -math.inf
+        self._valid_until = -math.inf
 
     def connection(self, seconds: float) -> Connection:
         primary = self.address()
-        # Until check() has passed: what fails in between is the primary that was named.
-        self._unproven = primary
+        # Until check() has passed: a failure in between concerns the named primary.
+        self._unchecked = primary
         return ServerEndpoint(self._place.options_at(primary)).connection(seconds)
 
     def check(self, connection: Connection) -> None:
-        # Not ROLE: INFO is among the rights of the lock user already.
+        # Not ROLE: the lock user has the permission for INFO already.
         connection.send_command("INFO", "replication")
-        told: Any = connection.read_response()
-        if b"role:master" not in (told.encode() if isinstance(told, str) else told):
+        info: Any = connection.read_response()
+        if b"role:master" not in (info.encode() if isinstance(info, str) else info):
             host, port = self._primary or ("", 0)
             raise StoreNotReady(
-                f"the sentinels name {host}:{port} as the primary of {self._place.master_name!r}, and it is a replica: "
-                "a failover goes on"
+                f"the sentinels name {host}:{port} as the primary of {self._place.master_name!r}, but it is a replica: "
+                "a failover is in progress"
             )
-        self._unproven = None
+        self._unchecked = None
 
-    def _name(self, primary: Address) -> None:
+    def _use(self, primary: Address) -> None:
         if primary != self._primary:
             if self._primary is not None:
-                self._tell(primary, self._primary)
+                self._log_change(primary, self._primary)
             self._primary = primary
 
-    def _tell(self, primary: Address, before: Address) -> None:
-        # Each part of a process has a door of its own, and hears of it in its own time.
-        word = f"at {primary}"
-        if word not in self._place.said:
-            self._place.said.discard(f"at {before}")
-            self._place.said.add(word)
-            logger.info("locks: the sentinels name %s:%d now (was %s:%d)", *primary, *before)
+    def _log_change(self, primary: Address, before: Address) -> None:
+        # A process has several such endpoints. Only the first one that notices the change logs it.
+        logged = f"at {primary}"
+        if logged not in self._place.logged:
+            self._place.logged.discard(f"at {before}")
+            self._place.logged.add(logged)
+            logger.info("lock store: the sentinels name %s:%d now (was %s:%d)", *primary, *before)
 
     def _asked(self) -> Address:
-        """Return the primary by the sentinel that has heard of the latest failover.
+        """Return the primary that the sentinel with the latest epoch names.
 
-        One answer is enough, unless there is a doubt about it. Then all sentinels are asked. It is in doubt if it is
-        the first one, if the sentinel takes that primary for dead, if the sentinel has not heard of a failover that is
-        known, or if no connection to that primary could be made.
+        One answer is enough, unless it is uncertain. Then all sentinels are asked. An answer is uncertain in four
+        cases:
+
+        - it is the first answer;
+        - the sentinel considers the primary dead;
+        - its epoch is older than the known one;
+        - no connection to the primary could be made.
 
         Raises:
-            StoreUnavailable: None answers, or too few of them and none knows the last failover.
+            StoreUnavailable: No sentinel answers, or only a minority with an outdated epoch.
         """
         answers: list[_Answer] = []
         failures: list[StoreUnavailable] = []
         for sentinel in list(self._sentinels):
             host, port = sentinel[0]
-            if answers and self._clock.monotonic() - self._failed.get((host, port), -math.inf) < SILENT:
+            if answers and self._clock.monotonic() - self._failed.get((host, port), -math.inf) < RETRY_SILENT:
                 continue
             try:
                 answer = self._answer(sentinel)
@@ -178,48 +200,48 @@ class SentinelDoor:
                 continue
             self._failed.pop((host, port), None)
             answers.append(answer)
-            if not self._doubtful(answer):
+            if not self._uncertain(answer):
                 break
         if not answers:
-            # One that answers, and what it says, tells more than those that are silent.
+            # A sentinel that answers with an error says more than one that does not answer.
             lasting = (error for error in failures if isinstance(error, StoreRefused))
             raise next(lasting, StoreUnavailable(f"no sentinel answers: asked {self._place.shown}"))
         return self._chosen(answers)
 
-    def _doubtful(self, answer: _Answer) -> bool:
-        return self._primary is None or self._unproven is not None or answer.down or self._outdated(answer)
+    def _uncertain(self, answer: _Answer) -> bool:
+        return self._primary is None or self._unchecked is not None or answer.down or self._outdated(answer)
 
     def _outdated(self, answer: _Answer) -> bool:
-        return self._term is not None and 0 <= answer.epoch < self._term
+        return self._epoch is not None and 0 <= answer.epoch < self._epoch
 
     def _chosen(self, answers: Sequence[_Answer]) -> Address:
         named = Counter(answer.primary for answer in answers)
         best = max(
             answers,
-            key=lambda one: (one.epoch, not one.down, one.primary != self._unproven, named[one.primary]),
+            key=lambda one: (one.epoch, not one.down, one.primary != self._unchecked, named[one.primary]),
         )
         if self._outdated(best) and 2 * len(answers) <= len(self._sentinels):
-            # More of them would know it, unless all were set up anew, which a majority tells.
-            raise StoreUnavailable("no sentinel that answers has heard of the last failover")
+            # A majority may lower the epoch, because all sentinels may have been set up anew.
+            raise StoreUnavailable("no sentinel that answers knows the last failover")
         for answer in answers:
             if answer.epoch < best.epoch and answer.primary != best.primary:
-                self._tell_of_stale(answer, best)
+                self._log_outdated(answer, best)
         others = [sentinel for sentinel in self._sentinels if sentinel is not best.sentinel]
         self._sentinels = [best.sentinel, *others]
-        for _, wires in others:
-            wires.close()  # one connection is enough while there is no doubt
+        for _, pool in others:
+            pool.close()  # one connection is enough while the answers are certain
         if best.epoch >= 0:
-            self._term = best.epoch
+            self._epoch = best.epoch
         return best.primary
 
-    def _tell_of_stale(self, answer: _Answer, best: _Answer) -> None:
+    def _log_outdated(self, answer: _Answer, best: _Answer) -> None:
         host, port = answer.sentinel[0]
-        word = f"stale {host}:{port}"
-        if word not in self._place.said:
-            self._place.said.add(word)
+        logged = f"stale {host}:{port}"
+        if logged not in self._place.logged:
+            self._place.logged.add(logged)
             logger.warning(
-                "the sentinel at %s:%d has not heard of the last failover and is not followed: it names %s:%d, by "
-                "configuration epoch %d, and another one names %s:%d, by %d",
+                "the sentinel at %s:%d does not know the last failover, ignoring it: it names %s:%d with configuration "
+                "epoch %d, another one names %s:%d with epoch %d",
                 host, port, *answer.primary, answer.epoch, *best.primary, best.epoch,
             )  # fmt: skip
 
@@ -228,45 +250,45 @@ class SentinelDoor:
         verbs = b"get-master-addr-by-name", b"master"
         words = [b"*3\r\n$8\r\nSENTINEL\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(v), v, len(name), name) for v in verbs]
         try:
-            told, facts = sentinel[1].call("", _both, words)
+            address, state = sentinel[1].call("", _both, words)
         except ReplyTimeout:
             raise
         except ReplyLost:
-            # The connection was cut while it was idle. Without a second try the sentinel counts as silent for 5 s.
-            told, facts = sentinel[1].call("", _both, words)
-        if type(told) is ErrorReply:
-            raise error_from_reply(told)
-        if not told:
-            raise StoreRefused(self._strange(sentinel[1]))
-        primary = told[0].decode(), int(told[1])
-        if type(facts) is ErrorReply:
-            return _Answer(sentinel, primary)  # the right for it may be missing
-        known = dict(zip(facts[::2], facts[1::2], strict=True))
-        down = not _DOWN.isdisjoint(known[b"flags"].split(b","))
-        return _Answer(sentinel, primary, int(known[b"config-epoch"]), down)
+            # The idle connection was closed. Without a second try the sentinel would count as silent for 5 s.
+            address, state = sentinel[1].call("", _both, words)
+        if type(address) is ErrorReply:
+            raise error_from_reply(address)
+        if not address:
+            raise StoreRefused(self._unknown_primary(sentinel[1]))
+        primary = address[0].decode(), int(address[1])
+        if type(state) is ErrorReply:
+            return _Answer(sentinel, primary)  # the permission for it may be missing
+        fields = dict(zip(state[::2], state[1::2], strict=True))
+        down = not _DOWN.isdisjoint(fields[b"flags"].split(b","))
+        return _Answer(sentinel, primary, int(fields[b"config-epoch"]), down)
 
     def _explained(self, sentinel: _Sentinel, error: StoreUnavailable) -> StoreUnavailable:
         host, port = sentinel[0]
-        # Its words are for a store; what to change about a sentinel stands elsewhere.
-        said = str(error).replace("dlock_url", "sentinel_kwargs").replace("the lock store", "it")
-        if "unknown command" in said:
+        # The text is about the lock store. For a sentinel, another setting has to change.
+        text = str(error).replace("dlock_url", "sentinel_kwargs").replace("the lock store", "it")
+        if "unknown command" in text:
             begin = f"let {self._place.setting} begin with redis:// or rediss://"
-            said = f"it is a server and no sentinel: {begin}, or name a sentinel's port (26379)"
-        return type(error)(f"the sentinel at {host}:{port}: {said}")
+            text = f"it is a server and no sentinel: {begin}, or name a sentinel's port (26379)"
+        return type(error)(f"the sentinel at {host}:{port}: {text}")
 
-    def _strange(self, wires: ConnectionPool) -> str:
-        told = wires.call("", RespConnection.ask, b"*2\r\n$8\r\nSENTINEL\r\n$7\r\nmasters\r\n")
-        names = [] if type(told) is ErrorReply else [dict(zip(m[::2], m[1::2], strict=True))[b"name"] for m in told]
+    def _unknown_primary(self, pool: ConnectionPool) -> str:
+        reply = pool.call("", RespConnection.ask, b"*2\r\n$8\r\nSENTINEL\r\n$7\r\nmasters\r\n")
+        names = [] if type(reply) is ErrorReply else [dict(zip(m[::2], m[1::2], strict=True))[b"name"] for m in reply]
         known = ", ".join(repr(name.decode("utf-8", "replace")) for name in names) or "nothing"
         return f"it watches {known} and no {self._place.master_name!r}: correct master_name"
 
 
-def _both(wire: RespConnection, words: Sequence[bytes]) -> tuple[Any, Any]:
-    wire.send(b"".join(words))
+def _both(wire: RespConnection, commands: Sequence[bytes]) -> tuple[Any, Any]:
+    wire.send(b"".join(commands))
     return wire.read(), wire.read()
 
 
 def _for_connection(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``sentinel_kwargs``, which are for redis-py's client, as its connections take them."""
-    kept = {key: value for key, value in options.items() if key not in NOT_TAKEN | {"ssl"}}
-    return kept | ({"connection_class": SSLConnection} if options.get("ssl") else {})
+    """Return ``sentinel_kwargs``, which are options of redis-py's client, as options of its connections."""
+    accepted = {key: value for key, value in options.items() if key not in IGNORED_OPTIONS | {"ssl"}}
+    return accepted | ({"connection_class": SSLConnection} if options.get("ssl") else {})

@@ -85,9 +85,9 @@ def test_without_any_redis_the_error_says_what_was_found_and_what_to_set(
 )
 def test_an_url_of_an_unknown_kind_is_refused_with_those_that_are_known(url: Any) -> None:
     message = refusal(dlock_url=url)
-    assert message.startswith("dlock_url=")
+    assert message.startswith("invalid dlock_url=")
     known = "redis://, rediss://, unix://, redis+socket://, sentinel://, redis+cluster://, rediss+cluster://"
-    assert f"allowed: a URL that starts with one of {known}" in message
+    assert f"expected a URL that starts with one of {known}" in message
     assert "s3cret" not in message
 
 
@@ -236,7 +236,7 @@ def test_a_pause_that_would_have_no_effect_is_refused(urls: Any, name: str, cure
 
 
 def test_valkey_is_spoken_to_as_redis() -> None:
-    assert refusal(dlock_url="valkey://h").endswith("rediss+cluster://; a Valkey is redis://, too")
+    assert refusal(dlock_url="valkey://h").endswith("rediss+cluster://; use redis:// for Valkey too")
 
 
 def test_other_settings_of_other_people_are_no_concern() -> None:

@@ -1,4 +1,4 @@
-"""How a connection to one node of a Redis Cluster is made: to the one that is meant, whoever has its address now."""
+"""Connections to one node of a Redis Cluster that check the identity of the node."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ __all__ = ["NodeEndpoint", "UnexpectedNode"]
 
 
 class UnexpectedNode(StoreNotReady):
-    """Another node answers at an address than the one that is known to have it."""
+    """Another node than the known one answers at an address."""
 
 
 class NodeEndpoint:
-    """A door that asks who answers.
+    """An endpoint that compares the id of the node with the expected one.
 
-    Addresses are given again: that of a dead node may belong to a node of another Cluster now, which says of no slot
-    that it has moved.
+    Addresses are reused. The address of a dead node may belong to a node of another Cluster now. That node would not
+    answer MOVED for any slot.
 
     Args:
-        door: To the address.
-        expected: What the node there calls itself; empty while that is not known.
+        endpoint: The endpoint of the address.
+        expected: Returns the id of the node; empty if it is not known.
     """
 
-    def __init__(self, door: Endpoint, expected: Callable[[], bytes]) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, expected: Callable[[], bytes]) -> None:
+        self._endpoint = endpoint
         self._expected = expected
 
     def address(self) -> object:
-        return self._door.address()
+        return self._endpoint.address()
 
     def failover_epoch(self) -> int:
-        return self._door.failover_epoch()
+        return self._endpoint.failover_epoch()
 
     def invalidate(self) -> None:
-        self._door.invalidate()
+        self._endpoint.invalidate()
 
     def connection(self, seconds: float) -> Connection:
-        return self._door.connection(seconds)
+        return self._endpoint.connection(seconds)
 
     def check(self, connection: Connection) -> None:
-        self._door.check(connection)
+        self._endpoint.check(connection)
         expected = self._expected()
         if not expected:
             return
         connection.send_command("CLUSTER", "MYID")  # type: ignore[no-untyped-call]  # redis-py has no types here
         try:
-            told = connection.read_response()
+            node_id = connection.read_response()
         except ResponseError as error:
-            if isinstance(later := error_from_reply(str(error)), StoreNotReady):
-                raise later from error  # it can tell once its script or its loading is over
-            return  # the right for it may be missing: then its address is all that is known of it
-        if told != expected:
+            if isinstance(not_ready := error_from_reply(str(error)), StoreNotReady):
+                raise not_ready from error  # it can answer once its script or its loading is over
+            return  # the permission may be missing: then only the address identifies the node
+        if node_id != expected:
             raise UnexpectedNode(
                 "the lock store refused: another node than that of its Cluster answers at its address; if the Cluster "
                 "was replaced on purpose, restart this process"

@@ -1,4 +1,4 @@
-"""The nodes of a Redis Cluster: which of them keeps a slot, and how to talk to it."""
+"""The nodes of a Redis Cluster: the owner of each slot, and the connections to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["ClusterNodes"]
 
 T = TypeVar("T")
 
-_LEFT: Final = "belongs to another Cluster now; if the Cluster was replaced on purpose, restart this process"
+_FOREIGN: Final = "belongs to another Cluster now; if the Cluster was replaced on purpose, restart this process"
 
-#: Seconds between two looks at the map, while it is doubted.
-LOOK: Final = 0.1
-#: Seconds that a node which did not answer in time counts as silent; then it is waited for as long as others again.
+#: Shortest time in seconds between two requests for the map.
+REFRESH_INTERVAL: Final = 0.1
+#: Seconds that a node counts as silent after it did not answer in time. Then it gets the full timeout again.
 SILENCE: Final = 1.0
-#: The shortest wait for an answer.
-LEAST: Final = 0.02
+#: The shortest wait for a reply, in seconds.
+MIN_WAIT: Final = 0.02
 
 _ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 _INFO: Final = b"*1\r\n$4\r\nINFO\r\n"
@@ -38,56 +38,56 @@ _NODES: Final = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nNODES\r\n"
 
 
 class ClusterNodes:
-    """As much of a Cluster as one process has found out, and its connections there.
+    """The known nodes of a Cluster, and one connection pool for each.
 
-    The map is asked for again once something speaks against it, or after some seconds, by the next call that needs it,
-    and at most ten times a second: a dead node costs its callers a timeout each, and the others nothing.
+    The next call that needs the map requests it again, if a reply contradicted it or it is some seconds old. That
+    happens at most ten times a second. So a dead node costs its own callers a timeout each, and no other caller.
 
     Args:
-        seeds: Some of the nodes; the others are heard of from them.
-        door: Makes connections to the node at an address.
-        timeout: Seconds to wait for a connection and for each answer.
-        clock: Where waits are measured.
-        heard: What others of this process have learnt, and this one adds to: all seeds may be gone by now, or be nodes
-            of another Cluster.
+        seeds: The addresses of some nodes. They report the others.
+        endpoint: Returns the endpoint of an address.
+        timeout: Seconds to wait for a connection and for each reply.
+        clock: The clock for these waits.
+        shared: The knowledge that all connections of this process share. All seeds may be dead now, or be nodes of
+            another Cluster.
     """
 
     def __init__(
         self,
         seeds: Sequence[Address],
-        door: Callable[[Address], Endpoint],
+        endpoint: Callable[[Address], Endpoint],
         timeout: float,
         clock: Clock,
-        heard: dict[str, Any],
+        shared: dict[str, Any],
     ) -> None:
         self._seeds = tuple(seeds)
-        # One step: two threads that come first at once get the same.
-        self._members: Members = heard.setdefault("cluster", Members())
-        self._door = door
+        # One atomic step: two threads that come first at once get the same object.
+        self._members: Members = shared.setdefault("cluster", Members())
+        self._endpoint = endpoint
         self._timeout = timeout
         self._clock = clock
-        # Several threads may use these at once: values are replaced as a whole, and no lock can be left taken.
+        # Several threads may use these at once. Values are replaced as a whole, so no lock is needed.
         self._map: SlotMap | None = None
         self._nodes: dict[Address, ConnectionPool] = {}
         self._silent: dict[Address, float] = {}
-        self._doubted = False
+        self._stale = False
         self._next_look = 0.0
 
     def owner(self, slot: int) -> Address:
-        """The primary that keeps this slot, as far as is known.
+        """Return the primary that owns a slot, as far as this process knows.
 
         Raises:
-            Stranger: It has left for another Cluster, and it is not known who keeps the slot now.
+            UnexpectedNode: The known owner belongs to another Cluster now, and the new owner is not known.
         """
         address = self._known().owner(slot)
-        if address in self._members.strangers:
+        if address in self._members.foreign:
             raise UnexpectedNode(
-                f"the lock store refused: the node that kept a key, {address[0]}:{address[1]}, {_LEFT}"
+                f"the lock store refused: the node that kept a key, {address[0]}:{address[1]}, {_FOREIGN}"
             )
         return address
 
     def number(self, slot: int) -> int:
-        """Of the node that keeps a slot, the same in all processes; 0 while the map is not known. Asks nobody."""
+        """Return a number for the owner of a slot, equal in all processes; 0 if the map is not known. Does no I/O."""
         known = self._map
         if known is None:
             return 0
@@ -95,24 +95,24 @@ class ClusterNodes:
         return zlib.crc32(f"{host}:{port}".encode())
 
     def primaries(self) -> Sequence[Address]:
-        return [address for address in self._known().addresses() if address not in self._members.strangers]
+        return [address for address in self._known().addresses() if address not in self._members.foreign]
 
     def node(self, address: Address) -> ConnectionPool:
         found = self._nodes.get(address)
         if found is None:
-            door = NodeEndpoint(self._door(address), lambda: self._members.expected(address))
-            # One step: two threads that come first at once get the same.
-            found = self._nodes.setdefault(address, ConnectionPool(door, timeout=self._timeout))
+            endpoint = NodeEndpoint(self._endpoint(address), lambda: self._members.expected(address))
+            # One atomic step: two threads that come first at once get the same object.
+            found = self._nodes.setdefault(address, ConnectionPool(endpoint, timeout=self._timeout))
         return found
 
-    def said(self, address: Address, say: Callable[[Any], T], within: float | None, *, asking: bool = False) -> T:
-        """What ``say`` makes of a connection to a node.
+    def call(self, address: Address, say: Callable[[Any], T], within: float | None, *, asking: bool = False) -> T:
+        """Return the result of ``say``, called with a connection to a node.
 
         Args:
-            address: The node's.
-            say: Called with the connection.
-            within: Seconds to wait for an answer, where that is less than usual.
-            asking: The slot is on its way there, and who asks was sent by its owner.
+            address: The address of the node.
+            say: Sends commands and reads the replies.
+            within: Seconds to wait for a reply, if shorter than the timeout.
+            asking: Whether an ASK reply sent the caller here, because the slot is being moved to this node.
         """
         began = self._clock.monotonic()
         try:
@@ -123,111 +123,111 @@ class ClusterNodes:
             raise
 
     def failed(self, address: Address, error: StoreUnavailable, began: float) -> None:
-        """A node that was asked since ``began`` gave no answer."""
+        """Record that a node gave no reply to a request of the time ``began``."""
         if isinstance(error, StoreRefused | StoreNotReady) and not isinstance(error, UnexpectedNode):
-            return  # it did answer
-        self._doubted = True
+            return  # it replied
+        self._stale = True
         now = self._clock.monotonic()
         if now - began >= self._timeout / 2:
             self._silent[address] = now + SILENCE
 
     def silent(self, address: Address) -> bool:
-        """Has it just not answered in time, and so need not be waited for as long as others?"""
+        """Return whether the node did not answer in time just now. Then it gets a shorter timeout."""
         return self._silent.get(address, 0.0) > self._clock.monotonic()
 
     def answered(self, address: Address) -> None:
         self._silent.pop(address, None)
 
     def correct(self, slot: int, owner: Address) -> None:
-        """A node has said that this slot is kept by another."""
+        """Record the new owner of a slot, from a MOVED reply."""
         self._known().moved[slot] = owner
-        # Where one has moved, others have.
-        self._doubted = True
+        # If one slot moved, others may have moved too.
+        self._stale = True
 
     def invalidate(self) -> None:
-        """The map is looked at before it is used again."""
-        self._doubted = True
+        """Request the map again before its next use."""
+        self._stale = True
 
     def close(self) -> None:
-        # The map is kept, though doubted: the nodes that it names may be all that is left of those known.
+        # Keep the map, marked as stale: its nodes may be the only known ones that are alive.
         nodes, self._nodes, self._silent = self._nodes, {}, {}
-        self._doubted, self._next_look = True, 0.0
+        self._stale, self._next_look = True, 0.0
         for node in nodes.values():
             node.close()
 
     def _known(self) -> SlotMap:
         now = self._clock.monotonic()
-        self._members.used(now)
+        self._members.touch(now)
         known = self._members.map
         if known is not self._map:
             self._adopt(known)
         if known is not None:
-            if now < self._next_look or (not self._doubted and self._members.current(now)):
+            if now < self._next_look or (not self._stale and self._members.current(now)):
                 return known
-            # First, so that others do not look at once too.
-            self._next_look = now + LOOK
+            # Set it first, so that other threads do not request the map too.
+            self._next_look = now + REFRESH_INTERVAL
         try:
-            told = self._fetched(known)
+            reported = self._fetched(known)
         except StoreUnavailable as error:
             if known is None:
                 raise
             if isinstance(error, UnexpectedNode):
-                self._members.complain(error, now)
-            return known  # it may still be right for some
-        self._doubted = False
-        self._members.believe(told, now)
-        self._adopt(told)
-        return told
+                self._members.log_foreign(error, now)
+            return known  # it may still be right for some slots
+        self._stale = False
+        self._members.accept(reported, now)
+        self._adopt(reported)
+        return reported
 
-    def _adopt(self, told: SlotMap | None) -> None:
-        """Take the map for this one's own, and close what it no longer names."""
-        self._map = told
-        for address in self._nodes.keys() - set(told.addresses() if told else ()):
-            gone = self._nodes.pop(address, None)
-            if gone is not None:
-                gone.close()
+    def _adopt(self, reported: SlotMap | None) -> None:
+        """Use a map, and close the connections to nodes that it does not name."""
+        self._map = reported
+        for address in self._nodes.keys() - set(reported.addresses() if reported else ()):
+            removed = self._nodes.pop(address, None)
+            if removed is not None:
+                removed.close()
 
     def _fetched(self, known: SlotMap | None) -> SlotMap:
-        """The map, from the first node that tells it."""
+        """Return the map of the first node that reports one."""
         end = self._clock.monotonic() + self._timeout
         errors: list[StoreUnavailable] = []
         for address in self._in_order(known):
-            # Half of what is left: a dead one must not use up the time of the others.
+            # Half of the rest: a dead node must not use up the time of the others.
             left = (end - self._clock.monotonic()) / 2
-            if left < LEAST and errors:
+            if left < MIN_WAIT and errors:
                 break
             try:
-                return self._told_by(address, max(LEAST, left))
+                return self._reported_by(address, max(MIN_WAIT, left))
             except StoreUnavailable as error:
                 errors.append(error)
-        # What somebody has to change says more than that another one is away.
+        # An error that needs a change of the configuration says more than one of an unreachable node.
         raise next((error for error in errors if isinstance(error, StoreRefused | UnexpectedNode)), errors[0])
 
     def _in_order(self, known: SlotMap | None) -> Iterator[Address]:
         groups = [list(known.addresses()), list(known.ids)] if known else []
-        # Another one first each time, because what one believes may be old.
+        # Shuffle, because the map of any one node may be outdated.
         for group in (*groups, seeds := list(self._seeds)):
             rng.shuffle(group)
         every = dict.fromkeys(address for group in (*groups, seeds) for address in group)
-        # Those that were silent, or have left, last.
-        return iter(sorted(every, key=lambda address: (address in self._silent, address in self._members.strangers)))
+        # Silent nodes and nodes of another Cluster come last.
+        return iter(sorted(every, key=lambda address: (address in self._silent, address in self._members.foreign)))
 
-    def _told_by(self, address: Address, seconds: float) -> SlotMap:
-        slots, nodes = self.said(address, _slots, seconds)
+    def _reported_by(self, address: Address, seconds: float) -> SlotMap:
+        slots, nodes = self.call(address, _slots, seconds)
         if type(slots) is ErrorReply:
             raise error_from_reply(slots)
         if not slots:
             raise error_from_reply("CLUSTERDOWN no node keeps a slot")
-        told = SlotMap.of(slots, address, _text(nodes))
-        self._members.judge(address, told, self._clock.monotonic())
-        return told
+        reported = SlotMap.of(slots, address, _text(nodes))
+        self._members.check(address, reported, self._clock.monotonic())
+        return reported
 
 
 def _slots(wire: RespConnection) -> tuple[Any, Any]:
     wire.send(_SLOTS + _NODES)
     slots, nodes = wire.read(), wire.read()
     if type(slots) is ErrorReply and slots.startswith("NOPERM") and "cluster_enabled:0" in _text(wire.ask(_INFO)):
-        slots = ErrorReply("ERR cluster support disabled")  # what is wrong is not that this right is missing
+        slots = ErrorReply("ERR cluster support disabled")  # this is the cause, not the missing permission
     return slots, nodes
 
 
@@ -236,11 +236,11 @@ def _text(reply: Any) -> str:
 
 
 class _Asking:
-    """A connection on which a command is for a slot that is on its way to this node."""
+    """A connection that sends ASKING before each command, for a slot that is being moved to this node."""
 
     def __init__(self, wire: RespConnection) -> None:
         self._wire = wire
-        self._owed = False
+        self._asking_sent = False
 
     @property
     def timeout(self) -> float:
@@ -248,14 +248,14 @@ class _Asking:
 
     def send(self, commands: bytes) -> None:
         self._wire.send(_ASKING + commands)
-        self._owed = True
+        self._asking_sent = True
 
     def ask(self, commands: bytes) -> Any:
         self.send(commands)
         return self.read()
 
     def read(self) -> Any:
-        leave = self._wire.read() if self._owed else None
-        self._owed = False
+        asking = self._wire.read() if self._asking_sent else None
+        self._asking_sent = False
         reply = self._wire.read()
-        return leave if type(leave) is ErrorReply else reply
+        return asking if type(asking) is ErrorReply else reply

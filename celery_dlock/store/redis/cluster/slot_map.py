@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster keeps which slot, as one node has told it."""
+"""The map from hash slots to the nodes of a Redis Cluster, as one node reported it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ...location import Address
 
 __all__ = ["SlotMap", "address_in"]
 
-#: Fields of each line of CLUSTER NODES before its slots: id, address, flags, primary, ping, pong, epoch, link.
-_LEAST: Final = 8
+#: Fields before the slots in a line of CLUSTER NODES: id, address, flags, primary, ping, pong, epoch, link.
+_FIXED_FIELDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Ranges of slots, in order, and the primary of each.
+    """The ranges of slots, in order, and the primary of each.
 
     Args:
         starts: The first slot of each range.
-        owners: Its primary.
-        ids: What each primary and each replica calls itself.
-        shards: The ids of each primary and its replicas, the primary's first.
-        members: The ids of all nodes of the Cluster, also of those without slots and of dead ones.
+        owners: The primary of each range.
+        ids: The node id of each primary and replica.
+        shards: For each shard the ids of its nodes, with the primary first.
+        members: The ids of all nodes of the Cluster, including dead nodes and nodes without slots.
         epoch: The highest epoch of a primary, which grows with each change of an owner; None if it is not known.
-        moved: Slots of which a node has said since that another keeps them.
+        moved: Slots that have another owner, by later MOVED replies.
     """
 
     starts: Sequence[int]
@@ -40,20 +40,20 @@ class SlotMap:
 
     @classmethod
     def of(cls, reply: Sequence[Any], asked: Address, nodes: str = "") -> SlotMap:
-        """Read what the node ``asked`` answered to CLUSTER SLOTS, a command of every version, and to CLUSTER NODES.
+        """Return the map that a node reports.
 
         Args:
-            reply: To CLUSTER SLOTS.
-            asked: The node.
-            nodes: To CLUSTER NODES; empty if the right for it is missing.
+            reply: The reply to CLUSTER SLOTS, a command of every version.
+            asked: The address of the node.
+            nodes: The reply to CLUSTER NODES; empty if the permission for it is missing.
         """
         ranges = sorted((start, _address(shard[0], asked)) for start, _, *shard in reply)
         every = [node for _, _, *shard in reply for node in shard]
         ids = {_address(node, asked): _id(node) for node in every if _id(node)}
         shards = {_id(shard[0]): [_id(node) for node in shard if _id(node)] for _, _, *shard in reply if _id(shard[0])}
         lines = [line.split() for line in nodes.splitlines()]
-        lines = [line for line in lines if len(line) >= _LEAST and "handshake" not in line[2]]
-        epochs = [int(line[6]) for line in lines if any(not slot.startswith("[") for slot in line[_LEAST:])]
+        lines = [line for line in lines if len(line) >= _FIXED_FIELDS and "handshake" not in line[2]]
+        epochs = [int(line[6]) for line in lines if any(not slot.startswith("[") for slot in line[_FIXED_FIELDS:])]
         return cls(
             [start for start, _ in ranges],
             [owner for _, owner in ranges],
@@ -64,19 +64,19 @@ class SlotMap:
         )
 
     def owner(self, slot: int) -> Address:
-        """The primary of a slot. Of one that nobody keeps, any: it says so."""
+        """Return the primary of a slot. If no node owns the slot, it is any node, which replies with an error."""
         return self.moved.get(slot) or self.owners[bisect_right(self.starts, slot) - 1]
 
     def addresses(self) -> Sequence[Address]:
-        """Every primary, once."""
+        """Return the address of every primary, once."""
         return tuple(dict.fromkeys((*self.owners, *self.moved.values())))
 
     def has_most_primaries(self, known: SlotMap) -> bool:
-        """Are most primaries of an earlier map members still?"""
+        """Return whether most primaries of an earlier map are still members."""
         return self._has_most(shard[:1] for shard in known.shards)
 
     def has_most_shards(self, known: SlotMap) -> bool:
-        """Is the primary, or a replica, of most shards of an earlier map a member still?"""
+        """Return whether most shards of an earlier map still have a member."""
         return self._has_most(known.shards)
 
     def _has_most(self, shards: Iterable[Sequence[bytes]]) -> bool:
@@ -85,7 +85,12 @@ class SlotMap:
 
 
 def address_in(redirection: str, asked: Address) -> Address:
-    """The node that ``MOVED slot host:port`` or ``ASK slot host:port`` names, as the node ``asked`` said it."""
+    """Return the node that ``MOVED slot host:port`` or ``ASK slot host:port`` names.
+
+    Args:
+        redirection: The reply.
+        asked: The address of the node that sent it.
+    """
     host, _, port = redirection.split(" ")[2].rpartition(":")
     return _host(host, asked), int(port)
 
@@ -99,12 +104,13 @@ def _address(node: Sequence[Any], asked: Address) -> Address:
     host, port, *rest = node
     text = (host or b"").decode()
     if text == "?" and len(rest) > 1:
-        # It should be known by a name, and has none: then its address is among what else is told of it.
-        told = rest[1]
-        text = next((value.decode() for key, value in zip(told[::2], told[1::2], strict=False) if key == b"ip"), text)
+        # The node prefers a host name and has none. Its IP address is in the metadata.
+        metadata = rest[1]
+        pairs = zip(metadata[::2], metadata[1::2], strict=False)
+        text = next((value.decode() for key, value in pairs if key == b"ip"), text)
     return _host(text, asked), port
 
 
 def _host(text: str, asked: Address) -> str:
-    # A node that does not know by what name it is reached means the one by which it was.
+    # A node that does not know its own host sends none. It means the host by which it was reached.
     return asked[0] if text in {"", "?"} else text

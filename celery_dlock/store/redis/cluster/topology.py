@@ -1,4 +1,13 @@
-"""A Redis Cluster as one place to keep keys at: each key's primary is asked, wherever its slot is just now."""
+"""A Redis Cluster: each command goes to the primary that owns the slot of its key.
+
+redis-py's ``RedisCluster`` is not used, because it lacks three things that a lock store needs:
+
+- one deadline for a call, over all nodes and redirections that it meets;
+- pipelines in which a dead node fails its own commands only, because others' leases are renewed in the same pipeline;
+- the check that a node still belongs to the same Cluster.
+
+Its connections, ``key_slot`` and ``MovedError`` are used.
+"""
 
 from __future__ import annotations
 
@@ -18,44 +27,45 @@ from ..endpoint import Endpoint
 from ..pool import ConnectionPool
 from ..server_errors import error_from_reply
 from ..topology import Pipeline
-from .nodes import LEAST, ClusterNodes
+from .nodes import MIN_WAIT, ClusterNodes
 from .slot_map import address_in
 
 __all__ = ["Cluster"]
 
 T = TypeVar("T")
 
-#: Times that one command follows a slot from node to node.
+#: The number of redirections that one command follows.
 HOPS: Final = 5
-#: Seconds between two tries while a slot is half moved.
+#: Seconds between two tries while a slot is being moved.
 PAUSE: Final = 0.01
-#: The part of the usual wait that a silent node is given, among others: for the sake of what else is to be asked.
-SHORT: Final = 1 / 4
+#: The part of the timeout that a silent node gets in a pipeline, so that the calls of other nodes are not late.
+SILENT_SHARE: Final = 1 / 4
 
 
 class _Call(NamedTuple):
-    """One of many: its place among them, its slot, and what is said."""
+    """One call of a pipeline: its position, its slot, and its commands."""
 
-    place: int
+    position: int
     slot: int
-    said: Any
+    commands: Any
 
 
 _Exchange: TypeAlias = Generator[None, float, list[Any]]
 
 
 class Cluster:
-    """The topology of many servers; primaries only, because a replica may not know the latest state of a lock.
+    """The topology of a Redis Cluster.
 
-    What a node says of a slot that has moved is followed here: it has carried nothing out. Whoever gets no answer
-    repeats, as on a single server; that goes where the slot is by then.
+    Only primaries are used, because a replica may not know the latest state of a lock. Redirections are followed here:
+    a node that redirects a command did not execute it. If a reply is lost, the caller repeats the call, as on a single
+    server. The repetition goes to the current owner of the slot.
 
     Args:
-        seeds: Some of the nodes; the others are heard of from them.
-        door: Makes connections to the node at an address.
-        timeout: Seconds to wait for a connection and for each answer.
-        clock: Where waits are measured.
-        heard: What others of this process have learnt of the Cluster, and this one adds to.
+        seeds: The addresses of some nodes. They report the others.
+        endpoint: Returns the endpoint of an address.
+        timeout: Seconds to wait for a connection and for each reply.
+        clock: The clock for these waits.
+        shared: The knowledge about the Cluster that all connections of this process share.
     """
 
     clustered = True
@@ -63,38 +73,38 @@ class Cluster:
     def __init__(
         self,
         seeds: Sequence[Address],
-        door: Callable[[Address], Endpoint],
+        endpoint: Callable[[Address], Endpoint],
         *,
         timeout: float,
         clock: Clock | None = None,
-        heard: dict[str, Any] | None = None,
+        shared: dict[str, Any] | None = None,
     ) -> None:
         self._timeout = timeout
         self._clock = clock or SystemClock()
-        self._nodes = ClusterNodes(seeds, door, timeout, self._clock, {} if heard is None else heard)
+        self._nodes = ClusterNodes(seeds, endpoint, timeout, self._clock, {} if shared is None else shared)
         self.wakes = "s"
 
     def call(self, key: str, talk: Callable[..., T], *words: Any, within: float | None = None) -> T:
-        reply: T = self._carried(key_slot(key.encode()), lambda wire: talk(wire, *words), within)
+        reply: T = self._call_owner(key_slot(key.encode()), lambda wire: talk(wire, *words), within)
         return reply
 
     def each(self, talk: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
-        every = [_Call(place, key_slot(key.encode()), said) for place, (key, said) in enumerate(calls)]
+        every = [_Call(position, key_slot(key.encode()), commands) for position, (key, commands) in enumerate(calls)]
         answers: list[Any] = [None] * len(calls)
         end = self._clock.monotonic() + min(self._timeout, within or self._timeout)
         left = every
         for _ in range(HOPS):
             self._round(talk, left, answers, within)
-            # All at once, because a whole node's slots may have moved.
-            left = [call for call in left if self._moved(call.slot, answers[call.place])]
+            # All at once, because all slots of a node may have moved.
+            left = [call for call in left if self._moved(call.slot, answers[call.position])]
             if not left:
                 break
-        away: dict[Address, StoreUnavailable] = {}
+        failed_nodes: dict[Address, StoreUnavailable] = {}
         for call in every:
-            # One by one, and yet no longer together than one may take: others' leases wait for these.
-            seconds = max(LEAST, end - self._clock.monotonic())
-            answers[call.place] = self._settled(talk, call, answers[call.place], seconds, away)
-        # What is not confirmed was carried out, and is no more than an answer.
+            # One by one, but all within the time of one call, because other leases wait for these calls.
+            seconds = max(MIN_WAIT, end - self._clock.monotonic())
+            answers[call.position] = self._settled(talk, call, answers[call.position], seconds, failed_nodes)
+        # A write that was not confirmed was executed, so NotConfirmed is an answer.
         failed = [isinstance(answer, StoreUnavailable) and not isinstance(answer, NotConfirmed) for answer in answers]
         if answers and all(failed):
             raise answers[0]
@@ -104,11 +114,11 @@ class Cluster:
         return self._nodes.number(key_slot(key.encode()))
 
     def failover_epoch(self, _key: str) -> int:
-        # A node that comes back is told by the others who is in office now, and its replication id tells the scripts.
+        # A restarted node learns its role from the other nodes, and the scripts compare its replication id.
         return 0
 
     def everywhere(self, talk: Callable[[RespConnection], T]) -> list[T]:
-        return [self._nodes.said(address, talk, None) for address in self._nodes.primaries()]
+        return [self._nodes.call(address, talk, None) for address in self._nodes.primaries()]
 
     def subscribe(self, channel: str) -> Subscription:
         if self.wakes == "s":
@@ -126,128 +136,128 @@ class Cluster:
     def close(self) -> None:
         self._nodes.close()
 
-    # -- one call
+    # -- single calls
 
-    def _carried(
+    def _call_owner(
         self,
         slot: int,
         say: Callable[[Any], Any],
         within: float | None,
-        told: Any = None,
-        away: dict[Address, StoreUnavailable] | None = None,
+        first_reply: Any = None,
+        failed_nodes: dict[Address, StoreUnavailable] | None = None,
     ) -> Any:
-        """What the node of ``slot`` answers, wherever that is.
+        """Return the reply of the node that owns a slot, and follow redirections.
 
         Args:
-            slot: Whose node is meant.
-            say: Called with a connection to it.
-            within: Seconds to wait for an answer, where that is less than usual.
-            told: What the owner has answered already.
-            away: Nodes that are not to be asked, because they have just not answered; this call adds to them.
+            slot: The slot.
+            say: Sends commands on a connection and reads the reply.
+            within: Seconds to wait for a reply, if shorter than the timeout.
+            first_reply: The reply that the owner sent already.
+            failed_nodes: Nodes that just failed and are not asked again. This call adds to them.
         """
-        away = {} if away is None else away
+        failed_nodes = {} if failed_nodes is None else failed_nodes
         end = self._clock.monotonic() + min(self._timeout, within or self._timeout)
         address, asking, hops = self._nodes.owner(slot), False, 0
         while True:
-            reply = self._said(address, say, within, asking, away) if told is None else told
-            told = None
+            reply = self._call_node(address, say, within, asking, failed_nodes) if first_reply is None else first_reply
+            first_reply = None
             if type(reply) is not ErrorReply:
                 return reply
-            word = reply.partition(" ")[0]
-            if word == "TRYAGAIN" and self._clock.monotonic() + PAUSE < end:
-                # Some of its keys have moved and some not: from the owner on once more, until all have.
+            code = reply.partition(" ")[0]
+            if code == "TRYAGAIN" and self._clock.monotonic() + PAUSE < end:
+                # Some keys of the call have moved and some have not. Ask the owner again until all have.
                 time.sleep(PAUSE)
                 address, asking, hops = self._nodes.owner(slot), False, 0
-            elif word in {"MOVED", "ASK"}:
+            elif code in {"MOVED", "ASK"}:
                 hops += 1
                 if hops > HOPS:
                     raise _disagree(reply)
-                address, asking = address_in(reply, address), word == "ASK"
+                address, asking = address_in(reply, address), code == "ASK"
                 if not asking:
                     self._nodes.correct(slot, address)
             else:
                 return reply
 
-    def _said(
+    def _call_node(
         self,
         address: Address,
         say: Callable[[Any], Any],
         within: float | None,
-        asking: bool,  # noqa: FBT001  # as ClusterNodes.said has it
-        away: dict[Address, StoreUnavailable],
+        asking: bool,  # noqa: FBT001  # passed on to ClusterNodes.call
+        failed_nodes: dict[Address, StoreUnavailable],
     ) -> Any:
-        if address in away:
-            raise away[address]
+        if address in failed_nodes:
+            raise failed_nodes[address]
         try:
-            return self._nodes.said(address, say, within, asking=asking)
+            return self._nodes.call(address, say, within, asking=asking)
         except StoreUnavailable as error:
-            away[address] = error
+            failed_nodes[address] = error
             raise
 
-    # -- many calls
+    # -- pipelines
 
     def _round(self, talk: Pipeline, calls: Sequence[_Call], answers: list[Any], within: float | None) -> None:
-        """Fill in what the owners answer; those that were silent are asked behind the others, and not for long."""
+        """Fill in the replies of the owners. Silent nodes come last and get a shorter timeout."""
         groups: dict[Address, list[_Call]] = {}
         for call in calls:
             try:
                 groups.setdefault(self._nodes.owner(call.slot), []).append(call)
             except StoreUnavailable as error:
-                answers[call.place] = error
+                answers[call.position] = error
         usual = min(self._timeout, within or self._timeout)
         silent = [address for address in groups if self._nodes.silent(address)]
         prompt = [address for address in groups if address not in silent]
-        for some, seconds in ((prompt, usual), (silent, usual * SHORT)):
-            self._ask({address: groups[address] for address in some}, talk, answers, seconds)
+        for group, seconds in ((prompt, usual), (silent, usual * SILENT_SHARE)):
+            self._ask({address: groups[address] for address in group}, talk, answers, seconds)
 
     def _ask(self, groups: dict[Address, list[_Call]], talk: Pipeline, answers: list[Any], seconds: float) -> None:
-        """Write to all, and only then read: all of them together have so many seconds."""
+        """Write to all nodes, then read from all, within ``seconds`` in total."""
         began = self._clock.monotonic()
-        begun: dict[Address, _Exchange] = {}
+        started: dict[Address, _Exchange] = {}
         for address, calls in groups.items():
-            exchange = _exchange(self._nodes.node(address), talk, [call.said for call in calls], seconds)
+            exchange = _exchange(self._nodes.node(address), talk, [call.commands for call in calls], seconds)
             try:
                 next(exchange)
             except StoreUnavailable as error:
                 self._nodes.failed(address, error, began)
                 _fill(answers, calls, error)
             else:
-                begun[address] = exchange
-        for address, exchange in begun.items():
+                started[address] = exchange
+        for address, exchange in started.items():
             try:
-                # What has come meanwhile is read also when the time is over.
-                exchange.send(max(LEAST, began + seconds - self._clock.monotonic()))
+                # Replies that have arrived are read even after the deadline.
+                exchange.send(max(MIN_WAIT, began + seconds - self._clock.monotonic()))
             except StoreUnavailable as error:
                 self._nodes.failed(address, error, began)
                 _fill(answers, groups[address], error)
             except StopIteration as end:
                 self._nodes.answered(address)
                 for call, answer in zip(groups[address], end.value, strict=True):
-                    answers[call.place] = answer
+                    answers[call.position] = answer
 
     def _moved(self, slot: int, answer: Any) -> bool:
-        """Has its owner said that another is? Then that is known from now on."""
+        """Return whether the answer is a MOVED reply, and record the new owner."""
         if type(answer) is not ErrorReply or not answer.startswith("MOVED "):
             return False
         self._nodes.correct(slot, address_in(answer, self._nodes.owner(slot)))
         return True
 
     def _settled(
-        self, talk: Pipeline, call: _Call, answer: Any, within: float, away: dict[Address, StoreUnavailable]
+        self, talk: Pipeline, call: _Call, answer: Any, within: float, failed_nodes: dict[Address, StoreUnavailable]
     ) -> Any:
-        """An answer that is one, or the error that it means: only of a key itself an error of the server stays one."""
+        """Return the final answer: follow redirections, and turn an error reply into an exception, except WRONGTYPE."""
         if type(answer) is not ErrorReply:
             return answer
 
         def say(wire: RespConnection) -> Any:
-            talk.send(wire, [call.said])
-            return talk.read(wire, [call.said])[0]
+            talk.send(wire, [call.commands])
+            return talk.read(wire, [call.commands])[0]
 
         try:
-            answer = self._carried(call.slot, say, within, answer, away)
+            answer = self._call_owner(call.slot, say, within, answer, failed_nodes)
         except StoreUnavailable as error:
             return error
-        # In Redis 6.2 the code of what failed inside a script is not the first word.
+        # In Redis 6.2 the code of an error inside a script is not the first word. WRONGTYPE concerns one key only.
         if type(answer) is not ErrorReply or "WRONGTYPE" in answer:
             return answer
         return error_from_reply(answer)
@@ -256,12 +266,12 @@ class Cluster:
 
     def _subscription(self, channel: str, verb: str) -> Subscription:
         slot = key_slot(channel.encode())
-        place: list[Address] = []
+        subscribed_at: list[Address] = []
 
         def use(subscribe: Callable[[Connection], Connection]) -> Connection:
             for _ in range(HOPS):
                 address = self._nodes.owner(slot)
-                place[:] = [address]
+                subscribed_at[:] = [address]
                 began = self._clock.monotonic()
                 try:
                     return self._nodes.node(address).opened(subscribe)
@@ -273,21 +283,23 @@ class Cluster:
                     self._nodes.correct(slot, (moved.host or address[0], moved.port))
             raise _disagree(f"MOVED {slot}")
 
-        return Subscription(use, channel, verb, lambda: place == [self._nodes.owner(slot)])
+        return Subscription(use, channel, verb, lambda: subscribed_at == [self._nodes.owner(slot)])
 
 
-def _exchange(node: ConnectionPool, talk: Pipeline, said: Sequence[Any], seconds: float) -> _Exchange:
-    """Writes at once; reads when it is sent how long to wait for that."""
+def _exchange(node: ConnectionPool, talk: Pipeline, calls: Sequence[Any], seconds: float) -> _Exchange:
+    """Write the commands; read the replies when the caller sends the seconds to wait."""
     with node.lent(seconds) as wire:
-        talk.send(wire, said)
+        talk.send(wire, calls)
         wire.wait((yield))
-        return talk.read(wire, said)
+        return talk.read(wire, calls)
 
 
 def _fill(answers: list[Any], calls: Sequence[_Call], answer: Any) -> None:
     for call in calls:
-        answers[call.place] = answer
+        answers[call.position] = answer
 
 
-def _disagree(said: str) -> StoreNotReady:
-    return StoreNotReady(f"the lock store refused: its nodes do not agree on who keeps a key; one said: {said}")
+def _disagree(redirection: str) -> StoreNotReady:
+    return StoreNotReady(
+        f"the lock store refused: its nodes disagree about the owner of a key; last reply: {redirection}"
+    )

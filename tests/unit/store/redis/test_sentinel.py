@@ -4,38 +4,38 @@ import pytest
 
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.store.location import Address, StoreLocation
-from celery_dlock.store.redis.sentinel import SentinelDoor, _Answer
+from celery_dlock.store.redis.sentinel import SentinelEndpoint, _Answer
 
 OLD, NEW, OTHER = ("old", 1), ("new", 1), ("other", 1)
 
 
 @pytest.fixture
-def door() -> SentinelDoor:
-    return SentinelDoor(StoreLocation.of("sentinel://a;sentinel://b;sentinel://c?master_name=m"), timeout=1)
+def door() -> SentinelEndpoint:
+    return SentinelEndpoint(StoreLocation.of("sentinel://a;sentinel://b;sentinel://c?master_name=m"), timeout=1)
 
 
-def chosen(door: SentinelDoor, *answers: tuple[Address, int, bool]) -> Address:
+def chosen(door: SentinelEndpoint, *answers: tuple[Address, int, bool]) -> Address:
     told = [_Answer(sentinel, *answer) for sentinel, answer in zip(door._sentinels, answers, strict=False)]
     return door._chosen(told)
 
 
-def test_the_highest_epoch_is_followed_against_most_sentinels(door: SentinelDoor) -> None:
+def test_the_highest_epoch_is_followed_against_most_sentinels(door: SentinelEndpoint) -> None:
     assert chosen(door, (OLD, 3, False), (OLD, 3, False), (NEW, 4, True)) == NEW
 
 
-def test_of_one_epoch_a_primary_that_is_down_is_named_last(door: SentinelDoor) -> None:
+def test_of_one_epoch_a_primary_that_is_down_is_named_last(door: SentinelEndpoint) -> None:
     assert chosen(door, (OLD, 3, True), (OLD, 3, True), (NEW, 3, False)) == NEW
 
 
-def test_without_epochs_a_primary_that_failed_is_named_last_and_else_most_count(door: SentinelDoor) -> None:
+def test_without_epochs_a_primary_that_failed_is_named_last_and_else_most_count(door: SentinelEndpoint) -> None:
     answers = (OLD, -1, False), (NEW, -1, False), (NEW, -1, False)
     assert chosen(door, *answers) == NEW
-    door._unproven = NEW
+    door._unchecked = NEW
     assert chosen(door, *answers) == OLD
 
 
-def test_an_older_epoch_than_known_is_followed_only_if_most_sentinels_tell_it(door: SentinelDoor) -> None:
+def test_an_older_epoch_than_known_is_followed_only_if_most_sentinels_tell_it(door: SentinelEndpoint) -> None:
     assert chosen(door, (NEW, 4, False)) == NEW
-    with pytest.raises(StoreUnavailable, match="no sentinel that answers has heard of the last failover"):
+    with pytest.raises(StoreUnavailable, match="no sentinel that answers knows the last failover"):
         chosen(door, (OLD, 3, False))
     assert chosen(door, (OTHER, 1, False), (OTHER, 1, False)) == OTHER

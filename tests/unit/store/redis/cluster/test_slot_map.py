@@ -99,9 +99,9 @@ KNOWN = view("ab", "cd", "ef")
 )
 def test_a_map_of_the_same_cluster_is_believed(told: SlotMap) -> None:
     members = Members()
-    members.believe(KNOWN, 0)
-    members.judge(ASKED, told, 1)
-    assert members.strangers == frozenset()
+    members.accept(KNOWN, 0)
+    members.check(ASKED, told, 1)
+    assert members.foreign == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -118,40 +118,40 @@ def test_a_map_of_the_same_cluster_is_believed(told: SlotMap) -> None:
 )
 def test_a_map_of_another_cluster_is_refused_also_if_known_nodes_are_in_it(told: SlotMap) -> None:
     members = Members()
-    members.believe(KNOWN, 0)
+    members.accept(KNOWN, 0)
     with pytest.raises(UnexpectedNode, match="restart this process"):
-        members.judge(ASKED, told, 1)
-    assert members.strangers == {ASKED}
+        members.check(ASKED, told, 1)
+    assert members.foreign == {ASKED}
 
 
 def test_an_older_epoch_is_believed_only_once_nothing_newer_was_told_for_long() -> None:
     members = Members()
-    members.believe(KNOWN, 0)
+    members.accept(KNOWN, 0)
     old = view("ab", "cd", "ef", epoch=6)
     for now in (1.0, 1.0 + cluster_members.LAGGING - 0.1):
         with pytest.raises(Outdated):
-            members.judge(ASKED, old, now)
-    members.judge(ASKED, old, 1.0 + cluster_members.LAGGING)
-    members.believe(KNOWN, 100)
+            members.check(ASKED, old, now)
+    members.check(ASKED, old, 1.0 + cluster_members.LAGGING)
+    members.accept(KNOWN, 100)
     with pytest.raises(Outdated):
-        members.judge(ASKED, old, 101)
+        members.check(ASKED, old, 101)
 
 
 def test_what_a_believed_map_no_longer_names_is_not_known_any_more() -> None:
     members = Members()
-    members.believe(KNOWN, 0)
-    members.believe(view("ab", "cd", epoch=9), 1)
+    members.accept(KNOWN, 0)
+    members.accept(view("ab", "cd", epoch=9), 1)
     assert members.expected(("10.0.0.101", 7000)) == b""
     with pytest.raises(UnexpectedNode):
-        members.judge(ASKED, view("e", epoch=100), 2)
+        members.check(ASKED, view("e", epoch=100), 2)
 
 
 def test_a_process_that_was_idle_for_long_knows_as_little_as_a_new_one() -> None:
     members = Members()
-    members.used(0)
-    members.believe(KNOWN, 0)
-    members.used(cluster_members.UNUSED)
+    members.touch(0)
+    members.accept(KNOWN, 0)
+    members.touch(cluster_members.UNUSED)
     assert members.map is KNOWN
-    members.used(2 * cluster_members.UNUSED + 1)
+    members.touch(2 * cluster_members.UNUSED + 1)
     assert members.map is None
-    members.judge(ASKED, view("x"), 9999)
+    members.check(ASKED, view("x"), 9999)
