@@ -1,4 +1,4 @@
-"""What the topologies of several servers share: how they start, end and return."""
+"""Shared parts of the topologies with several servers: how they start, end and return."""
 
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
