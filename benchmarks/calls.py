@@ -91,7 +91,7 @@ def _bare(client: redis.Redis) -> Iterator[Case]:
     """Yield two scripts through redis-py with prepared keys and arguments: empty ones, and those of our lock."""
     nothing = client.script_load("return 1")
     acquire, release = (client.script_load(script.variant().source.decode()) for script in (ACQUIRE, RELEASE))
-    keys = "bare:lock", "bare:last", "bare:gone"
+    keys = "bare:lock", "bare:last", "bare:tombstone"
 
     def empty() -> None:
         client.evalsha(nothing, 1, "bare")

@@ -41,7 +41,7 @@ def real_mark(store: RedisStore, client: redis.Redis) -> str:
         identity=identity.digest, used_ms=YEAR_MS, by=by.text, once=True, seed=taken.seed, window_ms=YEAR_MS
     )
     store.release(name_in(keys), acquisition, ending)
-    return str(client.get(keys.used()))
+    return str(client.get(keys.run()))
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
         for start in range(1, count + 1, BATCH):
             pipeline = client.pipeline(transaction=False)
             for number in range(start, min(start + BATCH, count + 1)):
-                pipeline.set(LockKeys.of("dlock", name_of(number)).used(), mark, px=YEAR_MS)
+                pipeline.set(LockKeys.of("dlock", name_of(number)).run(), mark, px=YEAR_MS)
             pipeline.execute()
         used = client.info("memory")["used_memory"] - before
         info = client.info("server")

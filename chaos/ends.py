@@ -54,7 +54,7 @@ def waiting(ids: Iterable[str], broker: Server, store: Server) -> dict[str, str]
         places += [("queue", text) for text in client.lrange("celery", 0, -1)]
         places += [("unacknowledged", text) for text in client.hvals("unacked")]
     with store.client() as client:
-        for kind in ("parked", "dead"):
+        for kind in ("messages", "dead"):
             for key in client.scan_iter(f"dlock:*:{kind}:*"):
                 places += [(kind, text) for text in client.hvals(key)]
     return {task_id: place for task_id in ids for place, text in places if task_id in text}

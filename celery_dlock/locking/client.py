@@ -214,7 +214,7 @@ class LockClient:
         if not lease.left and not lease.over and lease.pid == os.getpid():
             lease.left = True
             try:
-                self.renew(lease, lease.ttl, (("left", "1"), *((("heir", heir),) if heir else ())))
+                self.renew(lease, lease.ttl, (("releasing", "1"), *((("reserved_for", heir),) if heir else ())))
             except StoreUnavailable as error:
                 logger.warning("could not say that %s is about to be released: %s", lease.name, error)
 

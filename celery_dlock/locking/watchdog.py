@@ -256,7 +256,7 @@ class Watchdog:
                 slot.name,
                 slot.acquisition,
                 round(slot.ttl * 1000),
-                (("word", "1"),) if slot.acquisition in worded else (),
+                (("dup", "1"),) if slot.acquisition in worded else (),
                 slot.durability,
             )
             for slot in due

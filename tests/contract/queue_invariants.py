@@ -11,6 +11,10 @@ from tests.contract.queue_model import Queue
 from tests.contract.queue_state_machine import BUCKET, Machine
 from tests.contract.queue_values import Granted, Held
 
+#: Fields of the lock that are set or absent, by their names in the model: of a held lock, and of a grant.
+NOTES = {"word": "dup", "wake": "notify"}
+GRANT_NOTES = {"published": "published", "wake": "notify"}
+
 
 class Laws(Machine):
     """The server is looked at once, and each law reads what was seen."""
@@ -99,7 +103,7 @@ class Laws(Machine):
             waiting, parked, later, _ = keys.queue()
             lost = {f"{who}:rank": rank for who, (rank, _) in queue.lost.items()}
             lost |= {f"{who}:tries": str(tries) for who, (_, tries) in queue.lost.items()}
-            lost |= {f"{who}:ousts": whom for who, whom in queue.ousted.items()}
+            lost |= {f"{who}:evicted": whom for who, whom in queue.ousted.items()}
             places: dict[str, Mapping[str, object]] = {
                 waiting: queue.waiting,
                 parked: {**queue.entries, **lost},
@@ -118,10 +122,10 @@ class Laws(Machine):
         if isinstance(lock, Held):
             fields = {"acq": lock.ask.acquisition, "identity": lock.ask.identity, "token": lock.token, "count": "1"}
             fields |= {"task": "t", "id": lock.ask.task_id, "node": "n", "pid": "1", "ttl": "60000"}
-            fields |= {name: "1" for name in ("word", "wake") if getattr(lock, name)}
-            return fields | ({"queue": "1"} if lock.crowded else {})
+            fields |= {field: "1" for name, field in NOTES.items() if getattr(lock, name)}
+            return fields | ({"has_waiters": "1"} if lock.crowded else {})
         fields = {"acq": f"grant:{lock.identity}", "identity": lock.identity, "token": "0", "count": "0"}
         fields |= {"task": "app.post", "id": self.task_id(lock.identity), "node": "", "pid": "0"}
-        fields |= {"queue": "1", "granter": lock.granter, "since": lock.turn, "due": lock.due, "rank": lock.rank}
-        fields |= {"buried": lock.buried} if lock.buried else {}
-        return fields | {name: "1" for name in ("published", "wake") if getattr(lock, name)}
+        fields |= {"has_waiters": "1", "granter": lock.granter, "since": lock.turn, "due": lock.due, "rank": lock.rank}
+        fields |= {"dead_letter": lock.buried} if lock.buried else {}
+        return fields | {field: "1" for name, field in GRANT_NOTES.items() if getattr(lock, name)}

@@ -44,7 +44,7 @@ class Queue:
             # Only the lock tells, and it keeps no rank.
             return ("acquired", lock.token, ANY)
         if ask.acquisition in self.bucket.gone:
-            return ("gone",)
+            return ("tombstoned",)
         rank = self._rank(ask, now)
         if self._is_duplicate(ask, rank):
             return ("done", self._pass_on(ask, now))

@@ -214,7 +214,7 @@ def answered(answer: object) -> tuple[object, ...]:
             assert round(since * 1e6) == token
             return ("acquired", token, rank)
         case records.Tombstoned():
-            return ("gone",)
+            return ("tombstoned",)
         case records.Duplicate(granted):
             return ("done", told(granted))
         case records.Held(_, twin, rank):

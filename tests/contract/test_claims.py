@@ -28,9 +28,9 @@ def test_free_name_is_claimed_and_the_second_call_learns_the_first(store):
 
 def test_a_claim_sent_twice_is_one_claim_and_answers_as_the_first(store, client):
     assert claim(store, "a") is None
-    since = client.hget(keys_of().queued(), "since")
+    since = client.hget(keys_of().claim(), "since")
     assert claim(store, "a") is None
-    assert client.hget(keys_of().queued(), "since") == since
+    assert client.hget(keys_of().claim(), "since") == since
 
 
 @pytest.mark.invariant("claim-belongs-to-one-message")
@@ -43,7 +43,7 @@ def test_an_id_that_is_published_twice_is_refused_by_itself(store):
 
 def test_a_claim_ends_with_its_life(store, client):
     assert claim(store, "a", life_ms=30_000) is None
-    assert 29_000 < client.pttl(keys_of().queued()) <= 30_000
+    assert 29_000 < client.pttl(keys_of().claim()) <= 30_000
 
 
 @pytest.mark.invariant("claim-belongs-to-one-message")
@@ -60,10 +60,10 @@ def test_claim_sent_after_its_rollback_takes_no_effect(store, client):
     """The claim of another attempt stays."""
     assert store.unclaim(NAME, "a", 0, "x") is False
     assert claim(store, "a", attempt="x") is None
-    assert client.exists(keys_of().queued()) == 0
+    assert client.exists(keys_of().claim()) == 0
     assert claim(store, "a", attempt="y") is None
     assert store.unclaim(NAME, "a", 0, "x") is False
-    assert client.hget(keys_of().queued(), "attempt") == "y"
+    assert client.hget(keys_of().claim(), "attempt") == "y"
     assert store.unclaim(NAME, "a", 0, "y") is True
 
 
@@ -78,12 +78,12 @@ def test_a_message_that_ends_leaves_the_claim_of_its_own_retry(store):
 
 def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, client):
     store.keep_claims([(NAME, "a", 60_000)])
-    assert client.exists(keys_of().queued()) == 0
+    assert client.exists(keys_of().claim()) == 0
     assert claim(store, "a", life_ms=30_000) is None
     store.keep_claims([(NAME, "b", 60_000), (NAME, "a", 1_000)])
-    assert 29_000 < client.pttl(keys_of().queued()) <= 30_000
+    assert 29_000 < client.pttl(keys_of().claim()) <= 30_000
     store.keep_claims([(NAME, "a", 60_000)])
-    assert 59_000 < client.pttl(keys_of().queued()) <= 60_000
+    assert 59_000 < client.pttl(keys_of().claim()) <= 60_000
 
 
 @pytest.mark.parametrize(("running", "state"), [(False, None), (True, "running")])
@@ -107,7 +107,7 @@ def test_a_running_task_does_not_refuse_its_own_retry(store):
     assert claim(store, "a", running=True, turn=1) is None
 
 
-@pytest.mark.parametrize("fields", [{"left": "1"}, {"acq": "kept"}])
+@pytest.mark.parametrize("fields", [{"releasing": "1"}, {"acq": "kept"}])
 def test_holder_that_left_its_body_does_not_refuse_a_claim(store, client, fields):
     take(store, "o.1", claim_of("a"))
     client.hset(keys_of().lock, mapping=fields)
@@ -116,7 +116,7 @@ def test_holder_that_left_its_body_does_not_refuse_a_claim(store, client, fields
 
 def test_a_lock_that_is_kept_for_a_retry_is_not_free(store, client):
     take(store, "o.1", claim_of("a"))
-    client.hset(keys_of().lock, mapping={"acq": "keep:heir", "left": "1"})
+    client.hset(keys_of().lock, mapping={"acq": "reserved:heir", "releasing": "1"})
     assert claim(store, "b", running=True).task_id == "a"
     assert claim(store, "a", running=True, turn=1) is None
 
@@ -135,8 +135,8 @@ def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, 
     lossy = store_at(proxy.url(), timeout=2)
     proxy.set_mode("cut_reply", times=1, containing=CLAIM.shas)
     assert claim(lossy, "a") is None
-    assert client.hget(keys_of().queued(), "id") == "a"
+    assert client.hget(keys_of().claim(), "id") == "a"
     proxy.set_mode("cut_reply", times=1, containing=RELEASE_CLAIM.shas)
     assert lossy.unclaim(NAME, "a", 0) is False  # the second finds nothing
-    assert client.exists(keys_of().queued()) == 0
+    assert client.exists(keys_of().claim()) == 0
     lossy.close()

@@ -195,7 +195,7 @@ class TestTakenBack:
             durable(party, ONE, keep_ms=60_000)
         assert str(raised.value) == SHORT
         kinds = sorted(key.split(":")[2] for key in admin.keys("dlock:*"))
-        assert (kinds, party.slots.taken(), party.scope.open) == (["gone", "last"], [], set())
+        assert (kinds, party.slots.taken(), party.scope.open) == (["last", "tombstone"], [], set())
 
     def test_the_next_try_is_as_good_as_the_first(self, party: Party, servers: ReplicaSet) -> None:
         with paused(*servers.replicas), pytest.raises(NotConfirmed):
@@ -307,7 +307,7 @@ class TestEndsAndClaims:
         store.release(NAME, "o.1", ending_of("t", once=True, used_ms=TTL), SURE)
         for node in servers.replicas:
             with node.client() as client:
-                assert client.get(keys_of().used()).startswith("used\n")
+                assert client.get(keys_of().run()).startswith("used\n")
 
     def test_a_claim_that_is_not_confirmed_is_given_up(self, servers: ReplicaSet, admin: redis.Redis) -> None:
         app = Celery("claims", broker="memory://", set_as_current=False)
@@ -319,7 +319,7 @@ class TestEndsAndClaims:
         task = made(body)
         with paused(*servers.replicas), pytest.raises(NotConfirmed):
             task.apply_async(dlock={"durability": {"replicas": 1, "timeout": 0.4}})
-        eventually(lambda: not admin.keys("dlock:*:queued:*"), within=20, message="the claim stays")
+        eventually(lambda: not admin.keys("dlock:*:claim:*"), within=20, message="the claim stays")
         task.apply_async(dlock={"durability": {"replicas": 2, "timeout": 5}})
 
     def test_group_claim_confirms_only_the_claims_that_were_made(self, store: RedisStore, servers: ReplicaSet) -> None:

@@ -193,7 +193,7 @@ def test_release_while_the_store_is_away_runs_with_its_ending_when_it_is_back(
     party: Party, proxy: Proxy, client: redis.Redis, mode: Mode
 ) -> None:
     lease = party.acquire(NAME)
-    client.hset(KEYS.lock, "word", "1")
+    client.hset(KEYS.lock, "dup", "1")
     proxy.set_mode(mode)
     started = time.monotonic()
     assert party.release(lease, ending_of("id1", used_ms=60_000))  # never raises, reports no loss
@@ -203,7 +203,7 @@ def test_release_while_the_store_is_away_runs_with_its_ending_when_it_is_back(
     proxy.set_mode("pass")
     eventually(lambda: not party.slots.taken(), within=10)
     assert not client.exists(KEYS.lock)
-    assert client.exists(KEYS.done(Identity("id1").digest), KEYS.used()) == 2
+    assert client.exists(KEYS.done(Identity("id1").digest), KEYS.run()) == 2
     assert "lost" not in party.kinds_told()
     assert not party.lost
 
@@ -262,4 +262,4 @@ def test_many_callers_behind_a_network_that_cuts_replies_never_overlap(proxy: Pr
     assert not crowd.problems
     assert crowd.total == 100
     assert not client.exists(KEYS.lock)
-    assert client.keys("*gone*"), "no acquire was cut: this run proved nothing"
+    assert client.keys("*tombstone*"), "no acquire was cut: this run proved nothing"

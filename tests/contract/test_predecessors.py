@@ -190,7 +190,7 @@ def test_a_worker_does_not_take_its_own_note_for_anothers(store, looker) -> None
 
 def test_its_message_is_not_marked_as_ended_also_where_a_copy_of_it_is_known(store, client, looker) -> None:
     hold(store)
-    client.hset(LockKeys.of("dlock", LOCK).lock, "word", "1")
+    client.hset(LockKeys.of("dlock", LOCK).lock, "dup", "1")
     looker.release_dead_leases()
     assert client.keys("dlock:*:done:*") == []
 

@@ -90,11 +90,11 @@ class TestBegins:
 
     def test_a_refused_acquire_changes_nothing(self, store: RedisStore, client: redis.Redis) -> None:
         refusal(store, "x", claim_of("t", once=True, keep_ms=5000))
-        assert {key.split(":")[2] for key in client.keys("dlock:*")} == {"office"}
+        assert {key.split(":")[2] for key in client.keys("dlock:*")} == {"quarantine"}
 
     def test_all_buckets_begin_with_the_first(self, store: RedisStore, client: redis.Redis) -> None:
         refusal(store)
-        tills = [int(text.split()[2]) / 1e6 for text in client.mget(client.keys("dlock:*:office"))]
+        tills = [int(text.split()[2]) / 1e6 for text in client.mget(client.keys("dlock:*:quarantine"))]
         assert len(tills) == BUCKETS
         # One after the other, and not each when it is first asked for.
         assert max(tills) - min(tills) < 10
@@ -106,7 +106,7 @@ class TestBegins:
         if how == "flushed":
             client.flushall()
         else:
-            key = keys_of("x").office()
+            key = keys_of("x").quarantine()
             client.delete(key) if "lost" in how else client.set(key, "garbage")
         refusal(store, "x")
         eventually(lambda: _granted(store, "x"), within=20)
@@ -143,7 +143,9 @@ class TestBegins:
                 if asked_between:
                     with at(second.url(), SHORT) as other:
                         in_office(other)
-                        eventually(lambda: one.get(keys_of("x").office()) == two.get(keys_of("x").office()), within=20)
+                        eventually(
+                            lambda: one.get(keys_of("x").quarantine()) == two.get(keys_of("x").quarantine()), within=20
+                        )
                 one.replicaof("NO", "ONE")
                 refusal(store, "x")
                 eventually(lambda: _granted(store, "x"), within=20)
@@ -163,9 +165,9 @@ class TestBegins:
 
     def test_a_clock_that_went_back_makes_it_no_longer(self, store: RedisStore, client: redis.Redis) -> None:
         in_office(store)
-        run, copied, _, length, term = client.get(keys_of("x").office()).split()
+        run, copied, _, length, term = client.get(keys_of("x").quarantine()).split()
         seconds, _ = client.time()
-        client.set(keys_of("x").office(), f"{run} {copied} {(seconds + 3600) * 1_000_000} {length} {term}")
+        client.set(keys_of("x").quarantine(), f"{run} {copied} {(seconds + 3600) * 1_000_000} {length} {term}")
         refusal(store, "x")
         eventually(lambda: _granted(store, "x"), within=20)
 
@@ -174,7 +176,7 @@ class TestBegins:
             take(plain, "o.0", name=shared_name("before"))
             with commands_seen(client) as seen:
                 take(plain, "o.1")
-        assert not client.keys("*:office")
+        assert not client.keys("*:quarantine")
         assert [words[0].lower() for kind, words in seen if kind == "lua" and words[0].lower() == "info"] == []
 
     def test_its_script_asks_for_no_right_but_those_of_locks(self, store: RedisStore) -> None:
@@ -217,7 +219,7 @@ class TestMeanwhile:
                 assert after.release(shared_name("freed"), "freed.1", ending_of("t")).ours
                 refusal(after, "freed")
             with promoted.client() as client:
-                for key in client.keys("dlock:*:office"):
+                for key in client.keys("dlock:*:quarantine"):
                     run, copied, till, _, term = client.get(key).split()
                     client.set(key, f"{run} {copied} {int(till) - 3700 * 1_000_000} 3600000 {term}")
                 with at(promoted.url(), LONG) as after:
@@ -309,7 +311,7 @@ def test_a_cluster_waits_as_one_and_grants_on_all_of_its_nodes(cluster_set: Clus
     with at(cluster_set.lock_url(), SHORT) as store:
         refusal(store)
         nodes = [node.client() for node in cluster_set.primaries()]
-        assert sum(len(node.keys("dlock:*:office")) for node in nodes) == BUCKETS
+        assert sum(len(node.keys("dlock:*:quarantine")) for node in nodes) == BUCKETS
         for node in nodes:
             node.close()
         eventually(lambda: all(_granted(store, f"c{n}-{next(_numbers)}") for n in range(50)), within=20)

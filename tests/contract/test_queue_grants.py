@@ -89,7 +89,7 @@ def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone
     assert taken.token > 0
     assert client.hgetall(PARKED) == {}
     lock = client.hgetall(KEYS.lock)
-    assert (lock["acq"], lock["word"]) == ("a.2", "1")
+    assert (lock["acq"], lock["dup"]) == ("a.2", "1")
     assert not lock.keys() & {"due", "granter", "published", "rank"}
     assert 0 < client.pttl(KEYS.lock) <= TTL
 
@@ -156,8 +156,8 @@ def test_granted_message_that_must_not_run_passes_the_grant_on(
 ) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    mark = {KEYS.done(digest("a")): "9" * 16, KEYS.used(): 'used\n1\nx\na.1\n5\n["t", "i", "n", "1"]\n\n\n'}
-    key = KEYS.done(digest("a")) if why == "done" else KEYS.used()
+    mark = {KEYS.done(digest("a")): "9" * 16, KEYS.run(): 'used\n1\nx\na.1\n5\n["t", "i", "n", "1"]\n\n\n'}
+    key = KEYS.done(digest("a")) if why == "done" else KEYS.run()
     client.set(key, mark[key])
     answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True)
     assert isinstance(answer, Duplicate if why == "done" else Used)
@@ -259,7 +259,7 @@ def test_a_turn_that_is_refused_after_a_death_passes_on_also_when_that_is_sent_t
 ) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    client.set(KEYS.used(), 'unknown\n1\nx\n\n5\n["t", "i", "n", "1"]\n\n\n')
+    client.set(KEYS.run(), 'unknown\n1\nx\n\n5\n["t", "i", "n", "1"]\n\n\n')
     for _ in range(times):
         answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True, hold=True)
         assert isinstance(answer, Unknown)

@@ -195,7 +195,7 @@ def test_the_oldest_makes_room_for_the_newest(store: RedisStore, client: redis.R
     assert parked.ousted == Grant(digest("a"), entry_of("a"))
     assert parked.position == 2
     assert waiting(client) == [digest("b"), digest("c")]
-    assert sorted(client.hkeys(PARKED)) == sorted([digest("b"), digest("c"), f"{digest('c')}:ousts"])
+    assert sorted(client.hkeys(PARKED)) == sorted([digest("b"), digest("c"), f"{digest('c')}:evicted"])
 
 
 @pytest.mark.invariant("queue-limit-is-per-name")

@@ -149,7 +149,7 @@ def test_a_done_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Re
 def test_a_used_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    client.set(KEYS.used(), 'used\n1\nx\na.1\n5\n["t", "i", "n", "1"]\n\n\n')
+    client.set(KEYS.run(), 'used\n1\nx\na.1\n5\n["t", "i", "n", "1"]\n\n\n')
     first = ask(store, "a.2", "a", once=True)
     assert isinstance(first, Used)
     assert first.granted

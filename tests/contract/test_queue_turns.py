@@ -193,9 +193,9 @@ def test_a_sweep_tells_a_holder_of_another_policy_that_others_wait(store: RedisS
     expire(client)
     skips = store.acquire(NAME, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s")))
     assert isinstance(skips, Acquired)
-    assert client.hget(KEYS.lock, "queue") is None
+    assert client.hget(KEYS.lock, "has_waiters") is None
     assert store.sweep(NAME, "sweeper.1", TURN, TRIES) == QueueStepResult()
-    assert client.hget(KEYS.lock, "queue") == "1"
+    assert client.hget(KEYS.lock, "has_waiters") == "1"
     assert whose(store.release(NAME, "s.1", ending("s", queue=False)).granted) == digest("a")
 
 
@@ -213,7 +213,7 @@ def test_sweep_marks_a_holder_of_another_policy_for_a_waiter_with_failed_grants(
         Acquired,
     )
     assert store.sweep(NAME, "s.2", TURN, TRIES) == QueueStepResult()
-    assert client.hget(KEYS.lock, "queue") == "1"
+    assert client.hget(KEYS.lock, "has_waiters") == "1"
     make_ready(client, "a")
     assert whose(store.release(NAME, "s.1", ending("s", queue=False)).granted) == digest("a")
 

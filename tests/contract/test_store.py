@@ -56,7 +56,7 @@ def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, t
 def test_inspect_says_the_same_and_nothing_of_a_free_lock(store: RedisStore) -> None:
     assert store.inspect(NAME) is None
     take(store, "o.1", claim_of("id1"))
-    store.renew([renewal("o.1", TTL, ("count", "3"), ("left", "1"))])
+    store.renew([renewal("o.1", TTL, ("count", "3"), ("releasing", "1"))])
     holder = store.inspect(NAME)
     assert holder is not None
     assert (holder.task_id, holder.hold_count, holder.left) == ("id1", 3, True)

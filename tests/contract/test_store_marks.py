@@ -79,7 +79,7 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
     if how == "twin":
         store.acquire(NAME, "p.1", TTL, claim_of("id1"))
     elif how == "keeper":
-        store.renew([Renewal(NAME, "o.1", TTL, (("word", "1"),))])
+        store.renew([Renewal(NAME, "o.1", TTL, (("dup", "1"),))])
     elif how in ("lost", "taken over"):
         client.delete(KEYS.lock)
         if how == "taken over":
@@ -204,11 +204,11 @@ def test_duplicate_of_the_holder_differs_from_a_rival_and_marks_the_lock(
     rival = store.acquire(NAME, "p.1", TTL, claim_of("id2"))
     assert isinstance(rival, Held)
     assert not rival.same_message
-    assert not client.hexists(KEYS.lock, "word")
+    assert not client.hexists(KEYS.lock, "dup")
     twin = store.acquire(NAME, "q.1", TTL, claim_of("id1", redelivered=redelivered))
     assert isinstance(twin, Held)
     assert twin.same_message
-    assert client.hget(KEYS.lock, "word") == "1"
+    assert client.hget(KEYS.lock, "dup") == "1"
     assert client.hget(KEYS.lock, "acq") == "o.1"
 
 
@@ -217,7 +217,7 @@ def test_two_locks_without_a_message_are_no_duplicates(store: RedisStore, client
     answer = store.acquire(NAME, "p.1", TTL, claim_of())
     assert isinstance(answer, Held)
     assert not answer.same_message
-    assert not client.hexists(KEYS.lock, "word")
+    assert not client.hexists(KEYS.lock, "dup")
 
 
 # Used names
@@ -227,7 +227,7 @@ def test_two_locks_without_a_message_are_no_duplicates(store: RedisStore, client
 def test_a_used_name_refuses_who_asks_for_it_once_and_says_who_used_it(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1", claim_of("id1", once=True))
     end(store, used_ms=60_000)
-    assert 59_000 < client.pttl(KEYS.used()) <= 60_000
+    assert 59_000 < client.pttl(KEYS.run()) <= 60_000
     answer = store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True))
     assert isinstance(answer, Used)
     assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "id1", "node1")
@@ -248,7 +248,7 @@ def test_a_used_name_is_no_matter_to_who_does_not_ask_for_it(store: RedisStore) 
 def test_a_used_name_can_be_taken_again_after_its_time(store: RedisStore, client: redis.Redis) -> None:
     take(store, "o.1", claim_of("id1", once=True))
     end(store, used_ms=50)
-    eventually(lambda: not client.exists(KEYS.used()))
+    eventually(lambda: not client.exists(KEYS.run()))
     assert take(store, "p.1", claim_of("id2", once=True))
 
 

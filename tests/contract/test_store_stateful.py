@@ -95,7 +95,7 @@ class Model:
         if self.lock and self.lock.ask.acquisition == ask.acquisition:
             return "again"
         if ask.acquisition in self.gone:
-            return "gone"
+            return "tombstoned"
         if claim.identity in self.done and (claim.redelivered or rank <= self.done[claim.identity]):
             return "done"
         once = claim.once and claim.identity is not None
@@ -115,11 +115,11 @@ class Model:
     def begin(self, ask: Ask) -> bool:
         """Note that a body begins; false if it is held back."""
         mark, crashed = self.mark, self.mark.crashed
-        if mark.state == "unknown" or (mark.state == "begun" and mark.acquisition != ask.acquisition):
+        if mark.state == "unknown" or (mark.state == "started" and mark.acquisition != ask.acquisition):
             if ask.claim.hold:
                 return False
             crashed = mark.identity
-        self.mark = Mark("begun", ask.acquisition, ask.claim.identity, mark.seed, crashed)
+        self.mark = Mark("started", ask.acquisition, ask.claim.identity, mark.seed, crashed)
         return True
 
     def is_twin(self, claim: AcquireRequest) -> bool:
@@ -130,8 +130,8 @@ class Model:
         if self.lock is None or self.lock.ask.acquisition != acquisition:
             return False
         self.lock.count = notes.get("count", self.lock.count)
-        self.lock.left = self.lock.left or "left" in notes
-        self.lock.word = self.lock.word or "word" in notes
+        self.lock.left = self.lock.left or "releasing" in notes
+        self.lock.word = self.lock.word or "dup" in notes
         return True
 
     def release(self, ask: Ask, *, final: bool, uses: bool, once: bool) -> Released:
@@ -147,22 +147,22 @@ class Model:
             self.done[identity] = self.now
         if identity and uses:
             self.mark = Mark("used", ask.acquisition, identity, "bodys")
-        elif identity and once and self.mark.state == "begun" and self.mark.acquisition == ask.acquisition:
+        elif identity and once and self.mark.state == "started" and self.mark.acquisition == ask.acquisition:
             crashed = self.mark.crashed
-            self.mark = Mark("unknown" if crashed else "free", "", crashed or identity, self.mark.seed)
+            self.mark = Mark("unknown" if crashed else "cleared", "", crashed or identity, self.mark.seed)
         return Released(ours, word)
 
     def is_running(self) -> bool:
         return bool(self.lock and self.lock.ask.acquisition == self.mark.acquisition)
 
     def resolve(self, *, sent: bool) -> bool:
-        if self.mark.state == "unknown" or (self.mark.state == "begun" and not self.is_running()):
-            self.mark = Mark("used" if sent else "free", "", self.mark.identity, self.mark.seed)
+        if self.mark.state == "unknown" or (self.mark.state == "started" and not self.is_running()):
+            self.mark = Mark("used" if sent else "cleared", "", self.mark.identity, self.mark.seed)
             return True
         return False
 
     def use(self) -> tuple[str, Identity] | None:
-        if self.mark.state in ("", "free", "forgotten") or not self.mark.identity:
+        if self.mark.state in ("", "cleared", "forgotten") or not self.mark.identity:
             return None
         state = "running" if self.is_running() else "unknown"
         return "used" if self.mark.state == "used" else state, self.mark.identity
@@ -227,7 +227,7 @@ class Scripts(RuleBasedStateMachine):
     def a_copy_of_an_acquire_arrives(self, ask: Ask) -> None:
         self.send(ask)
 
-    @rule(ask=asks, notes=st.sampled_from([{}, {"count": "2"}, {"left": "1"}, {"word": "1"}]), twice=st.booleans())
+    @rule(ask=asks, notes=st.sampled_from([{}, {"count": "2"}, {"releasing": "1"}, {"dup": "1"}]), twice=st.booleans())
     def renew(self, *, ask: Ask, notes: dict[str, str], twice: bool) -> None:
         renewal = Renewal(name_in(self.keys), ask.acquisition, TTL, tuple(notes.items()))
         expected = self.model.renew(ask.acquisition, notes)
@@ -281,7 +281,9 @@ class Scripts(RuleBasedStateMachine):
     def kind_of(self, answer: object) -> str:
         if isinstance(answer, Acquired):
             return "again" if answer.token == self.model.last else "acquired"
-        return {Held: "held", Used: "used", Unknown: "unknown", Tombstoned: "gone", Duplicate: "done"}[type(answer)]
+        return {Held: "held", Used: "used", Unknown: "unknown", Tombstoned: "tombstoned", Duplicate: "done"}[
+            type(answer)
+        ]
 
     def check_acquired(self, answer: Acquired, *, new: bool) -> None:
         lock = self.model.lock
@@ -316,10 +318,10 @@ class Scripts(RuleBasedStateMachine):
         expected: dict[str, str] = {}
         if lock:
             expected = {"acq": lock.ask.acquisition, "count": lock.count, "token": str(lock.token), "ttl": str(TTL)}
-            expected |= {"left": "1"} if lock.left else {}
-            expected |= {"word": "1"} if lock.word else {}
+            expected |= {"releasing": "1"} if lock.left else {}
+            expected |= {"dup": "1"} if lock.word else {}
         assert {
-            name: fields[name] for name in fields.keys() - {"identity", "since", "wake", "task", "id", "node", "pid"}
+            name: fields[name] for name in fields.keys() - {"identity", "since", "notify", "task", "id", "node", "pid"}
         } == expected
 
     @invariant()
@@ -338,7 +340,7 @@ class Scripts(RuleBasedStateMachine):
             return
         names = {self.keys.tombstone(acquisition) for acquisition in self.model.gone}
         names |= {self.keys.done(identity.digest) for identity in self.model.done}
-        names |= {self.keys.used()} if self.model.mark.state else set()
+        names |= {self.keys.run()} if self.model.mark.state else set()
         names |= {self.keys.lock} if self.model.lock else set()
         names |= {self.keys.last} if self.model.last else set()
         assert set(self.client.scan_iter(f"{self.prefix}:*", count=10_000)) == names

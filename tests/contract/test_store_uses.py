@@ -58,7 +58,7 @@ def test_a_body_that_died_is_of_unknown_outcome_however_its_lock_ended(store: Re
     assert state(store) == ("running", "a")
     client.delete(KEYS.lock)  # as after its ttl
     assert state(store) == ("unknown", "a")
-    client.delete(KEYS.used())
+    client.delete(KEYS.run())
     begin(store, "b")
     die(store, "b")
     assert state(store) == ("unknown", "b")
@@ -180,9 +180,9 @@ def test_running_used_or_free_name_cannot_be_resolved(store: RedisStore) -> None
 def test_begin_mark_outlives_its_window_by_the_longest_body(store: RedisStore, client: redis.Redis) -> None:
     """The mark of a free name does not."""
     begin(store, "a", begun_ms=WINDOW + 5000)
-    assert WINDOW < client.pttl(KEYS.used()) <= WINDOW + 5000
+    assert WINDOW < client.pttl(KEYS.run()) <= WINDOW + 5000
     fail(store, "a")
-    assert WINDOW - 5000 < client.pttl(KEYS.used()) <= WINDOW
+    assert WINDOW - 5000 < client.pttl(KEYS.run()) <= WINDOW
 
 
 def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
@@ -198,7 +198,7 @@ def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
 @pytest.mark.parametrize("garbage", ["", "x", "used", "1\nx\n[]", "begun\n\n\n\n\n\n\n\n\n\n\n"])
 def test_mark_of_another_run_blocks_no_call(store: RedisStore, client: redis.Redis, garbage: str) -> None:
     """Whatever a foreign hand wrote, the next run writes over it."""
-    client.set(KEYS.used(), garbage)
+    client.set(KEYS.run(), garbage)
     assert store.use(NAME) is None
     answer = store.acquire(NAME, "a.1", TTL, once("a"))
     assert isinstance(answer, Acquired)

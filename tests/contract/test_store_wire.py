@@ -9,11 +9,11 @@ import redis
 
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.model import Acquired, Renewal
+from celery_dlock.store.model import Acquired, Identity, Renewal
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, take
+from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, load_scripts, take
 from tests.support.polling import eventually
 from tests.support.stores import name_in, store_at
 
@@ -107,6 +107,39 @@ def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: 
     ((verb_sent, sha),) = [words[:2] for kind, words in seen if kind != "lua"]
     assert verb_sent == "EVALSHA"
     assert sha in script.shas
+
+
+@pytest.mark.core
+def test_uncontended_lock_costs_the_server_eight_commands(store: RedisStore, client: redis.Redis) -> None:
+    """A plain acquire and release, command for command. A script that takes another path costs every task more."""
+
+    def cycle() -> Acquired:
+        taken = take(store, "o.1", claim_of("id1"))
+        assert store.release(NAME, "o.1", ending_of("id1", final=False)).ours
+        return taken
+
+    cycle()
+    with commands_seen(client) as seen:
+        token = str(cycle().token)
+    digest = Identity("id1").digest
+    holder = ["task", "app.post", "id", "id1", "node", "node1", "pid", "77", "ttl", str(TTL)]
+    assert [words[0] if kind != "lua" else words for kind, words in seen] == [
+        "EVALSHA",
+        ["HGET", LOCK, "acq"],
+        ["MGET", KEYS.last, KEYS.tombstone("o.1"), KEYS.done(digest)],
+        ["TIME"],
+        ["SET", KEYS.last, token],
+        ["HSET", LOCK, "acq", "o.1", "identity", digest, "token", token, "count", "1", *holder],
+        ["PEXPIRE", LOCK, str(TTL)],
+        "EVALSHA",
+        ["HMGET", LOCK, "acq", "dup", "notify", "has_waiters", "min_hold"],
+        ["DEL", LOCK],
+    ]
+
+
+@pytest.mark.core
+def test_every_variant_of_every_script_compiles(client: redis.Redis) -> None:
+    load_scripts(client)
 
 
 # A server that forgot the scripts

@@ -59,7 +59,7 @@ class Round:
         name, store = self.name("lock"), self.store
         for _ in range(2):
             self.do(store.acquire, name, "a.1", 60_000, self.claim("a", once=True))
-        self.do(store.renew, [Renewal(name, "a.1", 90_000, (("word", "1"),))])
+        self.do(store.renew, [Renewal(name, "a.1", 90_000, (("dup", "1"),))])
         self.do(store.inspect, name)
         self.do(store.release, name, "a.1", ReleaseRequest(True, Identity("a").digest, 60_000, "[]"))
 

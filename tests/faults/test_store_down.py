@@ -163,7 +163,7 @@ def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Stage) -> None
     assert up.end(up.send("bypassing", row))[1] is None
     up.proxy.set_mode("pass")
     with up.locks.client() as client:
-        assert client.keys(keys.last.replace("last", "gone:*")), "nothing was acquired: this run proved nothing"
+        assert client.keys(keys.last.replace("last", "tombstone:*")), "nothing was acquired: this run proved nothing"
         eventually(lambda: not client.exists(keys.lock), within=5, message="a stuck lock")
 
 

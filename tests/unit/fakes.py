@@ -103,7 +103,7 @@ class FakeStore:
         if kept is None or kept.acquisition != acquisition:
             return Released(ours=False, duplicate_seen=False)
         del self.locks[name]
-        return Released(ours=True, duplicate_seen="word" in kept.notes)
+        return Released(ours=True, duplicate_seen="dup" in kept.notes)
 
     def shard(self, name: LockName) -> int:
         return 0
@@ -156,7 +156,7 @@ class FakeStore:
         return True
 
     def _holder(self, kept: Kept) -> Holder:
-        left, until = "left" in kept.notes, kept.until - self.clock.now
+        left, until = "releasing" in kept.notes, kept.until - self.clock.now
         return Holder(None, None, "node", 1, since=self.clock.wall(), expires_in=until, left=left)
 
 

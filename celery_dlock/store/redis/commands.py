@@ -115,10 +115,10 @@ def acquire(
         return _acquire_queued(keys, request, request.place, names, args, terms)
     once = request.once and identity != ""
     if once:
-        names += (keys.used(request.tick),)
+        names += (keys.run(request.tick),)
         args += _of_run(request)
     if terms:
-        names += (keys.office(),)
+        names += (keys.quarantine(),)
         args += terms
     return _ACQUIRE[identity != "", once, terms != ()], names + args
 
@@ -143,11 +143,11 @@ def _acquire_queued(
     """
     args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0", str(place.after_us), place.turn)
     if request.once:
-        names += (keys.used(request.tick),)
+        names += (keys.run(request.tick),)
         args += _of_run(request)
     names += (*keys.queue(), keys.dead())
     if terms:
-        names += (keys.office(),)
+        names += (keys.quarantine(),)
         args += terms
     return _ACQUIRE_QUEUED[request.once, terms != ()], names + args
 
@@ -176,7 +176,7 @@ def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Comman
         return _RELEASE[identity != "", False, False], names + args
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
-        names += (keys.used(request.tick),)
+        names += (keys.run(request.tick),)
         args += (identity, *_end_of_run(request))
     if reserved_for:
         args += (reserved_for, str(request.heir_ms))
@@ -196,7 +196,7 @@ def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, .
     args += (identity, keys.name)
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
-        names += (keys.used(request.tick),)
+        names += (keys.run(request.tick),)
         args += _end_of_run(request)
     if reserved_for:
         args += (reserved_for, str(request.heir_ms))
@@ -214,7 +214,7 @@ def inspect(keys: LockKeys) -> Command:
 def adopt_token(keys: LockKeys, acquisition: str, token: int, seed: str, tick: str) -> Command:
     if not seed:
         return _ADOPT_TOKEN[(False,)], (keys.lock, keys.last, acquisition, str(token))
-    return _ADOPT_TOKEN[(True,)], (keys.lock, keys.last, keys.used(tick), acquisition, str(token), seed)
+    return _ADOPT_TOKEN[(True,)], (keys.lock, keys.last, keys.run(tick), acquisition, str(token), seed)
 
 
 def start_quarantine(quarantine_record: str, quarantine_ms: str, failover_epoch: str) -> Command:
@@ -225,17 +225,17 @@ def start_quarantine(quarantine_record: str, quarantine_ms: str, failover_epoch:
 
 
 def last_run(keys: LockKeys, tick: str) -> Command:
-    return _LAST_RUN, (keys.lock, keys.used(tick))
+    return _LAST_RUN, (keys.lock, keys.run(tick))
 
 
 def forget_run(keys: LockKeys, tick: str) -> Command:
     # The number tells a second copy of this command from another command.
-    return _FORGET_RUN, (keys.used(tick), uuid.uuid4().hex, _TOMBSTONE)
+    return _FORGET_RUN, (keys.run(tick), uuid.uuid4().hex, _TOMBSTONE)
 
 
 def resolve_run(keys: LockKeys, *, sent: bool, window_ms: int, tick: str) -> Command:
-    state = "used" if sent else "free"
-    return _RESOLVE_RUN, (keys.lock, keys.used(tick), uuid.uuid4().hex, state, str(window_ms))
+    state = "used" if sent else "cleared"
+    return _RESOLVE_RUN, (keys.lock, keys.run(tick), uuid.uuid4().hex, state, str(window_ms))
 
 
 def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command:
@@ -248,20 +248,20 @@ def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command
 def claim(keys: LockKeys, request: ClaimRequest) -> Command:
     task_id, turn, life_ms, running, by, attempt, _ = request
     waiting, messages, delayed, _ = keys.queue()
-    names = (keys.queued(), keys.lock, waiting, messages, delayed, keys.tombstone(attempt))
+    names = (keys.claim(), keys.lock, waiting, messages, delayed, keys.tombstone(attempt))
     args = (task_id, str(life_ms), "1" if running else "0", str(turn), by.task, by.node, by.task_id, attempt)
     return _CLAIM, names + args
 
 
 def release_claim(keys: LockKeys, task_id: str, generation: int, attempt: str) -> Command:
     if not attempt:
-        return _RELEASE_CLAIM[(False,)], (keys.queued(), task_id, str(generation))
-    names = (keys.queued(), keys.tombstone(attempt))
+        return _RELEASE_CLAIM[(False,)], (keys.claim(), task_id, str(generation))
+    names = (keys.claim(), keys.tombstone(attempt))
     return _RELEASE_CLAIM[(True,)], (*names, task_id, str(generation), attempt, _TOMBSTONE)
 
 
 def extend_claim(keys: LockKeys, task_id: str, life_ms: int) -> Command:
-    return _EXTEND_CLAIM, (keys.queued(), task_id, str(life_ms))
+    return _EXTEND_CLAIM, (keys.claim(), task_id, str(life_ms))
 
 
 # -- queues

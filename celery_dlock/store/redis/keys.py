@@ -37,23 +37,23 @@ class LockKeys(NamedTuple):
         """The mark that the message of this identity has ended."""
         return self._sibling("done", identity_digest)
 
-    def used(self, tick: str = "") -> str:
+    def run(self, tick: str = "") -> str:
         """The mark of what became of the name's last run (``once_per``); ``tick``: of the run of that tick alone."""
-        return self._sibling("used", f"{self.name}:{tick}" if tick else self.name)
+        return self._sibling("run", f"{self.name}:{tick}" if tick else self.name)
 
-    def queued(self) -> str:
+    def claim(self) -> str:
         """The claim of a call whose message is on its way (``unique="queued"``)."""
-        return self._sibling("queued", self.name)
+        return self._sibling("claim", self.name)
 
     def marks(self, acquisition: str, identity_digest: str) -> list[str]:
         """The tombstone of an acquisition and, where there is an identity, its done mark."""
         root = self.last[:_ROOT]
-        gone = f"{root}gone:{acquisition}"
-        return [gone, f"{root}done:{identity_digest}"] if identity_digest else [gone]
+        tombstone = f"{root}tombstone:{acquisition}"
+        return [tombstone, f"{root}done:{identity_digest}"] if identity_digest else [tombstone]
 
     def tombstone(self, acquisition: str) -> str:
         """The mark that this acquisition was given up before its answer was known."""
-        return self._sibling("gone", acquisition)
+        return self._sibling("tombstone", acquisition)
 
     @property
     def name(self) -> str:
@@ -65,19 +65,19 @@ class LockKeys(NamedTuple):
         name = self.name
         return (
             self._sibling("waiting", name),
-            self._sibling("parked", name),
-            self._sibling("later", name),
+            self._sibling("messages", name),
+            self._sibling("delayed", name),
             f"{self.last[:_ROOT]}queues",
         )
 
-    def office(self) -> str:
+    def quarantine(self) -> str:
         """Of the bucket: which run of a server grants there, and since when (``dlock_failover_quarantine``)."""
-        return f"{self.last[:_ROOT]}office"
+        return f"{self.last[:_ROOT]}quarantine"
 
-    def offices(self) -> list[str]:
+    def quarantines(self) -> list[str]:
         """Those of all buckets."""
         prefix = self.last.partition("{")[0]
-        return [f"{prefix}{{{bucket:03x}}}:office" for bucket in range(BUCKETS)]
+        return [f"{prefix}{{{bucket:03x}}}:quarantine" for bucket in range(BUCKETS)]
 
     def dead(self) -> str:
         """The dead letters: parked messages that nobody took or could read."""
@@ -93,7 +93,7 @@ _node: Final = name_builder("node")
 def node_key(prefix: str, node: str) -> str:
     """The key of what workers of this name noted, in a bucket as all keys are."""
     name = _node(escape(node), text_form(node))
-    return f"{prefix}:{{{name.bucket:03x}}}:node:{name.text}"
+    return f"{prefix}:{{{name.bucket:03x}}}:worker:{name.text}"
 
 
 _sweeper: Final = name_builder("sweeper")

@@ -45,7 +45,7 @@ def holder(fields: Sequence[Any]) -> Holder:
         left=left == b"1",
         expires_in=max(0, int(pttl)) / 1000,
         kept=acquisition == b"kept",
-        retries=acquisition.startswith(b"keep:"),
+        retries=acquisition.startswith(b"reserved:"),
     )
 
 
@@ -86,7 +86,7 @@ def use(reply: Sequence[Any], name: str) -> LastRun | None:
         return None
     mark, pttl, holding = _Mark.of(reply[0]), max(0, int(reply[1])) / 1000, reply[2].decode()
     state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
-    if mark.state == "begun" and mark.acquisition == holding:
+    if mark.state == "started" and mark.acquisition == holding:
         state = "running"
     by = mark.holder
     # Of several servers, it stands behind the token of their agreement.
@@ -122,7 +122,7 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
     b"used": _used,
     b"unknown": _unknown,
     b"done": lambda facts, _identity: Duplicate(_passed_on(facts)),
-    b"gone": lambda _facts, _identity: Tombstoned(),
+    b"tombstoned": lambda _facts, _identity: Tombstoned(),
     b"queue": _queued,
     b"parked": _parked,
 }

@@ -279,7 +279,7 @@ class RedisStore:
 
     def _check_granted(self, reply: Any, probation: Quarantine, keys: LockKeys, terms: tuple[str, ...]) -> None:
         """Raise if the reply says that the server is on probation."""
-        if not isinstance(reply, bytes) and reply[0] == b"probation":
+        if not isinstance(reply, bytes) and reply[0] == b"quarantined":
             _, left_ms, began = reply
             if began == b"1":
                 self._enter_office(keys, *terms)
@@ -287,7 +287,7 @@ class RedisStore:
 
     def _enter_office(self, keys: LockKeys, delay_ms: str, term: str) -> None:
         """Let the probation of all buckets begin with that of the first one that was asked for."""
-        offices = keys.offices()
+        offices = keys.quarantines()
         for start in range(0, len(offices), BATCH):
             batch = offices[start : start + BATCH]
             calls = [(*commands.start_quarantine(office, delay_ms, term), PRIMARY) for office in batch]

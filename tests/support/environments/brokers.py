@@ -73,7 +73,7 @@ class BrokerEnvironment(PolicyEnvironment):
     def word_is_left(self, holding):
         """Wait until its keeper has noticed that the broker may deliver the holder's message once more."""
         (lock,) = self.lock_keys(self.tasks.skips_late, holding.n)
-        eventually(lambda: self.locks.hget(lock, "word"), 20, message="the keeper left no word")
+        eventually(lambda: self.locks.hget(lock, "dup"), 20, message="the keeper left no word")
 
     def ran_once(self, *results):
         """Each of them ran, its end is stored, and it was not run again."""

@@ -27,7 +27,7 @@ class Claims:
     def of(self, task, n) -> str | None:
         """The id that has claimed the name."""
         name = task.lock_spec.name_of((n,), {})
-        found = self.locks.hget(f"dlock:{{{name.bucket:03x}}}:queued:{name.text}", "id")
+        found = self.locks.hget(f"dlock:{{{name.bucket:03x}}}:claim:{name.text}", "id")
         return None if found is None else str(found)
 
     def wait_free(self, task, n, within=10.0) -> None:

@@ -79,17 +79,17 @@ class TestLockKeys:
     def test_layout(self) -> None:
         keys = LockKeys.of("dlock", self.NAME)
         assert keys == LockKeys("dlock:{02a}:lock:shop.pay:5f0c", "dlock:{02a}:last", "dlock:{02a}:wake:shop.pay:5f0c")
-        assert keys.used() == "dlock:{02a}:used:shop.pay:5f0c"
+        assert keys.run() == "dlock:{02a}:run:shop.pay:5f0c"
         assert keys.done("ab12") == "dlock:{02a}:done:ab12"
-        assert keys.tombstone("o1.3") == "dlock:{02a}:gone:o1.3"
+        assert keys.tombstone("o1.3") == "dlock:{02a}:tombstone:o1.3"
 
     def test_all_keys_of_a_name_are_in_one_cluster_slot(self) -> None:
         for prefix in ("dlock", "my:app", ""):
             keys = LockKeys.of(prefix, shared_name("account:{42}"))
-            every = (keys.lock, keys.last, keys.channel, keys.used(), keys.done("{x}"), keys.tombstone("{y}"))
+            every = (keys.lock, keys.last, keys.channel, keys.run(), keys.done("{x}"), keys.tombstone("{y}"))
             assert len({key_slot(key.encode()) for key in every}) == 1
 
     def test_names_of_one_bucket_share_only_the_counter(self) -> None:
         one, other = LockKeys.of("d", LockName("x:1", 7)), LockKeys.of("d", LockName("y:2", 7))
         assert one.last == other.last
-        assert len({one.lock, other.lock, one.channel, other.channel, one.used(), other.used()}) == 6
+        assert len({one.lock, other.lock, one.channel, other.channel, one.run(), other.run()}) == 6

@@ -232,7 +232,7 @@ def test_a_doubtful_acquisition_leaves_word_at_the_next_tick_and_only_once(scene
     scene.keeper.tick()
     kept = scene.store.kept(a_name())
     assert kept
-    assert kept.notes == {"word": "1"}
+    assert kept.notes == {"dup": "1"}
     scene.run(5)
     assert len(scene.store.asked) == 1
 
@@ -244,7 +244,7 @@ def test_word_that_the_store_did_not_hear_is_left_again(scene: KeeperScene) -> N
     scene.keeper.tick()
     scene.store.away = None
     scene.keeper.tick()
-    assert [renewal.notes for renewal in scene.store.asked] == [(("word", "1"),)] * 2
+    assert [renewal.notes for renewal in scene.store.asked] == [(("dup", "1"),)] * 2
     assert not scene.lost
 
 

@@ -126,7 +126,7 @@ def test_holder_near_its_visibility_timeout_marks_its_end_so_its_copy_does_not_r
         stage = show(made)
         holding = stage.hold(stage.tasks.skips_late, stage.fresh())
         (lock,) = stage.lock_keys(stage.tasks.skips_late, holding.n)
-        eventually(lambda: stage.locks.hget(lock, "word"), 10, message="the keeper left no word")
+        eventually(lambda: stage.locks.hget(lock, "dup"), 10, message="the keeper left no word")
         # The copy lies in the queue behind the only slot, so it comes when the lock is free and says nothing.
         eventually(lambda: stage.broker.llen("celery"), 20)
         assert holding.end() == holding.n

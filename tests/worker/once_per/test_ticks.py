@@ -204,6 +204,6 @@ def test_a_misfire_with_a_skip_result_goes_on_with_it_and_leaves_the_tick_unused
 def test_a_tick_is_remembered_for_its_grace_and_four_minutes(stage):
     due = float(int(time.time()) - 5)
     assert end_of(stage.send(stage.tasks.brief, due)) == "SUCCESS"
-    marks = list(stage.client.scan_iter("dlock:*:used:ticking.brief:*"))
+    marks = list(stage.client.scan_iter("dlock:*:run:ticking.brief:*"))
     lives = [stage.client.pttl(key) / 1000 for key in marks]
     assert any(280 < life <= 300 for life in lives), lives

@@ -142,7 +142,7 @@ def test_granted_waiter_takes_the_lock_when_the_quarantine_is_over(stage: Stage)
     _, sent = stage.send("queueing", row)
     eventually(lambda: stage.tasks.queueing.waiting(row).count == 1, within=30)
     with redis.Redis.from_url(stage.urls.lock) as client:
-        client.delete(*client.keys("dlock:*:office"))
+        client.delete(*client.keys("dlock:*:quarantine"))
     lock.release()
     stage.worker.wait_for_log(r"queueing\[.*is republished, retrying in .* grants nothing new for another")
     assert sent.get(timeout=40) is True

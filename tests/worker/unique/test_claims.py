@@ -155,7 +155,7 @@ def test_a_message_that_waits_in_a_worker_keeps_its_claim_for_longer_than_queued
 def test_queued_ttl_counts_from_the_eta(stage):
     result = stage.tasks.queued.apply_async(("eta",), countdown=100, queue="nobody", dlock={"queued_ttl": 10})
     name = stage.tasks.queued.lock_spec.name_of(("eta",), {})
-    left = stage.locks.ttl(f"dlock:{{{name.bucket:03x}}}:queued:{name.text}")
+    left = stage.locks.ttl(f"dlock:{{{name.bucket:03x}}}:claim:{name.text}")
     assert 105 <= left <= 110, result
 
 

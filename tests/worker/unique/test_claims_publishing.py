@@ -157,7 +157,7 @@ def test_late_claim_of_a_slow_store_does_not_refuse_the_next_try(server, start_p
         # What was held back arrives now, and the claims are made after all.
         proxy.set_mode("pass")
         for n in ("p40", "p41", "p42"):
-            eventually(lambda n=n: stage.locks.keys("*:gone:*") and stage.of(tasks.queued, n) is None, 10)
+            eventually(lambda n=n: stage.locks.keys("*:tombstone:*") and stage.of(tasks.queued, n) is None, 10)
             accepted = tasks.queued.delay(n)
             assert stage.of(tasks.queued, n) == accepted.id
         assert sent(stage) == 4

@@ -30,12 +30,12 @@
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash". One string: the client parses a reply of
 --   several parts more slowly than it does everything else
--- @reply {"held", rank_us, acquisition, identity, token, since_us, left, count, left_ms, task, id, node, pid}
--- @reply {"gone"}  this acquisition was abandoned
+-- @reply {"held", rank_us, acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid}
+-- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done"}  this message has finished
 -- @reply {"used", run mark}  an earlier run succeeded
 -- @reply {"unknown", run mark}  the outcome of an earlier run is unknown
--- @reply {"probation", left_ms, "1" if the quarantine started with this call}
+-- @reply {"quarantined", left_ms, "1" if the quarantine started with this call}
 
 local holder = redis.call('HGET', lock, 'acq')
 local marks
@@ -67,15 +67,15 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     return repeated_answer()
   end
   if abandoned then
-    return {'gone'}
+    return {'tombstoned'}
   end
 
   -- keep_on_retry: a run reserved the lock for this message, its retry.
-  local reserved = MESSAGE and holder == 'keep:' .. identity
+  local reserved = MESSAGE and holder == 'reserved:' .. identity
 
   local function drop_reservation()
     -- With waiters, a sweep grants the reserved lock when it expires.
-    if reserved and not redis.call('HGET', lock, 'queue') then
+    if reserved and not redis.call('HGET', lock, 'has_waiters') then
       redis.call('DEL', lock)
     end
   end
@@ -92,7 +92,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     end
     -- This matters only if the lock is free. While the body runs, its lock is held.
     outcome_unknown = previous_run.state == 'unknown' or
-      (previous_run.state == 'begun' and previous_run.acquisition ~= acquisition)
+      (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
   end
   if holder and not reserved then
     repair_expiry()
@@ -106,7 +106,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     -- Only here: a caller that meets a held lock is told so at any time.
     local left_ms, started = quarantine_left_ms(now)
     if left_ms > 0 then
-      return {'probation', left_ms, started}
+      return {'quarantined', left_ms, started}
     end
   end
   if finished_at then
@@ -116,7 +116,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
   end
   if reserved then
     -- Callers that wait for the release of the reserved lock wait for the release of this one.
-    inherited_notify, has_waiters = unpack(redis.call('HMGET', lock, 'wake', 'queue'))
+    inherited_notify, has_waiters = unpack(redis.call('HMGET', lock, 'notify', 'has_waiters'))
     redis.call('DEL', lock)
   end
 end

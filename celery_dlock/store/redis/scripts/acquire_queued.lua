@@ -11,7 +11,7 @@
 -- @keys run  string: lib/run_mark [once]
 -- @keys waiting  sorted set: identities of the waiters, by rank
 -- @keys messages  hash: identity to parked message; also <identity>:rank and :tries of waiters that lost a grant, and
---   :ousts, the identity of the waiter that this one evicted
+--   :evicted, the identity of the waiter that this one evicted
 -- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
 -- @keys queues  sorted set of this bucket: names of locks with waiters, by the time of the next sweep
 -- @keys dead  hash: identity to message of dead letters, and of removed waiters until their result is stored
@@ -42,15 +42,15 @@
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"
 -- @reply {"held", rank_us, HOLDER}  the holder runs the same message, or this is its retry. HOLDER: acquisition, identity,
---   token, since_us, left, count, left_ms, task, id, node, pid
+--   token, since_us, releasing, count, left_ms, task, id, node, pid
 -- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked; without HOLDER if only waiters precede it
 -- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. GRANT: identity,
 --   message, grant id
--- @reply {"gone"}  this acquisition was abandoned
+-- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
 -- @reply {"used", run mark, GRANT}  an earlier run succeeded
 -- @reply {"unknown", run mark, GRANT}  the outcome of an earlier run is unknown
--- @reply {"probation", left_ms, "1" if the quarantine started with this call}
+-- @reply {"quarantined", left_ms, "1" if the quarantine started with this call}
 
 local holder = redis.call('HGET', lock, 'acq')
 local marks
@@ -76,7 +76,7 @@ if holder == acquisition then
   return repeated_answer()
 end
 if abandoned then
-  return {'gone'}
+  return {'tombstoned'}
 end
 if tonumber(rank) <= tonumber(after_us) then
   -- Messages that a worker received in a row keep that order, although the age takes time to get here.
@@ -84,7 +84,7 @@ if tonumber(rank) <= tonumber(after_us) then
 end
 
 -- keep_on_retry: a run reserved the lock for this message, its retry.
-local reserved = holder == 'keep:' .. identity
+local reserved = holder == 'reserved:' .. identity
 local granted = holder == 'grant:' .. identity
 
 -- This message waits no more. If the lock is granted to it or reserved for it, grant the next waiter.
@@ -98,7 +98,7 @@ local function pass_on()
 end
 
 local function evicted_by_this()
-  local evicted = redis.call('HGET', messages, identity .. ':ousts') or ''
+  local evicted = redis.call('HGET', messages, identity .. ':evicted') or ''
   local its_message = redis.call('HGET', dead, evicted)
   return its_message and evicted or '', its_message or ''
 end
@@ -114,7 +114,7 @@ if ONCE then
   end
   -- This matters only if the lock is free. While the body runs, its lock is held.
   outcome_unknown = previous_run.state == 'unknown' or
-    (previous_run.state == 'begun' and previous_run.acquisition ~= acquisition)
+    (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end
 local refused = outcome_unknown and hold_if_unknown == '1'
 
@@ -138,7 +138,7 @@ end
 local first_waiter, preceded, for_this_grant = {}, false, false
 local inherited_notify
 if reserved then
-  inherited_notify = redis.call('HGET', lock, 'wake')
+  inherited_notify = redis.call('HGET', lock, 'notify')
 elseif granted then
   for_this_grant = redis.call('HGET', lock, 'since') == grant_id
   if not for_this_grant then
@@ -155,7 +155,7 @@ end
 local held = holder and not (reserved or granted)
 if held then
   repair_expiry()
-  local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'heir')
+  local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'reserved_for')
   if related and (related[1] == identity or related[2] == identity) then
     -- A duplicate of the holder's message does not wait: it is republished. Neither does the holder's retry, for which
     -- the lock is about to be reserved.
@@ -177,7 +177,7 @@ local function evict_oldest_waiter()
   remove_from_queue(oldest[1])
   -- Keep it until its result is stored: this reply may be lost, or its reader may die.
   redis.call('HSET', dead, oldest[1], its_message)
-  redis.call('HSET', messages, identity .. ':ousts', oldest[1])
+  redis.call('HSET', messages, identity .. ':evicted', oldest[1])
   return oldest[1], its_message
 end
 
@@ -190,7 +190,7 @@ local function park()
   redis.call('HDEL', messages, identity .. ':rank', identity .. ':tries')
   redis.call('ZADD', waiting, rank, identity)
   if held then
-    redis.call('HSET', lock, 'queue', '1')
+    redis.call('HSET', lock, 'has_waiters', '1')
     redis.call('ZADD', queues, 'LT', decimal(now + math.max(0, remaining_ms()) * 1000), lock_name)
     return unpublished_grant(acquisition)
   end
@@ -228,7 +228,7 @@ if QUARANTINE then
   -- Only here: a caller that meets a held lock is told so at any time.
   local left_ms, started = quarantine_left_ms(now)
   if left_ms > 0 then
-    return {'probation', left_ms, started}
+    return {'quarantined', left_ms, started}
   end
 end
 

@@ -27,7 +27,7 @@ end
 if ONCE then
   local mark = read_run_mark(run)
   -- In any other state, an operator's command has changed the mark meanwhile.
-  if mark.state == 'begun' and mark.acquisition == acquisition then
+  if mark.state == 'started' and mark.acquisition == acquisition then
     redis.call('SET', run, format_run_mark(mark.state, mark.at, mark.identity, mark.acquisition, seed, mark.by,
                                            mark.crashed_at, mark.crashed_of, mark.crashed_by),
                'PX', math.max(1, redis.call('PTTL', run)))

@@ -1,7 +1,7 @@
 -- claim: claim a lock name for a message that is about to be published (unique).
 -- Safe to send twice: the second copy finds its own claim.
 --
--- @keys claim  hash: id, task and node of the publisher, since (us), turn, attempt
+-- @keys claim  hash: id, task and node of the publisher, since (us), generation, attempt
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys waiting  sorted set, as in acquire_queued
 -- @keys messages  hash, as in acquire_queued
@@ -22,7 +22,7 @@
 
 -- @include time
 
-local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'turn', 'attempt')
+local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'generation', 'attempt')
 local number = tonumber(generation)
 local ours = first[1] == task_id and (first[6] == attempt or number > tonumber(first[5]))
 if first[1] and not ours then
@@ -35,12 +35,12 @@ end
 
 -- Return the call that runs or has the lock granted, in the shape of a reply, or nil.
 local function running_call()
-  local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'node', 'since', 'token', 'left')
+  local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'node', 'since', 'token', 'releasing')
   local holder, id = found[1], found[2]
   local granted = holder and string.sub(holder, 1, 6) == 'grant:'
   -- A holder whose body has ended is about to release, unless the lock is reserved for its retry. A lock kept by min_hold
   -- has no holder. Neither runs.
-  local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 5) ~= 'keep:')
+  local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 9) ~= 'reserved:')
   local runs = holder and not granted and not ended and while_running == '1'
   -- A retry (generation above 0) follows a call of its own id, which is not in its way.
   if (granted or runs) and (number == 0 or id ~= short_id) then
@@ -65,7 +65,7 @@ if other then
 end
 
 local now = server_time_us()
-redis.call('HSET', claim, 'id', task_id, 'task', task, 'node', node, 'turn', generation, 'attempt', attempt)
+redis.call('HSET', claim, 'id', task_id, 'task', task, 'node', node, 'generation', generation, 'attempt', attempt)
 if not ours then
   redis.call('HSET', claim, 'since', decimal(now))
 end

@@ -13,8 +13,8 @@ local mark = read_run_mark(run)
 if mark.acquisition == command_id then
   return 1
 end
-if not mark.at or (mark.state == 'free' and mark.seed == '') then
+if not mark.at or (mark.state == 'cleared' and mark.seed == '') then
   return 0
 end
-redis.call('SET', run, format_run_mark('free', mark.at, '', command_id, '', '', '', '', ''), 'PX', life_ms)
+redis.call('SET', run, format_run_mark('cleared', mark.at, '', command_id, '', '', '', '', ''), 'PX', life_ms)
 return 1

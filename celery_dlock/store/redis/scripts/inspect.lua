@@ -2,12 +2,12 @@
 -- Safe to send twice: it writes nothing.
 --
 -- @keys lock  hash: the lock, lib/take_lock
--- @reply {acquisition, identity, token, since_us, left, count, left_ms, task, id, node, pid}  held
+-- @reply {acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid}  held
 -- @reply {}  free
 
 -- @include time holder
 
-local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'left', 'count', 'task', 'id', 'node', 'pid')
+local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node', 'pid')
 if not found[1] then
   return {}
 end

@@ -10,7 +10,7 @@
 
 local text = redis.call('MGET', run)[1]
 local state = parse_run_mark(text).state
-if state ~= 'used' and state ~= 'begun' and state ~= 'unknown' then
+if state ~= 'used' and state ~= 'started' and state ~= 'unknown' then
   return {}
 end
 return {text, redis.call('PTTL', run), redis.call('HGET', lock, 'acq') or ''}

@@ -26,11 +26,11 @@
 --   queue, because only sweep takes its keys
 --
 -- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved for
--- it as "keep:" and the identity. Done marks are rare. They are set if a duplicate is known (word), if the lock was lost
--- and with it any word, or if a retry has the lock reserved.
+-- it as "reserved:" and the identity. Done marks are rare. They are set if a duplicate is known (dup), if the lock was lost
+-- and with it any dup, or if a retry has the lock reserved.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
-  unpack(redis.call('HMGET', lock, 'acq', 'word', 'wake', 'queue', 'keep'))
+  unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 if ours and not (dup or notify or has_waiters or min_hold_ms or ONCE or RESERVE) and tombstone_ms == '0' then
   -- Most calls end here and create no closures.

@@ -14,7 +14,7 @@
 if UNCONFIRMED then
   redis.call('SET', tombstone, '1', 'PX', tombstone_ms)
 end
-local found = redis.call('HMGET', claim, 'id', 'turn', 'attempt')
+local found = redis.call('HMGET', claim, 'id', 'generation', 'attempt')
 if found[1] ~= task_id or tonumber(found[2]) > tonumber(generation) or (UNCONFIRMED and found[3] ~= attempt) then
   return 0
 end

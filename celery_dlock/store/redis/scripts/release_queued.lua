@@ -31,12 +31,12 @@
 -- @reply {sum, identity, message, grant id}  with the grant to publish
 --
 -- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved for
--- it as "keep:" and the identity. Done marks are rare. They are set if a duplicate is known (word), if the lock was lost
--- and with it any word, or if a retry has the lock reserved. If the
+-- it as "reserved:" and the identity. Done marks are rare. They are set if a duplicate is known (dup), if the lock was lost
+-- and with it any dup, or if a retry has the lock reserved. If the
 -- retry is already queued, the lock is granted to it instead of being reserved.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
-  unpack(redis.call('HMGET', lock, 'acq', 'word', 'wake', 'queue', 'keep'))
+  unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
 -- @include time run_mark release grant unpublished_grant

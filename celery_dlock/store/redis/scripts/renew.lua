@@ -4,7 +4,7 @@
 -- @keys lock  hash: the lock, lib/take_lock
 -- @args acquisition  owner and number
 -- @args ttl_ms  milliseconds that the key lives at least
--- @args facts...  field, value, field, value: count, left, word
+-- @args facts...  field, value, field, value: count, releasing, dup
 -- @reply 1  renewed
 -- @reply 0  the acquisition does not hold the lock; a renewal never creates one
 

@@ -4,7 +4,7 @@
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys run  string: lib/run_mark
 -- @args command_id  names this command
--- @args state  "used": the run did its work; "free": it did not, and the next run has its seed
+-- @args state  "used": the run did its work; "cleared": it did not, and the next run has its seed
 -- @args window_ms  milliseconds that the outcome is kept
 -- @reply 1  the outcome was unknown until now
 -- @reply 0  there is no run whose outcome is unknown
@@ -15,7 +15,7 @@ local mark = read_run_mark(run)
 if mark.acquisition == command_id then
   return 1
 end
-local crashed = mark.state == 'begun' and redis.call('HGET', lock, 'acq') ~= mark.acquisition
+local crashed = mark.state == 'started' and redis.call('HGET', lock, 'acq') ~= mark.acquisition
 if mark.state ~= 'unknown' and not crashed then
   return 0
 end

@@ -18,15 +18,15 @@
 
 -- @include time grant
 
-local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since', 'buried',
+local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since', 'dead_letter',
                          'foreign')
-local holder, due, current_granter, published, waiter, rank, grant_id, buried, foreign_since = unpack(found)
+local holder, due, current_granter, published, waiter, rank, grant_id, last_dead_letter, foreign_since = unpack(found)
 local now = server_time_us()
 local nothing = {'', '', '', ''}
 if holder and not due then
   -- A lease, not a grant: visit the lock again when the lease has expired.
   if redis.call('EXISTS', waiting, delayed) > 0 then
-    redis.call('HSET', lock, 'queue', '1')
+    redis.call('HSET', lock, 'has_waiters', '1')
     redis.call('ZADD', queues, decimal(now + math.max(0, redis.call('PTTL', lock)) * 1000), lock_name)
   else
     redis.call('ZREM', queues, lock_name)
@@ -47,11 +47,11 @@ if holder then
     -- The granter may have died before it published the message: this caller publishes it.
     local next_due = decimal(now + PUBLISH_WITHIN_US)
     if current_granter ~= granter then
-      redis.call('HDEL', lock, 'buried')
+      redis.call('HDEL', lock, 'dead_letter')
     end
     redis.call('HSET', lock, 'due', next_due, 'granter', granter)
     redis.call('ZADD', queues, next_due, lock_name)
-    return {waiter, message, grant_id, current_granter == granter and buried or ''}
+    return {waiter, message, grant_id, current_granter == granter and last_dead_letter or ''}
   end
   redis.call('DEL', lock)
   if message then
@@ -69,6 +69,6 @@ end
 local next_waiter, next_message, next_grant = grant_next(now, granter)
 if next_waiter and dead_letter ~= '' then
   -- If this command is sent twice, the second copy names the dead letter again.
-  redis.call('HSET', lock, 'buried', dead_letter)
+  redis.call('HSET', lock, 'dead_letter', dead_letter)
 end
 return {next_waiter or '', next_message or '', next_grant or '', dead_letter}

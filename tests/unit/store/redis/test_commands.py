@@ -31,8 +31,8 @@ Case = tuple[str, Command, Values]
 CALLER: Values = {"task": "app.post", "task_id": "id", "node": "node1", "pid": "77"}
 LOCK: Values = {"lock": KEYS.lock, "last_token": KEYS.last, "tombstone": KEYS.tombstone("o.1"), "acquisition": "o.1"}
 QUEUE: Values = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED, "queues": QUEUES, "lock_name": KEYS.name}
-ONCE: Values = {"run": KEYS.used("t"), "requester_json": REQUESTER.text}
-QUARANTINE: Values = {"quarantine_record": KEYS.office(), "quarantine_ms": "5000", "failover_epoch": "6"}
+ONCE: Values = {"run": KEYS.run("t"), "requester_json": REQUESTER.text}
+QUARANTINE: Values = {"quarantine_record": KEYS.quarantine(), "quarantine_ms": "5000", "failover_epoch": "6"}
 
 
 def acquires() -> Iterator[Case]:
@@ -81,24 +81,24 @@ def releases() -> Iterator[Case]:
 
 def leases() -> Iterator[Case]:
     lock = {"lock": KEYS.lock}
-    renewal = Renewal(NAME, "o.1", 10, (("count", "2"), ("left", "1")))
-    renewed = {**lock, "acquisition": "o.1", "ttl_ms": "10", "facts": "count 2 left 1"}
+    renewal = Renewal(NAME, "o.1", 10, (("count", "2"), ("releasing", "1")))
+    renewed = {**lock, "acquisition": "o.1", "ttl_ms": "10", "facts": "count 2 releasing 1"}
     yield "renew", commands.renew(KEYS, renewal), renewed
     yield "inspect", commands.inspect(KEYS), lock
     token = {**lock, "last_token": KEYS.last, "acquisition": "o.1", "token": "7"}
     yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t"), token
-    seeded = {**token, "run": KEYS.used("t"), "seed": "7/s"}
+    seeded = {**token, "run": KEYS.run("t"), "seed": "7/s"}
     yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "7/s", "t"), seeded
-    record = {"quarantine_record": KEYS.office(), "quarantine_ms": "5000", "failover_epoch": "6"}
-    yield "start_quarantine", commands.start_quarantine(KEYS.office(), "5000", "6"), record
+    record = {"quarantine_record": KEYS.quarantine(), "quarantine_ms": "5000", "failover_epoch": "6"}
+    yield "start_quarantine", commands.start_quarantine(KEYS.quarantine(), "5000", "6"), record
 
 
 def runs() -> Iterator[Case]:
     lock = {"lock": KEYS.lock}
-    run = {"run": KEYS.used("t")}
+    run = {"run": KEYS.run("t")}
     yield "last_run", commands.last_run(KEYS, "t"), {**lock, **run}
     yield "forget_run", commands.forget_run(KEYS, "t"), {**run, "life_ms": str(commands.TOMBSTONE_MS)}
-    resolved = {**lock, **run, "state": "free", "window_ms": "9"}
+    resolved = {**lock, **run, "state": "cleared", "window_ms": "9"}
     yield "resolve_run", commands.resolve_run(KEYS, sent=False, window_ms=9, tick="t"), resolved
     done = {"done": KEYS.done(DIGEST), "identity": DIGEST, "owner": "o", "age_us": "8"}
     marked = {**lock, **done, "life_ms": str(commands.DONE_MS)}
@@ -107,7 +107,7 @@ def runs() -> Iterator[Case]:
 
 def claims() -> Iterator[Case]:
     lock = {"lock": KEYS.lock}
-    claimed = {"claim": KEYS.queued(), "task_id": "a"}
+    claimed = {"claim": KEYS.claim(), "task_id": "a"}
     request = ClaimRequest("a", 3, 10, True, REQUESTER, "try")
     waiters = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED}
     claim = {**lock, **claimed, **waiters, "tombstone": KEYS.tombstone("try"), "attempt": "try", "life_ms": "10"}

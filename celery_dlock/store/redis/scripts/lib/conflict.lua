@@ -30,13 +30,13 @@ end
 
 -- Return the given values and the holder's fields. Note in the lock what its release has to do.
 local function describe_holder(...)
-  local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'left', 'count', 'task', 'id', 'node', 'pid')
+  local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node', 'pid')
   if identity ~= '' and found[1] == identity then
     -- A duplicate of the holder's message exists. The holder's release will set the done mark for it.
-    redis.call('HSET', lock, 'word', '1')
+    redis.call('HSET', lock, 'dup', '1')
   end
   if notify ~= '0' then
-    redis.call('HSET', lock, 'wake', notify)
+    redis.call('HSET', lock, 'notify', notify)
   end
   local answer = {...}
   for _, value in ipairs({holder, found[1], found[2], found[3] or found[2], found[4] or '', found[5], remaining_ms(),

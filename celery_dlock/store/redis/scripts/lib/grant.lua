@@ -14,7 +14,7 @@ local GROUP_SIZE = 16
 local function remove_from_queue(waiter)
   redis.call('ZREM', waiting, waiter)
   redis.call('ZREM', delayed, waiter)
-  redis.call('HDEL', messages, waiter, waiter .. ':rank', waiter .. ':tries', waiter .. ':ousts')
+  redis.call('HDEL', messages, waiter, waiter .. ':rank', waiter .. ':tries', waiter .. ':evicted')
 end
 
 local function return_delayed_waiters(now)
@@ -61,7 +61,7 @@ local function grant_next(now, granter)
       local task_name, task_id = task_of(message)
       redis.call('HSET', lock, 'acq', 'grant:' .. waiter, 'identity', waiter, 'token', '0', 'count', '0',
                  'since', grant_id, 'task', task_name, 'id', task_id, 'node', '', 'pid', '0',
-                 'rank', first[2], 'due', due, 'granter', granter, 'queue', '1')
+                 'rank', first[2], 'due', due, 'granter', granter, 'has_waiters', '1')
       redis.call('PERSIST', lock)
       redis.call('ZADD', queues, due, lock_name)
       return waiter, message, grant_id

@@ -15,9 +15,9 @@ end
 -- Free the lock, or keep it for hold_ms: for the holder's retry, or for no owner.
 local function free_or_hold(hold_ms)
   if hold_ms > 0 then
-    local holder = RESERVE and 'keep:' .. reserved_for or 'kept'
+    local holder = RESERVE and 'reserved:' .. reserved_for or 'kept'
     redis.call('HSET', lock, 'acq', holder, 'identity', '', 'ttl', decimal(hold_ms))
-    redis.call('HDEL', lock, 'left', 'word', 'keep', 'heir')
+    redis.call('HDEL', lock, 'releasing', 'dup', 'min_hold', 'reserved_for')
     redis.call('PEXPIRE', lock, decimal(hold_ms))
   elseif ours then
     redis.call('DEL', lock)
@@ -43,8 +43,8 @@ local function save_run_mark(now)
     redis.call('SET', run, used, 'PX', used_ms)
   elseif seed_ms ~= '0' then
     local mark = read_run_mark(run)
-    if mark.state == 'begun' and mark.acquisition == acquisition then
-      local ended = format_run_mark('free', mark.at, mark.identity, '', mark.seed, mark.by, '', '', '')
+    if mark.state == 'started' and mark.acquisition == acquisition then
+      local ended = format_run_mark('cleared', mark.at, mark.identity, '', mark.seed, mark.by, '', '', '')
       if mark.crashed_at ~= '' then
         -- The outcome of the crashed run before this one is as unknown as it was.
         ended = format_run_mark('unknown', mark.crashed_at, mark.crashed_of, '', mark.seed, mark.crashed_by, '', '', '')

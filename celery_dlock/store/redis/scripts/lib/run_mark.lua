@@ -1,7 +1,7 @@
 -- lib/run_mark: what the store remembers of a name's last run (once_per), a string of nine lines.
 --
--- state         "used": the run succeeded. "begun": it runs, or its process died; it runs while the lock is held by its
---               acquisition. "unknown": its process died, and a later run ended without a success. "free": it ended
+-- state         "used": the run succeeded. "started": it runs, or its process died; it runs while the lock is held by its
+--               acquisition. "unknown": its process died, and a later run ended without a success. "cleared": it ended
 --               without a success, and only its seed is kept
 -- at            microseconds: when the run succeeded; in any other state, when it started
 -- identity, acquisition, by
@@ -9,7 +9,7 @@
 --               copy of the command finds that it was carried out
 -- seed          what the idempotency key is made of: the token of the first run, passed on until a success
 -- crashed_at, crashed_of, crashed_by
---               of a begun mark: at, identity and by of an earlier run whose process died; "" if there is none
+--               of a started mark: at, identity and by of an earlier run whose process died; "" if there is none
 
 local function parse_run_mark(text)
   local fields = {'state', 'at', 'identity', 'acquisition', 'seed', 'by', 'crashed_at', 'crashed_of', 'crashed_by'}

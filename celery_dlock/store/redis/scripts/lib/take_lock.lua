@@ -4,20 +4,20 @@
 --
 -- The lock's hash has these fields. The holder has one field per fact: with a value of more than 64 bytes, Redis would
 -- convert the hash to a larger and slower encoding.
---   acq            acquisition that holds it; "grant:" or "keep:" and an identity; or "kept" (min_hold)
+--   acq            acquisition that holds it; "grant:" or "reserved:" and an identity; or "kept" (min_hold)
 --   identity       digest of the holder's message, or ""
 --   token          fencing token; also the time of the acquisition (us), unless since is set
 --   since          time of the acquisition (us), if the token differs from it
 --   count          hold count
 --   ttl            longest ttl asked for (ms)
 --   task, id, node, pid    the holder
---   keep           milliseconds from the acquisition that the lock stays held at least; absent for none
---   left           the holder's body has ended, and its release follows
---   word           a duplicate of the holder's message may exist: its release sets the done mark
---   heir           identity of the holder's retry, for which the lock will be reserved
---   wake           the release publishes on the channel: "1" with PUBLISH, "s" with SPUBLISH
---   queue          the lock may have waiters: its release grants
---   rank, due, granter, published, buried, foreign    of a grant only
+--   min_hold       milliseconds from the acquisition that the lock stays held at least; absent for none
+--   releasing      the holder's body has ended, and its release follows
+--   dup            a duplicate of the holder's message may exist: its release sets the done mark
+--   reserved_for   identity of the holder's retry, for which the lock will be reserved
+--   notify         the release publishes on the channel: "1" with PUBLISH, "s" with SPUBLISH
+--   has_waiters    the lock may have waiters: its release grants
+--   rank, due, granter, published, dead_letter, foreign    of a grant only
 --
 -- The including script has set: highest_token, now, since, rank, duplicate_possible, inherited_notify, has_waiters,
 -- previous_run, outcome_unknown.
@@ -30,19 +30,19 @@ redis.call('SET', last_token, token)
 redis.call('HSET', lock, 'acq', acquisition, 'identity', identity, 'token', token, 'count', '1',
            'task', task, 'id', task_id, 'node', node, 'pid', pid, 'ttl', ttl_ms)
 if min_hold_ms ~= '0' then
-  redis.call('HSET', lock, 'keep', min_hold_ms)
+  redis.call('HSET', lock, 'min_hold', min_hold_ms)
 end
 if token ~= since then
   redis.call('HSET', lock, 'since', since)
 end
 if duplicate_possible then
-  redis.call('HSET', lock, 'word', '1')
+  redis.call('HSET', lock, 'dup', '1')
 end
 if inherited_notify then
-  redis.call('HSET', lock, 'wake', inherited_notify)
+  redis.call('HSET', lock, 'notify', inherited_notify)
 end
 if has_waiters then
-  redis.call('HSET', lock, 'queue', '1')
+  redis.call('HSET', lock, 'has_waiters', '1')
 end
 redis.call('PEXPIRE', lock, ttl_ms)
 if ONCE then
@@ -52,7 +52,7 @@ if ONCE then
   if outcome_unknown then
     crashed_at, crashed_of, crashed_by = previous_run.at, previous_run.identity, previous_run.by
   end
-  local mark = {'begun', since, identity, acquisition, seed, requester_json, crashed_at, crashed_of, crashed_by}
+  local mark = {'started', since, identity, acquisition, seed, requester_json, crashed_at, crashed_of, crashed_by}
   redis.call('SET', run, table.concat(mark, '\n'), 'PX', run_mark_ms)
   return token .. ' ' .. since .. ' ' .. rank .. ' ' .. seed .. ' ' .. (crashed_at ~= '' and '1' or '0')
 end
