@@ -40,7 +40,6 @@ nitpick_ignore_regex = [
 # Markdown as GitHub renders it, plus definition lists and directives between ::: fences.
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-suppress_warnings = ["misc.highlighting_failure"]
 
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": True}
