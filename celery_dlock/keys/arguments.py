@@ -39,7 +39,7 @@ class ArgumentBinder:
         return self._slow(args, kwargs) if values is None else values
 
     def bound(self, values: Sequence[Any]) -> BoundArguments:
-        """What :meth:`values` gave, as the arguments of a call."""
+        """Return the values of :meth:`values` as the arguments of a call."""
         return BoundArguments(self._signature, dict(zip(self.names, values, strict=True)))
 
     def example(self) -> BoundArguments:

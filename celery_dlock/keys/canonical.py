@@ -3,13 +3,13 @@
 :func:`form_of` returns the bytes to hash, :func:`plain` the value to show. Both start from the normal value.
 
 Two forms are equal only if the normal values are equal. A form begins with a byte for its kind, and its end follows
-from its own bytes: a constant has one byte, a number ends at the first ``;``, text is preceded by its length, and a
+from its own bytes. A constant has one byte. A number ends at the first ``;``. Text is preceded by its length. A
 container ends with a bracket with which no form begins. So no form is the beginning of another, and a sequence of forms
 can be read in one way only. ``-0.0`` is ``0.0``, all NaN are one, and of two keys that JSON writes alike the later one
 counts, as when JSON is read.
 
-Naming large arguments is the slowest part of a lock, so the walk carries only the depth, not the path to the value
-and keeps the forms of short mapping keys, which rows of a table repeat. An error collects the path on its way out.
+Naming large arguments is the slowest part of a lock, so the walk carries only the depth, not the path to the value.
+It caches the forms of short mapping keys, which rows of a table repeat. An error collects the path on its way out.
 """
 
 from __future__ import annotations

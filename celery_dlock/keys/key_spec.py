@@ -1,4 +1,4 @@
-"""(task, arguments) -> lock name."""
+"""Lock names of the calls of a task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEYS: Final = (
 
 
 class KeySpec:
-    """How one task's calls are named; compiled once, when the task is defined.
+    """The compiled ``key`` of a task, which names its calls.
 
     Raises :class:`InvalidLockOptions` for a key that this signature cannot serve; correct it at the definition.
 
@@ -70,10 +70,11 @@ class KeySpec:
         self._name = self._compiled(key, carried=carried)
 
     def name_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockName:
-        """The name of the lock that a call with these arguments takes, however the call is spelled.
+        """Return the lock name of a call. Every spelling of the call has the same name.
 
-        Raises :class:`LockKeyError`, which shows no argument's value, when the arguments do not fit the signature,
-        a value has no stable form, or the key callable fails: the call cannot be locked, so it must not run.
+        Raises:
+            LockKeyError: The arguments do not fit the signature, a value has no stable form, or the key callable fails.
+                The call must not run, because it cannot be locked. The message shows no argument.
         """
         started = _now()
         values = self._binding.values(args, kwargs)
@@ -187,6 +188,6 @@ class KeySpec:
 
 
 def _line(error: BaseException) -> str:
-    """Where the author's code failed. Its message is not shown: it may quote an argument."""
+    """Return the line at which the key callable failed. The error message may quote an argument, so it is left out."""
     *_, frame = traceback.extract_tb(error.__traceback__)
     return f"{frame.filename}:{frame.lineno}"

@@ -1,4 +1,4 @@
-"""What is locked, as a name: readable parts for people, then the digest that tells it from all other names."""
+"""Lock names: readable parts, followed by a digest that is different for every name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CUT_ESCAPE: Final = re.compile(r"%[0-9A-F]?\Z")
 
 
 class LockName(NamedTuple):
-    """What is locked: readable parts, then the digest that tells it from all others.
+    """A lock name: readable parts, followed by a digest that is different for every name.
 
     Args:
         text: ASCII without spaces or braces, at most 234 characters.
@@ -37,7 +37,7 @@ class LockName(NamedTuple):
 
 
 def name_builder(*parts: str) -> Callable[[str, bytes], LockName]:
-    """How names of one kind are made, from the readable text and the forms to hash.
+    """Return a function that makes lock names of one kind from the readable text and the forms to hash.
 
     Args:
         parts: What kind of name this is. They are hashed here, once, and all forms behind them.
@@ -54,7 +54,7 @@ def name_builder(*parts: str) -> Callable[[str, bytes], LockName]:
 
 
 def idempotency_key(name: str, seed: str) -> str:
-    """What a gateway is given to know a repetition by; "" where there is no seed to make it of."""
+    """Return the key by which a gateway recognises a repeated request; "" if there is no seed."""
     return blake2b(f"{name}\n{seed}".encode(), digest_size=16).hexdigest() if seed else ""
 
 
@@ -68,7 +68,7 @@ def escape(text: str) -> str:
 
 
 def not_text(value: object) -> str:
-    """What a value is that should have been a non-empty string; empty where it is one."""
+    """Return a description of a value that is no non-empty string; "" if it is one."""
     if isinstance(value, str):
         return "" if value else "empty text"
     return f"a value of type {type(value).__name__}"

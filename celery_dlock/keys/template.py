@@ -1,8 +1,8 @@
 """``key="sms:{user_id}"``: a ``str.format`` template over argument names, checked once and filled for every call.
 
-Filled by our own walk and not by ``str.format``: values are formatted in their normal form, so that the text does not
-depend on the serialiser they went through, and each field is also kept apart for hashing, so that text that runs from
-one field into the next (``"{a}:{b}"``) never makes two calls one.
+``str.format`` itself is not used, for two reasons. Values are formatted in their normal form, so the text does not
+depend on the serialiser. Each field is also hashed on its own, so values that run from one field into the next
+(``"{a}:{b}"``) never give two calls one name.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class _Field:
 class Template:
     """A compiled template.
 
-    Raises ``ValueError`` for one that ``str.format`` could not fill from the named arguments alone, or that could
-    reach beyond their values: a name that begins with ``_`` leads from a value to the modules of its process.
+    Raises ``ValueError`` for a template that ``str.format`` could not fill from the named arguments alone. Names that
+    begin with ``_`` are refused too: they lead from a value to the modules of its process.
 
     Args:
         source: The template as its author wrote it.
