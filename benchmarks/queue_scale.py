@@ -193,7 +193,7 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
 def _round(stage: Stage, sweeper: QueueSweeper, shown: str, due: int) -> list[Any]:
     clocks = Clocks(stage)
     sweeper._next_round = 0.0  # noqa: SLF001  # do not wait for the next round
-    clocks.time("round", sweeper._take_part)  # noqa: SLF001  # the sweeper thread calls it
+    clocks.time("round", sweeper._sweep_due)  # noqa: SLF001  # the sweeper thread calls it
     micros, server = clocks.micros["round"][0], clocks.server["round"][0]
     each = [f"{micros / due:.0f}" if due else "-", f"{(server if not due else server / due):.0f}"]
     return [shown, micros / 1e6, *each]

@@ -1,4 +1,7 @@
-"""Whether the broker heard how a delivery ended: what it did not hear of, it delivers again."""
+"""Acknowledgement tracking: whether the broker received the acknowledgement of a delivery.
+
+If the acknowledgement was lost, the broker delivers the message again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker.request import Request
 
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from .completion_marker import channel_is_gone
 from .delivery_registry import DeliveryRegistry
 
@@ -22,17 +25,17 @@ __all__ = ["AckTrackingRequest"]
 
 
 class AckTrackingRequest(Request):
-    """A delivery that is there when the broker is told.
+    """A request that learns whether its acknowledgement was sent.
 
-    Celery leaves that to a later round of its event loop, logs a failure, and tells nobody. Its own callback stays in
-    place: when it shuts down, Celery looks for those of messages and for no others.
+    Celery sends the acknowledgement in a later round of its event loop, and only logs an error. Celery's own callback
+    stays in place, because at its shutdown it looks for the callbacks of messages and for no others.
     """
 
-    # Celery's own, which its stubs leave out.
+    # Attributes of Celery's own class that its stubs leave out.
     _app: Celery
     _connection_errors: tuple[type[BaseException], ...]
 
-    if TYPE_CHECKING:  # what the request adds that is made of this
+    if TYPE_CHECKING:  # added by the subclass
         dlock_owner: str
         dlock_delivered: float
 
@@ -42,15 +45,15 @@ class AckTrackingRequest(Request):
         def dlock_lock(self) -> LockName | None: ...
 
     dlock_requeued = False
-    #: Given up without an acknowledgement: it may be for another exchange.
+    #: Rejected without requeueing: the broker may dead-letter it to another exchange.
     dlock_rejected = False
-    #: The broker did not hear of its acknowledgement, so it delivers the message again.
+    #: The acknowledgement was lost, so the broker delivers the message again.
     dlock_ack_lost = False
-    #: When Celery was asked to acknowledge it, on the monotonic clock.
+    #: When the acknowledgement was requested from Celery, on the monotonic clock.
     dlock_ack_requested_at = 0.0
-    #: Its end is stored.
+    #: The end of the run is stored.
     dlock_end_stored = False
-    #: 0 until its pool has begun with it.
+    #: When the pool started it; 0 until then.
     _dlock_accepted_at = 0.0
 
     @functools.cached_property
@@ -79,9 +82,9 @@ class AckTrackingRequest(Request):
         return bool(info.get("exchange")) or info.get("routing_key") in self._app.amqp.queues.consume_from
 
     def _dlock_requeue(self, *args: Any, **kwargs: Any) -> None:
-        """In the place of the message's own method: requeue a message that may name no queue at all.
+        """Replace the message's own method: requeue a message that may name a key which is no queue.
 
-        If the broker refuses that, the error would end the worker.
+        If the broker refuses it, the error would end the worker.
         """
         delattr(self.message, "reject")
         try:
@@ -90,8 +93,9 @@ class AckTrackingRequest(Request):
             raise
         except Exception:
             logger.exception(
-                "Task %s[%s] is lost: the broker cannot requeue it, because its message names a queue of another type. "
-                "Check who publishes it", self.task.name, self.id,
+                "Task %s[%s] is lost: the broker cannot requeue it, because its message names a queue of another type; "
+                "action required: check its publisher", self.task.name, self.id,
+                extra=log_fields(self.task.name, self.id),
             )  # fmt: skip
             self.message.reject(requeue=False)
 
@@ -101,37 +105,37 @@ class AckTrackingRequest(Request):
             setattr(self.message, verb, functools.partial(self._dlock_send, verb))
 
     def _dlock_send(self, verb: str, *args: Any, **kwargs: Any) -> None:
-        """In the place of the message's own method."""
+        """Replace the message's own method: send the acknowledgement, and note if it was lost."""
         delattr(self.message, verb)
-        # Over a closed channel kombu's virtual transports acknowledge without a word what they gave back at its end.
-        heard = not channel_is_gone(self.message) and not self._dlock_is_late()
+        # If the channel is closed, kombu's virtual transports have requeued the message and raise no error here.
+        sent = not channel_is_gone(self.message) and not self._dlock_is_late()
         try:
             getattr(self.message, verb)(*args, **kwargs)
         except BaseException:
-            heard = False
+            sent = False
             raise
         finally:
-            if not heard:
+            if not sent:
                 self.dlock_ack_lost = True
                 if self.dlock_end_stored:
-                    # Now: the event loop may end with this, and the worker before it runs again.
+                    # At once: an error here may end the event loop, and then the worker.
                     self._dlock_deliveries.completion_marker.mark(self)
 
     def _dlock_is_late(self) -> bool:
-        """Is the broker told only now that it may have delivered the message again?
+        """Return whether the acknowledgement comes so late that the broker may have delivered the message again.
 
-        Mostly the release marks the end of such a run, because the keeper left word. But it cannot where this whole
-        process stood still.
+        Usually the release marks the end of such a run, because the watchdog has reported the possible duplicate. It
+        cannot if this whole process was stopped.
         """
-        patience = self._dlock_deliveries.runtime.settings.doubtful_after
-        return patience is not None and time.monotonic() - self.dlock_delivered >= patience
+        limit = self._dlock_deliveries.runtime.settings.doubtful_after
+        return limit is not None and time.monotonic() - self.dlock_delivered >= limit
 
     def dlock_completed(self) -> None:
-        """Its end is stored: see to it that it does not run again, should the broker not hear of it."""
+        """Make sure that the run, whose end is stored, does not run again if its acknowledgement is lost."""
         if self._needs_no_mark:
             return
-        # Before the look: with a pool of threads the acknowledgement may fail beside it, and one of the two has to see
-        # the other.
+        # Set before the check: in a pool of threads the acknowledgement may fail at the same time, and then one of the
+        # two has to see the other.
         self.dlock_end_stored = True
         deliveries = self._dlock_deliveries
         if self.dlock_ack_lost or channel_is_gone(self.message) or not deliveries.consumes():
@@ -140,20 +144,20 @@ class AckTrackingRequest(Request):
             deliveries.completion_marker.expect_ack(self)
 
     def dlock_process_died(self) -> None:
-        """As :meth:`dlock_completed`, but nobody knows how far it came: it may be parked, or published again.
+        """Like :meth:`dlock_completed`, but for a run whose process died, perhaps before it took the lock.
 
-        That it held its lock the keeper tells, which frees that.
+        It is marked only if it held its lock, which the watchdog reports when it releases that lock.
         """
         if not self._needs_no_mark:
             self._dlock_deliveries.completion_marker.expect_ack_of_dead(self)
 
     @property
     def dlock_started_at(self) -> float:
-        """When its pool began with it, on the monotonic clock."""
+        """The start in the pool, or else the receipt, on the monotonic clock."""
         return self._dlock_accepted_at or self.dlock_delivered
 
     @property
     def _needs_no_mark(self) -> bool:
         if not self.acknowledged or self.dlock_requeued or self.dlock_rejected:
-            return True  # it is to come back, or the task's to say what becomes of it
+            return True  # the message is to run again, or the task itself decides what becomes of it
         return self.message.acknowledged and not self.dlock_ack_lost

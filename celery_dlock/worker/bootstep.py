@@ -1,4 +1,4 @@
-"""The step with which a worker begins to keep locks and to look after queues."""
+"""The bootstep that starts the watchdog and the background threads with a worker."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ __all__ = ["KeeperStep", "SingletonRequest"]
 
 
 class KeeperStep(bootsteps.StartStopStep):
-    """Starts the keeper with the worker.
+    """Starts the watchdog and the background threads with the worker.
 
-    It is never stopped: a body may run until the very end of a warm shutdown, and the thread dies with the process.
+    They are never stopped: a body may run until the very end of a warm shutdown, and the threads die with the process.
     """
 
     def __init__(self, _worker: Any, **_kwargs: Any) -> None:
         self._threads: list[CrashRecovery | StoreCheck | BrokerCheck | QueueSweeper | ClaimRenewer] = []
-        self._living: _WorkerHandle
+        self._handle: _WorkerHandle
 
     def include_if(self, worker: Any) -> bool:
         with _refusing_to_start(worker):
@@ -62,53 +62,53 @@ class KeeperStep(bootsteps.StartStopStep):
     def _create(self, worker: Any) -> None:
         tasks = _singletons(worker.app)
         deliveries = DeliveryRegistry.of(worker.app)
-        # Kombu keeps this table up to date, also for queues that are added later.
+        # Kombu keeps this table up to date, also if queues are added later.
         deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
         deliveries.dispatcher = lambda: getattr(worker.consumer, "event_dispatcher", None)
-        self._living = living = _WorkerHandle(worker)
-        deliveries.consumes = living.consumes
+        self._handle = handle = _WorkerHandle(worker)
+        deliveries.consumes = handle.consumes
         deliveries.aborter = aborter_for_pool(worker.pool_cls)
         aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
         if aborts and deliveries.aborter is None:
             logger.warning(
-                "on_lost='abort' of %s: no body can be stopped in the pool %s, only lease.ensure() raises there",
+                "on_lost='abort' of %s has no effect: the pool %s cannot stop a body, and only lease.ensure() raises",
                 ", ".join(aborts), worker.pool_cls.__module__,
             )  # fmt: skip
         returning = [task for task in tasks if task.lock_options.on_used == "return"]
         unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
         if unreturned:
             logger.warning(
-                "on_used='return' of %s: no result is stored (no result backend, or ignore_result), so a call of a "
-                "used name is skipped",
+                "on_used='return' of %s has no effect: no result is stored (no result backend, or ignore_result), so a "
+                "call of a used name is skipped",
                 ", ".join(unreturned),
             )
         if issubclass(worker.pool_cls, prefork.TaskPool):
             deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed)
             deliveries.children.map_before_forks()
         if (mine := WorkerRecord.of_this_process()) is not None:
-            self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, living.goes_on, mine))
+            self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine))
         parks = any(task.lock_options.on_conflict == "queue" for task in tasks)
         replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
-        self._threads.append(StoreCheck(deliveries.runtime, living.goes_on, parks=parks, replicas=replicas))
-        self._threads.append(BrokerCheck(worker.app, living.goes_on))
-        # Also where no task parks: a call may choose to.
+        self._threads.append(StoreCheck(deliveries.runtime, handle.goes_on, parks=parks, replicas=replicas))
+        self._threads.append(BrokerCheck(worker.app, handle.goes_on))
+        # Also if no task queues, because a call may choose to.
         sweeper = QueueSweeper(
             deliveries.runtime,
             deliveries.newly_revoked,
-            living.soon,
-            living.goes_on,
+            handle.soon,
+            handle.goes_on,
             deliveries.completion_marker.look,
             parks=parks,
         )
-        # Likewise: a call may choose to claim.
-        claim_keeper = ClaimRenewer(deliveries.runtime, deliveries.with_claims, living.goes_on)
-        deliveries.attach(sweeper, claim_keeper)
-        self._threads += [sweeper, claim_keeper]
+        # Also if no task claims, because a call may choose to.
+        claim_renewer = ClaimRenewer(deliveries.runtime, deliveries.with_claims, handle.goes_on)
+        deliveries.attach(sweeper, claim_renewer)
+        self._threads += [sweeper, claim_renewer]
 
     def start(self, worker: Any) -> None:
-        self._living.watch(worker.consumer, DeliveryRegistry.of(worker.app).completion_marker.connection_broke)
-        # Not in `create`: under gevent, a thread that imports while the main one makes its pool ends the worker
-        # (LoopExit: the import's lock is a greenlet's).
+        self._handle.watch(worker.consumer, DeliveryRegistry.of(worker.app).completion_marker.connection_broke)
+        # Not in `create`: under gevent, a thread that imports while the main thread makes its pool ends the worker with
+        # LoopExit, because the import's lock belongs to a greenlet.
         native.preload_imports()
         for thread in self._threads:
             thread.start()
@@ -116,12 +116,12 @@ class KeeperStep(bootsteps.StartStopStep):
 
 @contextmanager
 def _refusing_to_start(worker: Any) -> Iterator[None]:
-    """One line in the log, and exit status 78 (EX_CONFIG), in the place of the traceback that Celery would leave."""
+    """Log one line and exit with status 78 (EX_CONFIG), in place of the traceback that Celery would log."""
     try:
         yield
     except InvalidLockOptions as error:
         if not isinstance(worker, Worker):
-            raise  # within somebody's program
+            raise  # a worker within another program, such as a test
         logger.critical("the worker does not start: %s", error)
         raise SystemExit(os.EX_CONFIG) from None
 
@@ -142,11 +142,11 @@ def _has_store(worker: Any, tasks: list[SingletonTask]) -> bool:
 
 
 def _check(app: Celery, tasks: list[SingletonTask]) -> None:
-    """Bad settings and keys stop the worker here, with their reason, not the first task that meets them."""
+    """Check settings and keys, so that an invalid one stops the worker here and does not fail the first task."""
     durabilities = {}
     for task in tasks:
-        task.lock_spec  # noqa: B018  # made at its first use
-        settings = task.dlock.settings  # likewise
+        task.lock_spec  # noqa: B018  # made, and checked, at its first use
+        settings = task.dlock.settings  # read, and checked, at its first use
         check_topology_support(app.conf.get("dlock_url"), task.lock_options, task.name)
         if task.lock_options.skips_with_result and has_backend(task):
             _refuse_unstorable(task)
@@ -176,7 +176,7 @@ def _singletons(app: Celery) -> list[SingletonTask]:
 
 
 class _WorkerHandle:
-    """A worker, as its sweeper sees it; the sweeper must not keep it alive."""
+    """A weak reference to a worker: its background threads must not keep it alive."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = weakref.ref(worker)
@@ -187,16 +187,16 @@ class _WorkerHandle:
         return worker is not None and worker.blueprint.state != TERMINATE
 
     def watch(self, consumer: Any, broke: Callable[[], None]) -> None:
-        """Call `broke` as soon as the consumer's connection is found broken.
+        """Call `broke` as soon as the consumer finds its connection broken.
 
-        Celery then closes it first, for which it takes up to a second, and only then turns to its state.
+        Celery first closes the connection, which takes up to a second, and only then changes the consumer's state.
         """
-        celerys = consumer.on_connection_error_after_connected
+        original = consumer.on_connection_error_after_connected
 
         def on_connection_error(error: BaseException) -> Any:
             self._broken = consumer.connection
             broke()
-            return celerys(error)
+            return original(error)
 
         consumer.on_connection_error_after_connected = on_connection_error
 

@@ -1,4 +1,4 @@
-"""The thread of a worker that keeps the claims of the messages that the worker knows, and gives up those that ended."""
+"""The thread of a worker that renews the claims of its messages (``unique``), and releases those of revoked ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from celery.worker.state import revoked
 
@@ -15,7 +15,7 @@ from ..keys.lock_name import LockName
 from ..options.validation import as_seconds
 from ..store.model import Identity
 from ..utils.background import Loop
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["ClaimRenewer"]
 
 
-#: Seconds between two looks.
+#: Seconds between two rounds.
 TICK: Final = 0.2
 
 
 class Claiming(Protocol):
-    """A delivery whose message has a claim, as far as it matters here."""
+    """The part of a delivery with a claim that its renewal needs."""
 
     dlock_identity: Identity
     dlock_renew_claim_at: float
@@ -38,21 +38,23 @@ class Claiming(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def task(self) -> Any: ...
+    @property
     def dlock_lock(self) -> LockName | None: ...
     @property
     def dlock_claim_call(self) -> Call | None: ...
 
 
 class ClaimRenewer:
-    """Keeps claims while their messages are prefetched, wait for their ETA or for their pool.
+    """Renews claims while their messages are prefetched, and while they wait for their ETA or for the pool.
 
-    Not the sweeper: a slow broker holds that up, and a claim may last no longer than a second. Claims that have been
-    given up are not made again, so messages that have started cost no more than the asking.
+    It is not a part of the queue sweeper, which a slow broker delays: a claim may last only a second. A claim that was
+    released is not made again, so a message that has started costs one question to the store.
 
     Args:
-        runtime: Whose claims.
-        known: The deliveries whose messages claim.
-        goes_on: Asked before each tick; false ends the thread.
+        runtime: The app's runtime.
+        known: Returns the deliveries whose messages have a claim.
+        goes_on: Called before each round; false ends the thread.
     """
 
     def __init__(self, runtime: Runtime, known: Callable[[], Iterable[Claiming]], goes_on: Callable[[], bool]) -> None:
@@ -60,9 +62,9 @@ class ClaimRenewer:
         self._known = known
         self._goes_on = goes_on
         self._store = runtime.store(runtime.settings.timeout)
-        # append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
+        # A deque, because its append and popleft are atomic. A lock could be held by a signal handler or a greenlet.
         self._ended: collections.deque[Claiming] = collections.deque()
-        #: Those whose claim was given up because they were revoked.
+        #: The deliveries whose claims were released because they were revoked.
         self._revoked: weakref.WeakSet[Claiming] = weakref.WeakSet()
         self._failing = False
         self._loop = Loop("claim renewer", self._turn, close=self._close)
@@ -71,7 +73,7 @@ class ClaimRenewer:
         self._loop.start()
 
     def release_claim(self, request: Claiming) -> None:
-        """Its message has ended before it started."""
+        """Release the claim of a message that ended before it started."""
         self._ended.append(request)
 
     def _turn(self) -> float | None:
@@ -82,7 +84,7 @@ class ClaimRenewer:
             self._failing = False
         except StoreUnavailable as error:
             if not self._failing:
-                logger.warning("claims of messages are not kept: %s", error)
+                logger.warning("claims of messages are not renewed, retrying every %g s: %s", TICK, error)
             self._failing = True
         return TICK
 
@@ -90,15 +92,15 @@ class ClaimRenewer:
         self._store.close()
 
     def _tick(self) -> None:
-        self._note_revoked()
+        self._add_revoked()
         while self._ended:
             try:
                 self._release(self._ended[0])
             except StoreUnavailable as error:
                 if not isinstance(error, StoreRefused):
-                    raise  # it is tried again
-                # A foreign key, say: it must not keep the others from being given up.
-                logger.warning("the claim of %s ends by its queued_ttl only: %s", self._ended[0].dlock_lock, error)
+                    raise  # the next round tries it again
+                # One claim, such as one whose key was overwritten, must not prevent the release of the others.
+                _log_unreleased(self._ended[0], error)
             except BaseException:
                 self._ended.popleft()
                 raise
@@ -107,14 +109,14 @@ class ClaimRenewer:
         known = [
             request for request in self._known() if request.dlock_in_process and now >= request.dlock_renew_claim_at
         ]
-        looked_at = [self._kept(request, now) for request in known]
-        if due := [kept for kept in looked_at if kept is not None]:
+        renewals = [self._renewal(request, now) for request in known]
+        if due := [renewal for renewal in renewals if renewal is not None]:
             self._store.keep_claims(due)
 
-    def _note_revoked(self) -> None:
-        """Give claims up at the control command itself: Celery ends a revoked message at its ETA only.
+    def _add_revoked(self) -> None:
+        """Find revoked messages, to release their claims at once: Celery ends a revoked message only at its ETA.
 
-        Each message is looked up: Celery's set of revocations is bounded, and its length tells nothing once it is full.
+        Each message is looked up. Celery's set of revocations is bounded: a full set keeps its length.
         """
         if not revoked:
             return
@@ -128,7 +130,7 @@ class ClaimRenewer:
             identity = request.dlock_identity
             self._store.unclaim(name, identity.task_id, identity.generation)
 
-    def _kept(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
+    def _renewal(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
         call, name = request.dlock_claim_call, request.dlock_lock
         if call is None or name is None:
             request.dlock_renew_claim_at = float("inf")
@@ -136,3 +138,11 @@ class ClaimRenewer:
         seconds = as_seconds(call.options.queued_ttl)
         request.dlock_renew_claim_at = now + seconds / 3
         return name, request.id, round(seconds * 1000)
+
+
+def _log_unreleased(request: Claiming, error: StoreRefused) -> None:
+    name, task = request.dlock_lock, request.task.name
+    logger.warning(
+        "the claim of task %s[%s] on %s cannot be released, it ends after its queued_ttl: %s",
+        task, request.id, name, error, extra=log_fields(task, request.id, name.text if name else ""),
+    )  # fmt: skip

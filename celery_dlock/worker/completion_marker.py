@@ -1,4 +1,7 @@
-"""Ends of which the broker did not hear: marked, so that the message that it delivers again does not run again."""
+"""The completion marker: writes the done mark of a run whose acknowledgement was lost.
+
+The broker delivers such a message again. The done mark keeps it from running again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ..keys.lock_name import LockName
 from ..runtime import KEEPER_TIMEOUT
 from ..store.model import Identity
 from ..utils import threads as native
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -20,19 +23,19 @@ __all__ = ["CompletedDelivery", "CompletedRun", "CompletionMarker", "channel_is_
 
 T = TypeVar("T")
 
-#: Seconds after which an acknowledgement is no longer on its way. An event loop needs milliseconds, but with greenlets
-#: Celery 5.5 waits for the broker's next word, for up to 2 s.
-TRIED_WITHIN = 3.0
-#: Seconds in which the keeper has freed what a dead child held, by far.
-FREED_WITHIN = 30.0
-#: Seconds between two tries of a store that did not take a mark; the copy of a message comes back after 0.5 at least.
-REST = 0.25
-#: Ends that wait for a store that is away; beyond that the oldest is given up.
-MOST = 10_000
+#: Seconds after which an acknowledgement that was not sent counts as lost. An event loop sends it within milliseconds,
+#: but with greenlets Celery 5.5 first waits for the broker's next message, for up to 2 s.
+ACK_SENT_WITHIN = 3.0
+#: Seconds within which the watchdog has surely released the lock of a dead pool child.
+RELEASED_WITHIN = 30.0
+#: Seconds between two attempts to store marks. It is less than the 0.5 s after which a duplicate is republished.
+RETRY_DELAY = 0.25
+#: Marks that wait for an unreachable store. Beyond that, the oldest mark is dropped.
+MAX_WAITING = 10_000
 
 
 class CompletedDelivery(Protocol):
-    """One delivery whose end is stored: what is asked of its request."""
+    """The part of a request that the done mark of its delivery needs."""
 
     @property
     def id(self) -> str: ...
@@ -54,19 +57,19 @@ class CompletedDelivery(Protocol):
 
 
 def channel_is_gone(message: Any) -> bool:
-    """Was the channel closed from which this message came?"""
+    """Return whether the channel that delivered this message is closed."""
     channel = getattr(message, "channel", None)
     return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
 
 
-def _is_given_up(request: CompletedDelivery, since: float) -> bool:
-    """Is its acknowledgement no longer on its way?"""
-    late = time.monotonic() - since >= TRIED_WITHIN
+def _ack_is_lost(request: CompletedDelivery, since: float) -> bool:
+    """Return whether the acknowledgement will no longer be sent."""
+    late = time.monotonic() - since >= ACK_SENT_WITHIN
     return late or request.dlock_ack_lost or channel_is_gone(request.message)
 
 
 def _taken(waiting: deque[T]) -> Iterator[T]:
-    """Take out what is there now; another thread may do so at once."""
+    """Take out the items that are there now. Another thread may take out some of them at the same time."""
     for _ in range(len(waiting)):
         try:
             yield waiting.popleft()
@@ -75,88 +78,113 @@ def _taken(waiting: deque[T]) -> Iterator[T]:
 
 
 class CompletedRun(NamedTuple):
-    """What is to be marked; not the request, which would keep its message in memory while the store is away."""
+    """The done mark to write. It does not hold the request, which would keep its message in memory meanwhile.
 
-    #: On the monotonic clock: what came later is another message with the same id. Of an end that a child told, it is
-    #: the start of the run, because a sender who waited for the result may come before that is known here; a copy is
-    #: flagged, or was there by then.
+    Args:
+        dated: On the monotonic clock. A message that the worker received later is another one with the same id. If the
+            pool child reported the end, it is the start of the run: a publisher that waited for the result may publish
+            again before the main process knows of the end.
+        name: The lock name.
+        identity: The digest of the message's identity.
+        owner: The delivery that ran.
+        task: The task's name.
+        task_id: The task's id.
+    """
+
     dated: float
     name: LockName
     identity: str
     owner: str
-    whose: str
+    task: str
+    task_id: str
+
+    @property
+    def call(self) -> str:
+        """The task's name and id for a log line."""
+        return f"{self.task}[{self.task_id}]"
+
+    @property
+    def log_fields(self) -> dict[str, str | None]:
+        """The extra fields of a log line."""
+        return log_fields(self.task, self.task_id, self.name.text)
 
 
 class CompletionMarker:
-    """Sees to it that what has ended does not run again.
+    """Writes done marks, so that completed runs do not run again.
 
-    Celery's own thread tells of ends, and another one calls :meth:`look` again and again.
+    Celery's main thread reports completed deliveries. The queue sweeper's thread calls :meth:`look` in each round.
 
     Args:
-        runtime: Whose store keeps the marks.
-        died_holding: Did this owner's child die while it held a lock?
+        runtime: The runtime whose store keeps the marks.
+        died_holding: Returns whether the pool child of an owner died while it held a lock.
     """
 
     def __init__(self, runtime: Runtime, died_holding: Callable[[str], bool]) -> None:
         self._runtime = runtime
         self._died_holding = died_holding
-        #: Set once a thread calls `look` again and again. Without one, what is expected would only use up memory.
+        #: Set once a thread calls `look` in each round. Without one, expected deliveries would only fill the memory.
         self.is_polled = False
-        # Deques: append and popleft are atomic, so no lock that a greenlet could sit on.
+        # Deques, because append and popleft are atomic. A lock could be held by a greenlet.
         self._awaited: deque[tuple[float, CompletedDelivery]] = deque()
         self._dead: deque[tuple[float, CompletedDelivery]] = deque()
         self._unmarked: deque[CompletedRun] = deque()
         self._failing = False
-        self._rests_until = 0.0
+        self._next_attempt = 0.0
 
     def expect_ack(self, request: CompletedDelivery) -> None:
-        """Its end is stored, and its acknowledgement is to be tried in a moment."""
+        """Watch a delivery whose end is stored, and whose acknowledgement Celery will send soon."""
         if self.is_polled:
             self._awaited.append((time.monotonic(), request))
 
     def expect_ack_of_dead(self, request: CompletedDelivery) -> None:
-        """Likewise, and its child died or is dying."""
+        """Watch a delivery whose end is stored, and whose pool child has died or is dying."""
         if self.is_polled:
             self._dead.append((time.monotonic(), request))
 
     def mark(self, request: CompletedDelivery) -> None:
-        """Its end is stored and its acknowledgement was not heard: mark it, now or as soon as the store takes it.
+        """Write the done mark of a delivery whose end is stored and whose acknowledgement was lost.
 
-        Never raises, because Celery's event loop would end with it. That may end with this very step, so the first try
-        is made here; but none while the store is away, for whose timeout the loop would stand still each time.
+        This never raises, because an error would end Celery's event loop. The loop may end right after this call, so
+        the first attempt is made here. If the store did not answer the last attempt, the mark waits for the next round:
+        otherwise each delivery would block the event loop for the store's timeout.
         """
         if (name := request.dlock_lock) is None:
             return
-        whose = f"{request.task.name}[{request.id}]"
-        end = CompletedRun(request.dlock_started_at, name, request.dlock_identity.digest, request.dlock_owner, whose)
+        end = CompletedRun(
+            request.dlock_started_at, name, request.dlock_identity.digest, request.dlock_owner,
+            request.task.name, request.id,
+        )  # fmt: skip
         with native.background():  # a log handler that raises must not end the event loop either
             self._wait(*([end] if self._failing else self._written([end])))
 
     def mark_soon(self, end: CompletedRun) -> None:
-        """Mark this at the next look."""
+        """Write this mark in the next round."""
         self._wait(end)
 
     def _wait(self, *ends: CompletedRun) -> None:
         self._unmarked += ends
-        while len(self._unmarked) > MOST:
-            given_up = self._unmarked.popleft().whose
-            logger.error("%s has ended, and may run again: the store has not taken its mark", given_up)
+        while len(self._unmarked) > MAX_WAITING:
+            dropped = self._unmarked.popleft()
+            logger.error(
+                "task %s has ended, and may run again: the store did not take its done mark", dropped.call,
+                extra=dropped.log_fields,
+            )  # fmt: skip
 
     def look(self) -> None:
-        """Mark what was left, and those whose acknowledgement was not tried.
+        """Write waiting marks, and those of deliveries whose acknowledgement was never sent.
 
-        Kombu's event loop forgets what else was to be done in the round in which it breaks.
+        If kombu's event loop breaks in a round, it drops the acknowledgements that it would have sent in that round.
         """
         self._look_at_awaited()
         self._look_at_dead()
-        if self._unmarked and not self._resting:
+        if self._unmarked and time.monotonic() >= self._next_attempt:
             self._unmarked += self._written(list(_taken(self._unmarked)))
 
     def connection_broke(self) -> None:
-        """Mark all whose acknowledgement is on its way: it will not be heard.
+        """Mark all deliveries whose acknowledgement was not sent yet: it will be lost.
 
-        To be called before the channel is closed. With that the broker has the messages back, and whoever waits for one
-        runs it before anybody looks here.
+        Call this before the channel is closed. Once it is closed, the broker delivers the messages again, and another
+        worker may run one of them before the next round.
         """
         self._runtime.disconnected_at = time.monotonic()
         for _, request in _taken(self._awaited):
@@ -166,8 +194,8 @@ class CompletionMarker:
     def _look_at_awaited(self) -> None:
         for since, request in _taken(self._awaited):
             if request.message.acknowledged or request.dlock_ack_lost:
-                continue  # it was tried; whoever finds it unheard marks it
-            if _is_given_up(request, since):
+                continue  # it was sent; if that failed, the request itself asked for the mark
+            if _ack_is_lost(request, since):
                 self.mark(request)
             else:
                 self._awaited.append((since, request))
@@ -176,25 +204,20 @@ class CompletionMarker:
         for since, request in _taken(self._dead):
             if request.message.acknowledged and not request.dlock_ack_lost:
                 continue
-            if _is_given_up(request, since) and self._died_holding(request.dlock_owner):
+            if _ack_is_lost(request, since) and self._died_holding(request.dlock_owner):
                 request.dlock_end_stored = True
                 self.mark(request)
-            elif time.monotonic() - since < FREED_WITHIN:
+            elif time.monotonic() - since < RELEASED_WITHIN:
                 self._dead.append((since, request))
 
-    @property
-    def _resting(self) -> bool:
-        return time.monotonic() < self._rests_until
-
     def _written(self, ends: list[CompletedRun]) -> list[CompletedRun]:
-        """Those that are left, because the store did not take one."""
+        """Write marks; return those that the store did not take."""
         done = 0
         try:
-            # One of its own: the event loop and the thread that looks may be here at once.
+            # A store for this call only: the event loop and the sweeper's thread may be here at the same time.
             store = self._runtime.store(KEEPER_TIMEOUT)
             try:
-                # Opens the connection: what that takes must not look like a part of the mark's way, by which it comes
-                # later than the message that it tells of.
+                # Open the connection first. The time that this takes must not be added to the age of the first mark.
                 store.inspect(ends[0].name)
                 for end in ends:
                     age_us = max(0, round((time.monotonic() - end.dated) * 1e6))
@@ -202,13 +225,16 @@ class CompletionMarker:
                     done += 1
             finally:
                 store.close()
-        except Exception as error:  # noqa: BLE001  # no file left to open, say: whatever it is, the mark is tried again
+        except Exception as error:  # noqa: BLE001  # after any error, such as no file left to open, the mark is retried
             left = ends[done:]
             if left and not self._failing:
-                logger.warning("cannot mark %s as done yet: %s", left[0].whose, error)
+                logger.warning(
+                    "cannot mark %s as done yet, retrying every %g s: %s", left[0].call, RETRY_DELAY, error,
+                    extra=left[0].log_fields,
+                )  # fmt: skip
             self._failing = True
-            self._rests_until = time.monotonic() + REST
-            # The refused one goes behind the others: it must not stand in their way for ever.
+            self._next_attempt = time.monotonic() + RETRY_DELAY
+            # The refused mark goes behind the others, which it must not block for ever.
             return [*left[1:], *left[:1]]
         self._failing = False
         return []

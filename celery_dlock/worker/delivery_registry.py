@@ -1,4 +1,4 @@
-"""What the main process of a worker knows of its deliveries."""
+"""The deliveries that a worker's main process has received and not yet finished."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 __all__ = ["DeliveryRegistry", "sends_task_events"]
 
 
-#: Ends of dead children that the main process remembers until it knows both halves of them; names of elders.
+#: The entries that each table keeps: ends of dead pool children, and lock names with their last number.
 REMEMBERED = 1000
-#: Messages under the queue policy of which it remembers where they may wait.
+#: Messages under the queue policy whose queue is remembered.
 WAITERS = 20_000
-#: Task ids that one look compares with the revoked ones while nothing tells of a new revocation: a tenth of a
-#: millisecond. All places are compared in 2 s.
+#: Task ids that one call compares with the revoked ones if the number of revoked ids has not changed. It takes a tenth
+#: of a millisecond. All ids are compared within 2 s.
 COMPARED = WAITERS // 20
-#: Seconds after which an acknowledgement on its way is a reason to doubt; needlessly, that costs a script.
+#: Seconds after which an acknowledgement that was not sent may be lost. A false alarm costs one script.
 OVERDUE = 0.1
 
 
 def sends_task_events(dispatcher: Any) -> bool:
-    """Return whether a worker sends task events just now; its dispatcher is enabled for its heartbeats too."""
+    """Return whether a worker sends task events now. Its dispatcher is also enabled for heartbeats alone."""
     return bool(dispatcher and dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups))
 
 
 class Delivered(CompletedDelivery, Protocol):
-    """One delivery."""
+    """The part of a request that the registry reads."""
 
     @property
     def acknowledged(self) -> bool: ...
@@ -89,31 +89,31 @@ class _NoRenewer:
 
 
 class DeliveryRegistry:
-    """What the main process knows of its deliveries, kept on the app's runtime."""
+    """The deliveries of one app's worker, and the worker's side of the app's runtime (`WorkerHooks`)."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.by_owner: weakref.WeakValueDictionary[str, Delivered] = weakref.WeakValueDictionary()
-        #: Those whose messages were published with a claim.
+        #: The deliveries whose messages were published with a claim.
         self.claiming: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._settled: OrderedDict[str, tuple[float, str, str]] = OrderedDict()
+        self._settled: OrderedDict[str, tuple[float, str, str, str]] = OrderedDict()
         self._freed: OrderedDict[str, LeaseRecord] = OrderedDict()
         self._last_numbers: OrderedDict[LockName, int] = OrderedDict()
-        #: By task id: where a message that was handed over may wait now.
-        self._places: OrderedDict[str, tuple[LockName, str]] = OrderedDict()
+        #: By task id: the lock name and identity of a message that was passed to the pool and may be parked now.
+        self._parked_at: OrderedDict[str, tuple[LockName, str]] = OrderedDict()
         self._revoked = 0
-        #: Task ids with a place that are still to be compared with the revoked ones in this round.
+        #: The task ids that are still to be compared with the revoked ones in this round.
         self._uncompared: list[str] = []
-        #: The running worker's consumer tags by queue.
+        #: Returns the worker's consumer tags by queue.
         self.tags: Callable[[], Mapping[str, str]] = dict
-        #: The running worker's event dispatcher, if it has one.
+        #: Returns the worker's event dispatcher, if it has one.
         self.dispatcher: Callable[[], Any] = lambda: None
-        #: Set by the worker: does it consume? Once it does not, no acknowledgement is sure to be heard.
+        #: Returns whether the worker consumes. If not, every acknowledgement may be lost.
         self.consumes: Callable[[], bool] = lambda: True
-        #: Owners whose locks the keeper freed for them.
+        #: The owners whose locks the watchdog released after their process died.
         self._holding: OrderedDict[str, None] = OrderedDict()
         self.completion_marker = CompletionMarker(runtime, self._holding.__contains__)
-        #: By owner: when the process should have ended that Celery kills for its hard time limit.
+        #: By owner: when the process must have ended that Celery kills for its hard time limit.
         self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
         self._queues: Any = None
         #: Stops the body of a lost lease, if the worker's pool has a way to do so.
@@ -149,17 +149,17 @@ class DeliveryRegistry:
             self.sweeper.hand_off(name, grant)
 
     def may_be_redelivered(self, acquisition: str) -> bool:
-        """Has the broker perhaps delivered this holder's message once more?
+        """Return whether the broker may have delivered the message of this acquisition again.
 
-        So with a message whose acknowledgement was not heard, and with a late-acknowledged one whose channel is gone,
-        or that outlived the visibility timeout. And while the worker does not consume: py-amqp opens a channel again
-        that RabbitMQ closed, and says so only by an error.
+        It may have if the acknowledgement was lost. With late acknowledgement it also may have if the channel is closed
+        or the visibility timeout is over. The same holds while the worker does not consume: if RabbitMQ closed a
+        channel, py-amqp opens it again, and shows that only by an error.
         """
         request = self.by_owner.get(owner_of(acquisition))
         if request is None:
             return False
         if request.acknowledged:
-            return self._perhaps_unheard(request)
+            return self._ack_may_be_lost(request)
         if not request.task.acks_late:
             return False
         doubtful_after = self.runtime.settings.doubtful_after
@@ -167,67 +167,70 @@ class DeliveryRegistry:
             return True
         return not self.consumes() or channel_is_gone(request.message)
 
-    def _perhaps_unheard(self, request: Delivered) -> bool:
+    def _ack_may_be_lost(self, request: Delivered) -> bool:
         if request.dlock_ack_lost:
             return True
         if request.message.acknowledged:
             return False
-        # Celery tells the broker in a later round of its event loop.
+        # Celery sends the acknowledgement in a later round of its event loop.
         return channel_is_gone(request.message) or time.monotonic() - request.dlock_ack_requested_at >= OVERDUE
 
     def with_claims(self) -> Iterator[Any]:
-        """The deliveries whose messages were published with a claim; asked by a thread."""
-        # The list of references is made in one step, while the consumer adds to the mapping.
+        """Return the deliveries whose messages were published with a claim. The claim renewal's thread calls this."""
+        # The list of references is made in one step, because the consumer adds to the mapping meanwhile.
         return (request for ref in self.claiming.valuerefs() if (request := ref()) is not None)
 
     # Under the queue policy.
 
     def number(self, request: Delivered, name: LockName | None) -> tuple[int, int]:
-        """The next message's number, and its elder's: the last one of the same lock that was handed over.
+        """Return the number of a message, and that of its predecessor: the last message of the same lock name.
 
         Args:
-            request: The message that is handed over.
-            name: Of its lock; None for a copy, which has its place already.
+            request: The message that is about to be passed to the pool.
+            name: The lock name; None for a republished message, which has its rank already.
         """
         self.sweeper.sweep()
         number = self.runtime.arrivals.next_number()
-        elder = 0
+        predecessor = 0
         if name is not None:
-            elder = self._last_numbers.pop(name, 0)
+            predecessor = self._last_numbers.pop(name, 0)
             self._last_numbers[name] = number
-            self._places[request.id] = name, request.dlock_identity.digest
-            for remembered, most in ((self._last_numbers, REMEMBERED), (self._places, WAITERS)):
+            self._parked_at[request.id] = name, request.dlock_identity.digest
+            for remembered, most in ((self._last_numbers, REMEMBERED), (self._parked_at, WAITERS)):
                 if len(remembered) > most:
                     remembered.popitem(last=False)
-        return number, elder
+        return number, predecessor
 
     def newly_revoked(self) -> list[tuple[LockName, str]]:
-        """What was revoked since the last call and may wait: locks' names and identities.
+        """Return the messages that were revoked since the last call and may be parked: lock names and identities.
 
-        Looked at where Celery keeps revocations, because its control command has no hook. A waiter that this worker
-        does not know of ends when its turn comes, as every revoked message does.
+        Celery's control command has no hook, so this reads the set in which Celery keeps revocations. A waiter that
+        this worker does not know ends when it is granted, as every revoked message does.
 
-        Celery bounds its set of revocations (``CELERY_WORKER_REVOKES_MAX``). A full set keeps its length when it takes
-        a new one, so each call also compares the next part of the places.
+        Celery bounds that set (``CELERY_WORKER_REVOKES_MAX``). A full set keeps its length when an id is added, so each
+        call also compares the next part of the known ids.
         """
         if len(revoked) != self._revoked:
             self._revoked = len(revoked)
-            compared = list(self._places)
+            compared = list(self._parked_at)
         elif revoked:
-            self._uncompared = self._uncompared or list(self._places)
+            self._uncompared = self._uncompared or list(self._parked_at)
             compared, self._uncompared = self._uncompared[-COMPARED:], self._uncompared[:-COMPARED]
         else:
             compared = []
-        known = (self._places.pop(task_id, None) for task_id in compared if task_id in revoked)
+        known = (self._parked_at.pop(task_id, None) for task_id in compared if task_id in revoked)
         return [place for place in known if place is not None]
 
     def describe(self, owner: str) -> dict[str, Any]:
-        """Whose delivery it is, as fields of an event."""
+        """Return the task and the task id of an owner, as fields of an event; empty if the owner is unknown."""
         request = self.by_owner.get(owner)
         return {} if request is None else {"task": request.task.name, "task_id": request.id}
 
     def monitored_as(self) -> str | None:
-        """This worker's name while it sends events. Asked in a child during a run, in the main process at any time."""
+        """Return this worker's name while it sends events; None otherwise.
+
+        A pool child calls this during a run, the main process at any time.
+        """
         run = execution.running()
         if run is not None:
             return run.request.hostname if run.delivery is not None and run.delivery.monitored else None
@@ -241,21 +244,20 @@ class DeliveryRegistry:
             self._kill_deadlines.popitem(last=False)
 
     def kill_deadline(self, acquisition: str) -> float:
-        """Return when the process of this acquisition should have ended; 0 if its hard time limit was not enforced."""
+        """Return when the process of this acquisition must have ended; 0 if no hard time limit was enforced."""
         return self._kill_deadlines.get(owner_of(acquisition), 0.0) if self._kill_deadlines else 0.0
 
-    # A dead child's end has two halves, told in either order: the keeper freed its lock, and Celery stored the end
-    # and acknowledged. The done mark needs both.
+    # The done mark of a dead pool child needs two events, which come in any order: the watchdog released the child's
+    # lock, and Celery stored the end and acknowledged the message.
 
     def settle(self, request: Delivered, ended_at: float) -> None:
-        """A child is dead or dying, and the end of its run is stored and final.
+        """Record that the end of a run is stored and final, and that its pool child is dead or dying.
 
         Args:
-            request: Whose end it is.
-            ended_at: Before it was stored, on the monotonic clock.
+            request: The delivery that ended.
+            ended_at: A time before the end was stored, on the monotonic clock.
         """
-        whose = f"{request.task.name}[{request.id}]"
-        self._settled[request.dlock_owner] = (ended_at, request.dlock_identity.digest, whose)
+        self._settled[request.dlock_owner] = (ended_at, request.dlock_identity.digest, request.task.name, request.id)
         self._mark(request.dlock_owner)
 
     def freed(self, slot: LeaseRecord, released: Released) -> None:
@@ -270,11 +272,11 @@ class DeliveryRegistry:
             self._mark(owner)
 
     def _mark(self, owner: str) -> None:
-        # Both halves may be told at once, here and in the keeper's thread: one of the two pops finds the slot.
+        # Both events may come at once, here and in the watchdog's thread: only one of the two pops finds the record.
         if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
-            ended_at, identity, whose = self._settled.pop(owner)
-            # By its own thread: a script must not hold this one up, nor the keeper.
-            self.completion_marker.mark_soon(CompletedRun(ended_at, slot.name, identity, owner, whose))
+            ended_at, identity, task, task_id = self._settled.pop(owner)
+            # The sweeper's thread writes the mark: a script must delay neither this thread nor the watchdog.
+            self.completion_marker.mark_soon(CompletedRun(ended_at, slot.name, identity, owner, task, task_id))
         for remembered in (self._settled, self._freed):
             while len(remembered) > REMEMBERED:
                 remembered.popitem(last=False)

@@ -1,4 +1,7 @@
-"""The thread of a worker that publishes turns nobody else hands over: of dead holders, dead releasers, dead waiters."""
+"""The queue sweeper: a thread of each worker that publishes granted messages which no other process publishes.
+
+These are the grants that follow a dead holder, a failed hand-off or a dead waiter.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +18,36 @@ from ..runtime import Runtime
 from ..store.base import FOREIGN_MS
 from ..store.model import Grant
 from ..utils.background import Loop, begin_thread
-from ..utils.log import logger
+from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 
 __all__ = ["QueueSweeper"]
 
 
-#: Seconds between two looks at what the worker leaves to this thread.
+#: Seconds between two rounds, in which it does what the worker has left to it.
 TICK: Final = 0.1
-#: Seconds between two looks of the worker that has the sweep lease, while nothing is due; in a Cluster a look takes a
-#: command for each bucket. And so many locks of one bucket are looked after in one round.
+#: Seconds between two sweeps of the worker that has the sweep lease, if nothing is due. In a Cluster, a sweep takes a
+#: command for each bucket. MOST is the number of locks of one bucket that one round sweeps.
 ROUND: Final = 0.5
 ROUND_OF_CLUSTER: Final = 1.0
 MOST: Final = 100
-#: Seconds that the sweep lease outlives the next look; and at most so many pass until another worker asks for it once
-#: it has ended. ROUND_OF_CLUSTER, both of these and two ticks are less than 2 s: so soon a hand-over follows a death.
+#: SPARE: seconds that the sweep lease outlives the next sweep. LATE: within so many seconds after its end, another
+#: worker asks for it. ROUND_OF_CLUSTER, these two and two ticks are less than 2 s. So soon a hand-off follows a death.
 SPARE: Final = 0.5
 LATE: Final = 0.1
-#: Seconds for which a worker whose broker took no message leaves the sweep lease to others.
+#: Seconds for which a worker leaves the sweep lease to others after its broker did not take a message.
 ASIDE: Final = 2.0
-#: Seconds between two looks of a worker that has no reason to sweep: a call may have chosen to wait, and the worker
-#: that knew of it may have died. And until such a look is tried again that was not answered.
+#: LOOK: seconds between two looks of a worker without tasks that queue: a call may have chosen to, and the worker that
+#: parked it may have died. AGAIN: seconds until a look that failed is repeated.
 LOOK: Final = 30.0
 AGAIN: Final = 2.0
-#: Seconds between two notes that workers of this broker run, and the milliseconds that such a note lives: longer than
-#: one publication takes where the broker does not answer.
+#: Seconds between two notes that workers of this broker run, and the milliseconds that a note lives. A note outlives
+#: one publication to a broker that does not answer.
 PRESENT_AGAIN: Final = 30.0
 PRESENT_MS: Final = 120_000
-#: Seconds that a Redis broker has for each answer, unless the app says otherwise: kombu would wait for ever.
+#: Seconds that a Redis broker has for each answer, unless the app sets a timeout. Without one, kombu waits for ever.
 ANSWERS_WITHIN: Final = 10.0
-#: Longer than any lock with waiters is held: a year.
+#: A year: longer than any lock with waiters is held.
 EVER: Final = 366 * 24 * 3600.0
 
 
@@ -59,22 +62,22 @@ class HeldBack(Protocol):
 
 
 class QueueSweeper:
-    """Sweeps, publishes, and acknowledges what was held back; a broker or a store that hangs holds up nothing else.
+    """Sweeps queues, publishes granted messages, and sends acknowledgements that were held back.
 
-    The keeper must not do this: a slow broker would cost leases.
+    It is not a part of the watchdog, because a slow broker would cost leases.
+
+    Of all workers of a broker, the one that has the sweep lease in the store sweeps. The lease only saves work. If that
+    worker dies or hangs, its lease ends and another worker takes it. If two sweep at once, each sweep is still one
+    script.
 
     Args:
-        runtime: Whose queues to look after.
-        revoked: What was revoked since the last call and may wait.
-        soon: Has the worker's consumer call something: only its own thread may write to its connection.
-        goes_on: Asked before each tick; false ends the thread.
-        mark_completed: Marks what has ended without the broker having heard of it.
-        parks: Are there tasks that wait in the store? If not, it sweeps once a call has chosen to, or one of its rare
-            looks has found one that waits.
-
-    Of all workers of a broker one looks for what is due: the one that has the sweep lease in the store. It saves work
-    only. If that worker dies or hangs, its lease ends and another takes it; if two sweep at once, each sweep is still
-    one script.
+        runtime: The runtime whose queues to sweep.
+        revoked: Returns the parked messages that were revoked since its last call.
+        soon: Has the worker's consumer call a function: only the consumer's thread may write to its connection.
+        goes_on: Called before each round; false ends the thread.
+        mark_completed: Writes the done marks of runs whose acknowledgement was lost.
+        parks: Whether there are tasks that queue. If not, it sweeps once a call has chosen to queue, or once one of its
+            rare looks has found a waiter.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class QueueSweeper:
         self._connection: Any = None
         settings = runtime.settings
         self._store = runtime.store(settings.timeout)
-        self._handover = GrantPublisher(
+        self._publisher = GrantPublisher(
             runtime.app,
             self._store,
             settings.turn,
@@ -104,37 +107,37 @@ class QueueSweeper:
             settings.broker,
             runtime.monitored_as,
         )
-        # Deques: append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
+        # Deques, because append and popleft are atomic. A lock could be held by a signal handler or a greenlet.
         self._grants: collections.deque[tuple[LockName, Grant]] = collections.deque()
-        #: Waiters to be taken out: lock name, identity, and why it ends here ("": its end is stored already).
+        #: The waiters to be taken out: lock name, identity, and the reason ("": the end is stored already).
         self._out: collections.deque[tuple[LockName, str, str]] = collections.deque()
         self._unacknowledged: collections.deque[HeldBack] = collections.deque()
         self._failing = False
-        #: Locks that the store refused to sweep in this round, and whether it said so of the round before.
+        #: The locks that the store refused to sweep in this round, and whether that is in the log already.
         self._refused: list[tuple[LockName, StoreRefused]] = []
-        self._told_refused = False
-        #: Whether it said so of a waiter to be taken out.
-        self._told_out = False
+        self._refusal_logged = False
+        #: Whether a refusal to take out a waiter is in the log already.
+        self._removal_refusal_logged = False
         self._next_look = 0.0
         self._next_round = 0.0
-        self._next_note = 0.0
+        self._next_presence = 0.0
         self._worker = uuid.uuid4().hex
-        # Not a real thread beside greenlets: it publishes and stores ends, and both take locks that greenlets share.
+        # In a green pool this is a greenlet: it publishes and stores results, and both take locks that greenlets share.
         self._loop = Loop("queue sweeper", self._turn, close=self._close, begin=begin_thread("queue-sweeper"))
 
     def start(self) -> None:
         self._loop.start()
 
     def hand_off(self, name: LockName, grant: Grant) -> None:
-        """Publish a message whose turn it is."""
+        """Publish a granted message in the next round."""
         self._grants.append((name, grant))
 
     def discard_waiter(self, name: LockName, identity: str) -> None:
-        """A message ended before it started: if it waited, or had its turn, it does no more."""
+        """Take a message that ended before it started out of its queue, in the next round."""
         self._out.append((name, identity, ""))
 
     def sweep(self) -> None:
-        """From now on: a message that may have to wait is on its way to the pool."""
+        """Sweep from now on: a message that may be parked is about to be passed to the pool."""
         self._sweeps = True
 
     def acknowledge(self, request: HeldBack) -> None:
@@ -146,17 +149,17 @@ class QueueSweeper:
             return None
         sweeps = self._sweeps
         try:
-            self._acknowledge_arrived()  # first: it needs no store
+            self._send_held_acks()  # first: it needs no store
             self._mark_completed()
             if not sweeps:
                 self._look()
-            self._do_what_is_left_to_it()
+            self._do_left_work()
             if sweeps:
-                self._take_part()
+                self._sweep_due()
         except StoreUnavailable as error:
-            # Without queues it was a rare look, and others tell that the store is away.
+            # Without queues this was only a rare look, and other threads report the store.
             if sweeps and not self._failing:
-                logger.warning("queues are not looked after: %s", error)
+                logger.warning("queues are not swept, retrying every %g s: %s", TICK, error)
             self._failing = sweeps
         return TICK
 
@@ -168,13 +171,13 @@ class QueueSweeper:
         now = self._runtime.clock.monotonic()
         if now >= self._next_look:
             self._next_look = now + AGAIN
-            # One worker of all that look so rarely. It begins to sweep if it finds a waiter, and the next one may look.
+            # Only one worker looks in each period. If it finds a waiter, it begins to sweep.
             if not self._lease_left("look", LOOK) and self._due(1, EVER):
                 self._sweeps = True
             self._next_look = now + LOOK
 
-    def _take_part(self) -> None:
-        """Look for what is due, unless another worker of this broker does."""
+    def _sweep_due(self) -> None:
+        """Sweep the locks that are due, unless another worker of this broker does so."""
         now = self._runtime.clock.monotonic()
         if now < self._next_round:
             return
@@ -186,30 +189,33 @@ class QueueSweeper:
         if left:
             self._next_round = now + left + rng.uniform(0, LATE)
             return
-        swept = [self._sweep(name) for name in self._due(MOST) if not self._handover.left_to_others(name)]
-        self._tell_refused()
+        swept = [self._sweep(name) for name in self._due(MOST) if not self._publisher.left_to_others(name)]
+        self._log_refused()
         if False in swept:
-            # Perhaps another worker reaches the broker.
+            # Another worker may reach the broker.
             self._next_round = self._runtime.clock.monotonic() + ASIDE
         elif True in swept:
             self._next_round = now  # more may be due
 
-    def _tell_refused(self) -> None:
-        """Log a refusal once, not in each round that meets it again."""
+    def _log_refused(self) -> None:
+        """Log a refusal once, and not again in each round."""
         refused, self._refused = self._refused, []
-        if refused and not self._told_refused:
+        if refused and not self._refusal_logged:
             name, error = refused[0]
             others = f" and {len(refused) - 1} others" if refused[1:] else ""
-            logger.error("%s%s: the waiters are not granted the lock, trying again: %s", name, others, error)
-        self._told_refused = bool(refused)
+            logger.error(
+                "%s%s: the waiters are not granted the lock, retrying: %s", name, others, error,
+                extra=log_fields(lock_name=name.text),
+            )  # fmt: skip
+        self._refusal_logged = bool(refused)
 
     def _note_presence(self) -> None:
-        """Note that this broker has workers, so that its messages become no dead letters while it does not answer."""
+        """Store that this broker has workers: while it does not answer, its messages must not become dead letters."""
         now = self._runtime.clock.monotonic()
-        if now >= self._next_note:
-            self._next_note = now + PRESENT_AGAIN
+        if now >= self._next_presence:
+            self._next_presence = now + PRESENT_AGAIN
             with suppress(StoreUnavailable):
-                self._store.announce_workers(self._handover.broker, PRESENT_MS)
+                self._store.announce_workers(self._publisher.broker, PRESENT_MS)
 
     def _lease_left(self, duty: str, seconds: float) -> float:
         """Seconds until the lease of another worker ends; 0 if this one has it now, or if it cannot be taken.
@@ -217,11 +223,11 @@ class QueueSweeper:
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        broker = self._handover.broker
+        broker = self._publisher.broker
         try:
             return self._store.sweep_lease(broker, duty, self._worker, round(seconds * 1000)) / 1000
         except StoreUnavailable as error:
-            # The lease saves work only. A server without memory, or one node of a Cluster, must not stop all sweeps.
+            # The lease only saves work. A full server, or one node of a Cluster, must not stop all sweeps.
             if not isinstance(error, StoreRefused) and not self._store.clustered:
                 raise
             return 0.0
@@ -238,49 +244,53 @@ class QueueSweeper:
         try:
             taken = self._store.sweep(name, uuid.uuid4().hex, round(settings.turn * 1000), settings.turn_tries)
         except StoreRefused as error:
-            # Perhaps a key of this lock was overwritten; the queues of the others go on.
+            # A key of this lock may have been overwritten. The other queues are swept all the same.
             self._refused.append((name, error))
             return None
         if taken.foreign:
             logger.error(
                 "%s: no worker published a message of another broker in %d s, so it is among the dead letters of %s; "
-                "if that broker is this one under another URL, set dlock_broker and publish the message again",
+                "action required: if both brokers are one, set dlock_broker; then publish the message again",
                 name, FOREIGN_MS / 1000, self._store.dead_letters_at(name),
             )  # fmt: skip
         elif taken.buried:
             logger.error(
-                "%s: a message lost its turn %d times and is among the dead letters of %s",
+                "%s: a message was granted %d times and not started, so it is among the dead letters of %s; "
+                "action required: publish it again",
                 name, settings.turn_tries, self._store.dead_letters_at(name),
             )  # fmt: skip
-        published = self._handover.publish_next(name, taken.granted)
+        published = self._publisher.publish_next(name, taken.granted)
         self._note_presence()
-        self._do_what_is_left_to_it()  # a broker may be slow, and the due may be many
+        self._do_left_work()  # before the next lock, because the broker may be slow and many locks may be due
         return published
 
-    def _do_what_is_left_to_it(self) -> None:
-        self._acknowledge_arrived()
-        # Noted first: an error at one waiter must not forget the others.
+    def _do_left_work(self) -> None:
+        self._send_held_acks()
+        # Kept first: an error at one waiter must not drop the others.
         self._out.extend((name, identity, "revoked while it waited") for name, identity in self._revoked())
         self._take_out()
         while self._grants:
-            self._handover.publish_next(*self._grants.popleft())
+            self._publisher.publish_next(*self._grants.popleft())
             self._note_presence()
 
     def _take_out(self) -> None:
         for _ in range(len(self._out)):
             waiter = self._out.popleft()
             try:
-                self._handover.remove_waiter(*waiter)
+                self._publisher.remove_waiter(*waiter)
             except StoreUnavailable as error:
-                # It may wait still. The others go first in the next round: another server may keep them.
+                # The waiter may still be queued. In the next round it comes last: other locks may be on other servers.
                 self._out.append(waiter)
-                if isinstance(error, StoreRefused) and not self._told_out:
-                    self._told_out = True
-                    logger.warning("%s: a waiter that has ended is still queued, trying again: %s", waiter[0], error)
+                if isinstance(error, StoreRefused) and not self._removal_refusal_logged:
+                    self._removal_refusal_logged = True
+                    logger.warning(
+                        "%s: a waiter that has ended is still queued, retrying: %s", waiter[0], error,
+                        extra=log_fields(lock_name=waiter[0].text),
+                    )  # fmt: skip
                 return
-            self._told_out = False
+            self._removal_refusal_logged = False
 
-    def _acknowledge_arrived(self) -> None:
+    def _send_held_acks(self) -> None:
         for _ in range(len(self._unacknowledged)):
             request = self._unacknowledged.popleft()
             if self._runtime.arrivals.has(request.dlock_number):
@@ -290,7 +300,7 @@ class QueueSweeper:
 
     @contextmanager
     def _producer(self) -> Iterator[Any]:
-        """A connection of this thread's own: the app's pool may be a greenlet's, or be empty."""
+        """Open a connection of this thread's own: the app's pool may belong to greenlets, or be empty."""
         app = self._runtime.app
         if self._connection is None:
             connection = app.connection_for_write()

@@ -46,7 +46,7 @@ def app_at(server: Server, url: str, **conf: Any) -> Celery:
 def look(app: Celery) -> None:
     """One look of a worker that publishes to the app's broker."""
     sweeper = QueueSweeper(Runtime.of(app), list, lambda call: call(), lambda: False)
-    sweeper._take_part()
+    sweeper._sweep_due()
     sweeper._drop_connection()
 
 
@@ -99,11 +99,11 @@ def test_released_turn_of_another_broker_is_published_by_a_worker_of_that_broker
     other = QueueSweeper(
         Runtime.of(app_at(clean_server, "redis://localhost:{port}/0")), list, lambda call: call(), lambda: False
     )
-    other._take_part()
+    other._sweep_due()
     passed = client.hgetall(KEYS.lock)
     for _ in range(3):
         other._next_round = 0.0
-        other._take_part()
+        other._sweep_due()
     assert client.hgetall(KEYS.lock) == passed
     look(granted)
     assert broker.llen("celery") == 1
@@ -131,7 +131,7 @@ def test_broker_that_does_not_answer_holds_the_sweeper_up_for_a_bounded_time(
         app = app_at(clean_server, proxy.url(), dlock_broker=broker_of(granted))
         sweeper = QueueSweeper(Runtime.of(app), list, list, bool)
         proxy.set_mode("blackhole")
-        sweeping = threading.Thread(target=sweeper._take_part, daemon=True)
+        sweeping = threading.Thread(target=sweeper._sweep_due, daemon=True)
         sweeping.start()
         sweeping.join(30)
         assert not sweeping.is_alive()
@@ -152,7 +152,7 @@ def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
     sweeper = QueueSweeper(Runtime.of(app), list, lambda call: call(), lambda: False)
     for _ in range(2):
         sweeper._next_round = 0.0
-        sweeper._take_part()
+        sweeper._sweep_due()
     assert client.hget(behind.lock, "acq") == f"grant:{digest('b')}" or client.hlen(behind.dead())
     (error,) = [record.getMessage() for record in caplog.records if "not granted" in record.getMessage()]
     assert error.startswith(f"{NAME}: ")

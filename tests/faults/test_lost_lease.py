@@ -108,7 +108,7 @@ def unexpected(worker: Worker) -> str:
 def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: LosingEnvironment) -> None:
     """`ensure()` raises."""
     worker = stage.worker("solo")
-    worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises there")
+    worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises")
     body = stage.begin("solo", "aborts", 2.5)
     stage.locks.delete(body.key)
     assert ended(body) == "done"

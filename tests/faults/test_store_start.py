@@ -206,7 +206,7 @@ def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
     runtime = Runtime.of(app_at(f"redis://{HOST}:{free_port()}"))
     QueueSweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks)._loop.run()
     told = [record.getMessage() for record in caplog.records]
-    assert [text.partition(":")[0] for text in told] == ["queues are not looked after"] * parks
+    assert [text.partition(":")[0] for text in told] == ["queues are not swept, retrying every 0.1 s"] * parks
 
 
 # TLS

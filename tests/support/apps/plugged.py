@@ -84,7 +84,7 @@ def _break(**_: Any) -> None:
         (Watchdog, "tick"),
         (ClaimRenewer, "_tick"),
         (CrashRecovery, "note"),
-        (QueueSweeper, "_do_what_is_left_to_it"),
+        (QueueSweeper, "_do_left_work"),
     ):
         _fail_each_second_time(room, name)
 

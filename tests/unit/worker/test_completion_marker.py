@@ -12,7 +12,7 @@ from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.model import Identity, Released
-from celery_dlock.worker import completion_marker as unheard
+from celery_dlock.worker import completion_marker
 from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
@@ -88,7 +88,7 @@ def digests(*names: str) -> list[str]:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(unheard, "REST", 0.05)
+    monkeypatch.setattr(completion_marker, "RETRY_DELAY", 0.05)
     return Stage()
 
 
@@ -102,10 +102,10 @@ def test_a_mark_that_the_store_did_not_take_is_tried_again_after_a_rest(stage: S
     stage.deliveries.completion_marker.look()
     assert (stage.store.asked, stage.store.marked) == (1, [])
     stage.store.error = None
-    time.sleep(unheard.REST)
+    time.sleep(completion_marker.RETRY_DELAY)
     stage.deliveries.completion_marker.look()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
-    assert stage.store.marked[0][1] >= unheard.REST * 1e6
+    assert stage.store.marked[0][1] >= completion_marker.RETRY_DELAY * 1e6
 
 
 def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(stage: Stage) -> None:
@@ -117,7 +117,7 @@ def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(stage: 
         request.dlock_completed()
     assert stage.store.asked == 1
     stage.store.error = None
-    time.sleep(unheard.REST)
+    time.sleep(completion_marker.RETRY_DELAY)
     stage.deliveries.completion_marker.look()
     assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests(*map(str, range(20))))
 
@@ -129,10 +129,10 @@ def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(stage: Stage
         request = stage.request(str(number))
         request.dlock_ack_lost = True
         request.dlock_completed()
-    time.sleep(unheard.REST)
+    time.sleep(completion_marker.RETRY_DELAY)
     for _ in range(2):
         stage.deliveries.completion_marker.look()
-        time.sleep(unheard.REST)
+        time.sleep(completion_marker.RETRY_DELAY)
     assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests("1", "2"))
 
 

@@ -91,7 +91,7 @@ class Scene:
         until = self.clock.now + seconds
         while self.clock.now < until:
             for worker in workers:
-                worker._take_part()
+                worker._sweep_due()
             self.clock.now += TICK
 
 
@@ -132,14 +132,14 @@ def test_workers_sweep_without_the_sweep_lease_when_it_cannot_be_taken(
 ) -> None:
     """It saves work only; in a Cluster it is on one node of several."""
     scene.store.lease_error, scene.store.clustered = error, clustered
-    scene.worker()._take_part()
+    scene.worker()._sweep_due()
     assert scene.store.looks
 
 
 def test_store_that_does_not_answer_is_asked_once_in_a_round(scene: Scene) -> None:
     scene.store.lease_error = ReplyTimeout("away")
     with pytest.raises(ReplyTimeout):
-        scene.worker()._take_part()
+        scene.worker()._sweep_due()
     assert scene.store.scripts == {"announce_workers": 1, "sweep_lease": 1}
 
 
@@ -153,9 +153,9 @@ def test_worker_looks_again_at_once_when_something_was_due(scene: Scene) -> None
 @pytest.mark.invariant("one-sweeper-per-broker")
 def test_worker_leaves_the_sweep_to_others_when_its_broker_takes_no_message(scene: Scene) -> None:
     first, second = scene.worker(), scene.worker()
-    first._handover.publish_next = lambda *_given: False  # type: ignore[method-assign]
+    first._publisher.publish_next = lambda *_given: False  # type: ignore[method-assign]
     scene.store.found = [NAME]
-    first._take_part()
+    first._sweep_due()
     scene.store.found = []
     scene.pass_time([first, second], seconds=ASIDE + 1)
     ((holder, _),) = scene.store.leases.values()
@@ -168,7 +168,7 @@ def test_message_that_no_worker_of_its_broker_published_is_an_error(
     worker = scene.worker()
     scene.store.found = [NAME]
     scene.store.swept = QueueStepResult(buried="identity", foreign=True)
-    worker._take_part()
+    worker._sweep_due()
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert "among the dead letters of dead:n:x" in record.getMessage()
@@ -186,14 +186,14 @@ def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
             raise StoreRefused("a key was overwritten")
         out.append(identity)
 
-    worker._handover.remove_waiter = remove_waiter  # type: ignore[method-assign]
+    worker._publisher.remove_waiter = remove_waiter  # type: ignore[method-assign]
     for identity in ("refused", "a", "b"):
         worker.discard_waiter(NAME, identity)
     for _ in range(3):
-        worker._do_what_is_left_to_it()
+        worker._do_left_work()
     assert out == ["a", "b"]
     assert [waiter[1] for waiter in worker._out] == ["refused"]
-    assert caplog.messages[0] == f"{NAME}: a waiter that has ended is still queued, trying again: a key was overwritten"
+    assert caplog.messages[0] == f"{NAME}: a waiter that has ended is still queued, retrying: a key was overwritten"
 
 
 def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) -> None:
@@ -208,12 +208,12 @@ def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) 
         if (error := errors.pop(0)) is not None:
             raise error
 
-    worker._handover.remove_waiter = take_out  # type: ignore[method-assign]
-    worker._do_what_is_left_to_it()
+    worker._publisher.remove_waiter = take_out  # type: ignore[method-assign]
+    worker._do_left_work()
     assert asked == [("gone", "")]
     with pytest.raises(KeyError):
-        worker._do_what_is_left_to_it()
-    worker._do_what_is_left_to_it()
+        worker._do_left_work()
+    worker._do_left_work()
     assert asked[1:] == [("revoked", "revoked while it waited"), ("gone", "")]
     assert not worker._out
 
@@ -224,19 +224,19 @@ def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) 
     worker = scene.worker()
     scene.pass_time([worker], seconds=2 * PRESENT_AGAIN + 1)
     assert len(scene.store.noted) == 3
-    assert {broker for _, broker in scene.store.noted} == {worker._handover.broker}
+    assert {broker for _, broker in scene.store.noted} == {worker._publisher.broker}
 
     def carry(*_given: object) -> bool:
         scene.clock.now += PRESENT_AGAIN + 10
         return False
 
-    worker._handover.publish_next = carry  # type: ignore[method-assign]
+    worker._publisher.publish_next = carry  # type: ignore[method-assign]
     scene.store.found = 3 * [NAME]
     scene.store.noted.clear()
-    worker._next_round = worker._next_note = 0.0
-    worker._take_part()
+    worker._next_round = worker._next_presence = 0.0
+    worker._sweep_due()
     worker.hand_off(NAME, Grant("a", "entry"))
-    worker._do_what_is_left_to_it()
+    worker._do_left_work()
     assert len(scene.store.noted) == 1 + 3 + 1
 
 
@@ -244,7 +244,7 @@ def test_workers_of_another_broker_sweep_for_themselves(scene: Scene) -> None:
     """A worker publishes to its own broker only."""
     workers = [scene.worker(), scene.worker("memory://elsewhere")]
     for worker in workers:
-        worker._take_part()
+        worker._sweep_due()
     assert scene.store.scripts["due"] == 2
 
 

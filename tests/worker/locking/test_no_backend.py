@@ -81,6 +81,6 @@ def test_worker_start_warns_of_tasks_without_results_to_return(backend: str, red
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
     told = [line.partition("] ")[2] for line in done.stderr.splitlines() if "on_used" in line]
     why = "no result is stored (no result backend, or ignore_result), so a call of a used name is skipped"
-    line = f"on_used='return' of shop.one, shop.two: {why}"
+    line = f"on_used='return' of shop.one, shop.two has no effect: {why}"
     assert told == ([] if backend else [line])
     assert "Traceback" not in done.stderr

@@ -117,7 +117,7 @@ def test_waiter_with_failed_grants_is_a_dead_letter_and_runs_when_it_arrives(sta
     holding.end()
     keys = stage.keys(tasks.early, n)
     eventually(lambda: stage.locks.hlen(keys.dead()) == 1, 20, message="it is not buried")
-    pattern = rf"ERROR/.*{re.escape(tasks.early.lock_name(n))}: a message lost its turn 2 times"
+    pattern = rf"ERROR/.*{re.escape(tasks.early.lock_name(n))}: a message was granted 2 times and not started"
     eventually(lambda: re.search(pattern, stage.worker.log()))
     assert tasks.early.waiting(n).count == 0
     (fresh,) = [tasks.early.delay(n)]
