@@ -101,7 +101,7 @@ def test_a_worker_starts_and_works_while_its_store_does_not_answer_and_says_so_o
 def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: Stage) -> None:
     up.worker.wait_for_log(
         f"WARNING.*lock store {re.escape(up.proxy.url())} may drop locks when its memory is full: "
-        "its maxmemory-policy is allkeys-lru, and should be noeviction"
+        "its maxmemory-policy is allkeys-lru; action required: set it to noeviction"
     )
     up.worker.wait_for_log("WARNING.*parked in a store without an append-only file")
     assert up.worker.log().count("may drop locks") == 1
