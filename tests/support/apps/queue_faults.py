@@ -59,7 +59,7 @@ if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
     stepped(RedisStore, "published", "published")
     stepped(RedisStore, "sweep", "sweep", answered=lambda taken: taken.granted is not None)
-    stepped(GrantPublisher, "_carry", "carry")
+    stepped(GrantPublisher, "_publish", "publish")
     stepped(DeliveryRegistry, "number", "received", is_turn)
     stepped(SingletonRequest, "dlock_acknowledge", "acknowledge", lambda request: request._dlock_held_back)
 

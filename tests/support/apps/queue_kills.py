@@ -84,7 +84,7 @@ if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
     stepped(RedisStore, "published", "published")
     stepped(RedisStore, "sweep", "sweep")
-    stepped(GrantPublisher, "_carry", "carry")
+    stepped(GrantPublisher, "_publish", "publish")
 
 
 @singleton_task(app=app, name="kills.post", on_conflict="queue", key=["account"], ttl=2)

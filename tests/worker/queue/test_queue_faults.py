@@ -41,7 +41,7 @@ class Death(NamedTuple):
 LATE = [
     # Delivered again, and run a second time.
     Death("body", "worker", entered=(2, 1, 1), back=(1,)),
-    Death("carry:after", "worker", ran=(2, 1, 1), back=(1,)),
+    Death("publish:after", "worker", ran=(2, 1, 1), back=(1,)),
     # Its turn passes before the broker delivers it again.
     Death("received:before", "worker", back=(2,)),
     Death("take:before", "worker", back=(2,)),
@@ -202,14 +202,14 @@ def test_a_releaser_dies_before_it_publishes_and_a_sweep_does_within_seven_secon
     task, account = stage.tasks.late, next(accounts)
     stage.hold(task, account)
     stage.park(task, account, 2)
-    stage.arm("carry:before", "worker")
+    stage.arm("publish:before", "worker")
     stage.open_gate(account)
-    eventually(lambda: stage.notes.exists("killed:carry:before"), 10)
+    eventually(lambda: stage.notes.exists("killed:publish:before"), 10)
     died = time.monotonic()
     eventually(lambda: 2 in stage.numbers(account, "in"), SWEPT_WITHIN + SLACK)
     assert time.monotonic() - died <= SWEPT_WITHIN + SLACK
     stage.nothing_left(task, account)
-    stage.dead("carry:before")
+    stage.dead("publish:before")
 
 
 def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):

@@ -16,7 +16,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 APP = "tests.support.apps.queue_kills"
 STEPS = {"DLOCK_TEST_STEPS": "1"}
 #: The releaser's steps, the waiter's, and those of who is to be parked.
-RELEASER = ["body", "release:before", "release:after", "carry:before", "published:before", "carry:after"]
+RELEASER = ["body", "release:before", "release:after", "publish:before", "published:before", "publish:after"]
 WAITER = ["take:before", "take:after"]
 PARKER = ["park:before", "park:after"]
 accounts = (f"account-{number}" for number in itertools.count(1))
