@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ..errors import LockLost, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..store.base import QueueStore, ReleaseRequest, call_again_if_reply_lost
-from ..store.circuit_breaker import CircuitBreaker
+from ..store.circuit_breaker import CircuitBreaker, shared_words
 from ..store.model import (
     Acquired,
     AcquireRequest,
@@ -83,7 +83,7 @@ class LockClient:
         self._clock = clock
         self._listeners = listeners
         self._hand_over = hand_over
-        self._breaker = breaker or CircuitBreaker([0, 0], clock, 0, 0)
+        self._breaker = breaker or CircuitBreaker(shared_words(), clock, 0, 0)
         self._warned = False
 
     def acquire(self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest) -> Lease | Refusal:

@@ -58,7 +58,7 @@ def test_plain_task_with_lock_options_as_keywords_is_warned_of(app: Celery, capl
     app.finalize()
     (warning,) = told(app, caplog)
     assert warning == (
-        "Task shop.stray has the lock options on_conflict, max_hold but runs without a lock, because its base is not "
+        "Task shop.stray has the lock options max_hold, on_conflict but runs without a lock, because its base is not "
         "SingletonTask. Use @singleton_task"
     )
 
