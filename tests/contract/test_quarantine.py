@@ -83,7 +83,7 @@ class TestBegins:
         began = time.monotonic()
         assert refusal(store) == (
             "the lock store was started, emptied or promoted to primary a moment ago: it grants nothing new for "
-            "another 0.6 s, until the leases that it may have lost are over (dlock_failover_quarantine)"
+            "another 0.6 s, until the leases that it may have lost have expired (dlock_failover_quarantine)"
         )
         eventually(lambda: _granted(store, "x"), within=DELAY + 20, every=0.01)
         assert time.monotonic() - began > DELAY

@@ -153,7 +153,7 @@ def overwritten(admin: redis.Redis) -> Iterator[None]:
 FAULTS = [
     (replica, StoreNotReady, "it is a replica, and takes no writes until it is promoted", "READONLY"),
     (no_replicas_in_reach, StoreNotReady, "too few replicas are in reach (min-replicas-to-write)", "NOREPLICAS"),
-    (busy, StoreNotReady, "it is busy with somebody's script (SCRIPT KILL ends that)", "BUSY"),
+    (busy, StoreNotReady, "it is busy with another program's script (SCRIPT KILL ends that)", "BUSY"),
     (memory_full, StoreRefused, "it has no memory left for locks: raise its maxmemory or make room", "OOM"),
     (disk_full, StoreRefused, "it cannot write to its disk, and so takes no writes: see its log", "MISCONF"),
     (
@@ -163,7 +163,7 @@ FAULTS = [
         "the 'hset' command",
     ),
     (password_changed, StoreRefused, "user or password is wrong: correct dlock_url", "invalid username-password"),
-    (overwritten, StoreRefused, "a key of a lock was overwritten by somebody else", "WRONGTYPE"),
+    (overwritten, StoreRefused, "another program overwrote a key of a lock", "WRONGTYPE"),
 ]
 
 
@@ -184,7 +184,7 @@ def test_refusal_has_its_class_and_remedy_and_locks_are_taken_when_it_is_over(
         text = str(error)
         assert text.startswith("the lock store refused: ")
         assert told in text
-        assert said in text.partition("; it said: ")[2]
+        assert said in text.partition("; server reply: ")[2]
         assert "\n" not in text
         assert LOCK_PASSWORD not in text
     with lock:

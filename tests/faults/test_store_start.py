@@ -62,7 +62,7 @@ def test_a_replica_given_as_the_primary(own_server: OwnServer, start: Start) -> 
     assert start(app_at(server.lock_url())) == (
         f"lock store redis://{HOST}:{server.port}/0 is not ready, retrying every 0 s: it is a replica, "
         "and takes no writes until it is promoted; or dlock_url has to name the primary; "
-        f"it said: READONLY it is a replica of {HOST}:1"
+        f"server reply: READONLY it is a replica of {HOST}:1"
     )
 
 
@@ -267,7 +267,7 @@ class TestTls:
     def test_another_authority(self, secure: TlsServer, start: Start, tmp_path: Path) -> None:
         with TlsServer(tmp_path / "other") as other:
             line = start(app_at(secure.url().replace(str(secure.authority), str(other.authority))))
-        assert "its certificate is not to be trusted: let ssl_ca_certs name who signed it" in line
+        assert "its certificate is not trusted: let ssl_ca_certs name the CA that signed it" in line
 
     def test_a_file_that_is_not_there(self, secure: TlsServer, start: Start) -> None:
         with pytest.raises(ValueError, match=r"ssl_ca_certs='/nowhere' is no file"):
@@ -276,7 +276,7 @@ class TestTls:
     def test_no_certificate_where_one_is_wanted(self, start: Start, tmp_path: Path) -> None:
         with TlsServer(tmp_path / "mutual", mutual=True) as mutual:
             line = start(app_at(mutual.url().partition("&ssl_certfile")[0]))
-        assert "wants a certificate of ours: set ssl_certfile and ssl_keyfile" in line
+        assert "requires a client certificate: set ssl_certfile and ssl_keyfile" in line
 
 
 # What does not answer

@@ -1,4 +1,4 @@
-"""How a connection to the server that keeps the locks is made; opening it is another's work."""
+"""Endpoints: each makes unopened connections to one lock server. A pool opens them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 __all__ = ["Endpoint", "ServerEndpoint"]
 
-#: The kernel asks after 30 s of silence, and gives a connection up that has not answered three times.
+#: The kernel probes a connection after 30 s of silence, and ends it after three unanswered probes.
 _KEEPALIVE = {
     getattr(socket, name): value
     for name, value in {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}.items()
@@ -23,65 +23,64 @@ _KEEPALIVE = {
 
 
 class Endpoint(Protocol):
-    """Makes connections to one server, wherever that is now."""
+    """A source of connections to one server, at its current address."""
 
     def address(self) -> object:
-        """Where that is: equal to what it was as long as the connections that were made may be used.
+        """Return the server's address. While it stays equal, connections made before may still be used.
 
         Raises:
-            StoreUnavailable: Nobody knows where the server is.
+            StoreUnavailable: The address is unknown.
         """
         ...
 
     def failover_epoch(self) -> int:
-        """A number that grows each time another server takes its place; 0 where nobody counts.
+        """Return a number that grows with each failover, or 0 if failovers are not counted.
 
         Raises:
-            StoreUnavailable: It is counted, and nobody tells.
+            StoreUnavailable: Failovers are counted, but no server returned the number.
         """
         ...
 
     def invalidate(self) -> None:
-        """Something has happened by which another server may be in its place."""
+        """Forget the address, because another server may have replaced this one."""
         ...
 
     def connection(self, seconds: float) -> Connection:
-        """One that is not open yet, and waits so many seconds for each of its steps.
+        """Return an unopened connection that waits up to ``seconds`` for each step of opening it.
 
         Raises:
-            StoreUnavailable: Nobody knows where the server is.
+            StoreUnavailable: The address is unknown.
         """
         ...
 
     def check(self, connection: Connection) -> None:
-        """Called when it is open, before anything is said on it.
+        """Check a connection that has just been opened, before its first command.
 
         Raises:
-            StoreUnavailable: What answers there is not the server that was meant.
+            StoreUnavailable: Another server answers at the address.
         """
         ...
 
 
 class ServerEndpoint:
-    """To one server by its address.
+    """The endpoint of one server with a fixed address.
 
-    redis-py's retries are off: it would repeat commands on its own judgement, where only a store knows which may be.
+    redis-py's retries are off: it would repeat a command, although only the store knows whether it may run twice.
 
     Args:
-        options: How to connect there, in redis-py's words
-            (:meth:`~celery_dlock.store.location.StoreLocation.options_at`).
+        options: redis-py's connection options (:meth:`~celery_dlock.store.location.StoreLocation.options_at`).
 
     Raises:
-        ValueError, TypeError: redis-py cannot make a connection of them.
+        ValueError, TypeError: redis-py rejects the options.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         options = dict(options)
         self._connection_class: type[Connection] = options.pop("connection_class", Connection)
-        # RESP2 saves the HELLO round trip, and our answers need no types of RESP3.
+        # RESP2 needs no HELLO round trip, and no reply of a script needs a type of RESP3.
         options["protocol"] = 2
         if issubclass(self._connection_class, Connection):
-            # A router forgets an idle connection in silence, and the next task would pay for it with a timeout.
+            # A router may drop an idle connection without a notice. Without keepalive, the next task would time out.
             options = {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE} | options
         for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             if (file := options.get(name)) and not Path(str(file)).is_file():
@@ -95,13 +94,13 @@ class ServerEndpoint:
     def connection(self, seconds: float) -> Connection:
         times = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         connection = self._connection_class(retry=Retry(NoBackoff(), 0), **{**self._options, **times})
-        bare: Any = connection  # its stubs lack some of these
-        # redis-py's names for it, until and since 7: each of its two CLIENT SETINFO would be a round trip.
+        bare: Any = connection  # its type stubs lack some of these attributes
+        # No CLIENT SETINFO: redis-py would send two, one round trip each. The names are of redis-py before and since 7.
         bare.lib_name = bare.lib_version = bare.driver_info = None
         return connection
 
     def check(self, connection: Connection) -> None:
-        """Its address is all that is known of it."""
+        """Accept every server: only the address identifies this one."""
 
     def address(self) -> object:
         return None
@@ -110,4 +109,4 @@ class ServerEndpoint:
         return 0
 
     def invalidate(self) -> None:
-        """There is no other."""
+        """Do nothing: the address is fixed."""

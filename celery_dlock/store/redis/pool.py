@@ -1,4 +1,8 @@
-"""The connections of one process to one server."""
+"""The connections of one process to one server.
+
+redis-py's pool is not used. Its locks are not safe between greenlets and native threads, nor after a fork. See
+:mod:`.connection` for the measurements.
+"""
 
 from __future__ import annotations
 
@@ -21,157 +25,157 @@ __all__ = ["ConnectionPool"]
 
 T = TypeVar("T")
 
-#: Errors that are no failure to connect: our own, and the time limit that strikes in the main thread at any step.
-_PASSED_ON: Final = (DLockError, SoftTimeLimitExceeded)
+#: Exceptions that do not mean a failed connection: this library's own, and the soft time limit of a task.
+_RERAISED: Final = (DLockError, SoftTimeLimitExceeded)
 
 
 class ConnectionPool:
-    """The topology of one server: as few connections as there are threads that talk at once.
+    """The topology of one server, with one connection for each thread that uses it at the same time.
 
     Args:
-        door: Makes them.
-        timeout: Seconds to wait for a connection and for each answer.
+        endpoint: Makes the connections.
+        timeout: Seconds to wait for a connection and for each reply.
     """
 
     clustered = False
     wakes = "1"
 
-    def __init__(self, door: Endpoint, *, timeout: float) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
+        self._endpoint = endpoint
         self._timeout = timeout
         self._pid = os.getpid()
-        # append and pop of a deque are atomic: no lock that a fork, a signal or a greenlet could leave taken.
+        # A deque's append and pop are atomic. A fork, a signal or a greenlet switch could leave a lock taken.
         self._idle: collections.deque[RespConnection] = collections.deque()
-        #: Where the door led to at the last look. Each connection knows for itself: several threads make some at once.
-        self._where: object = None
+        #: The endpoint's address at the last checkout. Each connection has its own, because several threads open them.
+        self._address: object = None
 
-    def call(self, _key: str, talk: Callable[..., T], *words: Any, within: float | None = None) -> T:
+    def call(self, _key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
         if within is not None:
-            with self.lent(within) as wire:
-                return talk(wire, *words)
-        # As `lent` does it, but without a context manager: every acquire and release comes by here.
-        wire = self._checkout()
+            with self.lent(within) as connection:
+                return operation(connection, *args)
+        # The same as lent(), without a context manager: every acquire and release runs this code.
+        connection = self._checkout()
         try:
-            reply = talk(wire, *words)
+            reply = operation(connection, *args)
         except BaseException as error:
-            self._give_up(wire, error)
+            self._discard(connection, error)
             raise
-        self._give_back(wire)
+        self._put_back(connection)
         return reply
 
-    def each(self, talk: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
-        said = [call for _, call in calls]
-        with self.lent(within) as wire:
-            talk.send(wire, said)
-            return talk.read(wire, said)
+    def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
+        commands = [command for _, command in calls]
+        with self.lent(within) as connection:
+            pipeline.send(connection, commands)
+            return pipeline.read(connection, commands)
 
     def shard(self, _key: str) -> int:
         return 0
 
     def failover_epoch(self, _key: str) -> int:
-        return self._door.failover_epoch()
+        return self._endpoint.failover_epoch()
 
-    def everywhere(self, talk: Callable[[RespConnection], T]) -> list[T]:
-        return [self.call("", talk)]
+    def everywhere(self, operation: Callable[[RespConnection], T]) -> list[T]:
+        return [self.call("", operation)]
 
     def subscribe(self, channel: str) -> Subscription:
         opened_at: list[object] = []
 
         def use(subscribe: Callable[[Connection], T]) -> T:
-            opened_at[:] = [self._door.address()]
+            opened_at[:] = [self._endpoint.address()]
             return self.opened(subscribe)
 
-        return Subscription(use, channel, stands=lambda: opened_at == [self._door.address()])
+        return Subscription(use, channel, is_current=lambda: opened_at == [self._endpoint.address()])
 
     def invalidate(self) -> None:
         self.close()
 
     def close(self) -> None:
-        self._door.invalidate()
-        self._drop()
+        self._endpoint.invalidate()
+        self._close_idle()
 
-    def _drop(self) -> None:
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
     @contextmanager
     def lent(self, within: float | None = None) -> Iterator[RespConnection]:
-        """A connection of the caller's own, to be read to the end of the last answer.
+        """Lend a connection to the caller, which has to read every reply.
 
         Args:
-            within: Seconds to wait for an answer, where that is less than usual.
+            within: Seconds to wait for each reply, if that is less than the pool's timeout.
 
         Raises:
-            ReplyLost: It is not known what the server carried out.
-            StoreUnavailable: The server was not asked, or let nobody in.
+            ReplyLost: It is unknown which commands the server executed.
+            StoreUnavailable: No command was sent, because no connection could be opened.
         """
-        wire = self._checkout(within)
+        connection = self._checkout(within)
         try:
             if within is not None:
-                wire.wait(min(within, self._timeout))
-            yield wire
+                connection.wait(min(within, self._timeout))
+            yield connection
             if within is not None:
-                wire.wait(self._timeout)
+                connection.wait(self._timeout)
         except BaseException as error:
-            self._give_up(wire, error)
+            self._discard(connection, error)
             raise
-        self._give_back(wire)
+        self._put_back(connection)
 
-    def _give_up(self, wire: RespConnection, error: BaseException) -> None:
-        # A half-read answer would be taken for the next command's.
-        wire.close()
+    def _discard(self, connection: RespConnection, error: BaseException) -> None:
+        # The rest of a half-read reply would be read as the reply to the next command.
+        connection.close()
         if isinstance(error, OSError):
-            # Whatever ended this connection (a restart, an idle limit) ended the waiting ones too.
+            # A restart or an idle limit that ended this connection ended the idle ones too.
             self.close()
-            # With a number it is the kernel's, which has given this connection up; a new one may be answered.
+            # A timeout with an errno is the kernel's: it ended this connection. A new connection may still get a reply.
             late = isinstance(error, TimeoutError) and error.errno is None
             raise unanswered(error, ReplyTimeout if late else ReplyLost) from error
 
-    def _give_back(self, wire: RespConnection) -> None:
-        if wire.made_for == self._where:
-            self._idle.append(wire)
+    def _put_back(self, connection: RespConnection) -> None:
+        if connection.address == self._address:
+            self._idle.append(connection)
         else:
-            wire.close()
+            connection.close()
 
     def opened(self, use: Callable[[Connection], T], within: float | None = None) -> T:
-        """What ``use`` makes of a new connection.
+        """Open a connection and return the result of ``use`` for it.
 
         Raises:
-            StoreUnavailable: The server was not asked, or let nobody in.
+            StoreUnavailable: The connection could not be opened.
         """
-        # To connect, to authenticate and to select come one after the other.
-        connection = self._door.connection(self._timeout if within is None else min(within / 3, self._timeout))
+        # Connecting, authenticating and selecting a database are three steps, each with this timeout.
+        connection = self._endpoint.connection(self._timeout if within is None else min(within / 3, self._timeout))
         encrypted = isinstance(connection, SSLConnection)
         try:
             with no_fork() if encrypted else nullcontext():
                 connection.connect()
-            self._door.check(connection)
+            self._endpoint.check(connection)
             return use(connection)
         except BaseException as error:
             connection.disconnect()
-            self._door.invalidate()
-            if isinstance(error, Exception) and not isinstance(error, _PASSED_ON):
-                # Whatever it is, no connection was made: a credential provider raises errors of its own library.
+            self._endpoint.invalidate()
+            if isinstance(error, Exception) and not isinstance(error, _RERAISED):
+                # No connection was opened. The error may be of any class: a credential provider raises its own.
                 raise refused_or_unanswered(error, encrypted=encrypted) from error
             raise
 
     def _checkout(self, within: float | None = None) -> RespConnection:
         if self._pid != os.getpid():
-            # A fork shares the parent's sockets: two processes on one would read each other's answers.
+            # A forked child shares the parent's sockets: the two processes would read each other's replies.
             self._idle = collections.deque()
             self._pid = os.getpid()
-        where = self._door.address()
-        if where != self._where:
-            self._drop()
-            self._where = where
+        address = self._endpoint.address()
+        if address != self._address:
+            self._close_idle()
+            self._address = address
         while self._idle:
             try:
-                wire = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
-                break  # another thread was faster
-            if wire.made_for == where:
-                return wire
-            wire.close()
-        wire = self.opened(RespConnection, within)
-        wire.made_for = where
-        return wire
+                break  # another thread took the last one
+            if connection.address == address:
+                return connection
+            connection.close()
+        connection = self.opened(RespConnection, within)
+        connection.address = address
+        return connection

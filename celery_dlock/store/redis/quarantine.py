@@ -1,10 +1,10 @@
-"""A server that may have lost leases grants nothing new until those that it may have lost are over.
+"""The quarantine: a server that may have lost leases grants no new ones until the lost ones have expired.
 
-After a failover, a restart without its data or a FLUSHALL a server cannot know who believes to hold a lock. Leases that
-it has are renewed and released meanwhile, and everything is read. (Chubby's lock-delay, Redlock's delayed restart.)
+After a failover, a FLUSHALL or a restart without its data, a server does not know all owners. It still renews and
+releases the leases that it has, and it answers reads. Chubby calls this lock-delay, Redlock delayed restart.
 
-A restart with an append-only file is no exception. What is set when a server starts (``appendfsync always``) says
-nothing of what was set when a lease was written, and what was set then may be lost with the lease.
+A restart with an append-only file starts a quarantine too. The setting at the start (``appendfsync always``) may differ
+from the setting at the time when a lease was written, so the file may lack that lease.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import math
 from ...errors import StoreQuarantined
 from ..model import Quarantine
 
-__all__ = ["on_probation"]
+__all__ = ["quarantined"]
 
 
-def on_probation(left_ms: int, probation: Quarantine) -> StoreQuarantined:
-    """Why nothing is granted."""
+def quarantined(left_ms: int, quarantine: Quarantine) -> StoreQuarantined:
+    """Return the exception for an acquire that a quarantine refused."""
     return StoreQuarantined(
         "the lock store was started, emptied or promoted to primary a moment ago: it grants nothing new for another "
-        f"{math.ceil(left_ms / 100) / 10:.1f} s, until the leases that it may have lost are over ({probation.setting})",
+        f"{math.ceil(left_ms / 100) / 10:.1f} s, until the leases that it may have lost have expired "
+        f"({quarantine.setting})",
         left_ms / 1000,
     )

@@ -283,9 +283,9 @@ class SentinelEndpoint:
         return f"it watches {known} and no {self._place.master_name!r}: correct master_name"
 
 
-def _both(wire: RespConnection, commands: Sequence[bytes]) -> tuple[Any, Any]:
-    wire.send(b"".join(commands))
-    return wire.read(), wire.read()
+def _both(connection: RespConnection, commands: Sequence[bytes]) -> tuple[Any, Any]:
+    connection.send(b"".join(commands))
+    return connection.read(), connection.read()
 
 
 def _for_connection(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What servers say about themselves (``INFO``), as facts about the store."""
+"""The servers' replies to ``INFO``, and the :class:`~celery_dlock.store.base.StoreInfo` made from them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .server_errors import error_from_reply
 
 __all__ = ["read_info", "store_info"]
 
-#: First version with WAITAOF. Valkey reports the Redis version with which it is compatible.
+#: First version with WAITAOF. Valkey reports the version of Redis that it is compatible with.
 _WAITAOF: Final = 7, 2
 
 
-def read_info(wire: RespConnection) -> str:
+def read_info(connection: RespConnection) -> str:
     """Return the text of ``INFO``."""
-    # All sections: before Redis 7 the command takes one at a time.
-    reply = wire.ask(b"*1\r\n$4\r\nINFO\r\n")
+    # All sections: before Redis 7, the command accepts only one section.
+    reply = connection.ask(b"*1\r\n$4\r\nINFO\r\n")
     if type(reply) is ErrorReply:
         raise error_from_reply(reply)
     return bytes(reply).decode("utf-8", "replace")
@@ -32,8 +32,8 @@ def store_info(texts: Sequence[str], *, clustered: bool) -> StoreInfo:
         StoreUnavailable: A server cannot serve locks: it is part of a Cluster, a Sentinel, or a replica.
 
     Args:
-        texts: What each server answered to ``INFO``.
-        clustered: The store knows that its servers form a Cluster.
+        texts: Each server's reply to ``INFO``.
+        clustered: The store's servers form a Cluster.
     """
     servers = [dict(line.split(":", 1) for line in text.splitlines() if ":" in line) for text in texts]
     if not clustered and servers[0].get("cluster_enabled") == "1":

@@ -27,7 +27,7 @@ from .commands import Command
 from .connection import ErrorReply, RespConnection
 from .execution import ScriptPipeline, execute
 from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
-from .quarantine import on_probation
+from .quarantine import quarantined
 from .server_errors import error_from_reply, overwritten
 from .server_info import read_info, store_info
 from .topology import Pipeline, Topology
@@ -283,7 +283,7 @@ class RedisStore:
             _, left_ms, began = reply
             if began == b"1":
                 self._enter_office(keys, *terms)
-            raise on_probation(left_ms, probation)
+            raise quarantined(left_ms, probation)
 
     def _enter_office(self, keys: LockKeys, delay_ms: str, term: str) -> None:
         """Let the probation of all buckets begin with that of the first one that was asked for."""

@@ -1,4 +1,4 @@
-"""What a store knows of its servers: which of them keeps a key, and how to talk to it."""
+"""The contract of a topology: it finds a key's server and runs commands on a connection to it."""
 
 from __future__ import annotations
 
@@ -13,70 +13,75 @@ T = TypeVar("T")
 
 
 class Pipeline(Protocol):
-    """Says many things on one connection in one write, and then reads the answers."""
+    """Commands that are sent on one connection in one write, before their replies are read."""
 
-    def send(self, wire: RespConnection, calls: Sequence[Any]) -> None: ...
-    def read(self, wire: RespConnection, calls: Sequence[Any]) -> list[Any]: ...
+    def send(self, connection: RespConnection, calls: Sequence[Any]) -> None: ...
+    def read(self, connection: RespConnection, calls: Sequence[Any]) -> list[Any]: ...
 
 
 class Topology(Protocol):
-    """One server or several, as one place to keep keys at.
+    """The servers of a store. Each key is on one of them.
 
-    Every method raises :class:`~celery_dlock.errors.ReplyLost` when it is not known what the server carried out, and
-    :class:`~celery_dlock.errors.StoreUnavailable` when it was not asked, or let nobody in.
+    Every method raises :class:`~celery_dlock.errors.ReplyLost` if it is unknown which commands a server executed. It
+    raises :class:`~celery_dlock.errors.StoreUnavailable` if no command was sent.
     """
 
     @property
     def clustered(self) -> bool:
-        """Do its servers share the keys among themselves?"""
+        """Return whether the keys are distributed over several servers."""
         ...
 
     @property
     def wakes(self) -> str:
-        """What a waiter that has subscribed leaves in a lock: ``"1"``: PUBLISH wakes it; ``"s"``: SPUBLISH does."""
+        """Return how a release wakes subscribers: ``"1"`` by PUBLISH, ``"s"`` by SPUBLISH."""
         ...
 
-    def call(self, key: str, talk: Callable[..., T], *words: Any, within: float | None = None) -> T:
-        """What ``talk`` makes of a connection to the server that keeps ``key``, and ``words``.
+    def call(self, key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
+        """Return the result of ``operation``, called with a connection to the key's server.
 
         Args:
-            key: Names the server.
-            talk: Called with the connection and the words, perhaps more than once: where it returns an
-                :class:`~celery_dlock.store.redis.connection.ErrorReply` by which another server keeps the key, nothing
-                was carried out.
-            words: What to say.
-            within: Seconds to wait for an answer, where that is less than usual.
+            key: Determines the server.
+            operation: Called with the connection and ``args``. If it returns an
+                :class:`~celery_dlock.store.redis.connection.ErrorReply` that redirects to another server, no command
+                was executed, and it is called again with a connection to that server.
+            args: Further arguments of ``operation``.
+            within: Seconds to wait for each reply, if that is less than the usual timeout.
         """
         ...
 
-    def each(self, talk: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
-        """The answers to many calls, each by a key, in one write for each server.
+    def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
+        """Send many commands, in one write for each server, and return their replies.
 
-        Where one server of several fails, an answer is the :class:`~celery_dlock.errors.StoreUnavailable` that one
-        call for it would have raised; where all do, that is raised.
+        If a server fails, the replies of its commands are the :class:`~celery_dlock.errors.StoreUnavailable` that a
+        single call would have raised. If all servers fail, this method raises it.
+
+        Args:
+            pipeline: Sends the commands of one server and reads their replies.
+            calls: Pairs of a key, which determines the server, and a command.
+            within: Seconds to wait for each reply, if that is less than the usual timeout.
         """
         ...
 
     def shard(self, key: str) -> int:
-        """Which of its servers keeps a key, as a number that is the same in all processes. Asks nobody."""
+        """Return the number of the key's server, the same in all processes. Sends no command."""
         ...
 
     def failover_epoch(self, key: str) -> int:
-        """How often the server that keeps a key was replaced by another, as whoever decides that counts; else 0."""
+        """Return how often a failover replaced the key's server, or 0 if failovers are not counted."""
         ...
 
-    def everywhere(self, talk: Callable[[RespConnection], T]) -> list[T]:
-        """What ``talk`` makes of a connection to each server that keeps keys."""
+    def everywhere(self, operation: Callable[[RespConnection], T]) -> list[T]:
+        """Return the result of ``operation`` for a connection to each server that has keys."""
         ...
 
     def subscribe(self, channel: str) -> Subscription:
-        """Listen for what is published on ``channel``, whose name has the hash tag of a key."""
+        """Subscribe to ``channel``, whose name contains the hash tag of a key."""
         ...
 
     def invalidate(self) -> None:
-        """A server has answered something by which another may be in its place."""
+        """Forget which server is where: a reply suggests that another server has replaced one."""
         ...
 
     def close(self) -> None:
-        """Give up all connections, and what is known of the servers. It may be used again afterwards."""
+        """Close all connections and forget the servers' addresses. The next call opens new connections."""
         ...

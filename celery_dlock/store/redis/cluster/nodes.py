@@ -116,8 +116,8 @@ class ClusterNodes:
         """
         began = self._clock.monotonic()
         try:
-            with self.node(address).lent(within) as wire:
-                return say(_Asking(wire) if asking else wire)
+            with self.node(address).lent(within) as connection:
+                return say(_Asking(connection) if asking else connection)
         except StoreUnavailable as error:
             self.failed(address, error, began)
             raise
@@ -223,10 +223,10 @@ class ClusterNodes:
         return reported
 
 
-def _slots(wire: RespConnection) -> tuple[Any, Any]:
-    wire.send(_SLOTS + _NODES)
-    slots, nodes = wire.read(), wire.read()
-    if type(slots) is ErrorReply and slots.startswith("NOPERM") and "cluster_enabled:0" in _text(wire.ask(_INFO)):
+def _slots(connection: RespConnection) -> tuple[Any, Any]:
+    connection.send(_SLOTS + _NODES)
+    slots, nodes = connection.read(), connection.read()
+    if type(slots) is ErrorReply and slots.startswith("NOPERM") and "cluster_enabled:0" in _text(connection.ask(_INFO)):
         slots = ErrorReply("ERR cluster support disabled")  # this is the cause, not the missing permission
     return slots, nodes
 
@@ -238,16 +238,16 @@ def _text(reply: Any) -> str:
 class _Asking:
     """A connection that sends ASKING before each command, for a slot that is being moved to this node."""
 
-    def __init__(self, wire: RespConnection) -> None:
-        self._wire = wire
+    def __init__(self, connection: RespConnection) -> None:
+        self._connection = connection
         self._asking_sent = False
 
     @property
     def timeout(self) -> float:
-        return self._wire.timeout
+        return self._connection.timeout
 
     def send(self, commands: bytes) -> None:
-        self._wire.send(_ASKING + commands)
+        self._connection.send(_ASKING + commands)
         self._asking_sent = True
 
     def ask(self, commands: bytes) -> Any:
@@ -255,7 +255,7 @@ class _Asking:
         return self.read()
 
     def read(self) -> Any:
-        asking = self._wire.read() if self._asking_sent else None
+        asking = self._connection.read() if self._asking_sent else None
         self._asking_sent = False
-        reply = self._wire.read()
+        reply = self._connection.read()
         return asking if type(asking) is ErrorReply else reply

@@ -84,17 +84,17 @@ class Cluster:
         self._nodes = ClusterNodes(seeds, endpoint, timeout, self._clock, {} if shared is None else shared)
         self.wakes = "s"
 
-    def call(self, key: str, talk: Callable[..., T], *words: Any, within: float | None = None) -> T:
-        reply: T = self._call_owner(key_slot(key.encode()), lambda wire: talk(wire, *words), within)
+    def call(self, key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
+        reply: T = self._call_owner(key_slot(key.encode()), lambda connection: operation(connection, *args), within)
         return reply
 
-    def each(self, talk: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
+    def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
         every = [_Call(position, key_slot(key.encode()), commands) for position, (key, commands) in enumerate(calls)]
         answers: list[Any] = [None] * len(calls)
         end = self._clock.monotonic() + min(self._timeout, within or self._timeout)
         left = every
         for _ in range(HOPS):
-            self._round(talk, left, answers, within)
+            self._round(pipeline, left, answers, within)
             # All at once, because all slots of a node may have moved.
             left = [call for call in left if self._moved(call.slot, answers[call.position])]
             if not left:
@@ -103,7 +103,7 @@ class Cluster:
         for call in every:
             # One by one, but all within the time of one call, because other leases wait for these calls.
             seconds = max(MIN_WAIT, end - self._clock.monotonic())
-            answers[call.position] = self._settled(talk, call, answers[call.position], seconds, failed_nodes)
+            answers[call.position] = self._settled(pipeline, call, answers[call.position], seconds, failed_nodes)
         # A write that was not confirmed was executed, so NotConfirmed is an answer.
         failed = [isinstance(answer, StoreUnavailable) and not isinstance(answer, NotConfirmed) for answer in answers]
         if answers and all(failed):
@@ -117,8 +117,8 @@ class Cluster:
         # A restarted node learns its role from the other nodes, and the scripts compare its replication id.
         return 0
 
-    def everywhere(self, talk: Callable[[RespConnection], T]) -> list[T]:
-        return [self._nodes.call(address, talk, None) for address in self._nodes.primaries()]
+    def everywhere(self, operation: Callable[[RespConnection], T]) -> list[T]:
+        return [self._nodes.call(address, operation, None) for address in self._nodes.primaries()]
 
     def subscribe(self, channel: str) -> Subscription:
         if self.wakes == "s":
@@ -196,7 +196,7 @@ class Cluster:
 
     # -- pipelines
 
-    def _round(self, talk: Pipeline, calls: Sequence[_Call], answers: list[Any], within: float | None) -> None:
+    def _round(self, pipeline: Pipeline, calls: Sequence[_Call], answers: list[Any], within: float | None) -> None:
         """Fill in the replies of the owners. Silent nodes come last and get a shorter timeout."""
         groups: dict[Address, list[_Call]] = {}
         for call in calls:
@@ -208,14 +208,14 @@ class Cluster:
         silent = [address for address in groups if self._nodes.silent(address)]
         prompt = [address for address in groups if address not in silent]
         for group, seconds in ((prompt, usual), (silent, usual * SILENT_SHARE)):
-            self._ask({address: groups[address] for address in group}, talk, answers, seconds)
+            self._ask({address: groups[address] for address in group}, pipeline, answers, seconds)
 
-    def _ask(self, groups: dict[Address, list[_Call]], talk: Pipeline, answers: list[Any], seconds: float) -> None:
+    def _ask(self, groups: dict[Address, list[_Call]], pipeline: Pipeline, answers: list[Any], seconds: float) -> None:
         """Write to all nodes, then read from all, within ``seconds`` in total."""
         began = self._clock.monotonic()
         started: dict[Address, _Exchange] = {}
         for address, calls in groups.items():
-            exchange = _exchange(self._nodes.node(address), talk, [call.commands for call in calls], seconds)
+            exchange = _exchange(self._nodes.node(address), pipeline, [call.commands for call in calls], seconds)
             try:
                 next(exchange)
             except StoreUnavailable as error:
@@ -243,15 +243,15 @@ class Cluster:
         return True
 
     def _settled(
-        self, talk: Pipeline, call: _Call, answer: Any, within: float, failed_nodes: dict[Address, StoreUnavailable]
+        self, pipeline: Pipeline, call: _Call, answer: Any, within: float, failed_nodes: dict[Address, StoreUnavailable]
     ) -> Any:
         """Return the final answer: follow redirections, and turn an error reply into an exception, except WRONGTYPE."""
         if type(answer) is not ErrorReply:
             return answer
 
-        def say(wire: RespConnection) -> Any:
-            talk.send(wire, [call.commands])
-            return talk.read(wire, [call.commands])[0]
+        def say(connection: RespConnection) -> Any:
+            pipeline.send(connection, [call.commands])
+            return pipeline.read(connection, [call.commands])[0]
 
         try:
             answer = self._call_owner(call.slot, say, within, answer, failed_nodes)
@@ -286,12 +286,12 @@ class Cluster:
         return Subscription(use, channel, verb, lambda: subscribed_at == [self._nodes.owner(slot)])
 
 
-def _exchange(node: ConnectionPool, talk: Pipeline, calls: Sequence[Any], seconds: float) -> _Exchange:
+def _exchange(node: ConnectionPool, pipeline: Pipeline, calls: Sequence[Any], seconds: float) -> _Exchange:
     """Write the commands; read the replies when the caller sends the seconds to wait."""
-    with node.lent(seconds) as wire:
-        talk.send(wire, calls)
-        wire.wait((yield))
-        return talk.read(wire, calls)
+    with node.lent(seconds) as connection:
+        pipeline.send(connection, calls)
+        connection.wait((yield))
+        return pipeline.read(connection, calls)
 
 
 def _fill(answers: list[Any], calls: Sequence[_Call], answer: Any) -> None:

@@ -14,7 +14,7 @@ CALLED_IN_6_2 = "ERR Error running script (call to f_1): @user_script:1: "
 #: What servers say (Valkey 9.1, Redis 7.0 and 6.2), and what the user is told.
 PASSING = [
     ("LOADING Redis is loading the dataset in memory", "it is loading its data"),
-    ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", "busy with somebody's"),
+    ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", "busy with another"),
     ("READONLY You can't write against a read only replica. script: on @user_script:1.", "it is a replica"),
     (f"{IN_6_2}-READONLY You can't write against a read only replica.", "it is a replica"),
     ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "lost its primary"),
@@ -66,7 +66,7 @@ def test_what_needs_somebody_is_refused_with_what_to_change(said: str, told: str
 def test_the_servers_own_words_are_kept_in_one_line(said: str) -> None:
     text = str(error_from_reply(said))
     assert text.startswith("the lock store refused: ")
-    assert text.endswith(f"; it said: {said}")
+    assert text.endswith(f"; server reply: {said}")
     assert "\n" not in text
 
 
