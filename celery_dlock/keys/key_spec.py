@@ -1,4 +1,7 @@
-"""Lock names of the calls of a task."""
+"""The lock name of a call, from the task's name, the arguments or the `key` option.
+
+:mod:`.lock_name` adds the digest and the bucket. :mod:`..store.redis.keys` makes the Redis keys of a lock name.
+"""
 
 from __future__ import annotations
 

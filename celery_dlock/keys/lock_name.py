@@ -1,4 +1,7 @@
-"""Lock names: readable parts, followed by a digest that is different for every name."""
+"""The form of a lock name: readable parts, a digest that is different for every name, and the bucket.
+
+:mod:`.key_spec` decides which name a call gets.
+"""
 
 from __future__ import annotations
 

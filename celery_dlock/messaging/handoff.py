@@ -1,4 +1,8 @@
-"""The hand-off: publishes the message of a granted waiter, or ends a waiter that can no longer run."""
+"""The hand-off: publishes the message of a granted waiter, or ends a waiter that can no longer run.
+
+A message that cannot be read or published becomes a dead letter here. A message that no worker took in time, or that
+only workers of other brokers saw, becomes one in ``sweep.lua``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decide what a run does when it does not get its lock. Pure functions: :mod:`.outcomes` applies the decision."""
+"""Decide what a run does when it does not get its lock. Pure functions: :mod:`.outcomes` applies the decision.
+
+A new policy also needs its name in :mod:`..options.values`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of a task when it is defined: its body, its signature, and its options on the configured servers."""
+"""Checks of a task when it is defined: its body, its signature, and its options on the configured servers.
+
+Options that Redlock does not have (the queue policy, claims) are refused here.
+"""
 
 from __future__ import annotations
 
