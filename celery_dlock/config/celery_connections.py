@@ -1,4 +1,4 @@
-"""Where, and as whom, Celery keeps its messages and results: what users have set already counts for locks too."""
+"""The servers, users and options that Celery uses for messages and results, reused for locks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
 
 __all__ = ["location_from_broker", "location_from_result_backend"]
 
-#: Those of Celery's that lead to a Redis.
+#: URL schemes of Celery that mean Redis.
 _SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 
 
 def location_from_broker(app: Celery) -> StoreLocation | None:
-    """The broker's server, as Kombu would connect to it; None where it is no Redis.
+    """Return the broker's server, as kombu would connect to it; None if it is not Redis.
 
-    Of several brokers to fail over to it is the first.
+    If the app has several brokers to fail over to, it is the first one.
+
+    Raises:
+        InvalidLockOptions: The URL cannot be read, or it names no primary for Sentinel.
     """
     url = _text(app.conf.broker_write_url)
     first = url.partition(";")[0]
     scheme = scheme_of(first)
     if not _is_redis(first):
         return None
-    # Kombu itself puts together what URL, broker_user, broker_password, broker_use_ssl and all others say.
+    # kombu combines the URL with broker_user, broker_password, broker_use_ssl and the other settings.
     try:
         found = app.connection_for_write()
     except (ValueError, TypeError) as error:
@@ -41,14 +44,14 @@ def location_from_broker(app: Celery) -> StoreLocation | None:
     try:
         options |= {"db": int(str(found.virtual_host or 0).strip("/") or 0), **_secured(found.ssl, scheme)}
     except ValueError:
-        # What it took for that is not shown: it may be the end of a password that holds one of / ? #
+        # The text in place of the number is not shown. It may be the end of a password that contains "/", "?" or "#".
         unreadable = "no number of a database, or its password is not percent-encoded"
         raise _refusal("broker_url", first, unreadable) from None
     options |= _provided("broker_url", first, more["credential_provider"])
     if scheme != "sentinel":
         host = found.hostname or "127.0.0.1"
         return StoreLocation("server", shown(first), "broker_url", ((host, found.port or default),), options)
-    # Kombu takes user, password and database of the first one too.
+    # kombu also takes the user, the password and the database of the first URL.
     try:
         parts = [urlsplit(part) for part in found.alt or [first] if scheme_of(part) == "sentinel"]
         addresses = tuple((part.hostname or "127.0.0.1", part.port or default) for part in parts)
@@ -58,12 +61,16 @@ def location_from_broker(app: Celery) -> StoreLocation | None:
 
 
 def location_from_result_backend(app: Celery) -> StoreLocation | None:
-    """The result backend's server, as Celery would connect to it; None where it is no Redis."""
+    """Return the result backend's server, as Celery would connect to it; None if it is not Redis.
+
+    Raises:
+        InvalidLockOptions: The URL cannot be read, or it names no primary for Sentinel.
+    """
     url = _text(app.conf.result_backend)
     scheme = scheme_of(url)
     if not _is_redis(url):
         return None
-    # It has put together what URL, redis_username, redis_backend_use_ssl and all others say.
+    # The backend has combined the URL with redis_username, redis_backend_use_ssl and the other settings.
     try:
         found: dict[str, Any] = dict(app.backend.connparams)  # type: ignore[attr-defined]  # it is a Redis backend
     except (ValueError, TypeError, ImportError, AttributeError) as error:
@@ -82,23 +89,27 @@ def location_from_result_backend(app: Celery) -> StoreLocation | None:
 
 
 def _is_redis(url: str) -> bool:
-    # Without the slashes it is the name of a transport or of a module to Celery.
+    # To Celery, a name without "://" is a transport or a module.
     return url.partition("://")[0].lower() in _SCHEMES and "://" in url
 
 
 def _text(urls: Any) -> str:
-    """Celery takes several URLs as a list or joined by semicolons."""
+    """Return the URLs of a setting as one text. Celery takes several as a list, or joined by semicolons."""
     return ";".join(map(str, urls)) if isinstance(urls, list | tuple) else str(urls or "")
 
 
 def _sentinels(
-    whose: str, url: str, addresses: tuple[tuple[str, int], ...], options: dict[str, Any], transport: Mapping[str, Any]
+    service: str,
+    url: str,
+    addresses: tuple[tuple[str, int], ...],
+    options: dict[str, Any],
+    transport: Mapping[str, Any],
 ) -> StoreLocation:
-    setting = "broker_url" if whose == "broker" else whose
+    setting = "broker_url" if service == "broker" else service
     name = transport.get("master_name")
     if not name or not isinstance(name, str):
-        wanted = f"{whose}_transport_options={{'master_name': ...}} has to name the primary"
-        raise _refusal(setting, url, wanted)
+        required = f"{service}_transport_options={{'master_name': ...}} has to name the primary"
+        raise _refusal(setting, url, required)
     return StoreLocation(
         "sentinel", shown(url), setting, addresses, options, name, dict(transport.get("sentinel_kwargs") or {})
     )
@@ -112,11 +123,11 @@ def _secured(ssl: Any, scheme: str) -> dict[str, Any]:
     return {**(tls(ssl) if isinstance(ssl, Mapping) else {}), "connection_class": SSLConnection}
 
 
-def _own_class(theirs: type[Any]) -> type[Any]:
-    """Celery's classes for Sentinel ask the sentinels themselves."""
-    from redis.connection import SSLConnection  # noqa: PLC0415  # as above
+def _own_class(celery_class: type[Any]) -> type[Any]:
+    """Return the plain TLS class for a TLS class of Celery's: its classes for Sentinel ask the sentinels themselves."""
+    from redis.connection import SSLConnection  # noqa: PLC0415  # importing celery_dlock loads no driver
 
-    return SSLConnection if issubclass(theirs, SSLConnection) else theirs
+    return SSLConnection if issubclass(celery_class, SSLConnection) else celery_class
 
 
 def _provided(setting: str, url: str, provider: Any) -> dict[str, Any]:

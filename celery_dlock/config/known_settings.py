@@ -1,4 +1,7 @@
-"""Every setting of an app, its default and its meaning; tools/reference.py makes docs/reference/settings.md of it."""
+"""The settings of an app, with their defaults and meanings.
+
+``tools/reference.py`` writes ``docs/reference/settings.md`` from them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ class Setting(NamedTuple):
 
     Args:
         default: The default, as text.
-        meaning: One paragraph; the first sentence says what the setting is.
+        meaning: One paragraph. Its first sentence describes the value of the setting.
     """
 
     default: str
@@ -22,7 +25,7 @@ class Setting(NamedTuple):
 SETTINGS: Final = {
     "dlock_url": Setting(
         "the broker's URL if that is Redis, else the result backend's",
-        "Where the locks are: the URL of one server, of sentinels or of a Cluster, or a list of servers for Redlock.",
+        "The location of the locks: the URL of one server, of sentinels or of a Cluster, or a list of servers for Redlock.",
     ),
     "dlock_transport_options": Setting(
         "none",

@@ -1,4 +1,7 @@
-"""``dlock_url`` and ``dlock_transport_options``, checked: one place, or for Redlock a list of independent servers."""
+"""The locations of the lock store, from ``dlock_url`` and ``dlock_transport_options``.
+
+Redlock has a list of independent servers, every other store has one location.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,25 @@ from ..store.location import SCHEMES, StoreLocation, scheme_of, shown
 
 __all__ = ["locations_from_settings"]
 
-#: What a URL's query leaves out.
+#: The transport options: a URL cannot carry them.
 _MORE: Final = ("credential_provider", "master_name", "sentinel_kwargs", "ssl")
-#: Those that say nothing without sentinels.
+#: The options that have no effect without sentinels.
 _OF_SENTINELS: Final = ("master_name", "sentinel_kwargs")
-#: Servers of which one may fail.
-_LEAST: Final = 3
+#: The smallest number of servers of which one may fail.
+_MIN_SERVERS: Final = 3
 
 
 def locations_from_settings(urls: Any, more: Any) -> tuple[StoreLocation, ...]:
-    """What the two settings say.
+    """Return the locations that the two settings name.
 
-    No error shows a value that is not what it should be: it may hold a password.
+    No error shows a value of another type than expected: it may contain a password.
+
+    Args:
+        urls: The value of ``dlock_url``.
+        more: The value of ``dlock_transport_options``.
 
     Raises:
-        InvalidLockOptions: What they say is not allowed, or Redlock cannot be sound over these servers.
+        InvalidLockOptions: A value is invalid, or Redlock is not safe over these servers.
     """
     _check(more)
     if isinstance(urls, str):
@@ -40,59 +47,63 @@ def locations_from_settings(urls: Any, more: Any) -> tuple[StoreLocation, ...]:
         )
     _check_use(urls, more)
     places = tuple(StoreLocation.of(url, more=more) for url in urls)
-    if why := _unsound(places):
+    if expected := _expected_for_redlock(places):
         seen = ", ".join(place.shown for place in places)
-        raise InvalidLockOptions(f"dlock_url=[{seen}] is not allowed for Redlock: {why}")
+        raise InvalidLockOptions(f"invalid dlock_url=[{seen}] for Redlock: expected {expected}")
     return places
 
 
 def _check(more: Any) -> None:
     allowed = ", ".join(_MORE)
     if not isinstance(more, Mapping):
-        raise _wrong(f"<{type(more).__name__}> is not allowed; allowed: a dict of {allowed}")
+        raise InvalidLockOptions(
+            f"invalid dlock_transport_options=<{type(more).__name__}>: expected a dict with any of {allowed}"
+        )
     if unknown := sorted({str(key) for key in more} - set(_MORE)):
-        raise _wrong(f"{unknown[0]!r} is not allowed; allowed: {allowed}")
+        raise _invalid(f"unknown option {unknown[0]!r}; known are {allowed}")
     name, kwargs, ssl = more.get("master_name"), more.get("sentinel_kwargs"), more.get("ssl")
     if name is not None and not isinstance(name, str):
-        raise _wrong(f"'master_name'=<{type(name).__name__}> is not allowed; allowed: text")
+        raise _invalid(f"invalid master_name=<{type(name).__name__}>: expected text")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise _wrong(f"'sentinel_kwargs'=<{type(kwargs).__name__}> is not allowed; allowed: a dict")
+        raise _invalid(f"invalid sentinel_kwargs=<{type(kwargs).__name__}>: expected a dict")
     if kwargs and not isinstance(kwargs.get("ssl", False), bool):
-        raise _wrong(
-            "'ssl' in 'sentinel_kwargs' is not allowed so; allowed: True, and ssl_ca_certs and so on beside it"
+        raise _invalid(
+            f"invalid ssl=<{type(kwargs['ssl']).__name__}> in sentinel_kwargs: expected True, with ssl_ca_certs and "
+            "the like as further entries of sentinel_kwargs"
         )
     if not (ssl is None or isinstance(ssl, bool | Mapping)):
-        raise _wrong(
-            f"'ssl'=<{type(ssl).__name__}> is not allowed; allowed: True, or a dict such as {{'ssl_ca_certs': ...}}"
-        )
-    strange = [str(key) for key in ssl if not str(key).startswith("ssl_")] if isinstance(ssl, Mapping) else []
-    if strange:
-        # It would be left out, and perhaps all of TLS with it.
-        raise _wrong(f"{strange[0]!r} in 'ssl' is not allowed; allowed: options whose names begin with ssl_")
+        raise _invalid(f"invalid ssl=<{type(ssl).__name__}>: expected True, or a dict such as {{'ssl_ca_certs': ...}}")
+    other = [str(key) for key in ssl if not str(key).startswith("ssl_")] if isinstance(ssl, Mapping) else []
+    if other:
+        # Without this check the option would be ignored, and the connection might not use TLS.
+        raise _invalid(f"unknown option {other[0]!r} in ssl: expected options whose names begin with ssl_")
 
 
 def _check_use(urls: list[str] | tuple[str, ...], more: Mapping[str, Any]) -> None:
-    """Who forgets sentinel:// would keep locks on one fixed server, also after a failover."""
+    """Check that options for Sentinel come with URLs of sentinels.
+
+    Without this check, a forgotten ``sentinel://`` would keep the locks on one fixed server, also after a failover.
+    """
     plain = [url for url in urls if scheme_of(url) in SCHEMES and scheme_of(url) != "sentinel"]
     if plain and (idle := [key for key in _OF_SENTINELS if more.get(key)]):
-        raise _wrong(f"{idle[0]!r} is for sentinel://, and dlock_url={shown(plain[0])!r} names no sentinels")
+        raise _invalid(f"{idle[0]} needs sentinel:// URLs, and dlock_url={shown(plain[0])!r} names no sentinels")
 
 
-def _wrong(what: str) -> InvalidLockOptions:
-    return InvalidLockOptions(f"dlock_transport_options: {what}")
+def _invalid(reason: str) -> InvalidLockOptions:
+    return InvalidLockOptions(f"dlock_transport_options: {reason}")
 
 
-def _unsound(places: tuple[StoreLocation, ...]) -> str:
-    """Why Redlock cannot be kept on them; empty if it can."""
-    if len(places) < _LEAST or len(places) % 2 == 0:
+def _expected_for_redlock(places: tuple[StoreLocation, ...]) -> str:
+    """Return what Redlock requires and these locations do not fulfil; "" if they fulfil everything."""
+    if len(places) < _MIN_SERVERS or len(places) % 2 == 0:
         return (
-            f"{len(places)} of them; allowed: an odd number from {_LEAST}, because a majority of two or of an even "
-            "number bears no more failures than that of one server less"
+            f"an odd number of servers, at least {_MIN_SERVERS}, and these are {len(places)}; an even number tolerates "
+            "no more failures than one server less"
         )
-    if strange := [place.shown for place in places if place.kind != "server"]:
-        return f"{strange[0]} is more than one server"
-    # Two databases of one server fail together. That one of them has two names shows when it is asked who it is.
+    if others := [place.shown for place in places if place.kind != "server"]:
+        return f"single servers, and {others[0]} is more than one server"
+    # Two databases of one server fail together. One server with two names is found later, by its run id.
     at = [(place.addresses, place.options.get("path")) for place in places]
     if twice := [place.shown for n, place in enumerate(places) if at[n] in at[:n]]:
-        return f"{twice[0]} is named twice, and has to be a server of its own"
+        return f"independent servers, and {twice[0]} is named twice"
     return ""

@@ -1,7 +1,7 @@
-"""``celery report`` and ``celery inspect conf`` show ``dlock_url`` without its secrets.
+"""Masks the secrets of ``dlock_url`` in ``celery report`` and ``celery inspect conf``.
 
-Celery masks the URLs that it knows itself, by name. It offers no place to add one, so the table of one app's settings
-is wrapped here; the settings themselves stay as they are.
+Celery masks URLs by the names of their settings, and has no hook for further names. So this module wraps the method
+that lists one app's settings. The settings themselves do not change.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SETTING: Final = "dlock_url"
 
 
 def mask_secrets(app: Celery) -> None:
-    """Mask the secrets of ``dlock_url`` wherever Celery shows the settings of ``app``. Again is harmless."""
+    """Mask the secrets of ``dlock_url`` wherever Celery shows the settings of ``app``. A second call is harmless."""
     conf: Any = app.conf
-    conf.maps  # noqa: B018  # an app that is not configured yet is configured by this
-    # In the instance's own attributes: to set one in the usual way would make a setting of it.
+    conf.maps  # noqa: B018  # configures an app that is not configured yet
+    # Write to the instance's attributes directly: setattr on a Settings object would add a setting.
     own = vars(conf)
     if "table" not in own:
         own["table"] = functools.partial(_table, type(conf).table, conf)
@@ -36,7 +36,7 @@ def _table(table: Any, conf: Any, with_defaults: bool = False, censored: bool = 
     settings = table(conf, with_defaults, censored)
     if censored:
         for name, value in settings.items():
-            # In any spelling: a namespace may stand before it, in upper case.
+            # A namespace may precede the name, and then both are in upper case.
             if str(name).lower().endswith(_SETTING):
                 settings[name] = _masked(value)
     return settings
@@ -52,5 +52,5 @@ def _masked(value: Any) -> Any:
 
 @import_modules.connect
 def _before_a_report(sender: Any, **_facts: Any) -> None:
-    """``celery report`` imports the app's modules, and may make none of its tasks."""
+    """Mask the secrets for ``celery report``, which imports the app's modules and may create none of its tasks."""
     mask_secrets(sender)

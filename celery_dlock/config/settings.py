@@ -1,4 +1,4 @@
-"""The app's settings, read once and checked."""
+"""The settings of an app, read from ``app.conf`` once and checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..options.durability import PRIMARY, Durability, check_timeout, durability_
 from ..options.durability import shown as shown_durability
 from ..options.lock_options import DEFAULT_TTL
 from ..options.permissions import Permissions
-from ..options.validation import did_you_mean, invalid_value, seconds_within, ttl_seconds
+from ..options.validation import did_you_mean, invalid_value, seconds_within, ttl_seconds, unmet_requirement
 from ..store.location import StoreLocation, shown
 from .celery_connections import location_from_broker, location_from_result_backend
 from .known_settings import SETTINGS
@@ -31,33 +31,18 @@ _KNOWN = tuple(sorted(SETTINGS))
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What ``app.conf`` says of locks.
+    """The checked values of an app's ``dlock_`` settings.
 
-    Args:
-        places: ``dlock_url``, with ``dlock_transport_options``; default: where the broker is if that is Redis, else the
-            result backend, connected to as Celery does. More than one: Redlock.
-        prefix: ``dlock_prefix``: the start of every key, ``"dlock"`` by default.
-        ttl: ``dlock_ttl``: the ttl, in seconds, of tasks and locks that name none; 30 by default.
-        timeout: ``dlock_timeout``: seconds that connecting to the store may take, and then each command; 0.05 to 60,
-            3 by default. Renewals have their own, as short as the leases demand.
-        rest: ``dlock_rest``: seconds in which a worker does not ask a store that did not answer in time; 0 to 60, 2 by
-            default; 0: it asks for each task.
-        broker: ``dlock_broker``: what identifies the broker, for messages that wait in the store; None by default: its
-            URL without user and password.
-        turn: ``dlock_turn``: seconds that a waiter whose message was published has to start before the next gets its
-            turn, doubled with each turn that it loses; 60 by default.
-        turn_tries: ``dlock_turn_tries``: lost turns after which a message goes to the dead letters; 5 by default.
-        doubtful_after: Seconds after a delivery from which a Redis broker may have delivered an unacknowledged message
-            again (its ``visibility_timeout``); None for brokers that do not.
-        durability: ``dlock_durability``: who has to confirm what is written about the locks of tasks that do not say so
-            themselves (``durability``); ``"primary"`` by default.
-        failover_quarantine: ``dlock_failover_quarantine``: seconds for which a server that was started, emptied or
-            promoted to primary grants nothing new; 0 by default: it grants at once. Meant is the longest ttl there is.
-        restart_delay: ``dlock_restart_delay``: the same of each server of a Redlock; None by default: the longest ttl
-            of the app's tasks, and ``dlock_ttl`` at least.
+    A field has the name of its setting without ``dlock_``. ``known_settings`` describes the settings and their
+    defaults. Only fields that differ from a setting are described here. Durations are seconds.
     """
 
     places: tuple[StoreLocation, ...]
+    """The locations from ``dlock_url`` and ``dlock_transport_options``; several for Redlock.
+
+    If ``dlock_url`` is not set: the broker's server, or else the result backend's.
+    """
+
     prefix: str
     ttl: float
     timeout: float
@@ -65,20 +50,25 @@ class Settings:
     turn: float
     turn_tries: int
     doubtful_after: float | None
+    """The age of an unacknowledged delivery from which a Redis broker may have delivered its message again.
+
+    It comes from the broker's ``visibility_timeout``. None for brokers without one.
+    """
+
     durability: Durability = PRIMARY
     failover_quarantine: float = 0.0
     restart_delay: float | None = None
     broker: str | None = None
 
     def confirmed_by(self, own: Durability | None, option: str = "durability") -> Durability:
-        """Who has to confirm what is written about a lock.
+        """Return the durability that each write of a lock must have.
 
         Args:
-            own: What its task, call or ``Lock`` says; None: nothing.
-            option: What to call that in an error.
+            own: The durability of its task, call or ``Lock``; None if that sets none.
+            option: The name of the option in an error.
 
         Raises:
-            InvalidLockOptions: It cannot be had here.
+            InvalidLockOptions: The lock store of this app cannot confirm that durability.
         """
         if own is None:
             return self.durability
@@ -95,14 +85,14 @@ class Settings:
         """Read and check the settings of ``app``.
 
         Raises:
-            InvalidLockOptions: A ``dlock_`` setting is unknown or has a value that is not allowed, or there is no
-                Redis to keep locks in.
+            InvalidLockOptions: A ``dlock_`` setting is unknown or its value is invalid.
+            NoLockStore: No setting names a Redis for the locks.
         """
         conf = app.conf
         unknown = sorted(key for key in _keys(conf) if key.lower().startswith("dlock_") and key not in _KNOWN)
         if unknown:
             alike = did_you_mean(unknown[0].lower(), _KNOWN, "dlock_")
-            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known: {', '.join(_KNOWN)}")
+            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known are {', '.join(_KNOWN)}")
         prefix = conf.get("dlock_prefix", "dlock")
         if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
             raise invalid_value("dlock_prefix", prefix, "a non-empty text without braces or spaces")
@@ -128,10 +118,10 @@ class Settings:
 
 
 def permissions_of(app: Celery) -> Permissions:
-    """Read which options messages may choose; this needs no lock store.
+    """Read the options that messages may choose. This needs no lock store.
 
     Raises:
-        InvalidLockOptions: ``dlock_call_options`` or ``dlock_ttl`` is not allowed.
+        InvalidLockOptions: ``dlock_call_options`` or ``dlock_ttl`` is invalid.
     """
     conf: Any = app.conf
     ttl = conf.get("dlock_ttl")
@@ -143,31 +133,32 @@ def _broker_name(given: Any) -> str | None:
         return None
     if not isinstance(given, str) or not given.strip():
         raise invalid_value("dlock_broker", given, "a non-empty text, the same in all apps of one broker")
-    # It stands in each parked message.
+    # Every parked message contains this text, so a URL must not show its password.
     return shown(given) if "://" in given else given
 
 
 def _keys(conf: Any) -> set[str]:
-    """Every key somebody set, as the app spells it: Celery keeps unknown ones under the user's own spelling."""
-    # First the keys: until somebody reads them, the configuration is not loaded and knows no prefix.
+    """Return the names of all settings of the app. Celery keeps unknown names in the user's own spelling."""
+    # Read the names first: this loads the configuration, and only then the prefix is known.
     keys = {str(key) for layer in conf.maps for key in layer}
     prefix = getattr(conf, "prefix", None) or ""
     if not prefix:
         return keys
     ours = {key.removeprefix(prefix).lower() for key in keys if key.startswith(prefix)}
-    # In a namespace, an upper-case key without its prefix belongs to somebody else.
+    # With a namespace, an upper-case name without its prefix is not a setting of Celery.
     return ours | {key for key in keys if not key.isupper()}
 
 
 def _pauses(conf: Any, *, redlock: bool) -> tuple[float, float | None]:
-    """``dlock_failover_quarantine`` and ``dlock_restart_delay``, of which only one has an effect."""
+    """Return ``dlock_failover_quarantine`` and ``dlock_restart_delay``. Only one of them applies to a store."""
     quarantine, delay = conf.get("dlock_failover_quarantine", 0.0), conf.get("dlock_restart_delay")
     quarantine = seconds_within("dlock_failover_quarantine", quarantine, 0.0)
     delay = None if delay is None else seconds_within("dlock_restart_delay", delay, 0.0)
     if redlock and quarantine:
-        raise InvalidLockOptions("dlock_failover_quarantine is not for a Redlock; set dlock_restart_delay")
+        reason = "0 on a Redlock; set dlock_restart_delay instead"
+        raise invalid_value("dlock_failover_quarantine", quarantine, reason)
     if delay and not redlock:
-        raise InvalidLockOptions("dlock_restart_delay is for a Redlock; set dlock_failover_quarantine")
+        raise unmet_requirement("dlock_restart_delay", delay, "a Redlock; set dlock_failover_quarantine instead")
     return quarantine, delay
 
 
@@ -176,7 +167,7 @@ def _places(app: Celery) -> tuple[StoreLocation, ...]:
     if own is not None:
         return locations_from_settings(own, options or {})
     if options:
-        raise InvalidLockOptions("dlock_transport_options belongs to dlock_url, which is not set")
+        raise InvalidLockOptions("dlock_transport_options needs dlock_url, which is not set: set dlock_url as well")
     place = location_from_broker(app) or location_from_result_backend(app)
     if place is not None:
         return (place,)
@@ -202,9 +193,10 @@ def _first(urls: Any) -> str:
 def _doubtful_after(app: Celery) -> float | None:
     from kombu.transport.redis import Transport  # noqa: PLC0415  # importing celery_dlock loads no driver
 
-    # Sentinel's transport, and others, derive from Redis'.
+    # The transport for Sentinel, and others, derive from that for Redis.
     if not issubclass(get_transport_cls(app.connection_for_write().transport_cls), Transport):  # type: ignore[arg-type]  # it is a class
         return None
     visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
-    # Early: that time is counted from before our receipt, by another worker's wall clock. To doubt costs one done mark.
+    # Use a shorter limit than the visibility timeout: the broker counts it from an earlier moment, by another worker's
+    # clock. A false alarm only costs one done mark.
     return max(0.0, visibility - max(2.0, visibility / 10))

@@ -32,7 +32,7 @@ SLOW: Final = 0.010
 _now: Final = SystemClock.monotonic
 _slow_tasks: Final[set[str]] = set()  # reported already
 _Values = Sequence[Any]
-_SCOPES: Final = "'task', or 'shared' together with key="
+_SCOPES: Final = "'task', or 'shared' with a key"
 _KEYS: Final = (
     "None, a template over argument names such as 'sms:{user_id}', a sequence of argument names, or a callable"
 )
@@ -65,7 +65,7 @@ class KeySpec:
         self._task = task_name
         self._binding = ArgumentBinder(task_name, signature)
         if scope not in ("task", "shared"):  # a tuple: what is not hashable is refused too
-            raise self._invalid("scope", scope, "there is no such scope", _SCOPES)
+            raise self._invalid("scope", scope, "unknown scope", _SCOPES)
         self._shared = scope == "shared"
         if self._shared and key is None:
             why = "without a key there is no name that another task or a Lock could share"
@@ -111,20 +111,20 @@ class KeySpec:
         if callable(key) and not iscoroutinefunction(key):
             self._check_callable(key)
             return self._by_text(self._caller(key), "callable")
-        raise self._invalid("key", key, f"{type(key).__name__} is no kind of key", _KEYS)
+        raise self._invalid("key", key, f"{type(key).__name__} cannot be a key", _KEYS)
 
     def _checked_template(self, source: str, *, carried: bool) -> Template:
         try:
             return Template(source, self._binding.names, self._task, carried=carried)
         except ValueError as error:
-            raise self._invalid("key", source, cut(str(error)), self._names_allowed()) from None
+            raise self._invalid("key", source, cut(str(error)), self._expected_names()) from None
 
     def _checked_names(self, key: Sequence[Any]) -> Sequence[str]:
         if not key:
             raise self._invalid("key", key, "it names no argument", _KEYS)
         for name in key:
             if not isinstance(name, str) or name not in self._binding.names:
-                raise self._invalid("key", key, f"{name!r} names no argument", self._names_allowed())
+                raise self._invalid("key", key, f"{name!r} names no argument", self._expected_names())
         return key
 
     def _by_arguments(self, names: Sequence[str]) -> Callable[[_Values], LockName]:
@@ -180,14 +180,17 @@ class KeySpec:
             takes.bind(*call.args, **call.kwargs)
         except TypeError as error:
             raise self._invalid(
-                "key", key, f"it does not take the task's arguments: {error}", self._names_allowed()
+                "key", key, f"it does not take the task's arguments: {error}", self._expected_names()
             ) from None
 
-    def _names_allowed(self) -> str:
-        return "the names " + ", ".join(map(repr, self._binding.names)) if self._binding.names else "no names"
+    def _expected_names(self) -> str:
+        names = self._binding.names
+        return f"only the argument names {', '.join(map(repr, names))}" if names else "no argument names: it has none"
 
-    def _invalid(self, option: str, value: object, why: str, allowed: str) -> InvalidLockOptions:
-        return InvalidLockOptions(f"task {self._task!r}: {option}={written(value)}: {why}; allowed: {allowed}")
+    def _invalid(self, option: str, value: object, reason: str, expected: str) -> InvalidLockOptions:
+        return InvalidLockOptions(
+            f"task {self._task!r}: invalid {option}={written(value)}: {reason}; expected {expected}"
+        )
 
 
 def _line(error: BaseException) -> str:

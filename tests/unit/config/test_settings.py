@@ -204,7 +204,7 @@ def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: s
 )
 def test_an_unknown_setting_is_refused_by_name_with_the_one_that_was_meant(name: str, meant: str) -> None:
     alike = f" (did you mean {meant!r}?)" if meant else ""
-    assert refusal(**{name: 1}) == f"unknown setting {name!r}{alike}; known: {KNOWN}"
+    assert refusal(**{name: 1}) == f"unknown setting {name!r}{alike}; known are {KNOWN}"
 
 
 @pytest.mark.core
@@ -231,7 +231,7 @@ def test_settings_come_from_a_namespace_too_and_unknown_ones_there_are_refused()
     ],
 )
 def test_a_pause_that_would_have_no_effect_is_refused(urls: Any, name: str, cure: str) -> None:
-    assert refusal(dlock_url=urls, **{name: 5}).endswith(cure)
+    assert cure in refusal(dlock_url=urls, **{name: 5})
     settings(dlock_url=urls, **{name: 0})
 
 
