@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 SETTINGS: Final = {
     "dlock_url": Setting(
         "the broker's URL if that is Redis, else the result backend's",
-        "The location of the locks: the URL of one server, of sentinels or of a Cluster, or a list of servers for Redlock.",
+        "The lock store: the URL of one server, of sentinels or of a Cluster, or a list of servers for Redlock.",
     ),
     "dlock_transport_options": Setting(
         "none",

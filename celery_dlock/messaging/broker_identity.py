@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["broker_of"]
 
-#: Options of kombu's transports that lead to other queues on the same server: Sentinel's, Redis' and SQS'.
-_APART = ("master_name", "global_keyprefix", "queue_name_prefix")
+#: Options of kombu's transports for Sentinel, Redis and SQS that lead to other queues on the same server.
+_NAMESPACE_OPTIONS = ("master_name", "global_keyprefix", "queue_name_prefix")
 
 
 def broker_of(app: Celery) -> str:
-    """What identifies the broker that the app publishes to: its URL without user, password and options.
+    """Return the identity of the broker that the app publishes to: its URL without user, password and options.
 
-    Behind it stand the options that lead to other queues at the same URL.
+    The options that lead to other queues at the same URL are appended.
     """
     connection = app.connection_for_write()
     transport = connection.transport
@@ -28,11 +28,11 @@ def broker_of(app: Celery) -> str:
     if kind == "redis":
         place = place.strip("/") or "0"
     options = connection.transport_options or {}
-    apart = [str(options[name]) for name in _APART if options.get(name)]
+    namespaces = [str(options[name]) for name in _NAMESPACE_OPTIONS if options.get(name)]
     if transport.can_parse_url or "://" in host:
-        return "/".join([shown(host), *map(quote, apart)])  # a whole URL
+        return "/".join([shown(host), *map(quote, namespaces)])  # a whole URL
     host, port = host or defaults.get("hostname", ""), connection.port or defaults.get("port")
     server = f"[{host}]" if ":" in host else host
-    # Quoted, so that the mask of passwords has nothing to hide.
-    path = "/".join(quote(part, safe="/:") for part in [place, *apart])
+    # Quote each part, so that the password mask finds nothing in it to hide.
+    path = "/".join(quote(part, safe="/:") for part in [place, *namespaces])
     return f"{kind}://{server}{f':{port}' if port else ''}/{path}"

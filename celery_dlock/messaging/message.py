@@ -38,7 +38,10 @@ _MAX_GRANT_ID: Final = 100
 
 
 class RawMessage(NamedTuple):
-    """A message as it was received. It holds the message's own objects, so pickling both costs hardly more than one."""
+    """A message as it was received.
+
+    It holds the message's own objects, so pickling both costs hardly more than pickling one.
+    """
 
     body: Any
     content_type: str
@@ -149,8 +152,8 @@ def publish_again(
 ) -> None:
     """Publish the raw message, to be run in ``delay`` s at the earliest.
 
-    Celery's own retry would decode and encode it anew, and change its serialiser, its compression, its masked
-    argument reprs and its count of retries.
+    Celery's own retry would decode and encode the message again. That changes its serialiser, its compression, its
+    masked argument reprs and its count of retries.
 
     Args:
         app: The app whose broker to use.
@@ -165,8 +168,8 @@ def publish_again(
             REVOKED.
 
     Raises:
-        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body, or its queue
-            is unknown, or no later attempt could publish it.
+        DLockError: The message cannot be republished. It is of Celery's old protocol 1, which cannot carry an ETA
+            beside its body; or its queue is unknown; or no later attempt could publish it.
     """
     raw = checked(delivery.raw)
     headers = dict(raw.headers)
@@ -213,10 +216,10 @@ def publish_parked(app: Celery, producers: Producers, raw: RawMessage, identity:
 
 
 def checked(given: tuple[Any, ...]) -> RawMessage:
-    """Return the raw message of a delivery, if it can be republished.
+    """Return the raw message of a delivery, after a check that it can be republished.
 
     Raises:
-        DLockError: It cannot be.
+        DLockError: It cannot be republished: it is of task protocol 1, or its queue is unknown.
     """
     raw = RawMessage(*given)
     if "task" not in raw.headers:

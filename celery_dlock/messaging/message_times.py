@@ -12,15 +12,15 @@ __all__ = ["seconds_until", "start_delay"]
 
 
 def seconds_until(value: Any) -> float | None:
-    """Return the seconds until the time that a message names, negative once it is past; None if it names none.
+    """Return the seconds until a time, negative if it is past; None for None.
 
-    Celery reads forms that ``datetime.fromisoformat`` refuses, and which ones depends on the version of Python.
+    Celery's parser is used because it reads more forms than ``datetime.fromisoformat`` does, on every Python.
 
     Args:
-        value: What stands in a header or an option: None, text in an ISO 8601 form, or a datetime.
+        value: The value of a header or an option: None, text in an ISO 8601 form, or a datetime.
 
     Raises:
-        ValueError: Celery cannot read it either.
+        ValueError: Celery's parser cannot read the value.
     """
     if value is None:
         return None
@@ -34,10 +34,12 @@ def seconds_until(value: Any) -> float | None:
 
 
 def start_delay(options: Mapping[str, Any]) -> float:
-    """Return the seconds until a call may start, from the options of ``apply_async``. A countdown precedes an ETA.
+    """Return the seconds until a call may start, from the options of ``apply_async``.
+
+    If both a countdown and an ETA are set, the countdown counts.
 
     Raises:
-        ValueError: Celery cannot read the ETA either.
+        ValueError: Celery's parser cannot read the ETA.
     """
     if options.get("countdown"):
         return max(0.0, float(options["countdown"]))

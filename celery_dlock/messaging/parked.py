@@ -1,4 +1,4 @@
-"""A parked message: as text in the store, and back."""
+"""A parked message, and its text form in the store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ParkedMessage(NamedTuple):
         conflict_retries: int,
         redelivered: bool = False,  # noqa: FBT001, FBT002  # as the fields are
     ) -> ParkedMessage:
-        """Make the parked message of a delivery.
+        """Return the parked message of a delivery.
 
         Raises:
             DLockError: The message could not be published again.
@@ -102,8 +102,8 @@ class ParkedMessage(NamedTuple):
             ValueError: The text is malformed.
         """
         try:
-            who, _, rest = text.partition("\n")
-            (task, task_id), facts = json.loads(who), json.loads(rest)
+            first, _, rest = text.partition("\n")
+            (task, task_id), facts = json.loads(first), json.loads(rest)
             body = base64.b64decode(facts["body"], validate=True) if facts["binary"] else facts["body"]
             fields = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
             raw, redelivered = checked((body, *fields)), facts.get("redelivered", False) is True
@@ -111,7 +111,7 @@ class ParkedMessage(NamedTuple):
             message._check(facts["body"])
         except SoftTimeLimitExceeded:
             raise
-        except Exception as error:  # a decoder of kombu's JSON may raise anything
+        except Exception as error:  # a decoder of kombu's JSON may raise any error
             raise ValueError(f"not a parked message: {error}") from error
         return message
 
@@ -131,7 +131,7 @@ class ParkedMessage(NamedTuple):
             or not all(type(number) is int and abs(number) <= _MAX_NUMBER for number in numbers)
             or not all(isinstance(number, int | None) for number in optional_numbers)
         ):
-            raise ValueError("a part of it is missing or of another type")
+            raise ValueError("a part is missing or has an unexpected type")
 
     @property
     def expired(self) -> bool:

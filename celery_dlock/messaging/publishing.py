@@ -1,8 +1,10 @@
-"""Publishes a message to one queue. Returns once the broker has it, and tells a fault of the message from the broker's.
+"""Publishing a message to one queue, until the broker has it.
 
-RabbitMQ drops a message in silence if the user may not write to the exchange, if the queue is gone, or if the broker
-dies before it has written the message. So a publication over AMQP waits for the broker's confirmation, on a channel of
-its own: Celery's channels do not confirm.
+Over AMQP, `publish` waits for the broker's confirmation. Without it, RabbitMQ may drop a message without an error: the
+user may not write to the exchange, the queue is gone, or the broker dies before it has written the message. Celery's
+channels do not confirm, so `publish` uses a channel of its own.
+
+Errors are divided by cause. No later attempt can publish an invalid message; after a fault of the broker, one can.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from kombu.exceptions import SerializationError
 
 from ..errors import Unpublishable
 from ..utils.log import logger
-from .delayed_delivery import DELIVERY, Detour, detour
+from .delayed_delivery import DELIVERY_EXCHANGE, DelayRoute, delay_route
 from .message_times import seconds_until
 
 if TYPE_CHECKING:
@@ -32,26 +34,26 @@ Producers = Callable[[], AbstractContextManager[Any]]
 #: Seconds to wait for each answer of the broker: to open the channel, to take the message, to confirm it.
 CONFIRM_TIMEOUT: Final = 10.0
 
-#: What kombu and its transports raise for a message that they cannot encode.
-_OF_MESSAGES: Final = (
+#: Errors that kombu and its transports raise for a message that they cannot encode.
+_MESSAGE_ERRORS: Final = (
     ArithmeticError, AttributeError, LookupError, RecursionError, SerializationError, TypeError, ValueError,
     struct.error,
 )  # fmt: skip
 #: AMQP: precondition failed (too large), frame error and syntax error (a header of a type without a form).
-_CODES_OF_MESSAGES: Final = frozenset({406, 501, 502})
-#: AMQP: the user has no right to it; no queue has this name.
+_MESSAGE_ERROR_CODES: Final = frozenset({406, 501, 502})
+#: AMQP: the user has no right to the exchange or queue; no queue has this name.
 _ACCESS_REFUSED: Final = 403
 _NO_ROUTE: Final = 312
-#: AMQP: no right to the exchange of the delay, or it does not exist.
+#: AMQP: the user has no right to the delay exchange, or that does not exist.
 _CANNOT_DELAY: Final = frozenset({_ACCESS_REFUSED, 404})
-#: RabbitMQ refuses longer ones. The worker that receives the message still reads its header ``expires``.
-_LONGEST_EXPIRATION: Final = (2**32 - 1) / 1000
-#: Where a connection keeps its confirming channel.
+#: RabbitMQ refuses longer expirations. The worker that receives the message reads its header ``expires`` anyway.
+_MAX_EXPIRATION: Final = (2**32 - 1) / 1000
+#: The attribute in which a connection keeps its confirming channel.
 _CHANNEL: Final = "_celery_dlock_channel"
 
 
 def confirms(connection: Any) -> bool:
-    """Return whether the broker behind a kombu connection can confirm what it was given."""
+    """Return whether the broker of a kombu connection can confirm messages."""
     return bool(connection.transport.driver_name == "py-amqp")
 
 
@@ -67,17 +69,17 @@ def publish(
     """Publish a message to a queue, through the default exchange.
 
     Args:
-        app: Whose publishing policy to use.
+        app: The app whose publishing policy to use.
         producers: Opens the connection to use.
         queue: The name of the queue.
         body: The encoded body.
-        headers: Of the message.
+        headers: The message's headers.
         fields: Further arguments of ``Producer.publish``.
-        delay: Seconds until the message's ETA. If the broker can keep it for so long, it does.
+        delay: Seconds until the message's ETA. If the broker supports delays, it keeps the message until then.
 
     Raises:
-        Unpublishable: The message is at fault: no later attempt could publish it.
-        Exception: The broker did not take it. kombu's transports raise errors of their own libraries.
+        Unpublishable: The message is invalid: no later attempt could publish it.
+        Exception: The broker did not accept the message. kombu's transports raise errors of their own libraries.
     """
     policy = app.conf.task_publish_retry_policy
     message = {**fields, "body": body, "exchange": "", "routing_key": queue}
@@ -85,37 +87,37 @@ def publish(
     def send() -> None:
         expiration = _expiration(headers.get("expires"))
         with producers() as producer:
-            # kombu adds to the headers.
-            told = {**message, "headers": dict(headers), "expiration": expiration}
+            # A copy, because kombu adds headers.
+            arguments = {**message, "headers": dict(headers), "expiration": expiration}
             if not confirms(producer.connection):
-                producer.publish(**told, retry=True, retry_policy=policy)
-            elif not _sent_delayed(producer, policy, told, detour(app, queue, delay)):
-                _ensure_sent(producer, policy, told)
+                producer.publish(**arguments, retry=True, retry_policy=policy)
+            elif not _sent_delayed(producer, policy, arguments, delay_route(app, queue, delay)):
+                _ensure_sent(producer, policy, arguments)
 
     try:
         try:
             send()
         except Exception as error:
-            if not _is_of_message(error):
+            if not _is_message_error(error):
                 raise
-            # A connection that broke can raise the same types. If it comes again over another one, it is the message's.
+            # A broken connection can raise the same types. If a new connection raises one too, the message is at fault.
             send()
     except Exception as error:
-        if _is_of_message(error):
-            raise Unpublishable(f"it cannot be published again: {type(error).__name__}") from error
+        if _is_message_error(error):
+            raise Unpublishable(f"the message cannot be republished: {type(error).__name__}") from error
         raise
 
 
 def refused_right(connection: Any) -> str:
-    """Return what RabbitMQ says if the user may not write to the default exchange; "" if the user may.
+    """Return RabbitMQ's error text if the user may not write to the default exchange; "" if the user may.
 
-    A message for a queue that does not exist tells: RabbitMQ looks at the right first, and sends the message back.
+    It sends a message for a queue that does not exist. RabbitMQ checks the right first, and then returns the message.
 
     Args:
-        connection: To a broker that confirms.
+        connection: A connection to a broker that confirms.
 
     Raises:
-        Exception: It cannot be told now.
+        Exception: The broker did not answer, or answered something else.
     """
     probe = {"body": "", "exchange": "", "routing_key": f"celery-dlock-probe-{uuid.uuid4().hex}"}
     try:
@@ -130,21 +132,23 @@ def refused_right(connection: Any) -> str:
     return ""
 
 
-def _is_of_message(error: Exception) -> bool:
-    # A refused certificate is both an OSError and a ValueError.
+def _is_message_error(error: Exception) -> bool:
+    # A refused certificate is both an OSError and a ValueError, and no fault of the message.
     if isinstance(error, OSError):
         return False
-    return isinstance(error, _OF_MESSAGES) or getattr(error, "reply_code", None) in _CODES_OF_MESSAGES
+    return isinstance(error, _MESSAGE_ERRORS) or getattr(error, "reply_code", None) in _MESSAGE_ERROR_CODES
 
 
-def _sent_delayed(producer: Any, policy: Mapping[str, Any], message: Mapping[str, Any], way: Detour | None) -> bool:
-    """Publish a message that the broker delays; False if it cannot, and nothing was published."""
-    if way is None:
+def _sent_delayed(
+    producer: Any, policy: Mapping[str, Any], message: Mapping[str, Any], route: DelayRoute | None
+) -> bool:
+    """Publish a message that the broker delays. Return False, without publishing, if the broker cannot delay it."""
+    if route is None:
         return False
-    delayed = {**message, "exchange": way.exchange, "routing_key": way.routing_key}
+    delayed = {**message, "exchange": route.exchange, "routing_key": route.routing_key}
     try:
-        # Bound each time: a queue that was deleted and declared anew has lost its bindings, and its messages with them.
-        _ensure_sent(producer, policy, delayed, (message["routing_key"], DELIVERY, way.binding))
+        # Bind each time: a queue that was deleted and declared again has lost its bindings, and messages would be lost.
+        _ensure_sent(producer, policy, delayed, (message["routing_key"], DELIVERY_EXCHANGE, route.binding))
     except producer.connection.channel_errors as error:
         if getattr(error, "reply_code", None) not in _CANNOT_DELAY:
             raise
@@ -162,16 +166,21 @@ def _ensure_sent(
 
 
 def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[str, str, str] | None = None) -> bool:
-    """Publish and wait for the broker's word; False if there was none. A binding is made before.
+    """Publish, and wait for the broker's confirmation. Return False if it did not come in time.
 
-    A message that the broker did not answer is not published again at once, unlike one over a connection that broke:
-    each attempt would wait as long.
+    Such a message is not published again at once, because each attempt would wait as long. After a broken connection,
+    it is.
+
+    Args:
+        connection: The connection to use.
+        message: The arguments of ``Producer.publish``.
+        binding: The queue, exchange and routing key to bind before.
     """
     amqp = connection.ensure_connection(max_retries=1, interval_start=0, reraise_as_library_errors=False).connection
     sending = False
     try:
         with amqp.transport.having_timeout(CONFIRM_TIMEOUT):
-            # Taken out: a channel on which something went wrong is not used again.
+            # Take the channel out of the connection: after an error it must not be used again.
             channel = vars(connection).pop(_CHANNEL, None)
             if channel is None or channel.connection is not amqp or not channel.is_open:
                 channel = amqp.channel()
@@ -181,7 +190,7 @@ def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[
             sending = True
             Producer(channel, auto_declare=False).publish(**message, mandatory=True, confirm_timeout=CONFIRM_TIMEOUT)
     except TimeoutError:
-        # Closing it in due form would wait for the broker, too.
+        # Do not close the connection regularly: that would wait for the broker too.
         connection.collect()
         if not sending:
             raise
@@ -191,6 +200,6 @@ def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[
 
 
 def _expiration(expires: Any) -> float | None:
-    """Return how long the broker may keep the message, at least a millisecond; None for as long as it likes."""
+    """Return the seconds after which the broker may drop the message, at least 0.001; None for no limit."""
     left = seconds_until(expires)
-    return None if left is None or left > _LONGEST_EXPIRATION else max(0.001, left)
+    return None if left is None or left > _MAX_EXPIRATION else max(0.001, left)

@@ -1,7 +1,7 @@
-"""Which messages of a worker have reached the store, known to its main process and to every pool child.
+"""The order in which a worker received its messages, and which of them have reached the store.
 
-Anonymous memory, mapped before the children are forked: so it costs no message and no round trip to ask. Each word has
-one writer at a time, and a whole word is stored at once.
+It is in anonymous memory, mapped before the pool children are forked. So the main process and every child can read it
+without a message or a round trip. Each word has one writer at a time, and is written in one step.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ from typing import Final
 
 __all__ = ["ReceiveOrder"]
 
-#: More than a worker ever has under way. A word that was overwritten speaks of a message that is long since done.
+#: More messages than a worker ever has at a time. A message whose place was overwritten has ended long ago.
 _SIZE: Final = 8192
 
 
 class ReceiveOrder:
-    """Numbers handed out in one process, and noted in any."""
+    """Numbers of received messages: the main process assigns them, and any process of the worker records them."""
 
     def __init__(self) -> None:
-        # The view keeps the memory alive. A number at each even place, its rank behind it.
+        # The view keeps the memory alive. Each even place has a number, and the next place has its rank.
         self._words = memoryview(mmap.mmap(-1, _SIZE * 16)).cast("Q")
         self._numbers = itertools.count(1)
 
     def next_number(self) -> int:
+        """Return the number of the next message."""
         return next(self._numbers)
 
-    def note(self, number: int, rank_us: int) -> None:
-        """The message of this number holds its lock or is parked, both under this rank; 0: it needs neither."""
+    def record(self, number: int, rank_us: int) -> None:
+        """Record that a message holds its lock or is parked, with its rank; rank 0 if it needs neither."""
         place = number % _SIZE * 2
         if self._words[place] < number:
             self._words[place + 1] = rank_us
             self._words[place] = number
 
-    def has(self, number: int) -> bool:
+    def has_recorded(self, number: int) -> bool:
+        """Return whether the message was recorded. An overwritten one counts as recorded."""
         return self._words[number % _SIZE * 2] >= number
 
     def rank_us(self, number: int) -> int:
-        """The rank under which it arrived; 0 where that is not known (any more)."""
+        """Return the rank of a recorded message; 0 if it has none or was overwritten."""
         place = number % _SIZE * 2
         rank_us = self._words[place + 1]
         return rank_us if self._words[place] == number else 0

@@ -1,4 +1,4 @@
-"""Stores what became of a task that Celery's tracer does not: its end when skipped, its start when it really starts."""
+"""Task states that Celery's tracer does not store: of skipped and parked tasks, and STARTED at a body's real start."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 #: The state of a parked task.
 QUEUED = "QUEUED"
 
-Signature = Mapping[str, Any]  # as it stands in a message
+Signature = Mapping[str, Any]  # as in a message
 
 
 class ResultTask(Protocol):
-    """A Celery task, as far as storing its results needs it."""
+    """The part of a Celery task that storing its results needs."""
 
     ignore_result: bool
     store_eager_result: bool
@@ -43,9 +43,9 @@ class ResultTask(Protocol):
     def backend(self) -> Any: ...
 
 
-# Not in `errors`, which does not import Celery.
+# Not in `errors`, because that module does not import Celery.
 class CallSkipped(CallNotRun, TaskRevokedError):
-    """The call was skipped, and so is everything of its canvas that can never run; its state is REVOKED.
+    """The call was skipped. Its state is REVOKED, as is that of every part of its canvas that can never run.
 
     A call that an operator revoked, or that expired, raises ``TaskRevokedError`` itself.
     """
@@ -55,34 +55,39 @@ class CallSkipped(CallNotRun, TaskRevokedError):
 
 
 def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -> None:
-    """Store REVOKED for a task that is not run, and for all that can never run now.
+    """Store REVOKED for a task that does not run, and for every task that can never run because of that.
 
-    Meant for the process that skips the task, just before it raises ``Ignore``: that alone would leave the task
-    PENDING and its chain and its chord waiting for ever. The task is stored unless its result is ignored (the end of
-    a chord member always is: the chord looks it up), and its part is returned to its chord. The same is done for
-    every later member of its chain, down into groups, nested chains and chord bodies, and for what follows a chord
-    that cannot complete any more, outward through the chords around it. Their links and errbacks do not run.
+    The process that skips the task calls this before it raises ``Ignore``. ``Ignore`` alone would leave the task
+    PENDING, and its chain and its chord would wait for ever.
 
-    Celery's own limits stay. Ids inside a chord header that was never sent stay PENDING; the chord itself ends. The
-    body of a chord with a skipped member becomes FAILURE with ``ChordError`` when the whole header has ended, and
-    then Celery calls that body's errbacks. A body that is a canvas, or that belongs to an outer chord, is REVOKED at
-    once, and what Celery (more of it from version to version) ends there too reads FAILURE afterwards. Chains of
-    task protocol 1 are made of links, so nothing of them is ended.
+    The task's end is stored unless its result is ignored. The end of a chord member is always stored, because the
+    chord looks it up, and the member's part is returned to its chord. The same is done for every later member of its
+    chain: groups, nested chains and chord bodies. It is also done for the tasks after a chord that can no longer
+    complete, and for those after the chords around it. Links and errbacks do not run.
 
-    An error of the result backend is not caught; a part of the ends may be stored then, and calling again is
-    harmless. The end of a chord's last member can take Celery up to ``result_chord_join_timeout``. An eager task is
-    stored only where ``task_store_eager_result`` says so.
+    Celery's own limits stay:
+
+    - Ids inside a chord header that was never sent stay PENDING. The chord itself ends.
+    - The body of a chord with a skipped member becomes FAILURE with ``ChordError`` when the whole header has ended.
+      Then Celery calls that body's errbacks.
+    - A body that is a canvas, or that belongs to an outer chord, is REVOKED at once. Celery may end some of its tasks
+      too, more with each version; their state is FAILURE afterwards.
+    - Chains of task protocol 1 consist of links, so their later members are not ended.
+
+    An error of the result backend is not caught. Some ends may be stored then, and a second call is harmless. The end
+    of a chord's last member can take up to ``result_chord_join_timeout``. The end of an eager task is stored only with
+    ``task_store_eager_result``.
 
     Args:
         task: The skipped task.
         request: Its request.
-        error: Why. It is stored, for the followers too, so it must hold no secret.
+        error: The reason. It is stored for the later tasks too, so it must contain no secret.
     """
     if request.is_eager and not task.store_eager_result:
         return
     ends = [_End(task.backend, request, ignored=_ignored(task, vars(request))), *_never_run(task, request)]
-    # All results before any part: a chord that completes looks up its members and waits for those that have none.
-    # Not mark_as_revoked() and mark_as_failure(): they do both at once, and each leaves some followers waiting.
+    # Store all results before returning any part: a chord that completes waits for members without a result.
+    # mark_as_revoked() and mark_as_failure() do both at once, and each leaves some later tasks waiting.
     for end in ends:
         if end.request.chord or not end.ignored:
             end.backend.store_result(end.request.id, error, states.REVOKED, request=end.request)
@@ -92,17 +97,17 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
 
 
 def has_backend(task: ResultTask) -> bool:
-    """Is there a result backend? Without one, Celery's raises ``NotImplementedError`` or ``AttributeError``."""
+    """Return whether there is a result backend. Celery's stand-in for none raises an error on every call."""
     return not isinstance(task.backend, DisabledBackend)
 
 
 def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | None:
-    """The exception and traceback of a task that has failed; None for any other state, or if that cannot be told."""
+    """Return the exception and traceback of a failed task; None for another state, or if the backend fails."""
     if not has_backend(task):
         return None
     try:
         stored = task.backend.get_task_meta(task_id, cache=False)
-    except Exception:  # noqa: BLE001  # whatever the backend raises
+    except Exception:  # noqa: BLE001  # each result backend raises errors of its own
         return None
     return (stored.get("result"), stored.get("traceback")) if stored.get("status") == states.FAILURE else None
 
@@ -115,14 +120,14 @@ def store_started(task: ResultTask, request: Any) -> None:
 
 
 def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, copied: bool) -> None:
-    """Store that the task waits for its turn, unless its result is ignored. ``get()`` goes on waiting.
+    """Store QUEUED for a parked task, unless its result is ignored. ``get()`` keeps waiting.
 
     Args:
         task: The task.
         request: Its request.
-        position: Its place among those who wait.
-        reason: Why it waits.
-        copied: Another copy of the message may have run, so an end that is stored already stays.
+        position: Its position in the queue.
+        reason: The reason for which it waits.
+        copied: A duplicate of the message may have run, so a stored end must not be overwritten.
     """
     if _ignored(task, vars(request)) or not has_backend(task):
         return
@@ -135,27 +140,27 @@ class _End(NamedTuple):
     """One task that ends here."""
 
     backend: Backend
-    request: Any  # a Context; celery-types has its chain and chord as texts, which they never are
+    request: Any  # a Context; celery-types declares its chain and chord as str, which is wrong
     ignored: bool
 
 
 def _never_run(task: ResultTask, request: Any) -> Iterator[_End]:
     for signature in _followers(request.chain or (), request.chord):
         options = signature["options"]
-        # None where it belongs to another app: then nothing but its options is known of it.
+        # None if the task belongs to another app. Then only its options are known.
         follower = task.app.tasks.get(signature["task"])
         yield _End(
             follower.backend if follower else task.backend,
-            # The request that it would have had, as Celery's own failing of chains makes it up.
+            # The request that the task would have had, made as Celery does when it fails a chain.
             Context({**signature, **options, "id": options["task_id"], "group": options.get("group_id")}),
             ignored=_ignored(follower, options),
         )
 
 
 def _with_body_id(request: Any) -> Any:
-    """The request of a chord member, its chord's body with an id.
+    """Return the request of a chord member, with an id for its chord's body.
 
-    Celery 5.5 and 5.6 fail a chord by the id of its body, and raise ValueError where that is a chain without one.
+    Celery 5.5 and 5.6 fail a chord by the id of its body. If the body is a chain without an id, they raise ValueError.
     """
     options = request.chord.get("options") or {}
     if options.get("task_id") or not (task_id := _last_id(request.chord)):
@@ -164,7 +169,7 @@ def _with_body_id(request: Any) -> Any:
 
 
 def _last_id(signature: Signature) -> str | None:
-    """The id by which the result is read."""
+    """Return the id under which a caller reads the result."""
     own = (signature.get("options") or {}).get("task_id")
     return own or next(filter(None, map(_last_id, reversed(_parts(signature) or []))), None)
 
@@ -177,7 +182,7 @@ def _ignored(task: ResultTask | None, options: Mapping[str, Any]) -> bool:
 
 
 def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[Signature]:
-    """The single tasks that would have run after one with this chain and this chord body, each once."""
+    """Yield each single task that would have run after a task with this chain and this chord body, once."""
     seen = set()
     pending = deque((later, False) for later in chain)
     if body:
@@ -191,19 +196,19 @@ def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[S
             pending.extend((part, False) for part in parts)
             continue
         task_id, outer_body = options.get("task_id"), options.get("chord")
-        # All members of a group lead to the same body: it is followed once.
+        # All members of a group have the same chord body. Visit it once.
         if not task_id or task_id in seen:
             continue
         seen.add(task_id)
         if outer_body:
             pending.append((outer_body, True))
-        # Celery ends the plain body of a failed chord itself, but it never returns its part to an outer chord.
+        # Celery itself ends the plain body of a failed chord, but never returns that body's part to an outer chord.
         if outer_body or not is_body:
             yield signature
 
 
 def _parts(signature: Signature) -> list[Signature] | None:
-    """What a canvas would have run, without the header of a chord; None for a single task."""
+    """Return the signatures in a canvas, without the header of a chord; None for a single task."""
     kind, kwargs = signature.get("subtask_type"), signature.get("kwargs") or {}
     if kind == "chord":
         return [kwargs["body"]] if kwargs.get("body") else []

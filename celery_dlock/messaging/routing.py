@@ -1,7 +1,7 @@
-"""The queue that a message came from: a copy goes there, not through the message's exchange again.
+"""The queue that a message came from, to which it is republished.
 
-The exchange may lead to other queues too, and the transport of a pool child may not know it: kombu's virtual ones drop
-what they cannot route without a word.
+It is not republished through its exchange, which may lead to other queues too. The transport of a pool child may not
+even know that exchange, and kombu's virtual transports drop a message that they cannot route without an error.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ __all__ = ["source_queue"]
 
 
 def source_queue(queues: Any, delivery_info: Mapping[str, Any], tags: Callable[[], Mapping[str, str]]) -> str | None:
-    """Return the queue's name; None if it cannot be told, or if there is none (a fanout exchange over Redis).
+    """Return the queue's name; None if it is unknown, or if there is no queue (a fanout exchange over Redis).
 
-    Over Redis and the like the publisher writes ``delivery_info``, so only a queue that the worker consumes is
-    believed. Any other name may be that of another key, or of a queue that the publisher may not write to.
+    Over Redis and similar brokers the publisher writes ``delivery_info``. So only a queue that the worker consumes
+    counts. Another name may be that of another key, or of a queue that the publisher may not write to.
 
     Args:
         queues: The app's queues, ``app.amqp.queues``.
-        delivery_info: Of the message.
-        tags: Gives the worker's consumer tags by queue; a real broker names the tag in each delivery.
+        delivery_info: The message's delivery info.
+        tags: Returns the worker's consumer tags by queue. An AMQP broker names the tag in each delivery.
     """
     exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key") or ""
     consumed = queues.consume_from
     if not exchange and routing_key in consumed:
         return str(routing_key)
     active = tags()
-    # Before 5.7, Celery leaves out a queue that the worker stopped consuming and then consumes again.
+    # Before 5.7, `consume_from` lacks a queue that the worker stopped consuming and then consumes again.
     consumed = {**{name: queues[name] for name in active if name in queues}, **consumed}
     if not exchange and routing_key in consumed:
         return str(routing_key)
@@ -61,5 +61,5 @@ def _bindings(queue: Any) -> Iterator[tuple[Any, str]]:
 def _routes(kind: str, binding: str, routing_key: str) -> bool:
     if kind == "topic":
         return re.match(TopicExchange(None).key_to_pattern(binding), routing_key) is not None
-    # Whoever is behind a fanout exchange gets every message, over Redis from no queue that could be published to.
+    # A fanout exchange copies each message to all its consumers. Over Redis there is no queue to publish to.
     return kind == "direct" and binding == routing_key

@@ -1,4 +1,4 @@
-"""A tick: one due time of one schedule entry, as the message that beat sends for it carries it."""
+"""Ticks in message headers: the due times of schedule entries for which beat sends messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = [
 
 #: The message's header. Celery copies it into the task's own retries, which are for the same tick.
 HEADER: Final = "dlock_tick"
-#: The header by which Celery's beat, from 5.7 on, marks whatever it sends.
-_BEATS: Final = "celery_beat_task"
+#: The header with which Celery's beat, from 5.7 on, marks every message that it sends.
+_BEAT_HEADER: Final = "celery_beat_task"
 
 
 class Tick(NamedTuple):
@@ -36,18 +36,21 @@ class Tick(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What tells this tick from all others of its lock name; an entry's name never becomes part of a key."""
+        """The digest that identifies this tick among all ticks of its lock name. It hides the entry's name."""
         text = f"{round(self.due * 1e6)}:{self.entry}"
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def header_for(task: str, entry: str, due: float) -> dict[str, dict[str, Any]]:
-    """The header of a message that is sent for a tick. A body may hand its headers on, so it names its task."""
+    """Return the header of a message that is sent for a tick.
+
+    It names the task, because a body may publish other tasks with its own headers.
+    """
     return {HEADER: {"task": task, "entry": entry, "due": due}}
 
 
 def tick_of(task: str, headers: Mapping[str, Any] | None, now: float) -> Tick | None:
-    """The tick for which a message was sent; None where it was sent for none, or for one of another task.
+    """Return the tick for which a message was sent; None if there is none, or if it is another task's.
 
     Args:
         task: The task's name.
@@ -55,33 +58,33 @@ def tick_of(task: str, headers: Mapping[str, Any] | None, now: float) -> Tick | 
         now: Seconds since the epoch by the worker's clock.
 
     Raises:
-        InvalidTick: The header was not made by a :class:`~celery_dlock.beat.TickScheduler`, or its tick lies ahead.
+        InvalidTick: A :class:`~celery_dlock.beat.TickScheduler` did not make the header, or its tick is in the future.
     """
     header = (headers or {}).get(HEADER)
     if header is None:
         return None
-    # Whoever may publish chooses what stands there, so the values are not shown.
+    # Any publisher can write this header, so errors must not show its values.
     if not isinstance(header, Mapping) or not isinstance(header.get("task"), str):
-        raise _invalid(task, "it was not made by celery_dlock.beat")
+        raise _invalid(task, "expected the header that celery_dlock.beat makes; start beat with its scheduler")
     if header["task"] != task:
         return None
     entry, due = header.get("entry"), header.get("due")
     if not isinstance(entry, str) or not entry:
-        raise _invalid(task, "'entry' is not the name of a schedule entry")
+        raise _invalid(task, "expected the name of a schedule entry as 'entry'")
     if not isinstance(due, int | float) or isinstance(due, bool) or not due > 0:  # NaN is not greater either
-        raise _invalid(task, "'due' is not a number of seconds since the epoch")
+        raise _invalid(task, "expected seconds since the epoch as 'due'")
     if due > now + SKEW:
         raise _invalid(
-            task, f"'due' is more than {SKEW:g} s ahead of this worker's clock; allowed: clocks that differ by less"
+            task, f"'due' is more than {SKEW:g} s ahead of this worker's clock; expected clocks that differ by less"
         )
     return Tick(entry, float(due))
 
 
 def unstamped(headers: Mapping[str, Any] | None) -> bool:
-    """Was the message sent by a beat that stamps none? It is for a tick then, and nobody can tell for which."""
+    """Return whether beat sent the message for a tick but without the tick's header, so the tick is unknown."""
     headers = headers or {}
-    return headers.get(_BEATS) is True and HEADER not in headers
+    return headers.get(_BEAT_HEADER) is True and HEADER not in headers
 
 
-def _invalid(task: str, why: str) -> InvalidTick:
-    return InvalidTick(f"task {task!r}: the header {HEADER!r} is not allowed: {why}")
+def _invalid(task: str, reason: str) -> InvalidTick:
+    return InvalidTick(f"task {task!r}: invalid header {HEADER!r}: {reason}")

@@ -91,7 +91,7 @@ class Execution(Run):
             self._check_misfire(name)
         finally:
             if self.delivery is not None and self.delivery.number:
-                self.runtime.arrivals.note(self.delivery.number, self.rank_us or 0)
+                self.runtime.arrivals.record(self.delivery.number, self.rank_us or 0)
 
     def body(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the body's value, or ``skip_value`` if this run skips its body."""
@@ -304,7 +304,7 @@ class Execution(Run):
         """Wait until the message received before this one has its rank. Else a faster child would overtake it."""
         clock = self.runtime.clock
         end = clock.monotonic() + PREDECESSOR_WAIT
-        while not self.runtime.arrivals.has(predecessor) and clock.monotonic() < end:
+        while not self.runtime.arrivals.has_recorded(predecessor) and clock.monotonic() < end:
             time.sleep(PREDECESSOR_POLL)
 
     def _conflict_context(self, *, waited: bool, parking: bool) -> ConflictContext:

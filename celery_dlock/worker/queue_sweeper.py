@@ -293,7 +293,7 @@ class QueueSweeper:
     def _send_held_acks(self) -> None:
         for _ in range(len(self._unacknowledged)):
             request = self._unacknowledged.popleft()
-            if self._runtime.arrivals.has(request.dlock_number):
+            if self._runtime.arrivals.has_recorded(request.dlock_number):
                 self._soon(request.dlock_acknowledge)
             elif not request.acknowledged:
                 self._unacknowledged.append(request)

@@ -16,7 +16,7 @@ from celery.worker import state
 from celery.worker.state import task_ready
 
 from ..keys.key_spec import LockName
-from ..messaging.delayed_delivery import DEATHS, DELIVERY, without_deaths
+from ..messaging.delayed_delivery import DEATHS, DELIVERY_EXCHANGE, without_deaths
 from ..messaging.message import HEADER, PROPERTY, RepublishHeader
 from ..messaging.message_times import seconds_until
 from ..messaging.results import stored_failure
@@ -149,7 +149,7 @@ class SingletonRequest(AckTrackingRequest):
             elif cleaned[name] is not headers[name]:
                 request[name] = cleaned[name]
         info = request["delivery_info"]
-        if self._dlock_copied and queue and info.get("exchange") == DELIVERY:
+        if self._dlock_copied and queue and info.get("exchange") == DELIVERY_EXCHANGE:
             request["delivery_info"] = {**info, "exchange": "", "routing_key": queue}
         return cleaned
 

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_dlock.messaging.delayed_delivery import detour, without_deaths
+from celery_dlock.messaging.delayed_delivery import delay_route, without_deaths
 
 
 @pytest.fixture
@@ -20,31 +20,31 @@ def app() -> Celery:
 
 @pytest.mark.core
 def test_delay_over_quorum_queues_is_rounded_up_to_seconds(app: Celery) -> None:
-    way = detour(app, "celery", 2.1)
-    assert way is not None
-    bits, _, word = way.routing_key.rpartition(".")
+    route = delay_route(app, "celery", 2.1)
+    assert route is not None
+    bits, _, word = route.routing_key.rpartition(".")
     assert int(bits.replace(".", ""), 2) == 3
-    assert (way.exchange, way.binding) == ("celery_delayed_27", f"#.{word}")
+    assert (route.exchange, route.binding) == ("celery_delayed_27", f"#.{word}")
 
 
 def test_delay_of_two_queues_has_two_bindings(app: Celery) -> None:
-    ways = [detour(app, name, 2) for name in ("a.b", "b", "x" * 250)]
-    assert len({way and way.binding for way in ways}) == 3
-    assert all(way and len(way.routing_key) < 255 for way in ways)
+    routes = [delay_route(app, name, 2) for name in ("a.b", "b", "x" * 250)]
+    assert len({route and route.binding for route in routes}) == 3
+    assert all(route and len(route.routing_key) < 255 for route in routes)
 
 
 def test_delay_of_years_is_the_longest_that_the_broker_knows(app: Celery) -> None:
-    way = detour(app, "celery", 1e12)
-    assert way is not None
-    assert way.routing_key.startswith("1." * 28)
+    route = delay_route(app, "celery", 1e12)
+    assert route is not None
+    assert route.routing_key.startswith("1." * 28)
 
 
 def test_delay_below_a_second_is_left_to_the_worker(app: Celery) -> None:
-    assert detour(app, "celery", 0.9) is None
+    assert delay_route(app, "celery", 0.9) is None
 
 
 def test_delay_over_classic_queues_is_left_to_the_worker() -> None:
-    assert detour(Celery("a", broker="amqp://", set_as_current=False), "celery", 30) is None
+    assert delay_route(Celery("a", broker="amqp://", set_as_current=False), "celery", 30) is None
 
 
 DELAYED: dict[str, Any] = {
