@@ -1,7 +1,8 @@
 """Every exception of celery-dlock.
 
-Losing a race is a value, not one of these. Each class takes its state as positional arguments of plain types,
-because Celery moves exceptions between processes by pickle and through result backends by JSON.
+A lock that another owner holds is a value, not an exception, unless the caller asked for one. Each class takes its
+state as positional arguments of plain types: Celery sends exceptions between processes by pickle, and to result
+backends as JSON.
 """
 
 from __future__ import annotations
@@ -30,34 +31,34 @@ __all__ = [
 
 
 class DLockError(Exception):
-    """Root of every error that celery-dlock raises."""
+    """The base class of every error that celery-dlock raises."""
 
 
 class InvalidLockOptions(DLockError, ValueError):
-    """An option or setting has a value that is not allowed; correct it where the task or the app is defined."""
+    """An option or setting has an invalid value. Correct it where the task or the app is defined."""
 
 
 class NoLockStore(InvalidLockOptions):
-    """There is no Redis to keep locks in: ``dlock_url`` is not set, and neither broker nor result backend is one."""
+    """No Redis server to keep locks in: set ``dlock_url``. Neither the broker nor the result backend is Redis."""
 
 
 class InvalidTick(DLockError, ValueError):
-    """A message's stamp (``once_per="tick"``) is not our scheduler's, or its clock is far ahead; nothing was run."""
+    """The due time in a message (``once_per="tick"``) is malformed, or far in the future. The task did not run."""
 
 
 class LockKeyError(DLockError, ValueError):
-    """No lock name can be made for a call: its arguments do not bind, or a value has no stable form."""
+    """A call has no lock name: its arguments do not fit the signature, or a value has no stable form."""
 
 
 class CallNotRun(DLockError):
-    """Another run, or a call that came first, is why this one did nothing.
+    """The base class of errors for a call that did not run because of another call.
 
     Args:
-        message: Who that is, where and since when, for people.
-        name: The lock name; None, like the others below, where it does not apply.
-        task_id: Its task's id, if it is a task.
-        node: The node name of its worker or host.
-        since: Since when, in seconds since the epoch by the store's clock.
+        message: The other call, its worker and its start, as text for people.
+        name: The lock name. This and the following arguments are None if they are unknown.
+        task_id: The task id of the other call, if it is a task.
+        node: The node name of the other call's worker, or its host name.
+        since: The start of the other call, in seconds since the epoch by the store's clock.
     """
 
     def __init__(
@@ -83,30 +84,30 @@ class CallNotRun(DLockError):
 
 
 class LockHeld(CallNotRun):
-    """The lock is held by another, since it took it; nothing was run."""
+    """Another owner holds the lock. The call did not run."""
 
 
 class NameUsed(CallNotRun):
-    """An earlier run has succeeded, ``once_per`` is not over and ``on_used`` is ``"raise"``; nothing was run."""
+    """An earlier run succeeded within ``once_per``, and ``on_used`` is ``"raise"``. The call did not run."""
 
 
 class UnknownOutcome(CallNotRun):
-    """An earlier run died after it began, nobody knows how far it came, and ``after_crash`` is ``"hold"``.
+    """The process of an earlier run died in its body, and ``after_crash`` is ``"hold"``. The call did not run.
 
-    Nothing was run, and nothing will be until somebody says which it was: ``task.resolve(..., sent=True)`` or
-    ``sent=False``; or the mark's time is over.
+    No call of this lock name runs until an operator calls ``task.resolve(<arguments>, sent=True)`` or ``sent=False``,
+    or until the run mark expires.
     """
 
 
 class LockLost(DLockError):
-    """The lease is over although the work is not: another may hold the lock now, so stop writing."""
+    """The lease ended before the work. Stop writing: another owner may hold the lock now."""
 
     def __init__(self, message: str = "the lease of the running task is over: another may run now") -> None:
         super().__init__(message)
 
 
 class NotHeld(DLockError):
-    """A lock was released by an owner that does not hold it."""
+    """An owner released a lock that it does not hold."""
 
 
 class Unpublishable(DLockError):
@@ -114,23 +115,23 @@ class Unpublishable(DLockError):
 
 
 class StoreUnavailable(DLockError):
-    """The store did not carry out a command; whether the lock is held is unchanged."""
+    """The store did not carry out a command. The lock is in the same state as before."""
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered, and refused a command: a wrong password, no right to it, no memory, a foreign key."""
+    """The store refused a command: wrong password, missing permission, no memory, or a key of another program."""
 
 
 class StoreNotReady(StoreUnavailable):
-    """The store answered that it cannot yet: it loads its data, is busy, is a replica; later it will."""
+    """The store cannot carry out commands yet: it loads its data, runs a long script, or is a replica. Retry later."""
 
 
 class StoreQuarantined(StoreNotReady):
-    """The store grants nothing new until the leases that it may have lost are over.
+    """The store grants no new leases until those that it may have lost have expired.
 
     Args:
-        message: Why, and for how long, for people.
-        seconds: For how long.
+        message: The reason and the remaining time, as text for people.
+        seconds: The remaining time in seconds.
     """
 
     def __init__(self, message: str = "", seconds: float = 0.0) -> None:
@@ -143,12 +144,12 @@ class StoreQuarantined(StoreNotReady):
 
 
 class NotConfirmed(StoreNotReady):
-    """The primary carried a command out, and too few others confirmed it (``durability``): it is to be taken back."""
+    """The primary carried out a command, but too few other servers confirmed it (``durability``). It is rolled back."""
 
 
 class ReplyLost(StoreUnavailable):
-    """A command was sent and its answer never came: it may have been carried out."""
+    """The connection was lost before the reply to a command. The store may have carried out the command."""
 
 
 class ReplyTimeout(ReplyLost):
-    """... and did not come in time, on a connection that still stands: to ask again at once may cost as long again."""
+    """The command timed out while the connection stayed open. Retrying at once may take as long again."""

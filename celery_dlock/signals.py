@@ -1,8 +1,11 @@
-"""Celery signals and monitor events, fed by our events.
+"""Celery signals and monitor events, made from the events of :mod:`.locking.events`.
 
-Receivers get ``sender`` (the task, or None for a ``Lock`` outside any task) and ``event``. They run where the fact was
-found: in the pool child, or, for a lease that was lost, in the worker's main process too. Monitor events are named
-``dlock-…``: one that began with ``task-`` would change the task's state in every monitor.
+A receiver gets ``sender`` (the task, or None for a ``Lock`` outside of tasks) and ``event``. It runs in the process
+that found the fact: the pool child, or for a lost lease also the worker's main process. Monitor events are named
+``dlock-<kind>``, because an event named ``task-...`` would change the task's state in every monitor.
+
+A new kind of event needs an entry in ``Kind`` (:mod:`.locking.events`), a signal here, and a caller of
+``Listeners.tell``. Its monitor event follows from the kind.
 """
 
 from __future__ import annotations
@@ -30,21 +33,21 @@ __all__ = [
 
 _ARGS: Final = ["event"]
 
-#: A lock was taken.
+#: A lock was acquired.
 lock_acquired = Signal(name="lock_acquired", providing_args=_ARGS)
-#: A lock was held by another; ``event.reason`` says by whom, and the policy what came of it.
+#: Another owner holds the lock; ``event.reason`` names it. The policy decides what the call does.
 lock_refused = Signal(name="lock_refused", providing_args=_ARGS)
-#: A lock was given back.
+#: A lock was released.
 lock_released = Signal(name="lock_released", providing_args=_ARGS)
-#: A lease ended before its holder had released it: another may run beside it.
+#: A lease ended before its holder released it: another call may run at the same time.
 lock_lost = Signal(name="lock_lost", providing_args=_ARGS)
-#: A task was ended without being run.
+#: A call ended without running its body.
 lock_skipped = Signal(name="lock_skipped", providing_args=_ARGS)
-#: A task was parked until its turn comes.
+#: A call was parked in the queue until it gets the lock.
 lock_queued = Signal(name="lock_queued", providing_args=_ARGS)
-#: A body runs without its lock, because the store did not give it (``on_store_error="run"``).
+#: A body runs without its lock, because the store is unavailable (``on_store_error="run"``).
 lock_bypassed = Signal(name="lock_bypassed", providing_args=_ARGS)
-#: A tick came too late and is not run (``misfire_grace``); it is told of as skipped, too.
+#: A tick came too late and does not run (``misfire_grace``). ``lock_skipped`` is sent for it, too.
 lock_misfired = Signal(name="lock_misfired", providing_args=_ARGS)
 
 _SIGNALS: Final[dict[Kind, Signal]] = {
@@ -60,20 +63,20 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
 
 
 class Watched(Protocol):
-    """Knows under which name the worker sends monitor events."""
+    """The worker, as far as monitor events need it."""
 
     def monitored_as(self) -> str | None:
-        """Return the worker's name; None while it sends no events."""
+        """Return the name under which the worker sends events; None while it sends none."""
         ...
 
 
 def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:
-    """Make signals, and monitor events while anybody watches, of what ``listeners`` are told.
+    """Send signals, and monitor events while the worker sends events, for each event of ``listeners``.
 
     Args:
-        listeners: What to hear.
-        app: Whose broker carries the events.
-        watched: Knows whether anybody watches.
+        listeners: The source of the events.
+        app: The app whose broker carries the monitor events.
+        watched: The worker.
     """
 
     def signal(event: Event) -> None:

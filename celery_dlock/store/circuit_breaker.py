@@ -1,4 +1,7 @@
-"""One dead store costs a worker one timeout, and not one for each task: the others are told at once."""
+"""The circuit breaker: after a timeout, calls fail at once for a while. A dead store costs one timeout, not one per task.
+
+Pattern: M. Nygard, *Release It!*, "Circuit Breaker".
+"""
 
 from __future__ import annotations
 
@@ -13,65 +16,68 @@ __all__ = ["PARTS", "CircuitBreaker", "shared_words"]
 
 T = TypeVar("T")
 
-#: Parts of a store that fail apart from one another; a single server has one. Far more than there are servers, because
-#: they are numbered by a hash, and two whose numbers agree by this count as one.
+#: The number of shards that can fail independently; a single server is one shard. Shards are numbered by a hash, and
+#: two with the same remainder share a state, so this is far more than there are servers.
 PARTS: Final = 4096
-#: Of each part: when it last failed to answer, and from when on it may be asked again; the first is 0 while it answers.
+#: The two words of a shard: the time of its last timeout (0: it answers), and the time of the next attempt.
 _FAILED, _NEXT = range(2)
 _WORDS: Final = 2
 _NS: Final = 1e9
-#: A connection that fails sooner costs so little that nothing is gained by not asking: a server is being restarted.
+#: A connection that fails sooner than this costs too little to be worth skipping: a server is being restarted.
 _QUICK: Final = round(0.1 * _NS)
 _NEVER: Final = 1 << 62
 
 
 class SharedWords(Protocol):
-    """Whole numbers by their places."""
+    """An array of whole numbers."""
 
     def __getitem__(self, place: int, /) -> int: ...
     def __setitem__(self, place: int, number: int, /) -> None: ...
 
 
 def shared_words() -> SharedWords:
-    """The state of a breaker, in memory that this process shares with all that it forks from now on."""
+    """Return the state of a breaker, in memory shared with every process that is forked from now on."""
     # The view keeps the memory alive.
     return memoryview(mmap.mmap(-1, PARTS * _WORDS * 8)).cast("Q")
 
 
 class CircuitBreaker:
-    """Closed while the store answers; open, once it did not, for a rest; then half-open: one asker tries it.
+    """A circuit breaker for each shard of a store.
 
-    It may be used in any number of threads, greenlets and processes at once, and none of them can leave it stuck: whole
-    words are stored, and there is no lock. So two may happen to try at the same instant; that costs one more timeout.
+    Closed while the shard answers. A timeout opens it for ``rest`` seconds. Then it is half-open: one call tries the
+    shard, and its result closes or opens the breaker.
+
+    Threads, greenlets and processes may share it. There is no lock that a dead process could hold: each word is stored
+    whole. So two calls may try the shard at the same moment, which costs one more timeout.
 
     Args:
-        words: Its state, two whole numbers for each part of the store.
-        clock: Monotonic, and the same in all processes that share the state.
-        rest: Seconds that a store which did not answer is not asked; 0: it is always asked.
-        timeout: Seconds that a command may take. After twice as long, one who tries the store and has said nothing is
-            given up, and the next one may try.
+        words: The state, two whole numbers for each shard.
+        clock: The clock; monotonic, and the same in all processes that share the state.
+        rest: Seconds for which a shard is skipped after a timeout; 0: never skip it.
+        timeout: Seconds that a command may take. If a call that tries a half-open shard does not end within twice this
+            time, another call may try it.
     """
 
     def __init__(self, words: SharedWords, clock: Clock, rest: float, timeout: float) -> None:
         self._words = words
         self._clock = clock
         self._rest = round(rest * _NS)
-        self._patience = round(2 * timeout * _NS)
-        # From which cost on a failure opens it. Other errors mean that the server answered, or that it cut a connection
-        # and may take the next one. Who asked for an answer in a much shorter time has learnt nothing of the store.
+        self._trial_ns = round(2 * timeout * _NS)
+        # A failure opens the breaker if it took at least this long. A sooner timeout was a shorter limit of the caller.
+        # Other errors do not open it: the server answered, or closed a connection and may accept the next one.
         half = round(timeout / 2 * _NS)
         self._costs = {ReplyTimeout: half, StoreUnavailable: min(_QUICK, half)}
 
     @property
     def open(self) -> bool:
-        """The store did not answer, and has not answered since."""
+        """Whether the first shard has not answered since its last timeout."""
         return bool(self._words[_FAILED])
 
     def before_call(self, part: int = 0) -> None:
-        """Called by who is about to ask this part of the store, and can do something else instead.
+        """Raise if the breaker is open. Call this before a command that the caller can do without.
 
         Raises:
-            StoreUnavailable: The store was just found not to answer.
+            StoreUnavailable: The shard timed out a moment ago, so it was not asked.
         """
         base = part % PARTS * _WORDS
         failed = self._words[base + _FAILED]
@@ -81,10 +87,10 @@ class CircuitBreaker:
         if now < self._words[base + _NEXT]:
             ago = (now - failed) / _NS
             raise StoreUnavailable(f"the lock store was not asked: it did not answer {ago:.1f} s ago")
-        self._words[base + _NEXT] = now + self._patience
+        self._words[base + _NEXT] = now + self._trial_ns
 
     def call(self, call: Callable[..., T], *words: Any, part: int = 0) -> T:
-        """What ``call`` answers; what that says of this part of the store is noted."""
+        """Return the result of ``call``, and record whether the shard answered."""
         began = self._clock.monotonic()
         try:
             answer = call(*words)
