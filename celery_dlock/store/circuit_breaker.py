@@ -1,4 +1,4 @@
-"""The circuit breaker: after a timeout, calls fail at once for a while. A dead store costs one timeout, not one per task.
+"""The circuit breaker: after a timeout, calls fail at once for a while. A dead store costs one timeout, not one a task.
 
 Pattern: M. Nygard, *Release It!*, "Circuit Breaker".
 """
