@@ -31,30 +31,29 @@ SETTINGS: Final = {
         "none",
         "Options that a URL cannot carry: ``master_name``, ``sentinel_kwargs``, ``credential_provider``, ``ssl``.",
     ),
-    "dlock_prefix": Setting("``dlock``", "The start of every key. It has no braces or spaces."),
+    "dlock_prefix": Setting("``dlock``", "The start of every key, without braces and spaces."),
     "dlock_ttl": Setting("30", "The ttl in seconds of tasks and locks that set none; at least 1."),
     "dlock_durability": Setting(
         "``primary``", "The ``durability`` of tasks and locks that set none: what must confirm each write of a lock."
     ),
-    "dlock_enabled": Setting("``True``", "If it is ``False``, no call takes a lock and no store is needed. For tests."),
+    "dlock_enabled": Setting("``True``", "For tests: if it is ``False``, no call takes a lock and no store is needed."),
     "dlock_call_options": Setting(
         "``bounded``",
-        "The options that a message may choose for its call. ``bounded``: every option, within bounds set by the "
-        "task's own options. ``all``: every option with any value. A list of options: only these.",
+        "The options that a message may choose: ``bounded`` (any, within bounds set by the task), ``all`` (any, "
+        "with any value), or a list of options.",
     ),
     "dlock_timeout": Setting(
         "3",
-        "Seconds that connecting to the store may take, and then each command; 0.05 to 60. Renewals have shorter "
-        "limits of their own, so that a lost lease is noticed in time.",
+        "Seconds that connecting to the store may take, and then each command; 0.05 to 60 (less for renewals).",
     ),
     "dlock_rest": Setting(
         "2",
-        "Seconds for which a worker skips a store that timed out (circuit breaker); 0 to 60. With 0, every task tries.",
+        "Seconds for which a worker skips a store that timed out (circuit breaker), 0 to 60; with 0 every task tries.",
     ),
     "dlock_failover_quarantine": Setting(
         "0: off",
-        "Seconds for which a server grants nothing new after it was started, emptied or promoted. Use the longest ttl, "
-        "and the same value in all workers.",
+        "Seconds for which a server grants nothing new after it was started, emptied or promoted; the longest ttl, "
+        "the same in all workers.",
     ),
     "dlock_restart_delay": Setting(
         "the longest ttl of the app's tasks, at least ``dlock_ttl``",
@@ -62,15 +61,15 @@ SETTINGS: Final = {
     ),
     "dlock_turn": Setting(
         "60",
-        "Grant timeout under ``queue``: seconds that a published message has to start; at least 1. It doubles with "
-        "each failed grant.",
+        "Grant timeout under ``queue``: seconds that a published message has to start, doubled with each failed "
+        "grant; at least 1.",
     ),
     "dlock_turn_tries": Setting(
-        "5", "Failed grants after which a parked message becomes a dead letter; at least 1. Under ``queue``."
+        "5", "Failed grants under ``queue`` after which a parked message becomes a dead letter; at least 1."
     ),
     "dlock_broker": Setting(
         "the broker's URL without user, password and options",
-        "The broker's name in parked messages, under ``queue``. Any text, the same in all apps of one broker.",
+        "The broker's name in parked messages under ``queue``: any text, the same in all apps of one broker.",
     ),
 }
 """The settings by name."""

@@ -73,9 +73,9 @@ class LockOptions:
     ttl: Seconds = DEFAULT_TTL
     """The time that the lock outlives its last renewal; at least 1 s.
 
-    The worker renews the lease when a third of it has passed, so it does not limit the body. It is the time for which
-    the lock of a dead host stays taken. A long ttl survives longer stalls of the process or the store. Default: the
-    setting ``dlock_ttl``, which is 30 s.
+    The worker renews the lease when a third of the ttl has passed, so the ttl does not limit the body. It is the time
+    for which the lock of a dead host stays taken. A long ttl survives longer stalls of the process or the store. If it
+    is not set, the setting ``dlock_ttl`` applies, which is 30 s by default.
     """
 
     min_hold: Seconds = 0.0
@@ -96,7 +96,7 @@ class LockOptions:
     keep_on_retry: bool = False
     """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
 
-    With ``True``, no other call can run in between, also if ``autoretry_for`` causes the retry. The retry takes the
+    With ``True``, no other call can run before the retry, also if ``autoretry_for`` causes it. The retry takes the
     lock with a new fencing token. If the retry never comes, the lock expires after its countdown and one ``ttl``, or
     after the rest of ``min_hold`` if that is longer.
     """
@@ -123,7 +123,8 @@ class LockOptions:
     retry_delay: Seconds = 1.0
     """The delay before the first retry of a call whose lock is held; at least 0.01 s.
 
-    The n-th delay is ``retry_delay * 2**n``, at most ``retry_delay_max``, times a random number from 0.5 to 1.
+    Each further delay is twice as long, at most ``retry_delay_max``. Each delay is multiplied by a random number from
+    0.5 to 1.
     """
 
     retry_delay_max: Seconds = 60.0
@@ -185,8 +186,8 @@ class LockOptions:
     queued_ttl: Seconds = 3600.0
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
-    It counts from the ETA of the call. It limits how long a lost message blocks its name: one that was purged, or never
-    published because its publisher died. ``once_per`` must not be shorter. Requires ``unique='queued'`` or
+    It counts from the ETA of the call. It limits how long a lost message blocks its name: a message that was purged, or
+    never published because its publisher died. ``once_per`` must not be shorter. Requires ``unique='queued'`` or
     ``unique='queued+running'``.
     """
 
@@ -195,8 +196,8 @@ class LockOptions:
 
     A call of a used name does not run, whatever ``on_conflict`` says. The time counts from the release: 0.001 s to ten
     years, or ``"forever"``, which is ten years. A failure, a retry or an ``Ignore`` leaves the name free. With
-    ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. Other
-    calls then run as with ``None``, which switches the option off.
+    ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. Calls
+    that no such scheduler sent run as with ``None``. ``None`` switches the option off.
     """
 
     on_used: str = "skip"
@@ -214,8 +215,8 @@ class LockOptions:
     """The treatment of the next call after the process of a body died and its outcome is unknown.
 
     - ``"run"``: the call runs (at least once), with ``lease.after_crash`` and the same ``lease.idempotency_key``.
-    - ``"hold"``: calls end FAILURE with :class:`UnknownOutcome` (at most once), until ``task.resolve()`` is called or
-      the time of ``once_per`` has passed.
+    - ``"hold"``: calls end FAILURE with :class:`UnknownOutcome` (at most once), until ``task.resolve()`` is called.
+      Without it, that lasts for ``max_hold`` (24 h if not set) and ``once_per``, counted from the start of the body.
 
     Requires ``once_per``.
     """
@@ -259,8 +260,8 @@ class LockOptions:
     - ``{"fsync": n, "timeout": s}``: and its disk and the disks of n replicas. Needs a ``ttl`` of at least 15 s.
 
     ``n`` is 1 to 1000. ``timeout`` is optional: 0.001 to 30 s, at most half of ``dlock_timeout``; 0.5 s by default, and
-    1.5 s for disks. If a write is not confirmed in time, the lock is released and ``on_store_error`` applies. Default:
-    the setting ``dlock_durability``, which is ``"primary"``.
+    1.5 s for disks. If a write is not confirmed in time, the lock is released and ``on_store_error`` applies. ``None``
+    uses the setting ``dlock_durability``, which is ``"primary"`` by default.
     """
 
     if not TYPE_CHECKING:
