@@ -64,9 +64,9 @@ def _topology(place: StoreLocation, timeout: float, names: dict[str, str] | None
         if names is None:
             return ConnectionPool(door, timeout=timeout)
 
-        from .redlock.endpoint import MemberDoor  # noqa: PLC0415  # as above
+        from .redlock.endpoint import MemberEndpoint  # noqa: PLC0415  # as above
 
-        return ConnectionPool(MemberDoor(door, place.shown, names), timeout=timeout)
+        return ConnectionPool(MemberEndpoint(door, place.shown, names), timeout=timeout)
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InvalidLockOptions):
             raise

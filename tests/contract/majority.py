@@ -53,6 +53,6 @@ class Settled:
             try:
                 return verb(*words, **options)
             finally:
-                eventually(lambda: not self._store._nodes.busy, every=0.001)
+                eventually(lambda: not self._store._quorum.busy, every=0.001)
 
         return say

@@ -1,4 +1,4 @@
-"""How a connection to one server of a Redlock is made: only to a server that no other of its names leads to."""
+"""The endpoint of one server of a Redlock. It refuses a server that another name of the same Redlock leads to."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from ...errors import StoreNotReady, StoreRefused
 from ..redis.endpoint import Endpoint
 from ..redis.server_errors import error_from_reply
 
-__all__ = ["MemberDoor", "SameServer"]
+__all__ = ["MemberEndpoint", "SameServer"]
 
-#: A server has another one after each start.
+#: A server has a new run id after each start.
 _RUN_ID: Final = re.compile(rb"run_id:(\w+)")
 
 
 class SameServer(StoreRefused):
-    """The server is known under another name of the same Redlock: it must not vote twice."""
+    """The server has another name in the same Redlock. It must not vote twice."""
 
 
-class MemberDoor:
-    """A door that asks each server which one it is.
+class MemberEndpoint:
+    """An endpoint that checks the run id of the server behind each new connection.
 
-    A name may lead to another server later: by DNS, a load balancer, an address that is given again. So every new
+    A name may lead to another server later, because of DNS, a load balancer or a reused address. So every new
     connection is checked, and not only the first.
 
     Args:
-        door: To the address.
-        name: Of the server, as it is shown to people.
-        names: By the ``run_id`` of each server the name that has it; shared by all members of one Redlock. Its single
-            steps are atomic, as several threads make connections at once.
+        endpoint: Makes the connections.
+        name: Name of the server, as logs and errors show it.
+        names: Name of each server by its ``run_id``, shared by all members of one Redlock. Several threads open
+            connections at the same time; each step on the dict is atomic.
     """
 
-    def __init__(self, door: Endpoint, name: str, names: dict[str, str]) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, name: str, names: dict[str, str]) -> None:
+        self._endpoint = endpoint
         self._name = name
         self._names = names
-        self._server = ""
-        #: How often the name led to another server; connections to an earlier one are not used any more.
-        self._moves = 0
+        self._run_id = ""
+        #: How often the name has led to another server. Connections to an earlier server are not used any more.
+        self._changes = 0
 
     def address(self) -> object:
-        return self._moves, self._door.address()
+        return self._changes, self._endpoint.address()
 
     def failover_epoch(self) -> int:
-        return self._door.failover_epoch()
+        return self._endpoint.failover_epoch()
 
     def invalidate(self) -> None:
-        self._door.invalidate()
+        self._endpoint.invalidate()
 
     def connection(self, seconds: float) -> Connection:
-        return self._door.connection(seconds)
+        return self._endpoint.connection(seconds)
 
     def check(self, connection: Connection) -> None:
-        self._door.check(connection)
+        self._endpoint.check(connection)
         connection.send_command("INFO", "server")  # type: ignore[no-untyped-call]  # redis-py has no types here
         try:
-            told: Any = connection.read_response()
+            info: Any = connection.read_response()
         except ResponseError as error:
             if isinstance(later := error_from_reply(str(error)), StoreNotReady):
-                raise later from error  # it can tell once its script or its loading is over
-            return  # the right for it may be missing: then its address is all that is known of it
-        found = _RUN_ID.search(told.encode() if isinstance(told, str) else told)
+                raise later from error  # the server can answer when its script or its loading has ended
+            return  # the permission for INFO may be missing: then only the address identifies the server
+        found = _RUN_ID.search(info.encode() if isinstance(info, str) else info)
         if not found:
             return
-        server = found[1].decode()
-        if self._server not in ("", server):
-            self._leave()
-        other = self._names.setdefault(server, self._name)
+        run_id = found[1].decode()
+        if self._run_id not in ("", run_id):
+            self._forget_server()
+        other = self._names.setdefault(run_id, self._name)
         if other != self._name:
             first, second = sorted((other, self._name))
             same = f"{first} and {second} are the same server"
-            raise SameServer(f"the lock store refused: {same}, and each has to be one of its own")
-        self._server = server
+            raise SameServer(f"the lock store refused: {same}, and each must be a separate one")
+        self._run_id = run_id
 
-    def _leave(self) -> None:
-        """Give up the server to which the name led before: another name may lead there now."""
-        self._moves += 1
-        server, self._server = self._server, ""
-        if self._names.get(server) == self._name:
-            self._names.pop(server, None)
+    def _forget_server(self) -> None:
+        """Free the run id of the server that the name led to before: another name may lead there now."""
+        self._changes += 1
+        run_id, self._run_id = self._run_id, ""
+        if self._names.get(run_id) == self._name:
+            self._names.pop(run_id, None)

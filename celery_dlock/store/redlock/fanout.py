@@ -1,7 +1,7 @@
-"""Calls that are made at once, each in a thread of its own; whoever asked goes on when it has heard enough.
+"""Concurrent calls, each in its own thread. The caller goes on as soon as it has enough replies.
 
-The threads are those of the caller's world: real ones, and under gevent and eventlet greenlets of the caller's hub,
-which alone may use its sockets. In the keeper's real thread they are greenlets of a hub of its own.
+Under gevent and eventlet the threads are greenlets of the caller's hub, because only that hub may use its sockets. In
+the watchdog's native thread they are greenlets of that thread's own hub.
 """
 
 from __future__ import annotations
@@ -13,145 +13,146 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ...utils import threads as native
+from ...utils import threads
 
 __all__ = ["FanOut", "PendingReplies"]
 
-#: Seconds after which a thread that has nothing to do ends.
+#: Seconds after which an idle thread ends.
 IDLE: Final = 5.0
 
 
 class PendingReplies:
-    """The answers to one question, by who gave them, as they come. It is waited for by one thread."""
+    """The replies to one concurrent call, by the server's index, as they arrive. One thread waits for them."""
 
     def __init__(self) -> None:
-        self._told: collections.deque[tuple[int, Any]] = collections.deque()
-        self._bell = _bell()
-        self._answers: dict[int, Any] = {}
-        #: Whoever asked has gone on, and what was done by those who come later is to be undone.
+        self._arrived: collections.deque[tuple[int, Any]] = collections.deque()
+        self._signal = _new_signal()
+        self._replies: dict[int, Any] = {}
+        #: The vote was lost and its caller waits no longer. A server that acquires later has to release.
         self.lost = False
-        #: Whoever asked has gone on.
+        #: The caller waits no longer.
         self.over = False
 
-    def tell(self, place: int, answer: Any) -> None:
-        self._told.append((place, answer))
-        _ring(self._bell)
+    def put(self, index: int, reply: Any) -> None:
+        self._arrived.append((index, reply))
+        _send(self._signal)
 
-    def forget(self, places: Iterable[int]) -> None:
-        """They are asked after all."""
-        for place in places:
-            self._answers.pop(place, None)
+    def forget(self, indexes: Iterable[int]) -> None:
+        """Drop the replies of these servers, because they are called after all."""
+        for index in indexes:
+            self._replies.pop(index, None)
 
-    def heard(self) -> Mapping[int, Any]:
-        """The answers that have come."""
-        while self._told:
-            place, answer = self._told.popleft()
-            self._answers[place] = answer
-        return self._answers
+    def received(self) -> Mapping[int, Any]:
+        """Return the replies that have arrived."""
+        while self._arrived:
+            index, reply = self._arrived.popleft()
+            self._replies[index] = reply
+        return self._replies
 
     def wait(self, seconds: Callable[[Mapping[int, Any]], float]) -> Mapping[int, Any]:
-        """The answers, once ``seconds``, called with those that have come, says that none more are waited for.
+        """Wait for replies as long as ``seconds`` allows, and return them.
 
         Args:
-            seconds: How long the next one is to be waited for; 0 or less: no longer.
+            seconds: Returns how long to wait for the next reply, given the earlier ones. 0 or less ends the wait.
         """
-        while (left := seconds(self.heard())) > 0:
-            self._bell.acquire(True, left)  # noqa: FBT003  # by place: gevent's and eventlet's have other names
-        return self._answers
+        while (left := seconds(self.received())) > 0:
+            self._signal.acquire(True, left)  # noqa: FBT003  # positional: gevent and eventlet use other names
+        return self._replies
 
 
 class FanOut:
-    """Threads that make calls, as many as are made at once; in a forked process it begins anew."""
+    """Threads for concurrent calls, one per call. They are reused. A forked child starts without any."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # pop, append and remove of a deque are atomic: no lock that a fork, a signal or a greenlet could leave taken.
+        # A deque's pop, append and remove are atomic. A fork, a signal or a greenlet switch could leave a lock taken.
         self._idle: collections.deque[_WorkerThread] = collections.deque()
-        self._begun: dict[Callable[[], None], None] = {}
+        self._running: dict[Callable[[], None], None] = {}
 
     @property
     def busy(self) -> bool:
-        """A call was begun and has not come to its end."""
-        return bool(self._begun)
+        """Whether a call is still running."""
+        return bool(self._running)
 
-    def begin(self, calls: Sequence[Callable[[], None]]) -> Mapping[int, Exception]:
-        """Make these calls, none of which may raise, and wait for none.
+    def start(self, calls: Sequence[Callable[[], None]]) -> Mapping[int, Exception]:
+        """Start these calls and wait for none. They must not raise.
 
         Returns:
-            Why no thread could be started for a call, by its place; such a call is not made.
+            By a call's index, why no thread could be started for it. Such a call is not made.
         """
-        not_begun = {}
+        failures = {}
         if self._pid != os.getpid():
-            self._idle, self._begun = collections.deque(), {}  # a fork has none of its parent's threads
+            self._idle, self._running = collections.deque(), {}  # a forked child has none of its parent's threads
             self._pid = os.getpid()
-        for place, call in enumerate(calls):
-            self._begun[call] = None
+        for index, call in enumerate(calls):
+            self._running[call] = None
             try:
-                self._begin(call)
+                self._start(call)
             except BaseException as error:
-                self._begun.pop(call, None)
+                self._running.pop(call, None)
                 if not isinstance(error, RuntimeError | MemoryError | OSError):
                     raise
-                not_begun[place] = error
-        return not_begun
+                failures[index] = error
+        return failures
 
-    def _begin(self, call: Callable[[], None]) -> None:
+    def _start(self, call: Callable[[], None]) -> None:
         try:
-            self._idle.pop().take(call)
+            self._idle.pop().assign(call)
         except IndexError:
-            native.preload_imports()
-            # Looked up here, because gevent and eventlet may replace it after this import.
-            _thread.start_new_thread(_WorkerThread(self._idle, self._begun).run, (call,))
+            threads.preload_imports()
+            # Looked up at each call, because gevent and eventlet may replace it after this module is imported.
+            _thread.start_new_thread(_WorkerThread(self._idle, self._running).run, (call,))
 
 
 class _WorkerThread:
-    """One thread of a crew."""
+    """One thread of a :class:`FanOut`."""
 
-    def __init__(self, idle: collections.deque[_WorkerThread], begun: dict[Callable[[], None], None]) -> None:
+    def __init__(self, idle: collections.deque[_WorkerThread], running: dict[Callable[[], None], None]) -> None:
         self._idle = idle
-        self._begun = begun
-        self._bell = _bell()
+        self._running = running
+        self._signal = _new_signal()
         self._call: Callable[[], None] | None = None
 
-    def take(self, call: Callable[[], None]) -> None:
+    def assign(self, call: Callable[[], None]) -> None:
         self._call = call
-        _ring(self._bell)
+        _send(self._signal)
 
     def run(self, call: Callable[[], None] | None) -> None:
-        with native.background():
-            self._make(call)
+        with threads.background():
+            self._run_calls(call)
 
-    def _make(self, call: Callable[[], None] | None) -> None:
+    def _run_calls(self, call: Callable[[], None] | None) -> None:
         while call is not None:
             try:
                 call()
             except BaseException as error:
-                if native.is_kill(error):
+                if threads.is_kill(error):
                     raise
-                native.report("a call to a server of the lock store failed", error)
+                threads.report("a call to a server of the lock store failed", error)
             finally:
-                self._begun.pop(call, None)
-            # Else it would keep what the call knows alive until the next one.
+                self._running.pop(call, None)
+            # Drop the references: otherwise an idle thread keeps the call's objects alive.
             self._call = call = None
             self._idle.append(self)
             call = self._next()
 
     def _next(self) -> Callable[[], None] | None:
-        if not self._bell.acquire(True, IDLE):  # noqa: FBT003  # as above
+        if not self._signal.acquire(True, IDLE):  # noqa: FBT003  # positional: gevent and eventlet use other names
             try:
                 self._idle.remove(self)
             except ValueError:
-                # Somebody has chosen it just now; unless he was interrupted, the call is coming.
-                self._bell.acquire(True, IDLE)  # noqa: FBT003  # as above
+                # A caller has just taken this thread. Unless the caller was interrupted, its call arrives now.
+                self._signal.acquire(True, IDLE)  # noqa: FBT003  # positional: gevent and eventlet use other names
         return self._call
 
 
-def _bell() -> Any:
-    bell = _thread.allocate_lock()
-    bell.acquire()
-    return bell
+def _new_signal() -> Any:
+    """Return a lock that is taken. Releasing it wakes the thread that waits for it."""
+    signal = _thread.allocate_lock()
+    signal.acquire()
+    return signal
 
 
-def _ring(bell: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # it rings already
-        bell.release()
+def _send(signal: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # it was already sent
+        signal.release()

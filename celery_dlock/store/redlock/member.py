@@ -1,4 +1,4 @@
-"""One of several independent servers: asked, left in peace while it does not answer, and told later what it missed."""
+"""One of several independent servers: skipped while it does not answer. Releases that it missed are sent later."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .fanout import PendingReplies
 
 __all__ = ["Member", "QuorumMember"]
 
-#: Seconds that one is not asked that did not answer; and one that let nobody in, which costs less.
-REST, SHORT_REST = 1.0, 0.25
-#: Calls to it that nobody waits for any more, from which on it is not asked either: each has a thread and a connection.
-MOST_LEFT: Final = 4
-#: Releases that it missed and that are remembered, so many seconds: longer than a command lingers in a stopped server.
-MOST_OWED, OWED_FOR = 1000, 600.0
+#: Seconds that a server is skipped: after a timeout, and after a failed connection, which costs less time.
+SKIP_AFTER_TIMEOUT, SKIP_AFTER_FAILURE = 1.0, 0.25
+#: With this many calls whose caller waits no longer, a server is skipped: each has a thread and a connection.
+MAX_LATE_CALLS: Final = 4
+#: Number of missed releases to remember, and for how many seconds: longer than a stopped server keeps a command.
+MAX_QUEUED_RELEASES, QUEUED_RELEASE_LIFE = 1000, 600.0
 
 
 class Member(QueueStore, Protocol):
     """A store of one server that can take part in votes."""
 
     def agree(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
-        """Take over the token (and the seed) of a vote that was won; false if the lock is another's here."""
+        """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
         ...
 
 
@@ -37,9 +37,9 @@ class QuorumMember:
     """One server of a Redlock.
 
     Args:
-        store: On this server alone.
-        name: As it is shown to people.
-        clock: Monotonic.
+        store: Store of this server alone.
+        name: Name of the server, as logs and errors show it.
+        clock: Monotonic clock.
         timeout: Seconds that a command may take.
     """
 
@@ -47,23 +47,25 @@ class QuorumMember:
         self.store = store
         self.name = name
         self._clock = clock
-        self._breaker = CircuitBreaker([0, 0], clock, REST, timeout)
-        # A dict's own steps are atomic; what iterates takes a copy first.
-        self._out: dict[PendingReplies, None] = {}
-        self._away_until = 0.0
+        self._breaker = CircuitBreaker([0, 0], clock, SKIP_AFTER_TIMEOUT, timeout)
+        # Each step on a dict is atomic. Code that iterates takes a copy first.
+        self._pending: dict[PendingReplies, None] = {}
+        self._skipped_until = 0.0
         self._refused = False
-        #: Acquisitions of which it is not known whether they have reached it, or may yet.
-        self._unheard: dict[str, None] = {}
-        self._owed: collections.deque[tuple[float, LockName, str, ReleaseRequest]] = collections.deque(maxlen=MOST_OWED)
+        #: Acquisitions whose acquire may have reached this server, or may still reach it.
+        self._uncertain_acquires: dict[str, None] = {}
+        self._queued_releases: collections.deque[tuple[float, LockName, str, ReleaseRequest]] = collections.deque(
+            maxlen=MAX_QUEUED_RELEASES
+        )
 
     @property
     def unhealthy(self) -> bool:
-        """It keeps somebody waiting, or has for too long."""
-        return self._breaker.open or self._left() > 0
+        """Whether the server timed out a moment ago, or has calls whose caller waits no longer."""
+        return self._breaker.open or self._late_calls() > 0
 
     def skipped(self) -> bool:
-        """It did not answer a moment ago, and is not to be asked just now."""
-        if self._left() >= MOST_LEFT or self._clock.monotonic() < self._away_until:
+        """Return whether to skip the server now, because it did not answer a moment ago."""
+        if self._late_calls() >= MAX_LATE_CALLS or self._clock.monotonic() < self._skipped_until:
             return True
         try:
             self._breaker.before_call()
@@ -73,71 +75,74 @@ class QuorumMember:
 
     def ask(
         self,
-        question: PendingReplies,
-        place: int,
+        pending: PendingReplies,
+        index: int,
         call: Callable[[QuorumMember], Any],
-        late: Callable[[QuorumMember, Any], None],
+        on_reply: Callable[[QuorumMember, Any], None],
     ) -> None:
-        """Make a call to it and tell its answer, an exception as a value; it never raises.
+        """Make a call and deliver its reply. An exception of the call is delivered as a value. Never raises.
 
         Args:
-            question: Whose answer it is.
-            place: Under which number it is told.
-            call: Called with this node.
-            late: Called with the node and its answer, once that was told.
+            pending: Receives the reply.
+            index: Index of this server.
+            call: Called with this member.
+            on_reply: Called with this member and the reply, after the reply was delivered.
         """
-        # In its own thread: whoever asks may be interrupted between any two steps.
-        self._out[question] = None
-        answer: Any
+        # In the thread of the call: an interrupted caller cannot leave an entry behind.
+        self._pending[pending] = None
+        reply: Any
         try:
-            answer = self._breaker.call(call, self)
-        except Exception as error:  # noqa: BLE001  # it is raised where it is waited for
-            answer = error
+            reply = self._breaker.call(call, self)
+        except Exception as error:  # noqa: BLE001  # the waiting caller raises it
+            reply = error
             if type(error) is StoreUnavailable:
-                self._away_until = self._clock.monotonic() + SHORT_REST
-        question.tell(place, answer)
-        self._tell(answer)
+                self._skipped_until = self._clock.monotonic() + SKIP_AFTER_FAILURE
+        pending.put(index, reply)
+        self._warn_once_if_refused(reply)
         try:
-            late(self, answer)
-            if not isinstance(answer, Exception):
+            on_reply(self, reply)
+            if not isinstance(reply, Exception):
                 self._flush_releases()
         except StoreUnavailable:
-            pass  # it is owed again
+            pass  # the release is queued again
         finally:
-            self._out.pop(question, None)
+            self._pending.pop(pending, None)
 
-    def _tell(self, answer: Any) -> None:
-        """The others make up for a server that refuses, and it does not pass by itself."""
-        if isinstance(answer, StoreRefused) and not self._refused:
+    def _warn_once_if_refused(self, reply: Any) -> None:
+        """Log a refusal once. It lasts until the operator acts, and the other servers hide it."""
+        if isinstance(reply, StoreRefused) and not self._refused:
             self._refused = True
-            logger.warning("a server of the lock store refuses: %s: %s", self.name, answer)
+            logger.warning("a server of the lock store refuses: %s: %s", self.name, reply)
 
-    def expect(self, acquisition: str) -> None:
-        """Its acquire is about to be sent. Said before any thread has it: the release may come to another one first."""
-        self._unheard[acquisition] = None
-        if len(self._unheard) > MOST_OWED:
-            # Whoever hears of no answer leaves the release to a keeper, which is another store.
-            self._unheard.pop(next(iter(list(self._unheard))), None)
+    def expect_acquire(self, acquisition: str) -> None:
+        """Record that an acquire is about to be sent.
 
-    def unexpect(self, acquisition: str) -> None:
-        """It was not sent after all."""
-        self._unheard.pop(acquisition, None)
+        Call this before a thread has the acquire, because the release may reach the server first.
+        """
+        self._uncertain_acquires[acquisition] = None
+        if len(self._uncertain_acquires) > MAX_QUEUED_RELEASES:
+            # If no reply arrives, the watchdog releases the lease, and it has a store of its own.
+            self._uncertain_acquires.pop(next(iter(list(self._uncertain_acquires))), None)
 
-    def _left(self) -> int:
-        """Calls to it that nobody waits for any more."""
-        return sum(one.over for one in list(self._out))
+    def acquire_not_sent(self, acquisition: str) -> None:
+        """Record that the acquire was not sent."""
+        self._uncertain_acquires.pop(acquisition, None)
+
+    def _late_calls(self) -> int:
+        """Return the number of calls whose caller waits no longer."""
+        return sum(one.over for one in list(self._pending))
 
     def acquire(
-        self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest, undone: ReleaseRequest
+        self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest, rollback: ReleaseRequest
     ) -> Acquired | Refusal:
-        """Take the lock here, with a second try where the connection was cut, by an idle limit or a restart.
+        """Acquire the lock on this server. If an idle limit or a restart cut the connection, try once more.
 
         Args:
-            name: Of the lock.
-            acquisition: Safe to be sent twice: the script finds its own lock.
-            ttl_ms: Of the lease, in milliseconds.
-            claim: What the store needs to know.
-            undone: How the acquisition ends if its first command is carried out after the second was refused.
+            name: Lock name.
+            acquisition: Owner and number. The script finds its own lock if it runs twice.
+            ttl_ms: Milliseconds until the lease expires.
+            claim: The request.
+            rollback: Release to send if the second command is refused, because the first may have been executed.
         """
         try:
             answer = self.store.acquire(name, acquisition, ttl_ms, claim)
@@ -146,13 +151,13 @@ class QuorumMember:
         except ReplyLost:
             answer = self._acquire_again(name, acquisition, ttl_ms, claim)
             if not isinstance(answer, Acquired):
-                self.queue_release(name, acquisition, undone)
-            # It stays expected: its release leaves a tombstone, because the first command may still arrive.
+                self.queue_release(name, acquisition, rollback)
+            # It stays uncertain: its release leaves a tombstone, because the first command may still arrive.
             return answer
         except StoreUnavailable:
-            self.unexpect(acquisition)
+            self.acquire_not_sent(acquisition)
             raise
-        self.unexpect(acquisition)
+        self.acquire_not_sent(acquisition)
         return answer
 
     def _acquire_again(
@@ -163,38 +168,38 @@ class QuorumMember:
         except (ReplyLost, StoreQuarantined):
             raise
         except StoreUnavailable as error:
-            raise ReplyLost(str(error)) from error  # the first command may have been carried out
+            raise ReplyLost(str(error)) from error  # the first command may have been executed
 
     def renew(self, renewals: Sequence[Renewal], within: float | None) -> list[bool | None]:
-        """Renew leases here, with a second try where the connection was cut."""
+        """Renew leases on this server. If the connection was cut, try once more."""
         return call_again_if_reply_lost(self.store.renew, renewals, within)
 
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
-        # Its acquire may still be on its way, and be overtaken.
-        if acquisition in self._unheard:
+        # The release may reach the server before its acquire does. Then the tombstone refuses the acquire.
+        if acquisition in self._uncertain_acquires:
             ending = ending._replace(outcome_unknown=True)
         try:
             released = self.store.release(name, acquisition, ending)
         except StoreUnavailable:
             self.queue_release(name, acquisition, ending)
             raise
-        self._unheard.pop(acquisition, None)
+        self._uncertain_acquires.pop(acquisition, None)
         return released
 
     def queue_release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> None:
-        """Remember that it has not heard of this end.
+        """Remember a release that this server has missed.
 
-        What it will be told is that the acquisition is over, and no more: a majority knows what became of it, and a
-        mark that is set late would live too long.
+        The late release only frees the lock and leaves a tombstone. A majority already has the marks of the run; here,
+        a mark set late would live too long.
         """
         ending = ending._replace(outcome_unknown=True, final=False, used_ms=0, reserved_for="", heir_ms=0)
-        self._owed.append((self._clock.monotonic() + OWED_FOR, name, acquisition, ending))
+        self._queued_releases.append((self._clock.monotonic() + QUEUED_RELEASE_LIFE, name, acquisition, ending))
 
     def _flush_releases(self) -> None:
-        while self._owed:
+        while self._queued_releases:
             try:
-                until, name, acquisition, ending = self._owed.popleft()
+                until, name, acquisition, ending = self._queued_releases.popleft()
             except IndexError:
-                return  # another thread took it
+                return  # another thread took the last one
             if self._clock.monotonic() < until:
                 self.release(name, acquisition, ending)

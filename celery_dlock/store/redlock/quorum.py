@@ -1,4 +1,4 @@
-"""Several independent servers, asked at once; nobody waits for more answers than decide."""
+"""Concurrent calls to several independent servers. A call waits for no more replies than it needs to decide."""
 
 from __future__ import annotations
 
@@ -9,208 +9,213 @@ from typing import Any, Final, TypeVar
 from ...errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
 from ...utils.clock import Clock
 from ...utils.rng import rng
-from . import voting as votes
 from .fanout import FanOut, PendingReplies
 from .member import Member, QuorumMember
+from .voting import majority_of
 
-__all__ = ["Quorum", "answers_of"]
+__all__ = ["Quorum", "successful"]
 
 T = TypeVar("T")
 
-#: Those who have not answered are waited for so many times as long as the majority took, or for `settle` s.
+#: After a majority has replied, the call waits for the others: this multiple of the time that the majority took, or
+#: `settle` seconds if that is longer.
 SETTLE_TIMES: Final = 2.0
 
 
 class Quorum:
     """The servers of a Redlock.
 
+    In this class, ``replies`` maps the index of a server to its reply. An exception is a reply too.
+
     Args:
-        nodes: The servers.
-        timeout: Seconds that a command to one may take.
-        clock: Monotonic.
+        members: The servers.
+        timeout: Seconds that a command to one server may take.
+        clock: Monotonic clock.
     """
 
-    def __init__(self, nodes: Sequence[QuorumMember], timeout: float, clock: Clock) -> None:
-        self.all: Final = tuple(nodes)
-        self.most: Final = votes.majority_of(len(nodes))
+    def __init__(self, members: Sequence[QuorumMember], timeout: float, clock: Clock) -> None:
+        self.members: Final = tuple(members)
+        self.majority: Final = majority_of(len(members))
         self.clock: Final = clock
         self._timeout = timeout
-        self._crew = FanOut()
+        self._fan_out = FanOut()
 
     def ask(
         self,
         call: Callable[[QuorumMember], Any],
-        enough: Callable[[Mapping[int, Any]], bool] = lambda heard: False,
+        enough: Callable[[Mapping[int, Any]], bool] = lambda replies: False,
         within: float | None = None,
-        places: Collection[int] | None = None,
+        indexes: Collection[int] | None = None,
         *,
-        vote: PendingReplies | None = None,
-        late: Callable[[QuorumMember, Any], None] = lambda node, answer: None,
-        resting: Callable[[QuorumMember], None] = lambda node: None,
+        pending: PendingReplies | None = None,
+        on_reply: Callable[[QuorumMember, Any], None] = lambda member, reply: None,
+        on_skipped: Callable[[QuorumMember], None] = lambda member: None,
         settle: float | None = None,
     ) -> Mapping[int, Any]:
-        """What the servers answer to a call, an exception as a value; nothing of one that was not waited for.
+        """Make a call to all servers at once, and return the replies that arrived in time.
 
         Args:
-            call: Made to all at once.
-            enough: Called with what was heard: does that decide? Without it, all are waited for.
+            call: Called with each server.
+            enough: Returns whether the replies decide the call. By default, the call waits for all servers.
             within: Seconds to wait at most; None: as long as a command may take.
-            places: The numbers of those who are asked; None: all.
-            vote: Where the answers are told.
-            late: Called with each server and its answer, also where nobody waits any more.
-            resting: Called with each that is not asked: only where the others cannot make a majority it is, at once.
-            settle: Seconds that the others are waited for, once a majority has answered and that does not decide.
+            indexes: Servers to call; None: all.
+            pending: Receives the replies.
+            on_reply: Called with each server and its reply, also after the caller has gone on.
+            on_skipped: Called with each server that was not called. A server that did not answer a moment ago is
+                skipped. If the other servers cannot make a majority, it is called after all.
+            settle: Seconds to wait for the other servers after a majority has replied without a decision.
         """
-        question = vote or PendingReplies()
-        asked = list(range(len(self.all))) if places is None else list(places)
-        left_out = [place for place in asked if self.all[place].skipped()]
-        if len(asked) - len(left_out) < self.most:
-            left_out = []  # without them nothing can be decided
-        for place in left_out:
-            question.tell(place, StoreUnavailable("it was not asked: it did not answer a moment ago"))
+        pending = pending or PendingReplies()
+        chosen = list(range(len(self.members))) if indexes is None else list(indexes)
+        skipped = [index for index in chosen if self.members[index].skipped()]
+        if len(chosen) - len(skipped) < self.majority:
+            skipped = []  # the other servers are no majority
+        for index in skipped:
+            pending.put(index, StoreUnavailable("it was not asked: it did not answer a moment ago"))
 
-        not_begun: list[int] = []
+        not_started: list[int] = []
 
-        def begin(places: Sequence[int]) -> None:
-            not_begun.extend(self._begin(question, places, call, late))
+        def start(indexes: Sequence[int]) -> None:
+            not_started.extend(self._start(pending, indexes, call, on_reply))
 
-        patience = _Patience(self, within if within is not None else self._timeout, settle, len(asked), enough)
+        deadline = _Deadline(self, within if within is not None else self._timeout, settle, len(chosen), enough)
 
-        def seconds(heard: Mapping[int, Any]) -> float:
-            if left_out and _errors(heard) > len(self.all) - self.most:
-                question.forget(left_out)
-                begin(left_out)
-                left_out.clear()
-            return patience.left(heard)
+        def seconds(replies: Mapping[int, Any]) -> float:
+            if skipped and _errors(replies) > len(self.members) - self.majority:
+                pending.forget(skipped)
+                start(skipped)
+                skipped.clear()
+            return deadline.seconds_left(replies)
 
         try:
-            begin([place for place in asked if place not in left_out])
-            return _checked(dict(question.wait(seconds)))
+            start([index for index in chosen if index not in skipped])
+            return _raise_foreign_errors(dict(pending.wait(seconds)))
         finally:
-            question.over = True
-            for place in left_out + not_begun:
-                resting(self.all[place])
+            pending.over = True
+            for index in skipped + not_started:
+                on_skipped(self.members[index])
 
-    def _begin(
+    def _start(
         self,
-        question: PendingReplies,
-        places: Sequence[int],
+        pending: PendingReplies,
+        indexes: Sequence[int],
         call: Callable[[QuorumMember], Any],
-        late: Callable[[QuorumMember, Any], None],
+        on_reply: Callable[[QuorumMember, Any], None],
     ) -> list[int]:
-        """Ask these servers; return those that no thread could be started for."""
-        calls = [functools.partial(self.all[place].ask, question, place, call, late) for place in places]
-        not_begun = self._crew.begin(calls)
-        for index, error in not_begun.items():
-            question.tell(places[index], StoreUnavailable(f"it was not asked: {error}"))
-        return [places[index] for index in not_begun]
+        """Start the calls to these servers. Return the servers for which no thread could be started."""
+        calls = [functools.partial(self.members[index].ask, pending, index, call, on_reply) for index in indexes]
+        failures = self._fan_out.start(calls)
+        for position, error in failures.items():
+            pending.put(indexes[position], StoreUnavailable(f"it was not asked: {error}"))
+        return [indexes[position] for position in failures]
 
     @property
     def busy(self) -> bool:
-        """A call has not come to its end."""
-        return self._crew.busy
+        """Whether a call is still running."""
+        return self._fan_out.busy
 
-    def most_of(self, call: Callable[[QuorumMember], T]) -> list[T]:
-        """The answers of a majority at least.
-
-        Raises:
-            StoreUnavailable: There is none.
-        """
-        return self._those(self.ask(call, self.majority_answered))
-
-    def all_of(self, call: Callable[[QuorumMember], T]) -> list[T]:
-        """As many answers as come, because who does not hear of it may speak against the others later.
+    def majority_results(self, call: Callable[[QuorumMember], T]) -> list[T]:
+        """Return the results of a majority at least.
 
         Raises:
-            StoreUnavailable: They are no majority.
+            StoreUnavailable: No majority answered.
         """
-        return self._those(self.ask(call))
+        return self._require_majority(self.ask(call, self.has_majority))
 
-    def _those(self, heard: Mapping[int, Any]) -> list[Any]:
-        if not self.majority_answered(heard):
-            raise self.no_majority(heard, sure=False)
-        return answers_of(heard)
+    def all_results(self, call: Callable[[QuorumMember], T]) -> list[T]:
+        """Return as many results as arrive: a server without this change may contradict the others later.
 
-    def majority_answered(self, heard: Mapping[int, Any]) -> bool:
-        return len(answers_of(heard)) >= self.most
+        Raises:
+            StoreUnavailable: No majority answered.
+        """
+        return self._require_majority(self.ask(call))
 
-    def silent(self, heard: Mapping[int, Any]) -> tuple[str, ...]:
-        """Who did not answer, and why."""
+    def _require_majority(self, replies: Mapping[int, Any]) -> list[Any]:
+        if not self.has_majority(replies):
+            raise self.no_majority(replies, no_effect=False)
+        return successful(replies)
+
+    def has_majority(self, replies: Mapping[int, Any]) -> bool:
+        return len(successful(replies)) >= self.majority
+
+    def failures(self, replies: Mapping[int, Any]) -> tuple[str, ...]:
+        """Return the name of each server without a result, and why it has none."""
         return tuple(
-            f"{node.name}: {_why(heard.get(place))}"
-            for place, node in enumerate(self.all)
-            if place not in heard or isinstance(heard[place], Exception)
+            f"{member.name}: {_reason(replies.get(index))}"
+            for index, member in enumerate(self.members)
+            if index not in replies or isinstance(replies[index], Exception)
         )
 
-    def no_majority(self, heard: Mapping[int, Any], *, sure: bool = True) -> StoreUnavailable:
-        """The error for a call of which too few answers came.
+    def no_majority(self, replies: Mapping[int, Any], *, no_effect: bool = True) -> StoreUnavailable:
+        """Return the exception for a call without a majority.
 
         Args:
-            heard: What was heard.
-            sure: It is known that no server carried it out, or that all who did have taken it back.
+            replies: The replies that arrived.
+            no_effect: No server executed the call, or every server that did has rolled it back.
         """
-        errors = [one for one in heard.values() if isinstance(one, Exception)]
-        waiting = sorted((one for one in errors if isinstance(one, StoreQuarantined)), key=lambda one: one.seconds)
-        missing = self.most - len(answers_of(heard))
-        if sure and 0 < missing <= len(waiting):
-            return waiting[missing - 1]  # then a majority will be there again
-        why = "; ".join(self.silent(heard)) or "they do not agree"
-        said = f"the lock store did not answer: no majority of its {len(self.all)} servers: {why}"
-        if sum(isinstance(one, StoreRefused) for one in errors) > len(self.all) - self.most:
-            return StoreRefused(said)
-        if not sure:
-            return ReplyTimeout(said) if len(heard) < len(self.all) else ReplyLost(said)
-        return StoreNotReady(said) if any(isinstance(one, StoreNotReady) for one in errors) else StoreUnavailable(said)
+        errors = [reply for reply in replies.values() if isinstance(reply, Exception)]
+        quarantined = sorted((one for one in errors if isinstance(one, StoreQuarantined)), key=lambda one: one.seconds)
+        missing = self.majority - len(successful(replies))
+        if no_effect and 0 < missing <= len(quarantined):
+            return quarantined[missing - 1]  # when this quarantine ends, there is a majority again
+        why = "; ".join(self.failures(replies)) or "they do not agree"
+        text = f"the lock store did not answer: no majority of its {len(self.members)} servers: {why}"
+        if sum(isinstance(one, StoreRefused) for one in errors) > len(self.members) - self.majority:
+            return StoreRefused(text)
+        if not no_effect:
+            return ReplyTimeout(text) if len(replies) < len(self.members) else ReplyLost(text)
+        return StoreNotReady(text) if any(isinstance(one, StoreNotReady) for one in errors) else StoreUnavailable(text)
 
     def by_health(self) -> list[Member]:
-        """Their stores in any order, but those that did not answer a moment ago come last."""
-        return [node.store for node in sorted(rng.sample(self.all, len(self.all)), key=lambda node: node.unhealthy)]
+        """Return the servers' stores in random order, those that did not answer a moment ago last."""
+        shuffled = rng.sample(self.members, len(self.members))
+        return [member.store for member in sorted(shuffled, key=lambda member: member.unhealthy)]
 
 
-class _Patience:
-    """How long answers are waited for; the arguments as of :meth:`Quorum.ask`."""
+class _Deadline:
+    """The end of the wait for replies. The arguments are those of :meth:`Quorum.ask`."""
 
     def __init__(
         self,
-        nodes: Quorum,
+        quorum: Quorum,
         within: float,
         settle: float | None,
-        asked: int,
+        called: int,
         enough: Callable[[Mapping[int, Any]], bool],
     ) -> None:
-        self._nodes = nodes
+        self._quorum = quorum
         self._settle = settle
-        self._asked = asked
+        self._called = called
         self._enough = enough
-        self._began = nodes.clock.monotonic()
+        self._began = quorum.clock.monotonic()
         self._end = self._began + within
 
-    def left(self, heard: Mapping[int, Any]) -> float:
-        if len(heard) >= self._asked or self._enough(heard):
+    def seconds_left(self, replies: Mapping[int, Any]) -> float:
+        if len(replies) >= self._called or self._enough(replies):
             return 0.0
-        now = self._nodes.clock.monotonic()
-        if self._settle is not None and self._nodes.majority_answered(heard):
+        now = self._quorum.clock.monotonic()
+        if self._settle is not None and self._quorum.has_majority(replies):
             self._end = min(self._end, now + max(self._settle, SETTLE_TIMES * (now - self._began)))
             self._settle = None
         return self._end - now
 
 
-def _errors(heard: Mapping[int, Any]) -> int:
-    return len(heard) - len(answers_of(heard))
+def _errors(replies: Mapping[int, Any]) -> int:
+    return len(replies) - len(successful(replies))
 
 
-def answers_of(heard: Mapping[int, Any]) -> list[Any]:
-    """What was answered by those who carried the call out."""
-    return [answer for answer in heard.values() if not isinstance(answer, Exception)]
+def successful(replies: Mapping[int, Any]) -> list[Any]:
+    """Return the results of the servers that executed the call."""
+    return [reply for reply in replies.values() if not isinstance(reply, Exception)]
 
 
-def _checked(heard: Mapping[int, Any]) -> Mapping[int, Any]:
-    """Raises what is no matter of the store."""
-    for answer in heard.values():
-        if isinstance(answer, Exception) and not isinstance(answer, StoreUnavailable):
-            raise answer
-    return heard
+def _raise_foreign_errors(replies: Mapping[int, Any]) -> Mapping[int, Any]:
+    """Return the replies. Raise an exception among them that is not about the store."""
+    for reply in replies.values():
+        if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
+            raise reply
+    return replies
 
 
-def _why(answer: object) -> str:
-    return "no answer in time" if answer is None else str(answer).removeprefix("the lock store ")
+def _reason(reply: object) -> str:
+    return "no answer in time" if reply is None else str(reply).removeprefix("the lock store ")

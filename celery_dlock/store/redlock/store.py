@@ -1,4 +1,4 @@
-"""Locks on several independent servers, held where a majority of them holds it (Redlock)."""
+"""Locks on several independent servers. A lock is held if a majority of the servers holds it (Redlock)."""
 
 from __future__ import annotations
 
@@ -12,296 +12,305 @@ from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
 from ..base import ReleaseListener, ReleaseRequest, StoreInfo
 from ..model import Acquired, AcquireRequest, Holder, LastRun, NoMajority, Refusal, Released, Renewal
-from . import voting as votes
+from . import voting
 from .endpoint import SameServer
 from .fanout import PendingReplies
 from .member import Member, QuorumMember
-from .quorum import Quorum, answers_of
+from .quorum import Quorum, successful
 from .unsupported import QueuesUnsupported
 from .wakeups import FailoverListener
 
 __all__ = ["RedlockStore"]
 
-#: A vote, and each agreement behind it, takes this part of the ttl at most.
-PART_OF_TTL: Final = 0.1
-#: Seconds that servers are waited for which can still make a majority of one mind.
+#: A vote, and each agreement after it, takes at most this share of the ttl.
+MAX_SHARE_OF_TTL: Final = 0.1
+#: Seconds to wait for further servers after a majority has replied without agreeing.
 SETTLE: Final = 0.05
-#: ... and which have not confirmed a release: whoever comes next would meet them held.
-FREE_SETTLE: Final = 0.01
+#: Seconds to wait for further servers after a majority has confirmed a release. Until they release, they refuse the
+#: next acquire.
+RELEASE_SETTLE: Final = 0.01
 
 
 class RedlockStore(QueuesUnsupported):
-    """A majority of servers that know nothing of one another, as one store; without queues and claims.
+    """A store on several independent servers, without queues and claims.
 
-    All are asked at once, and nobody waits for more than decides. What a server has taken for a vote that was lost is
-    given back, by whoever asked or, where its answer comes late, by the thread that hears it. A server that does not
-    answer is left in peace for a moment, as long as the others are a majority.
+    A call goes to all servers at once, and waits for no more replies than it needs to decide. If a vote is lost, the
+    servers that acquired the lock release it. The caller does that, or the thread that receives a late reply. A server
+    that does not answer is skipped for a moment, as long as the others are a majority.
 
-    **Fencing tokens grow strictly.** Each server mints its own; T, the highest of a majority, is written back
-    (``adopt_token.lua``: last = max(last, T)) wherever the acquisition still holds the lock, and only once a majority
-    has confirmed that is the lock anybody's. Let A's T be confirmed by a majority WA. A later B is given the lock by a
-    majority MB. They have a server n in common. As A still held n at its agreement and two cannot hold n at once, B
-    took n after it; so n's last was TA at least when n minted B's token, which is higher, and TB is that or more.
+    **Fencing tokens grow strictly.** Each server issues a token of its own. T is the highest token of a majority. It is
+    written back to the servers where the acquisition still holds the lock (``adopt_token.lua``: last = max(last, T)).
+    The lock counts as acquired only after a majority has confirmed that.
 
-    **The lease** counts from before the first request, and each server counts its ttl from a later moment; the locker's
-    margin (1 % and 2 ms) is the allowance for clocks that run unequally fast. Vote and agreements take three tenths of
-    the ttl at most.
+    Proof: let the majority WA confirm TA, the token of A. The majority MB grants the lock to a later B. WA and MB have
+    a server n in common. A still held n when n adopted TA, and two owners cannot hold n at once. So B acquired n later.
+    When n issued B's token, n's last token was at least TA. So B's token on n is higher than TA, and TB is at least
+    that.
+
+    **The lease** starts before the first request, and each server starts its ttl later. The lock client's margin (1 %
+    and 2 ms) allows for clocks that run at different speeds. Vote and agreements take at most three tenths of the ttl.
 
     Args:
-        members: A store of each server. Three or more, an odd number.
-        names: Of the servers, as they are shown to people.
-        timeout: Seconds that a command to one may take.
-        clock: Monotonic.
+        members: A store for each server. An odd number, at least three.
+        names: Names of the servers, as logs and errors show them.
+        timeout: Seconds that a command to one server may take.
+        clock: Monotonic clock.
     """
 
     def __init__(
         self, members: Sequence[Member], names: Sequence[str], *, timeout: float, clock: Clock | None = None
     ) -> None:
         clock = clock or SystemClock()
-        self._nodes = Quorum(
+        self._quorum = Quorum(
             [QuorumMember(*one, clock, timeout) for one in zip(members, names, strict=True)], timeout, clock
         )
         self._timeout = timeout
-        #: All servers were asked who they are since one of them had two names.
-        self._looked = False
+        #: All servers have reported their run id since the last time when one of them had two names.
+        self._identities_checked = False
 
     # -- locks
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
         if claim.place is not None:
-            raise InvalidLockOptions("on_conflict='queue' is not allowed on several servers (Redlock)")
-        nodes, vote, undone = self._nodes, PendingReplies(), _undone(claim)
-        within = min(self._timeout, ttl_ms / 1000 * PART_OF_TTL)
+            raise InvalidLockOptions(
+                "invalid on_conflict='queue': expected another policy, because Redlock has no queues"
+            )
+        quorum, vote, rollback = self._quorum, PendingReplies(), _rollback_of(claim)
+        within = min(self._timeout, ttl_ms / 1000 * MAX_SHARE_OF_TTL)
         try:
-            answer, heard = self._voted(vote, name, acquisition, ttl_ms, claim, undone, within)
-            twins = self._one_server(answer, heard, within)
-            if isinstance(answer, Acquired) and not twins:
-                agreed = self._agreed(name, acquisition, answer, claim, within, heard)
+            answer, replies = self._vote(vote, name, acquisition, ttl_ms, claim, rollback, within)
+            same_server = self._find_same_server(answer, replies, within)
+            if isinstance(answer, Acquired) and not same_server:
+                agreed = self._agree(name, acquisition, answer, claim, within, replies)
                 if agreed is not None:
                     return agreed
         except BaseException:
             vote.lost = True
             raise
         vote.lost = True
-        heard = dict(vote.heard())
-        sure = self._given_back(name, acquisition, undone, heard, within) and len(heard) == len(nodes.all)
-        if twins:
-            raise StoreRefused(f"the lock store refused: dlock_url is not allowed for Redlock: {twins}")
-        if isinstance(answer, Acquired) or not nodes.majority_answered(heard):
-            # In the first case it was won, until its servers should agree on the token.
-            raise nodes.no_majority(heard, sure=sure)
+        replies = dict(vote.received())
+        rolled_back = self._roll_back(name, acquisition, rollback, replies, within)
+        if same_server:
+            raise StoreRefused(f"the lock store refused: invalid dlock_url for Redlock: {same_server}")
+        if isinstance(answer, Acquired) or not quorum.has_majority(replies):
+            # If the vote was won, the servers did not agree on the token.
+            raise quorum.no_majority(replies, no_effect=rolled_back and len(replies) == len(quorum.members))
         return answer
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
-        servers = len(self._nodes.all)
+        servers = len(self._quorum.members)
 
-        def told(heard: Mapping[int, Any]) -> list[bool | None]:
-            lists = answers_of(heard)
-            return [votes.renewed([one[place] for one in lists], servers) for place in range(len(renewals))]
+        def outcomes(replies: Mapping[int, Any]) -> list[bool | None]:
+            lists = successful(replies)
+            return [voting.renewed([one[index] for one in lists], servers) for index in range(len(renewals))]
 
-        heard = self._nodes.ask(
-            lambda node: node.renew(renewals, within),
-            lambda heard: None not in told(heard),
+        replies = self._quorum.ask(
+            lambda member: member.renew(renewals, within),
+            lambda replies: None not in outcomes(replies),
             self._timeout if within is None else min(within, self._timeout),
         )
-        answers = told(heard)
-        if renewals and all(answer is None for answer in answers):
-            raise self._nodes.no_majority(heard, sure=False)
-        return answers
+        renewed = outcomes(replies)
+        if renewals and all(one is None for one in renewed):
+            raise self._quorum.no_majority(replies, no_effect=False)
+        return renewed
 
     def release(
         self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
-        heard = self._nodes.ask(
-            lambda node: node.release(name, acquisition, ending),
-            settle=FREE_SETTLE,
-            resting=lambda node: node.queue_release(name, acquisition, ending),
+        replies = self._quorum.ask(
+            lambda member: member.release(name, acquisition, ending),
+            settle=RELEASE_SETTLE,
+            on_skipped=lambda member: member.queue_release(name, acquisition, ending),
         )
-        answers: list[Released] = answers_of(heard)
-        if len(answers) < self._nodes.most:
-            raise self._nodes.no_majority(heard, sure=False)
-        lost = sum(not one.ours for one in answers) >= self._nodes.most
-        return Released(not lost, any(one.duplicate_seen for one in answers))
+        results: list[Released] = successful(replies)
+        if len(results) < self._quorum.majority:
+            raise self._quorum.no_majority(replies, no_effect=False)
+        lost = sum(not one.ours for one in results) >= self._quorum.majority
+        return Released(not lost, any(one.duplicate_seen for one in results))
 
     def shard(self, name: LockName) -> int:
         return 0
 
     def inspect(self, name: LockName) -> Holder | None:
-        most = self._nodes.most
+        majority = self._quorum.majority
 
-        def told(heard: Mapping[int, Any]) -> tuple[Holder | None, int]:
-            return votes.majority_holder(one for one in answers_of(heard) if one is not None)
+        def named(replies: Mapping[int, Any]) -> tuple[Holder | None, int]:
+            return voting.majority_holder(one for one in successful(replies) if one is not None)
 
-        heard = self._nodes.ask(
-            lambda node: node.store.inspect(name),
-            lambda heard: told(heard)[1] >= most or answers_of(heard).count(None) >= most,
+        replies = self._quorum.ask(
+            lambda member: member.store.inspect(name),
+            lambda replies: named(replies)[1] >= majority or successful(replies).count(None) >= majority,
             settle=SETTLE,
         )
-        if not self._nodes.majority_answered(heard):
-            raise self._nodes.no_majority(heard)
-        holder, alike = told(heard)
-        return holder if alike >= most else None
+        if not self._quorum.has_majority(replies):
+            raise self._quorum.no_majority(replies)
+        holder, count = named(replies)
+        return holder if count >= majority else None
 
     def waker(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
-        return FailoverListener(self._nodes.by_health(), name)
+        return FailoverListener(self._quorum.by_health(), name)
 
     def close(self) -> None:
-        for node in self._nodes.all:
-            node.store.close()
+        for member in self._quorum.members:
+            member.store.close()
 
-    # -- names that were used
+    # -- last runs
 
     def use(self, name: LockName, tick: str = "") -> LastRun | None:
-        return votes.best_known(self._nodes.most_of(lambda node: node.store.use(name, tick)))
+        return voting.best_known(self._quorum.majority_results(lambda member: member.store.use(name, tick)))
 
     def forget(self, name: LockName, tick: str = "") -> bool:
-        return any(self._nodes.all_of(lambda node: node.store.forget(name, tick)))
+        return any(self._quorum.all_results(lambda member: member.store.forget(name, tick)))
 
     def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
-        def settle(node: QuorumMember) -> bool:
-            return node.store.resolve(name, sent=sent, window_ms=window_ms, tick=tick)
+        def resolve(member: QuorumMember) -> bool:
+            return member.store.resolve(name, sent=sent, window_ms=window_ms, tick=tick)
 
-        return any(self._nodes.all_of(settle))
+        return any(self._quorum.all_results(resolve))
 
     # -- workers, servers, and messages
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        self._nodes.most_of(lambda node: node.store.mark_done(name, identity, owner, age_us))
+        self._quorum.majority_results(lambda member: member.store.mark_done(name, identity, owner, age_us))
 
     def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
-        self._nodes.most_of(lambda member: member.store.save_worker_record(node, worker, text, life_ms))
+        self._quorum.majority_results(lambda member: member.store.save_worker_record(node, worker, text, life_ms))
 
     def worker_records(self, node: str) -> dict[str, str]:
-        # Of each worker that which says most. An old one does no harm: what it names is gone, or is not held any more.
+        # Of each worker, take the longest record. An outdated one does no harm: its leases are released or expired.
         found: dict[str, str] = {}
-        for records in self._nodes.most_of(lambda member: member.store.worker_records(node)):
+        for records in self._quorum.majority_results(lambda member: member.store.worker_records(node)):
             found.update((worker, text) for worker, text in records.items() if len(text) > len(found.get(worker, "")))
         return found
 
     def facts(self) -> StoreInfo:
-        heard = self._nodes.ask(lambda node: node.store.facts())
-        told: list[StoreInfo] = answers_of(heard)
-        if len(told) < self._nodes.most:
-            raise self._nodes.no_majority(heard)
-        eviction = next((one.eviction for one in told if one.eviction != "noeviction"), "noeviction")
-        # A server under two names is told as that, and not as silent.
-        silent = self._nodes.silent({p: "" if isinstance(one, SameServer) else one for p, one in heard.items()})
-        return StoreInfo(all(one.durable for one in told), eviction, silent, twins=_twins(heard))
+        replies = self._quorum.ask(lambda member: member.store.facts())
+        infos: list[StoreInfo] = successful(replies)
+        if len(infos) < self._quorum.majority:
+            raise self._quorum.no_majority(replies)
+        eviction = next((one.eviction for one in infos if one.eviction != "noeviction"), "noeviction")
+        # A server with two names is reported as that, and not as one that did not answer.
+        known = {index: "" if isinstance(one, SameServer) else one for index, one in replies.items()}
+        silent = self._quorum.failures(known)
+        return StoreInfo(all(one.durable for one in infos), eviction, silent, twins=_same_server_text(replies))
 
-    def _one_server(self, answer: Acquired | Refusal, heard: Mapping[int, Any], within: float) -> str:
-        """Return in words which two names lead to one server, where no other refused the lock; "" if none are known to.
+    def _find_same_server(self, answer: Acquired | Refusal, replies: Mapping[int, Any], within: float) -> str:
+        """Return a text that names two names of one server, or "" if none are known or the lock was refused.
 
-        Such a server has one vote, so a lock that is granted all the same is safe. All are asked at the first vote that
-        is won, and again while one has two names.
+        Such a server has one vote, so a lock that was granted is safe. All servers are checked at the first vote that
+        is won, and again while a server has two names.
 
         Args:
-            answer: The outcome of the vote.
-            heard: What each server answered.
-            within: Seconds to wait for the servers, if they are asked who they are.
+            answer: Outcome of the vote.
+            replies: Replies of the vote.
+            within: Seconds to wait for the servers, if they are checked.
         """
         if not isinstance(answer, Acquired | NoMajority):
             return ""
-        twins = _twins(heard)
-        if isinstance(answer, Acquired) and not twins and not self._looked:
-            self._looked = True
-            twins = _twins(self._asked_who_they_are(within))
-        if twins:
-            self._looked = False
-        return twins
+        found = _same_server_text(replies)
+        if isinstance(answer, Acquired) and not found and not self._identities_checked:
+            self._identities_checked = True
+            found = _same_server_text(self._check_identities(within))
+        if found:
+            self._identities_checked = False
+        return found
 
-    def _asked_who_they_are(self, within: float) -> Mapping[int, Any]:
-        """Ask all servers who they are, and wait no longer than for a vote: the lease runs meanwhile."""
+    def _check_identities(self, within: float) -> Mapping[int, Any]:
+        """Let all servers report their run id. Wait no longer than for a vote, because the lease runs meanwhile."""
 
-        def refused(heard: Mapping[int, Any]) -> bool:
-            # Where INFO is not allowed, a server that hangs would be waited for in vain.
-            return len(heard) >= self._nodes.most and not answers_of(heard)
+        def refused(replies: Mapping[int, Any]) -> bool:
+            # If the servers forbid INFO, do not wait for one that hangs.
+            return len(replies) >= self._quorum.majority and not successful(replies)
 
-        return self._nodes.ask(lambda node: node.store.facts(), refused, within, settle=SETTLE)
+        return self._quorum.ask(lambda member: member.store.facts(), refused, within, settle=SETTLE)
 
     # -- a vote
 
-    def _voted(
+    def _vote(
         self,
         vote: PendingReplies,
         name: LockName,
         acquisition: str,
         ttl_ms: int,
         claim: AcquireRequest,
-        undone: ReleaseRequest,
+        rollback: ReleaseRequest,
         within: float,
     ) -> tuple[Acquired | Refusal, Mapping[int, Any]]:
-        """Its outcome, and what was heard until then."""
-        servers = len(self._nodes.all)
+        """Return the outcome of a vote, and the replies that decided it."""
+        servers = len(self._quorum.members)
 
-        def outcome(heard: Mapping[int, Any]) -> Acquired | Refusal | None:
-            return votes.outcome(answers_of(heard), servers - len(heard), servers)
+        def outcome(replies: Mapping[int, Any]) -> Acquired | Refusal | None:
+            return voting.outcome(successful(replies), servers - len(replies), servers)
 
-        def give_back(node: QuorumMember, answer: Any) -> None:
-            if vote.lost and isinstance(answer, Acquired):
-                node.release(name, acquisition, undone)
-            elif vote.lost and isinstance(answer, ReplyLost):
-                node.queue_release(name, acquisition, undone)  # it may take it yet
+        def roll_back(member: QuorumMember, reply: Any) -> None:
+            if vote.lost and isinstance(reply, Acquired):
+                member.release(name, acquisition, rollback)
+            elif vote.lost and isinstance(reply, ReplyLost):
+                member.queue_release(name, acquisition, rollback)  # the server may still execute the acquire
 
-        for node in self._nodes.all:
-            node.expect(acquisition)
-        heard = self._nodes.ask(
-            lambda node: node.acquire(name, acquisition, ttl_ms, claim, undone),
-            lambda heard: outcome(heard) is not None,
+        for member in self._quorum.members:
+            member.expect_acquire(acquisition)
+        replies = self._quorum.ask(
+            lambda member: member.acquire(name, acquisition, ttl_ms, claim, rollback),
+            lambda replies: outcome(replies) is not None,
             within,
-            vote=vote,
-            late=give_back,
-            resting=lambda node: node.unexpect(acquisition),
+            pending=vote,
+            on_reply=roll_back,
+            on_skipped=lambda member: member.acquire_not_sent(acquisition),
             settle=SETTLE,
         )
-        return outcome(heard) or NoMajority(), heard
+        return outcome(replies) or NoMajority(), replies
 
-    def _agreed(
+    def _agree(
         self,
         name: LockName,
         acquisition: str,
         won: Acquired,
         claim: AcquireRequest,
         within: float,
-        heard: Mapping[int, Any],
+        replies: Mapping[int, Any],
     ) -> Acquired | None:
-        """What a majority has confirmed; None if none has."""
-        # Those who have not answered yet may hold it by now.
-        takers = [p for p in range(len(self._nodes.all)) if p not in heard or isinstance(heard[p], Acquired)]
+        """Return the acquisition that a majority has confirmed, or None if none has."""
+        # A server that has not replied yet may hold the lock by now.
+        everyone = range(len(self._quorum.members))
+        holders = [index for index in everyone if index not in replies or isinstance(replies[index], Acquired)]
 
         def confirmed(seed: str = "") -> bool:
-            def enough(said: Mapping[int, Any]) -> bool:
-                return answers_of(said).count(True) >= self._nodes.most
+            def enough(replies: Mapping[int, Any]) -> bool:
+                return successful(replies).count(True) >= self._quorum.majority
 
-            def agree(node: QuorumMember) -> bool:
-                return node.store.agree(name, acquisition, won.token, seed, claim.tick)
+            def agree(member: QuorumMember) -> bool:
+                return member.store.agree(name, acquisition, won.token, seed, claim.tick)
 
-            return enough(self._nodes.ask(agree, enough, within, takers))
+            return enough(self._quorum.ask(agree, enough, within, holders))
 
         if not confirmed():
             return None
         if not claim.once:
             return won
-        seed, written = votes.agreed_seed(won.seed, won.token)
+        seed, written = voting.agreed_seed(won.seed, won.token)
         return won._replace(seed=seed) if confirmed(written) else None
 
-    def _given_back(
-        self, name: LockName, acquisition: str, undone: ReleaseRequest, heard: Mapping[int, Any], within: float
+    def _roll_back(
+        self, name: LockName, acquisition: str, rollback: ReleaseRequest, replies: Mapping[int, Any], within: float
     ) -> bool:
-        """Have all who took it, or may have, confirmed that it is over?"""
-        takers = [place for place, one in heard.items() if isinstance(one, Acquired | ReplyLost)]
-        if not takers:
+        """Release the lock on each server that has it, or may have it. Return whether all of them confirmed."""
+        holders = [index for index, reply in replies.items() if isinstance(reply, Acquired | ReplyLost)]
+        if not holders:
             return True
-        said = self._nodes.ask(lambda node: node.release(name, acquisition, undone), within=within, places=takers)
-        return len(answers_of(said)) == len(takers)
+        released = self._quorum.ask(
+            lambda member: member.release(name, acquisition, rollback), within=within, indexes=holders
+        )
+        return len(successful(released)) == len(holders)
 
 
-def _twins(told: Mapping[int, Any]) -> str:
-    said = next((str(one) for _, one in sorted(told.items()) if isinstance(one, SameServer)), "")
-    return said.removeprefix("the lock store refused: ")
+def _same_server_text(replies: Mapping[int, Any]) -> str:
+    text = next((str(one) for _, one in sorted(replies.items()) if isinstance(one, SameServer)), "")
+    return text.removeprefix("the lock store refused: ")
 
 
-def _undone(claim: AcquireRequest) -> ReleaseRequest:
-    """How an acquisition ends that is given back: its body has not begun."""
+def _rollback_of(claim: AcquireRequest) -> ReleaseRequest:
+    """Return the release of an acquisition whose body has not started."""
     identity = claim.identity.digest if claim.identity else ""
     if not claim.once:
         return ReleaseRequest(identity=identity, outcome_unknown=True)

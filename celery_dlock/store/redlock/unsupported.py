@@ -1,4 +1,4 @@
-"""The part of a store's contract that is about queues and claims, of a store that has neither."""
+"""The queue and claim methods of a store that supports neither queues nor claims."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["QueuesUnsupported"]
 
 
 class QueuesUnsupported:
-    """Whoever looks for waiters finds none; a claim is refused."""
+    """A store without waiters, which refuses claims."""
 
     clustered = False
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
         if publications:
-            raise InvalidLockOptions("unique is not allowed on several servers (Redlock)")
+            raise InvalidLockOptions("invalid unique: a Redlock has no claims; remove the option")
         return []
 
     def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:

@@ -1,4 +1,4 @@
-"""What independent servers answered, as one answer. Pure."""
+"""The replies of independent servers, combined into one. No side effects."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ __all__ = ["agreed_seed", "best_known", "majority_holder", "majority_of", "outco
 
 T = TypeVar("T")
 
-#: What is known of a name's end, the surest first: one server that knows it is enough.
+#: Refusals that one server alone can decide, because a majority wrote their mark. The majority certain comes first.
 _FACTS = (Duplicate, Used, Unknown)
 _STATES = ("used", "running", "unknown")
 
 
 def majority_of(servers: int) -> int:
-    """How many of so many servers decide: of any two majorities one server is in both."""
+    """Return the size of a majority. Any two majorities have a server in common."""
     return servers // 2 + 1
 
 
 def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int) -> Acquired | Refusal | None:
-    """What became of an acquire; None while those who have not answered can still decide it.
+    """Return the outcome of an acquire, or None while the pending replies can still decide it.
 
-    What was written down for good (an end, a use) was written to a majority, and so every majority has one that knows.
-    A refusal because of a holder needs a majority that names the same one: what a minority holds may be the remnant of
-    somebody who lost the vote and died, and that must not make everybody skip.
+    Done marks and run marks are written to a majority. So in every majority, at least one server has them.
+
+    A conflict with a holder needs a majority that names the same holder. A lock on a minority may be left over from an
+    owner that lost its vote and died. That lock must not make other calls skip.
 
     Args:
-        answers: Of those who answered.
-        pending: How many may still answer.
-        servers: All of them.
+        answers: Replies of the servers that answered.
+        pending: Number of servers that may still answer.
+        servers: Number of all servers.
     """
-    most = majority_of(servers)
-    # One server under two names gives an acquisition one token and one time twice: that is one vote. The token alone
-    # does not tell: servers whose clocks are behind their last token give the next one, and so the same.
+    majority = majority_of(servers)
+    # If one server has two names, both votes have the same token and the same time: count one vote. Equal tokens alone
+    # prove nothing: a server whose clock is behind its last token issues the next number, as another server may.
     won = list({(answer.token, answer.since): answer for answer in answers if isinstance(answer, Acquired)}.values())
-    if len(won) >= most:
+    if len(won) >= majority:
         return max(won)._replace(
             rank_us=max(one.rank_us for one in won),
-            seed=max((one.seed for one in won), key=_ballot),
+            seed=max((one.seed for one in won), key=_agreement_token),
             after_crash=any(one.after_crash for one in won),
         )
-    if len(answers) >= most:
+    if len(answers) >= majority:
         for kind in _FACTS:
             if facts := [answer for answer in answers if isinstance(answer, kind)]:
                 return facts[0]
     refused = [answer for answer in answers if isinstance(answer, Held)]
-    holder, alike = majority_holder([answer.holder for answer in refused])
-    if holder is not None and alike >= most:
+    holder, named = majority_holder([answer.holder for answer in refused])
+    if holder is not None and named >= majority:
         return Held(holder, any(one.same_message for one in refused), max(one.rank_us for one in refused))
-    if pending and (len(answers) < most or max(len(won), alike) + pending >= most):
+    if pending and (len(answers) < majority or max(len(won), named) + pending >= majority):
         return None
     return NoMajority()
 
 
 def majority_holder(holders: Iterable[Holder]) -> tuple[Holder | None, int]:
-    """Whom most of them name, and how many that are."""
+    """Return the holder that the most servers name, and the number of these servers."""
     found = list(holders)
-    counted = Counter(map(_who, found))
+    counted = Counter(map(_holder_key, found))
     if not counted:
         return None, 0
-    who, count = counted.most_common(1)[0]
-    same = [one for one in found if _who(one) == who]
-    # Most have the token that they agreed on; one that came late has its own still, which is a later one.
+    key, count = counted.most_common(1)[0]
+    same = [one for one in found if _holder_key(one) == key]
+    # A majority has the agreed token. A server that acquired late still has its own token, which is higher.
     tokens = Counter(one.token for one in same)
     elected = min(same, key=lambda one: (-tokens[one.token], one.token or 0))
     life = max(one.expires_in for one in same)
@@ -74,29 +75,32 @@ def majority_holder(holders: Iterable[Holder]) -> tuple[Holder | None, int]:
 
 
 def renewed(answers: Sequence[bool | None], servers: int) -> bool | None:
-    """Was a lease renewed by a majority? None where no majority says either."""
+    """Return whether a majority renewed a lease, or None if no majority agrees."""
     if answers.count(True) >= majority_of(servers):
         return True
     return False if answers.count(False) >= majority_of(servers) else None
 
 
 def best_known(uses: Iterable[LastRun | None]) -> LastRun | None:
-    """What became of a name's last run: one that knows is enough."""
+    """Return the state of a name's last run. One server that has it is enough."""
     known = [use for use in uses if use is not None]
     return min(known, key=lambda use: _STATES.index(use.state), default=None)
 
 
 def agreed_seed(seed: str, token: int) -> tuple[str, str]:
-    """The seed of a run, and as it is to be written to a majority with the token of its agreement.
+    """Return the seed of a run, and the text to write to a majority: this agreement's token and the seed.
 
-    As in Paxos a seed that a majority may have accepted is proposed again, of several the one that was accepted last.
-    The tokens order the agreements, because each is confirmed by a majority before its seed is written: so whoever took
-    the lock later has a higher one, and his acquire saw what a majority had accepted before. A seed without one was
-    made by a server alone, in a vote that was lost; nobody has read it.
+    As in Paxos, a seed that a majority may have accepted is proposed again. Of several seeds, it is the one that was
+    accepted last.
+
+    The tokens order the agreements, because a majority confirms a token before its seed is written. A later owner has a
+    higher token, and its acquire found every seed that a majority had accepted before.
+
+    A seed without a token comes from a single server, in a vote that was lost. No run has used it.
 
     Args:
-        seed: As :func:`outcome` chose it.
-        token: Of this agreement.
+        seed: Seed that :func:`outcome` chose.
+        token: Token of this agreement.
     """
     earlier = seed_of(seed) if "/" in seed else ""
     value = earlier or str(token)
@@ -104,14 +108,14 @@ def agreed_seed(seed: str, token: int) -> tuple[str, str]:
 
 
 def seed_of(seed: str) -> str:
-    """The seed alone."""
+    """Return the seed without its token."""
     return seed.rpartition("/")[2]
 
 
-def _ballot(seed: str) -> int:
+def _agreement_token(seed: str) -> int:
     token, slash, _ = seed.partition("/")
     return int(token) if slash else 0
 
 
-def _who(holder: Holder) -> tuple[str, str, bool, bool]:
+def _holder_key(holder: Holder) -> tuple[str, str, bool, bool]:
     return holder.owner, holder.identity, holder.kept, holder.retries

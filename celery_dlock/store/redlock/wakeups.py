@@ -1,4 +1,4 @@
-"""Told of releases by any one of several servers."""
+"""A release listener that uses one of several servers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FailoverListener"]
 
-#: Seconds until a majority has heard of a release of which one server tells; random, so that the woken do not meet.
-HEARD: Final = (0.002, 0.02)
+#: Seconds to wait after a notification, until a majority has the release. Random, so that callers do not collide.
+DELAY: Final = (0.002, 0.02)
 
 
 class FailoverListener:
-    """Listens at one of several servers; where that goes away, at the next. Each is told of every release.
+    """A listener on one server, and on the next one if that server fails. Every server publishes every release.
 
     Args:
-        stores: Of the servers, in the order in which they are tried.
-        name: Of the lock.
+        stores: Stores of the servers, in the order in which they are tried.
+        name: Lock name.
 
     Raises:
-        StoreUnavailable: No server can be listened to.
+        StoreUnavailable: No server accepts a subscription.
     """
 
     def __init__(self, stores: Sequence[LockStore], name: LockName) -> None:
@@ -39,7 +39,7 @@ class FailoverListener:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._waker = self._listening()
+        self._listener = self._subscribe()
         return self
 
     def __exit__(
@@ -49,17 +49,17 @@ class FailoverListener:
 
     def wait(self, timeout: float) -> bool:
         try:
-            told = self._waker.wait(timeout)
+            notified = self._listener.wait(timeout)
         except StoreUnavailable:
             self._open.close()
             self._stores.append(self._stores.pop(0))
-            self._waker = self._listening()
-            return True  # what happened in between is not known
-        if told:
-            time.sleep(rng.uniform(*HEARD))  # spreads those who were woken
-        return told
+            self._listener = self._subscribe()
+            return True  # a release may have been missed meanwhile
+        if notified:
+            time.sleep(rng.uniform(*DELAY))
+        return notified
 
-    def _listening(self) -> ReleaseListener:
+    def _subscribe(self) -> ReleaseListener:
         for _ in range(len(self._stores) - 1):
             try:
                 return self._open.enter_context(self._stores[0].waker(self._name))

@@ -189,7 +189,7 @@ def test_servers_whose_clocks_are_behind_their_last_token_are_a_majority(five: R
 
 
 def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
-    with pytest.raises(InvalidLockOptions, match="on_conflict='queue' is not allowed"):
+    with pytest.raises(InvalidLockOptions, match="invalid on_conflict='queue'"):
         store.acquire(NAME, "o.1", TTL, claim_of("id1", place=QueueRequest()))
 
 

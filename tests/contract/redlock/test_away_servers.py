@@ -144,7 +144,7 @@ def test_lease_taken_late_by_a_hung_server_is_released_after_a_refusal(five: Red
         refused.release(name_in(took_elsewhere), "o.0", ReleaseRequest())
         hung.pause()
         assert isinstance(refused.acquire(NAME, "o.1", TTL, claim_of()), Held)
-        eventually(lambda: not refused._nodes.all[4]._out, within=10)  # given up, and in the server's queue
+        eventually(lambda: not refused._quorum.members[4]._pending, within=10)  # given up, and in the server's queue
         hung.resume()
         eventually(lambda: refused.inspect(NAME) is not None and holders([hung]) == [None], within=15)
 
@@ -183,7 +183,7 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
         store = stack.enter_context(closing(opened(proxies, timeout=10)))
         took(store, "o.1")
         store.release(NAME, "o.1", ReleaseRequest())
-        eventually(lambda: not store._nodes.busy)
+        eventually(lambda: not store._quorum.busy)
         proxies[0].set_mode("cut_reply", containing=ADOPT_TOKEN.shas)
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)

@@ -432,29 +432,29 @@ def test_call_is_made_by_the_next_round_of_a_loop_when_no_thread_could_be_starte
     assert done == ["done"]
 
 
-def test_crew_without_a_thread_says_which_calls_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fan_out_without_a_thread_returns_the_calls_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     starts = Starts(2)
     monkeypatch.setattr("_thread.start_new_thread", lambda run, args: starts(lambda: made.append(args[0]())))
-    crew = FanOut()
-    not_begun = crew.begin([lambda: "a", lambda: "b", lambda: "c"])
+    fan_out = FanOut()
+    failures = fan_out.start([lambda: "a", lambda: "b", lambda: "c"])
     assert made == ["a", "c"]
-    assert [(place, str(error)) for place, error in not_begun.items()] == [(1, NO_THREAD)]
-    assert len(crew._begun) == 2
+    assert [(index, str(error)) for index, error in failures.items()] == [(1, NO_THREAD)]
+    assert len(fan_out._running) == 2
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-def test_crew_thread_outlives_a_call_that_raises(error: type[BaseException]) -> None:
+def test_fan_out_thread_survives_a_call_that_raises(error: type[BaseException]) -> None:
     made: list[int] = []
 
     def broken() -> None:
         made.append(threading.get_ident())
         raise error
 
-    crew = FanOut()
-    crew.begin([broken])
-    eventually(lambda: not crew.busy and len(crew._idle) == 1)
-    crew.begin([lambda: made.append(threading.get_ident())])
+    fan_out = FanOut()
+    fan_out.start([broken])
+    eventually(lambda: not fan_out.busy and len(fan_out._idle) == 1)
+    fan_out.start([lambda: made.append(threading.get_ident())])
     eventually(lambda: len(made) == 2)
     assert made[0] == made[1]
 

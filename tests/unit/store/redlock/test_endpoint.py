@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from celery_dlock.errors import StoreNotReady
 from celery_dlock.store.redis.endpoint import ServerEndpoint
-from celery_dlock.store.redlock.endpoint import MemberDoor, SameServer
+from celery_dlock.store.redlock.endpoint import MemberEndpoint, SameServer
 
 
 def connection(told: Any) -> Any:
@@ -29,12 +29,12 @@ def server(run_id: str) -> Any:
 
 
 @pytest.fixture
-def doors() -> list[MemberDoor]:
+def doors() -> list[MemberEndpoint]:
     names: dict[str, str] = {}
-    return [MemberDoor(ServerEndpoint({"host": name}), name, names) for name in "abc"]
+    return [MemberEndpoint(ServerEndpoint({"host": name}), name, names) for name in "abc"]
 
 
-def test_server_of_another_name_is_refused_with_both_names(doors: list[MemberDoor]) -> None:
+def test_server_of_another_name_is_refused_with_both_names(doors: list[MemberEndpoint]) -> None:
     a, b, _ = doors
     a.check(server("1"))
     for _ in range(2):
@@ -43,7 +43,7 @@ def test_server_of_another_name_is_refused_with_both_names(doors: list[MemberDoo
     a.check(server("1"))
 
 
-def test_connections_to_an_earlier_server_are_not_used_any_more(doors: list[MemberDoor]) -> None:
+def test_connections_to_an_earlier_server_are_not_used_any_more(doors: list[MemberEndpoint]) -> None:
     a, b, c = doors
     for number, door in enumerate(doors):
         door.check(server(str(number)))
@@ -59,7 +59,7 @@ def test_connections_to_an_earlier_server_are_not_used_any_more(doors: list[Memb
     assert a.address() == before
 
 
-def test_server_that_restarted_leaves_its_earlier_run_behind(doors: list[MemberDoor]) -> None:
+def test_server_that_restarted_leaves_its_earlier_run_behind(doors: list[MemberEndpoint]) -> None:
     a, b, _ = doors
     a.check(server("1"))
     a.check(server("2"))
@@ -69,13 +69,13 @@ def test_server_that_restarted_leaves_its_earlier_run_behind(doors: list[MemberD
 
 
 @pytest.mark.parametrize("told", [NoPermissionError("no INFO"), b"# Server\r\n", "no text of a server"])
-def test_server_that_does_not_say_who_it_is_is_let_in(doors: list[MemberDoor], told: Any) -> None:
+def test_server_that_does_not_say_who_it_is_is_let_in(doors: list[MemberEndpoint], told: Any) -> None:
     for door in doors:
         door.check(connection(told))
 
 
 @pytest.mark.parametrize("said", ["BUSY Redis is busy running a script", "LOADING Redis is loading the dataset"])
-def test_server_that_cannot_say_yet_who_it_is_is_not_let_in(doors: list[MemberDoor], said: str) -> None:
+def test_server_that_cannot_say_yet_who_it_is_is_not_let_in(doors: list[MemberEndpoint], said: str) -> None:
     a, b, _ = doors
     a.check(server("1"))
     with pytest.raises(StoreNotReady, match=said):

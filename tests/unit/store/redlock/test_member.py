@@ -39,7 +39,7 @@ def acquire(*answers: Any) -> tuple[Any, QuorumMember, ScriptedStore]:
     """The outcome, an exception as a value, and what is left."""
     store: Any = ScriptedStore(*answers)
     node = QuorumMember(store, "redis://h", FakeClock(), 1.0)
-    node.expect("o.1")
+    node.expect_acquire("o.1")
     outcome: Any
     try:
         outcome = node.acquire(
