@@ -1,8 +1,8 @@
 """Celery's native delayed delivery over RabbitMQ: a delayed message waits in the broker, not in a worker.
 
-With quorum queues a worker cannot raise its prefetch count, so a message that waits for its ETA in the worker would
-block a part of the prefetch window. Celery's workers declare the delay queues. From there, a binding of its own leads
-a republished message to one queue alone.
+With quorum queues a worker cannot raise its prefetch count. A message that waits for its ETA in the worker would
+therefore block a part of the prefetch window. Celery's workers declare the delay queues. From there, a binding of its
+own leads a republished message to one queue alone.
 """
 
 from __future__ import annotations

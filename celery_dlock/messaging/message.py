@@ -168,8 +168,8 @@ def publish_again(
             REVOKED.
 
     Raises:
-        DLockError: The message cannot be republished. It is of Celery's old protocol 1, which cannot carry an ETA
-            beside its body; or its queue is unknown; or no later attempt could publish it.
+        DLockError: The message is of Celery's old protocol 1, which cannot carry an ETA beside its body. Or its queue
+            is unknown. Or no later attempt could publish it.
     """
     raw = checked(delivery.raw)
     headers = dict(raw.headers)

@@ -1,8 +1,8 @@
 """Publishing a message to one queue, until the broker has it.
 
-Over AMQP, `publish` waits for the broker's confirmation. Without it, RabbitMQ may drop a message without an error: the
-user may not write to the exchange, the queue is gone, or the broker dies before it has written the message. Celery's
-channels do not confirm, so `publish` uses a channel of its own.
+Over AMQP, `publish` waits for the broker's confirmation. Without it, RabbitMQ may drop a message without an error: if
+the user may not write to the exchange, if the queue is gone, or if the broker dies. Celery's channels do not confirm,
+so `publish` uses a channel of its own.
 
 Errors are divided by cause. No later attempt can publish an invalid message; after a fault of the broker, one can.
 """

@@ -1,7 +1,7 @@
 """The queue that a message came from, to which it is republished.
 
 It is not republished through its exchange, which may lead to other queues too. The transport of a pool child may not
-even know that exchange, and kombu's virtual transports drop a message that they cannot route without an error.
+even know that exchange. kombu's virtual transports drop a message that they cannot route, without an error.
 """
 
 from __future__ import annotations

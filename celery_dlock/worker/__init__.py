@@ -1,4 +1,4 @@
-"""What runs in the main process of a Celery worker."""
+"""The parts of the library that run in the main process of a Celery worker."""
 
 from __future__ import annotations
 

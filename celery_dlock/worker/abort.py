@@ -1,8 +1,8 @@
-"""Stops the body of a task whose lease is lost (``on_lost="abort"``), in the way that its pool allows.
+"""Aborts the body of a task whose lease is lost (``on_lost="abort"``), by the means of its pool.
 
-The keeper, a thread of the worker's main process, finds the loss; what it calls is given to the slot when the body
-begins. Whatever the way, the exception must strike in the body and nowhere else: behind it stand the release, Celery's
-own code, and the next task.
+The watchdog, a thread of the worker's main process, finds the loss. It calls the function that was set on the lease
+record when the body began. The exception must be raised inside the body and nowhere else. After the body come the
+release, Celery's own code and the next task, which must not be interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 
 from ..errors import LockLost
 from ..locking.lease_table import BodyAborter, LeaseRecord
-from ..utils import threads as native
+from ..utils import threads
 from ..utils.greenlets import hub_bridge
 
 __all__ = [
@@ -23,24 +23,27 @@ __all__ = [
     "aborter_for_pool",
 ]
 
-#: Sent by the main process to a pool child. Not SIGUSR1, which is Celery's soft time limit.
+#: The signal that the main process sends to a pool child. SIGUSR1 is taken: it is Celery's soft time limit.
 STOP_SIGNAL = signal.SIGUSR2
 
 
 def aborter_for_pool(pool: type) -> BodyAborter | None:
-    """The stopper for bodies of this pool; None where only ``lease.ensure()`` stops one.
+    """Return the aborter for the bodies of this pool; None if only ``lease.ensure()`` can stop a body.
 
-    A solo pool runs bodies in the thread that also talks to the broker.
+    None is for the solo pool, for example: it runs bodies in the thread that also talks to the broker.
     """
-    # By name: importing the modules of pools that are not used would need their libraries.
+    # Compare names: importing the modules of unused pools would need their libraries.
     for module in (ancestor.__module__ for ancestor in pool.__mro__):
         if module in _BY_MODULE:
             return _BY_MODULE[module]()
     return None
 
 
-class _SignalStopper:
-    """In a pool child the body runs in the main thread, and there Python runs the handlers of signals."""
+class _SignalAborter:
+    """Aborts a body in a pool child by a signal.
+
+    The body runs in the child's main thread, and Python runs signal handlers in that thread.
+    """
 
     def __init__(self) -> None:
         self._bodies: list[LeaseRecord] = []
@@ -51,7 +54,7 @@ class _SignalStopper:
             signal.signal(STOP_SIGNAL, self._signalled)
             self._installed = True
         self._bodies.append(slot)
-        slot.on_loss(_in_another_process)
+        slot.on_loss(_signalled_by_main_process)
 
     def leave(self, slot: LeaseRecord) -> None:
         slot.on_loss(None)
@@ -65,8 +68,8 @@ class _SignalStopper:
                 raise LockLost
 
 
-class _ThreadStopper:
-    """An asynchronous exception, which Python raises at the thread's next step.
+class _ThreadAborter:
+    """Aborts a body by an asynchronous exception, which Python raises at the thread's next instruction.
 
     Source: https://docs.python.org/3/c-api/init.html#c.PyThreadState_SetAsyncExc
     """
@@ -99,10 +102,11 @@ class _ThreadBody:
         self._stopping = False
 
     def end(self) -> None:
-        # In this order: from now on nothing is raised but what is under way, and that is waited for and taken back.
+        # Clear the flag first: no new exception is raised after that. Then wait for a running `stop`, and cancel its
+        # exception, which would otherwise be raised in the release or in the next task.
         self._inside = False
         while self._stopping:
-            native.sleep(0.0001)
+            threads.sleep(0.0001)
         if self._stopped:
             self._raise(None)
 
@@ -112,8 +116,11 @@ class _ThreadBody:
         )
 
 
-class _GreenStopper:
-    """Throws into the greenlet from a step of its own hub, so that nothing comes between look and throw."""
+class _GreenletAborter:
+    """Aborts a body by an exception thrown into its greenlet.
+
+    A callback of the greenlet's own hub throws it, so the body cannot end between the check and the throw.
+    """
 
     _library: str
 
@@ -125,13 +132,13 @@ class _GreenStopper:
         self._inside.add(acquisition)
         throw = self._thrower()
 
-        def strike() -> None:
+        def abort() -> None:
             if acquisition in self._inside:
                 self._inside.discard(acquisition)
                 throw()
 
-        bell = hub_bridge(self._library)
-        slot.on_loss(lambda: bell.soon(strike))
+        bridge = hub_bridge(self._library)
+        slot.on_loss(lambda: bridge.soon(abort))
 
     def leave(self, slot: LeaseRecord) -> None:
         slot.on_loss(None)
@@ -141,7 +148,7 @@ class _GreenStopper:
         raise NotImplementedError
 
 
-class _GeventStopper(_GreenStopper):
+class _GeventAborter(_GreenletAborter):
     _library = "gevent"
 
     def _thrower(self) -> Callable[[], None]:
@@ -149,7 +156,7 @@ class _GeventStopper(_GreenStopper):
         return lambda: greenlet.throw(LockLost())
 
 
-class _EventletStopper(_GreenStopper):
+class _EventletAborter(_GreenletAborter):
     _library = "eventlet"
 
     def _thrower(self) -> Callable[[], None]:
@@ -158,13 +165,13 @@ class _EventletStopper(_GreenStopper):
         return lambda: eventlet.kill(greenlet, LockLost())
 
 
-def _in_another_process() -> None:
-    """The main process reads in the shared slot that its child is to be told, and sends the signal."""
+def _signalled_by_main_process() -> None:
+    """Do nothing: the main process sees the loss in the shared lease table, and sends the signal."""
 
 
 _BY_MODULE: dict[str, Callable[[], BodyAborter]] = {
-    "celery.concurrency.prefork": _SignalStopper,
-    "celery.concurrency.thread": _ThreadStopper,
-    "celery.concurrency.gevent": _GeventStopper,
-    "celery.concurrency.eventlet": _EventletStopper,
+    "celery.concurrency.prefork": _SignalAborter,
+    "celery.concurrency.thread": _ThreadAborter,
+    "celery.concurrency.gevent": _GeventAborter,
+    "celery.concurrency.eventlet": _EventletAborter,
 }

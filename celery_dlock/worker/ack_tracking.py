@@ -134,8 +134,8 @@ class AckTrackingRequest(Request):
         """Make sure that the run, whose end is stored, does not run again if its acknowledgement is lost."""
         if self._needs_no_mark:
             return
-        # Set before the check: in a pool of threads the acknowledgement may fail at the same time, and then one of the
-        # two has to see the other.
+        # Set this before the check. In a pool of threads the acknowledgement may fail at the same time. Then at least
+        # one of the two threads must see what the other one has set.
         self.dlock_end_stored = True
         deliveries = self._dlock_deliveries
         if self.dlock_ack_lost or channel_is_gone(self.message) or not deliveries.consumes():

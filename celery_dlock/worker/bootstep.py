@@ -19,7 +19,7 @@ from ..messaging.results import has_backend
 from ..runtime import Runtime
 from ..task.base import SingletonTask
 from ..task.validation import check_topology_support
-from ..utils import threads as native
+from ..utils import threads
 from ..utils.log import logger
 from .abort import aborter_for_pool
 from .broker_check import BrokerCheck
@@ -107,9 +107,9 @@ class KeeperStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         self._handle.watch(worker.consumer, DeliveryRegistry.of(worker.app).completion_marker.connection_broke)
-        # Not in `create`: under gevent, a thread that imports while the main thread makes its pool ends the worker with
-        # LoopExit, because the import's lock belongs to a greenlet.
-        native.preload_imports()
+        # Not in `create`, where the main thread still makes its pool. Under gevent, a thread that imports at that time
+        # ends the worker with LoopExit, because the import's lock belongs to a greenlet.
+        threads.preload_imports()
         for thread in self._threads:
             thread.start()
 
@@ -155,7 +155,7 @@ def _check(app: Celery, tasks: list[SingletonTask]) -> None:
         request = symbol_by_name(task.Request)
         if not issubclass(request, SingletonRequest):
             raise InvalidLockOptions(
-                f"task {task.name!r}: Request={request!r} is not allowed; allowed: a subclass of {SingletonRequest!r}"
+                f"task {task.name!r}: invalid Request={request!r}: expected a subclass of {SingletonRequest!r}"
             )
     refuse_without_disk(tasks[0].dlock, durabilities)
 
@@ -165,10 +165,8 @@ def _refuse_unstorable(task: SingletonTask) -> None:
     try:
         task.backend.encode(value)
     except Exception as error:
-        allowed = f"what result_serializer={task.app.conf.result_serializer!r} can store: {error}"
-        raise InvalidLockOptions(
-            f"task {task.name!r}: skip_result={value!r} is not allowed; allowed: {allowed}"
-        ) from error
+        expected = f"a value that result_serializer={task.app.conf.result_serializer!r} can store, but {error}"
+        raise InvalidLockOptions(f"task {task.name!r}: invalid skip_result={value!r}: expected {expected}") from error
 
 
 def _singletons(app: Celery) -> list[SingletonTask]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from ..keys.lock_name import LockName
 from ..runtime import KEEPER_TIMEOUT
 from ..store.model import Identity
-from ..utils import threads as native
+from ..utils import threads
 from ..utils.log import log_fields, logger
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ class CompletedRun(NamedTuple):
     """The done mark to write. It does not hold the request, which would keep its message in memory meanwhile.
 
     Args:
-        dated: On the monotonic clock. A message that the worker received later is another one with the same id. If the
-            pool child reported the end, it is the start of the run: a publisher that waited for the result may publish
-            again before the main process knows of the end.
+        dated: A time on the monotonic clock. A message that the worker received later is another one with the same id.
+            If the pool child reported the end, it is the start of the run. A publisher that waited for the result may
+            publish again before the main process knows of the end.
         name: The lock name.
         identity: The digest of the message's identity.
         owner: The delivery that ran.
@@ -145,8 +145,8 @@ class CompletionMarker:
         """Write the done mark of a delivery whose end is stored and whose acknowledgement was lost.
 
         This never raises, because an error would end Celery's event loop. The loop may end right after this call, so
-        the first attempt is made here. If the store did not answer the last attempt, the mark waits for the next round:
-        otherwise each delivery would block the event loop for the store's timeout.
+        the first attempt is made here. If the store did not answer the last attempt, the mark waits for the next round.
+        Otherwise each delivery would block the event loop for the store's timeout.
         """
         if (name := request.dlock_lock) is None:
             return
@@ -154,7 +154,7 @@ class CompletionMarker:
             request.dlock_started_at, name, request.dlock_identity.digest, request.dlock_owner,
             request.task.name, request.id,
         )  # fmt: skip
-        with native.background():  # a log handler that raises must not end the event loop either
+        with threads.background():  # a log handler that raises must not end the event loop either
             self._wait(*([end] if self._failing else self._written([end])))
 
     def mark_soon(self, end: CompletedRun) -> None:
@@ -166,7 +166,8 @@ class CompletionMarker:
         while len(self._unmarked) > MAX_WAITING:
             dropped = self._unmarked.popleft()
             logger.error(
-                "task %s has ended, and may run again: the store did not take its done mark", dropped.call,
+                "task %s has ended, but may run again: its done mark was dropped, because %d marks wait for the store",
+                dropped.call, MAX_WAITING,
                 extra=dropped.log_fields,
             )  # fmt: skip
 

@@ -94,7 +94,7 @@ class CrashRecovery:
                 del self._predecessors[worker]
 
     def _read(self) -> dict[str, WorkerRecord]:
-        """Return the records of workers on this host: only their processes can be told dead here."""
+        """Return the records of workers on this host. Whether other hosts' processes are dead cannot be found here."""
         host = self._mine.host
         texts = self._store.worker_records(self._node)
         records = {worker: WorkerRecord.from_text(text) for worker, text in texts.items()}

@@ -57,7 +57,7 @@ class Delivered(CompletedDelivery, Protocol):
 
 
 class Sweeper(Protocol):
-    """What the registry and the requests ask of the queue sweeper."""
+    """The methods of the queue sweeper that the registry and the requests call."""
 
     def sweep(self) -> None: ...
     def hand_off(self, name: LockName, grant: Grant) -> None: ...
@@ -66,7 +66,7 @@ class Sweeper(Protocol):
 
 
 class Renewer(Protocol):
-    """What the requests ask of the thread that renews claims."""
+    """The methods of the claim renewer that the requests call."""
 
     def release_claim(self, request: Any) -> None: ...
 
@@ -139,7 +139,7 @@ class DeliveryRegistry:
         return self._queues
 
     def attach(self, sweeper: Sweeper, claim_renewer: Renewer) -> None:
-        """Set the threads that publish grants and give claims up; until then both are left undone."""
+        """Set the threads that publish grants and release claims. Before this call, neither is done."""
         self.sweeper, self.claim_renewer = sweeper, claim_renewer
         self.completion_marker.is_polled = True
 
@@ -247,8 +247,8 @@ class DeliveryRegistry:
         """Return when the process of this acquisition must have ended; 0 if no hard time limit was enforced."""
         return self._kill_deadlines.get(owner_of(acquisition), 0.0) if self._kill_deadlines else 0.0
 
-    # The done mark of a dead pool child needs two events, which come in any order: the watchdog released the child's
-    # lock, and Celery stored the end and acknowledged the message.
+    # The done mark of a dead pool child needs two events, in any order. The watchdog has released the child's lock.
+    # Celery has stored the end and acknowledged the message.
 
     def settle(self, request: Delivered, ended_at: float) -> None:
         """Record that the end of a run is stored and final, and that its pool child is dead or dying.

@@ -37,8 +37,8 @@ SPARE: Final = 0.5
 LATE: Final = 0.1
 #: Seconds for which a worker leaves the sweep lease to others after its broker did not take a message.
 ASIDE: Final = 2.0
-#: LOOK: seconds between two looks of a worker without tasks that queue: a call may have chosen to, and the worker that
-#: parked it may have died. AGAIN: seconds until a look that failed is repeated.
+#: LOOK: seconds between two looks of a worker without tasks that queue. A call may have chosen to queue, and the worker
+#: that parked it may have died. AGAIN: seconds until a look that failed is repeated.
 LOOK: Final = 30.0
 AGAIN: Final = 2.0
 #: Seconds between two notes that workers of this broker run, and the milliseconds that a note lives. A note outlives

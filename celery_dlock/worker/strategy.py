@@ -1,4 +1,4 @@
-"""How a worker's main process takes a message of a singleton task."""
+"""The strategy with which a worker's main process receives the messages of a singleton task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import InvalidTaskError
-from celery.worker.strategy import default as celerys
+from celery.worker.strategy import default as celery_default
 
 from ..messaging.validation import MALFORMED
 
@@ -16,12 +16,12 @@ _BODY_TYPES = (list, tuple, dict)
 
 
 def default(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Celery's default strategy, which also refuses a message whose body is no container.
+    """Return Celery's default strategy with a check that the body of a message is a container.
 
-    Celery looks for a key in the decoded body before it makes the request. A body such as ``5`` raises TypeError
-    there, and ends the worker.
+    Celery looks for a key in the decoded body before it makes the request. There, a body such as ``5`` raises
+    TypeError, which ends the worker.
     """
-    handle = celerys(task, app, consumer, **kwargs)
+    handle = celery_default(task, app, consumer, **kwargs)
 
     def on_message(message: Any, body: Any, *args: Any, **options: Any) -> Any:
         try:
@@ -29,7 +29,7 @@ def default(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., 
         except MALFORMED as error:
             raise InvalidTaskError(f"malformed message: {type(error).__name__}: {error}") from error
         if not isinstance(payload, _BODY_TYPES):
-            raise InvalidTaskError("malformed message: expected a body of [args, kwargs, embed]")
+            raise InvalidTaskError("malformed message: expected [args, kwargs, embed] as its body")
         return handle(message, body, *args, **options)
 
     return on_message

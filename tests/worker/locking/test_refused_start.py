@@ -58,8 +58,8 @@ def test_a_skip_result_that_cannot_be_stored_is_refused_at_the_start() -> None:
     def bill() -> None: ...
 
     worker = type("Embedded", (), {"app": app})()
-    allowed = "allowed: what result_serializer='json' can store: "
-    with pytest.raises(InvalidLockOptions, match=rf"task 'shop\.bill': skip_result=.* is not allowed; {allowed}"):
+    expected = "expected a value that result_serializer='json' can store, but "
+    with pytest.raises(InvalidLockOptions, match=rf"task 'shop\.bill': invalid skip_result=.*: {expected}"):
         KeeperStep(worker).include_if(worker)
 
 
