@@ -1,7 +1,7 @@
 """Publishing a message to one queue, until the broker has it.
 
-Over AMQP, `publish` waits for the broker's confirmation. Without it, RabbitMQ may drop a message without an error: if
-the user may not write to the exchange, if the queue is gone, or if the broker dies. Celery's channels do not confirm,
+Over AMQP, `publish` waits for the broker's confirmation. Without it, RabbitMQ may drop a message without an error. The
+causes are a missing right to the exchange, a deleted queue, and the broker's death. Celery's channels do not confirm,
 so `publish` uses a channel of its own.
 
 Errors are divided by cause. No later attempt can publish an invalid message; after a fault of the broker, one can.
