@@ -113,7 +113,8 @@ def settings() -> str:
     rows = ["| setting | default | meaning |", "| --- | --- | --- |"]
     for name, setting in SETTINGS.items():
         see = f" ([more]({SEE[name]}))" if name in SEE else ""
-        rows.append(f"| `{name}` | {markdown(setting.default)} | {markdown(setting.meaning)}{see} |")
+        meaning = " ".join(markdown(setting.meaning).split())  # a row is one line
+        rows.append(f"| `{name}` | {markdown(setting.default)} | {meaning}{see} |")
     return "\n".join(rows)
 
 

@@ -185,11 +185,13 @@ class QueueSweeper:
         pause = ROUND_OF_CLUSTER if self._store.clustered else ROUND
         self._next_round = now + pause
         left = self._lease_left("sweep", pause + SPARE)
-        self._failing = False
         if left:
+            self._failing = False
             self._next_round = now + left + rng.uniform(0, LATE)
             return
-        swept = [self._sweep(name) for name in self._due(MOST) if not self._publisher.left_to_others(name)]
+        due = self._due(MOST)
+        self._failing = False  # only now: a store that refuses every command refuses this one, too
+        swept = [self._sweep(name) for name in due if not self._publisher.left_to_others(name)]
         self._log_refused()
         if False in swept:
             # Another worker may reach the broker.

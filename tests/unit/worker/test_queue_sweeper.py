@@ -39,6 +39,7 @@ class Leases:
         self.found: list[LockName] = []
         self.swept = QueueStepResult()
         self.lease_error: StoreUnavailable | None = None
+        self.due_error: StoreUnavailable | None = None
         self.looks: list[float] = []
         self.noted: list[tuple[float, str]] = []
         self.scripts: Counter[str] = Counter()
@@ -63,6 +64,8 @@ class Leases:
     def due(self, *_asked: object) -> list[LockName]:
         self.scripts["due"] += 1
         self.looks.append(self.clock.now)
+        if self.due_error is not None:
+            raise self.due_error
         return self.found
 
     def sweep(self, *_asked: object) -> QueueStepResult:
@@ -259,3 +262,16 @@ def test_one_of_the_workers_without_queues_looks_for_waiters(scene: Scene) -> No
     for worker in workers:
         worker._look()
     assert [worker._sweeps for worker in workers] == [True] + 9 * [False]
+
+
+def test_store_that_refuses_every_command_is_logged_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """The lease of the sweep only saves work, so its refusal alone does not stop a sweep and is not logged."""
+    worker = scene.worker()
+    worker.sweep()
+    for error in (StoreRefused("NOPERM"), None, StoreRefused("NOPERM")):
+        scene.store.lease_error = scene.store.due_error = error
+        for _ in range(20):
+            worker._turn()
+            scene.clock.now += ROUND
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["queues are not swept, retrying every 0.1 s: NOPERM"] * 2
