@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
@@ -17,6 +17,26 @@ __all__ = ["log_fields", "logger"]
 _logger = logging.getLogger("celery_dlock")
 #: The methods of the logger that create a record.
 _CALLS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
+
+_make_record: Final = _logger.makeRecord
+
+
+def _record_with_fields(
+    name: str, level: int, fn: str, lno: int, msg: object, args: Any, exc_info: Any,
+    func: str | None = None, extra: Mapping[str, object] | None = None, sinfo: str | None = None,
+) -> logging.LogRecord:  # fmt: skip
+    """Make a record and set the fields of ``extra``, also if the record has attributes of these names already.
+
+    An application's record factory may set ``task_id`` and ``task_name``. The logger's own method would then raise
+    KeyError, and end the task that logs.
+    """
+    record = _make_record(name, level, fn, lno, msg, args, exc_info, func, None, sinfo)
+    known = vars(record)
+    known.update({field: value for field, value in (extra or {}).items() if value or field not in known})
+    return record
+
+
+_logger.makeRecord = _record_with_fields  # type: ignore[method-assign]
 
 
 class _GreenletLogAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 has no arguments for it
