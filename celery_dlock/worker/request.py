@@ -44,7 +44,7 @@ __all__ = ["SingletonRequest"]
 _NO_HEADER: Final = RepublishHeader()
 #: The content type in which each nested level of a body has a bracket.
 JSON: Final = "application/json"
-#: The headers that Celery writes. Its ``Context`` tells a user's own headers from them by the same names.
+#: The headers that Celery itself writes. Its ``Context`` treats every other header as the user's own.
 _CELERY_HEADERS: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"})
 #: Seconds until the first renewal of a claim. Most messages have started by then and need none.
 FIRST_RENEWAL: Final = 1.0
@@ -72,8 +72,12 @@ class SingletonRequest(AckTrackingRequest):
     dlock_claim_call: Call | None = None
     #: Under the queue policy: the message's number in the receive order; 0 until it is passed to the pool.
     dlock_number = 0
-    #: The call queues; its acknowledgement is held back until the store has the message; it was republished.
-    _dlock_queues = _dlock_held_back = _dlock_is_copy = False
+    #: The call's policy is ``queue``.
+    _dlock_queues = False
+    #: The acknowledgement waits until the store has the message.
+    _dlock_held_back = False
+    #: The library republished this message.
+    _dlock_is_copy = False
     #: With ``unique``: when to renew the claim, on the monotonic clock.
     dlock_renew_claim_at = 0.0
     #: This process still has the message, so it renews the claim.
