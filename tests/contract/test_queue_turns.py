@@ -9,7 +9,7 @@ from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import FOREIGN_MS, QueueStepResult, ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.keys import LockKeys, sweeper_key
-from celery_dlock.store.redis.store import _NEVER_BURY, RedisStore
+from celery_dlock.store.redis.store import _NO_DEAD_LETTERS, RedisStore
 from tests.contract.queue_helpers import (
     INDEX,
     KEYS,
@@ -421,4 +421,4 @@ def test_a_release_that_sweeps_buries_no_message_of_another_broker(store: RedisS
     granted = grant_to(store, "a")
     store.pass_on(NAME, granted, foreign=True)
     make_foreign(client, 3600)
-    assert store.sweep(NAME, "h.1", *_NEVER_BURY).buried == ""
+    assert store.sweep(NAME, "h.1", *_NO_DEAD_LETTERS).buried == ""

@@ -1,4 +1,4 @@
-"""Commands of the Redis store: a script's variant, and its keys and arguments in the order of the script's header.
+"""Commands of the Redis store: a script variant, with keys and arguments in the order of the script's header.
 
 Each builder has the name of its script. The first key determines the server that runs the command.
 """
@@ -44,16 +44,16 @@ __all__ = [
     "sweep_lease",
 ]
 
-#: A variant of a script, and what it is sent: keys, then arguments.
+#: A script variant, and the texts to send: keys, then arguments.
 Command: TypeAlias = tuple[ScriptVariant, tuple[str, ...]]
 
-#: How long a done mark lives: longer than any broker redelivers (Redis' visibility timeout is 1 h by default).
+#: Life of a done mark: longer than brokers redeliver (the visibility timeout of Redis is 1 h by default).
 DONE_MS: Final = 24 * 3600 * 1000
-#: How long a tombstone lives: longer than a command can linger in a socket or a stopped server's queue.
+#: Life of a tombstone: longer than a command can wait in a socket or in a stopped server's queue.
 TOMBSTONE_MS: Final = 10 * 60 * 1000
 
 _DONE, _TOMBSTONE = str(DONE_MS), str(TOMBSTONE_MS)
-# By the presence of each group, in the order of the header.
+# Indexed by the presence of each group, in the order of the header.
 _ACQUIRE: Final = scripts.ACQUIRE.variants
 _ACQUIRE_QUEUED: Final = scripts.ACQUIRE_QUEUED.variants
 _ADOPT_TOKEN: Final = scripts.ADOPT_TOKEN.variants
@@ -83,17 +83,22 @@ _SWEEP_LEASE: Final = scripts.SWEEP_LEASE.variant()
 
 
 def acquire(
-    keys: LockKeys, acquisition: str, ttl_ms: int, request: AcquireRequest, notify: str, terms: tuple[str, ...] = ()
+    keys: LockKeys,
+    acquisition: str,
+    ttl_ms: int,
+    request: AcquireRequest,
+    notify: str,
+    quarantine: tuple[str, ...] = (),
 ) -> Command:
-    """Take a lock. A request with a place in the queue is the script acquire_queued.
+    """Return the command that takes a lock. A request with a place in the queue runs the script acquire_queued.
 
     Args:
         keys: Keys of the lock.
         acquisition: Owner and number.
         ttl_ms: Milliseconds that the lock is held without a renewal.
-        request: What the caller says of itself.
+        request: The caller, and what it needs.
         notify: How a release wakes this topology's subscribers.
-        terms: Length of a quarantine and failover epoch, if the store has a quarantine.
+        quarantine: Length of a quarantine and failover epoch, if the store has a quarantine.
     """
     identity = request.identity.digest if request.identity else ""
     names: tuple[str, ...] = (keys.lock, keys.last, *keys.marks(acquisition, identity))
@@ -109,18 +114,18 @@ def acquire(
         *request.by,
         str(request.keep_ms),
     )
-    if not (request.once or request.place or terms):  # most calls
+    if not (request.once or request.place or quarantine):  # most calls
         return _ACQUIRE[identity != "", False, False], names + args
     if request.place is not None:
-        return _acquire_queued(keys, request, request.place, names, args, terms)
+        return _acquire_queued(keys, request, request.place, names, args, quarantine)
     once = request.once and identity != ""
     if once:
         names += (keys.run(request.tick),)
         args += _of_run(request)
-    if terms:
+    if quarantine:
         names += (keys.quarantine(),)
-        args += terms
-    return _ACQUIRE[identity != "", once, terms != ()], names + args
+        args += quarantine
+    return _ACQUIRE[identity != "", once, quarantine != ()], names + args
 
 
 def _acquire_queued(
@@ -129,27 +134,27 @@ def _acquire_queued(
     place: QueueRequest,
     names: tuple[str, ...],
     args: tuple[str, ...],
-    terms: tuple[str, ...],
+    quarantine: tuple[str, ...],
 ) -> Command:
-    """Take a lock, or park the message that has to wait.
+    """Return the command that takes a lock, or parks the message that has to wait.
 
     Args:
         keys: Keys of the lock.
-        request: What the caller says of itself. It has an identity.
-        place: What to park, and where.
-        names: First keys, which are those of :func:`acquire`.
-        args: First arguments, which are those of :func:`acquire`.
-        terms: Length of a quarantine and failover epoch, if the store has a quarantine.
+        request: The caller, and what it needs. It has an identity.
+        place: The message to park, and its place in the queue.
+        names: First keys, as for :func:`acquire`.
+        args: First arguments, as for :func:`acquire`.
+        quarantine: Length of a quarantine and failover epoch, if the store has a quarantine.
     """
     args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0", str(place.after_us), place.turn)
     if request.once:
         names += (keys.run(request.tick),)
         args += _of_run(request)
     names += (*keys.queue(), keys.dead())
-    if terms:
+    if quarantine:
         names += (keys.quarantine(),)
-        args += terms
-    return _ACQUIRE_QUEUED[request.once, terms != ()], names + args
+        args += quarantine
+    return _ACQUIRE_QUEUED[request.once, quarantine != ()], names + args
 
 
 def _of_run(request: AcquireRequest) -> tuple[str, ...]:
@@ -162,7 +167,7 @@ def renew(keys: LockKeys, renewal: Renewal) -> Command:
 
 
 def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Command:
-    """End an acquisition. Under the policy ``"queue"``, this is the script release_queued."""
+    """Return the command that ends an acquisition. Under the policy ``"queue"``, it runs release_queued."""
     identity, reserved_for = request.identity, request.reserved_for
     names = (keys.lock, keys.channel, *keys.marks(acquisition, identity))
     args: tuple[str, ...] = acquisition, "0", "0"
@@ -184,13 +189,13 @@ def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Comman
 
 
 def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, ...], args: tuple[str, ...]) -> Command:
-    """End an acquisition, and grant the lock to the next waiter.
+    """Return the command that ends an acquisition and grants the lock to the next waiter.
 
     Args:
         keys: Keys of the lock.
-        request: What the end means.
-        names: First keys, which are those of :func:`release`.
-        args: First arguments, which are those of :func:`release`.
+        request: The marks to set, and the retry that follows.
+        names: First keys, as for :func:`release`.
+        args: First arguments, as for :func:`release`.
     """
     identity, reserved_for = request.identity, request.reserved_for
     args += (identity, keys.name)
@@ -229,7 +234,7 @@ def last_run(keys: LockKeys, tick: str) -> Command:
 
 
 def forget_run(keys: LockKeys, tick: str) -> Command:
-    # The number tells a second copy of this command from another command.
+    # The id distinguishes a second copy of this command from another command.
     return _FORGET_RUN, (keys.run(tick), uuid.uuid4().hex, _TOMBSTONE)
 
 
@@ -242,7 +247,7 @@ def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command
     return _MARK_DONE, (keys.lock, keys.done(identity), identity, _DONE, str(age_us), owner)
 
 
-# -- claims of messages on their way
+# -- claims of published messages
 
 
 def claim(keys: LockKeys, request: ClaimRequest) -> Command:

@@ -1,4 +1,4 @@
-"""Lock names, worker nodes and brokers -> Redis keys. The text of every key is made here."""
+"""The Redis keys of lock names, worker nodes and brokers. Every key is built here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...keys.lock_name import BUCKETS, LockName, escape, name_builder
 
 __all__ = ["LockKeys", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
 
-#: Where a bucket's "last" begins in its key, and with it the own part of all others.
+#: Start of "last" in its key. Every key of the bucket has the same text before this position.
 _ROOT: Final = -len("last")
 
 
 class LockKeys(NamedTuple):
-    """The Redis keys of a lock name. Each carries the bucket as its hash tag, so that scripts run on a Cluster.
+    """The Redis keys of a lock name. The bucket is the hash tag of each key, so that scripts run on a Cluster.
 
     Args:
-        lock: The hash of the lock itself.
-        last: The bucket's counter of fencing tokens.
-        channel: Where a release is told to those who wait.
+        lock: Key of the lock's hash.
+        last: Key of the bucket's highest fencing token.
+        channel: Channel on which a release is published.
     """
 
     lock: str
@@ -29,39 +29,39 @@ class LockKeys(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str, name: LockName) -> LockKeys:
-        """The keys under a prefix, which must hold no brace: Redis takes the first pair for the hash tag."""
+        """Return the keys under a prefix without braces: Redis reads the first pair of braces as the hash tag."""
         root = f"{prefix}:{{{name.bucket:03x}}}:"
         return cls(f"{root}lock:{name.text}", f"{root}last", f"{root}wake:{name.text}")
 
     def done(self, identity_digest: str) -> str:
-        """The mark that the message of this identity has ended."""
+        """Return the key of the done mark of the message with this identity."""
         return self._sibling("done", identity_digest)
 
     def run(self, tick: str = "") -> str:
-        """The mark of what became of the name's last run (``once_per``); ``tick``: of the run of that tick alone."""
+        """Return the key of the run mark (``once_per``), or of the mark of one tick if ``tick`` is given."""
         return self._sibling("run", f"{self.name}:{tick}" if tick else self.name)
 
     def claim(self) -> str:
-        """The claim of a call whose message is on its way (``unique="queued"``)."""
+        """Return the key of the claim of a published message (``unique="queued"``)."""
         return self._sibling("claim", self.name)
 
     def marks(self, acquisition: str, identity_digest: str) -> list[str]:
-        """The tombstone of an acquisition and, where there is an identity, its done mark."""
+        """Return the keys of an acquisition's tombstone and, if there is an identity, of its done mark."""
         root = self.last[:_ROOT]
         tombstone = f"{root}tombstone:{acquisition}"
         return [tombstone, f"{root}done:{identity_digest}"] if identity_digest else [tombstone]
 
     def tombstone(self, acquisition: str) -> str:
-        """The mark that this acquisition was given up before its answer was known."""
+        """Return the key of the tombstone: the owner abandoned this acquisition without knowing the reply."""
         return self._sibling("tombstone", acquisition)
 
     @property
     def name(self) -> str:
-        """The lock name's text."""
-        return self.lock[len(self.last) + 1 :]  # "lock" and "last" are of one length
+        """Text of the lock name."""
+        return self.lock[len(self.last) + 1 :]  # "lock" and "last" have the same length
 
     def queue(self) -> tuple[str, str, str, str]:
-        """Of its waiters: by rank, their entries, those who lost a turn; and the bucket's index of queues."""
+        """Return the keys of the queue: waiters by rank, messages, delayed waiters, the bucket's index of queues."""
         name = self.name
         return (
             self._sibling("waiting", name),
@@ -71,27 +71,27 @@ class LockKeys(NamedTuple):
         )
 
     def quarantine(self) -> str:
-        """Of the bucket: which run of a server grants there, and since when (``dlock_failover_quarantine``)."""
+        """Return the key of the bucket's quarantine record (``dlock_failover_quarantine``)."""
         return f"{self.last[:_ROOT]}quarantine"
 
     def quarantines(self) -> list[str]:
-        """Those of all buckets."""
+        """Return the keys of the quarantine records of all buckets."""
         prefix = self.last.partition("{")[0]
         return [f"{prefix}{{{bucket:03x}}}:quarantine" for bucket in range(BUCKETS)]
 
     def dead(self) -> str:
-        """The dead letters: parked messages that nobody took or could read."""
+        """Return the key of the dead letters: parked messages that no worker took or could read."""
         return self._sibling("dead", self.name)
 
-    def _sibling(self, kind: str, what: str) -> str:
-        return f"{self.last[:_ROOT]}{kind}:{what}"
+    def _sibling(self, kind: str, text: str) -> str:
+        return f"{self.last[:_ROOT]}{kind}:{text}"
 
 
 _node: Final = name_builder("node")
 
 
 def node_key(prefix: str, node: str) -> str:
-    """The key of what workers of this name noted, in a bucket as all keys are."""
+    """Return the key of the crash records of the workers with this node name."""
     name = _node(escape(node), text_form(node))
     return f"{prefix}:{{{name.bucket:03x}}}:worker:{name.text}"
 
@@ -110,7 +110,7 @@ def presence_key(prefix: str, broker: str) -> str:
     return sweeper_key(prefix, broker, "present")
 
 
-@functools.lru_cache(maxsize=8)  # asked twice a second, for the one prefix of an app
+@functools.lru_cache(maxsize=8)  # called twice a second, with the prefix of the app
 def queue_indexes(prefix: str) -> tuple[str, ...]:
-    """The keys of all buckets' indexes of queues, by bucket."""
+    """Return the key of each bucket's index of queues."""
     return tuple(LockKeys.of(prefix, LockName("", bucket)).queue()[3] for bucket in range(BUCKETS))

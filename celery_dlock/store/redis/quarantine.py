@@ -3,8 +3,8 @@
 After a failover, a FLUSHALL or a restart without its data, a server does not know all owners. It still renews and
 releases the leases that it has, and it answers reads. Chubby calls this lock-delay, Redlock delayed restart.
 
-A restart with an append-only file starts a quarantine too. The setting at the start (``appendfsync always``) may differ
-from the setting at the time when a lease was written, so the file may lack that lease.
+A restart with an append-only file starts a quarantine too. The file may lack a lease: the setting that is read at the
+start (``appendfsync always``) may have been another one when the lease was written.
 """
 
 from __future__ import annotations

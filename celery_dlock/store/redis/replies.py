@@ -1,4 +1,4 @@
-"""What the scripts answer, as records."""
+"""The scripts' replies, parsed into the records of the store contract."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["first", "grant", "holder", "refusal", "use", "waiter"]
 
 
 def refusal(reply: Sequence[Any], identity: str) -> Refusal:
-    """Why an acquire was refused; ``identity``: the digest of who asked."""
+    """Return why an acquire was refused; ``identity`` is the digest of the caller's message."""
     verb, *facts = reply
     return _REFUSALS[verb](facts, identity)
 
 
 def holder(fields: Sequence[Any]) -> Holder:
-    """Who holds a lock."""
+    """Return the holder of a lock."""
     acquisition, identity, token, since, left, count, pttl, *by = fields
     return Holder(
-        *_who(*(text.decode("utf-8", "replace") for text in by)),
+        *_requester(*(text.decode("utf-8", "replace") for text in by)),
         since=int(since) / 1e6,
         owner=owner_of(acquisition.decode()),
         identity=identity.decode(),
@@ -50,7 +50,7 @@ def holder(fields: Sequence[Any]) -> Holder:
 
 
 class _Mark(NamedTuple):
-    """A name's mark, line by line as ``scripts/lib/run_mark.lua`` has it."""
+    """A run mark: one field per line, as ``scripts/lib/run_mark.lua`` describes them."""
 
     state: str
     at: str
@@ -68,20 +68,20 @@ class _Mark(NamedTuple):
 
     @property
     def holder(self) -> Holder:
-        return Holder(*_who(*json.loads(self.by)), since=int(self.at) / 1e6, identity=self.identity)
+        return Holder(*_requester(*json.loads(self.by)), since=int(self.at) / 1e6, identity=self.identity)
 
 
 def _used(facts: Sequence[Any], identity: str) -> Used:
     holder = _Mark.of(facts[0]).holder
-    return Used(holder, holder.identity == identity, _passed_on(facts[1:]))
+    return Used(holder, holder.identity == identity, _next_grant(facts[1:]))
 
 
 def _unknown(facts: Sequence[Any], _identity: str) -> Unknown:
-    return Unknown(_Mark.of(facts[0]).holder, _passed_on(facts[1:]))
+    return Unknown(_Mark.of(facts[0]).holder, _next_grant(facts[1:]))
 
 
 def use(reply: Sequence[Any], name: str) -> LastRun | None:
-    """What became of a name's last run."""
+    """Return the state of a name's last run, or None if no run counts."""
     if not reply:
         return None
     mark, pttl, holding = _Mark.of(reply[0]), max(0, int(reply[1])) / 1000, reply[2].decode()
@@ -89,12 +89,12 @@ def use(reply: Sequence[Any], name: str) -> LastRun | None:
     if mark.state == "started" and mark.acquisition == holding:
         state = "running"
     by = mark.holder
-    # Of several servers, it stands behind the token of their agreement.
+    # In a Redlock, the token of the servers' agreement precedes the seed.
     seed = mark.seed.rpartition("/")[2]
     return LastRun(state, by.task, by.task_id, by.node, by.since, pttl, idempotency_key(name, seed))
 
 
-def _who(task: str, task_id: str, node: str, pid: str) -> tuple[str | None, str | None, str, int]:
+def _requester(task: str, task_id: str, node: str, pid: str) -> tuple[str | None, str | None, str, int]:
     return task or None, task_id or None, node, int(pid)
 
 
@@ -113,7 +113,7 @@ def _parked(facts: Sequence[Any], _identity: str) -> Parked:
     return Parked(int(rank), int(position), grant(*grants[:3]), grant(*grants[3:]))
 
 
-def _passed_on(facts: Sequence[Any]) -> Grant | None:
+def _next_grant(facts: Sequence[Any]) -> Grant | None:
     return grant(*facts) if facts else None
 
 
@@ -121,7 +121,7 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
     b"held": _held,
     b"used": _used,
     b"unknown": _unknown,
-    b"done": lambda facts, _identity: Duplicate(_passed_on(facts)),
+    b"done": lambda facts, _identity: Duplicate(_next_grant(facts)),
     b"tombstoned": lambda _facts, _identity: Tombstoned(),
     b"queue": _queued,
     b"parked": _parked,
@@ -129,22 +129,22 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
 
 
 def grant(identity: bytes, entry: bytes, turn: bytes = b"") -> Grant | None:
-    """Whose turn it is, if it is anybody's."""
+    """Return the grant that a script made, or None if it made none."""
     return Grant(identity.decode(), entry.decode("utf-8", "replace"), turn.decode()) if identity else None
 
 
 def first(reply: Sequence[Any]) -> ExistingCall | None:
-    """Who has the name that was to be claimed; None: it is claimed."""
+    """Return the call that already has the name, or None if the claim succeeded."""
     if not reply:
         return None
     state, task_id, task, node, since = ((part or b"").decode("utf-8", "replace") for part in reply)
     return ExistingCall(state, task or None, task_id or None, node, int(since or 0) / 1e6)
 
 
-def waiter(rank: bytes, who: bytes) -> Waiter:
-    """Who waits; nameless where its entry cannot be read: its turn will show that to be said aloud."""
+def waiter(rank: bytes, names: bytes) -> Waiter:
+    """Return a waiter. Its task name and id are empty if its message is unreadable."""
     try:
-        task, task_id = json.loads(who)
+        task, task_id = json.loads(names)
     except (TypeError, ValueError):
         task = task_id = ""
     return Waiter(task, task_id, float(rank) / 1e6)

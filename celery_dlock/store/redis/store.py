@@ -1,4 +1,4 @@
-"""Locks on Redis or Valkey: on one server, or on all that a topology makes one of."""
+"""Locks on Redis or Valkey, on the servers of one topology."""
 
 from __future__ import annotations
 
@@ -34,44 +34,43 @@ from .topology import Pipeline, Topology
 
 __all__ = ["RedisStore"]
 
-
-#: What a script of ours answers when all is well.
-_ANSWERS = frozenset({bytes, int, list, type(None)})
-#: Locks of which a store remembers the keys.
+#: Types of the scripts' replies, except errors.
+_REPLY_TYPES = frozenset({bytes, int, list, type(None)})
+#: Number of lock names whose keys a store caches.
 NAMES = 128
-#: Commands in one write: enough to make the round trip cheap, few enough not to hold the server up.
+#: Commands in one write: many share the cost of a round trip, and few do not block the server.
 BATCH = 500
-#: Turn (ms), tries and milliseconds among foreign workers of a sweep that only grants.
-_NEVER_BURY = 60_000, 1_000_000, 10**12
+#: Arguments of a sweep that only grants: grant timeout (ms), tries, and milliseconds for foreign workers.
+_NO_DEAD_LETTERS = 60_000, 1_000_000, 10**12
 
 
 class RedisStore:
-    """A packed script for each verb, repeated here where it is known that it may be.
+    """A store that runs one script for each operation. It repeats a script whose reply was lost, if that is safe.
 
     Args:
         topology: The servers.
-        prefix: The start of every key.
-        probation: For how long one that may have lost leases grants nothing new; None: it grants at once.
+        prefix: Start of every key.
+        quarantine: Quarantine of a server that may have lost leases; None: no quarantine.
     """
 
-    def __init__(self, topology: Topology, prefix: str, probation: Quarantine | None = None) -> None:
+    def __init__(self, topology: Topology, prefix: str, quarantine: Quarantine | None = None) -> None:
         self._topology = topology
         self._prefix = prefix
-        #: A run asks four times for the keys of its lock.
+        #: Cached, because a run needs the keys of its lock four times.
         self._keys: Callable[[LockName], LockKeys] = functools.lru_cache(NAMES)(functools.partial(LockKeys.of, prefix))
-        self._probation = probation
+        self._quarantine = quarantine
         self._warned = False
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
         keys = self._keys(name)
-        terms = () if self._probation is None else self._terms(keys, self._probation)
-        command = commands.acquire(keys, acquisition, ttl_ms, claim, self._topology.wakes, terms)
-        reply, short = self._said(command, claim.durability)
-        if self._probation is not None:
-            self._check_granted(reply, self._probation, keys, terms)
-        # What wrote nothing needs no confirmation.
-        if short is not None and (isinstance(reply, bytes) or reply[0] == b"parked"):
-            raise short
+        quarantine_args = () if self._quarantine is None else self._quarantine_args(keys, self._quarantine)
+        command = commands.acquire(keys, acquisition, ttl_ms, claim, self._topology.wakes, quarantine_args)
+        reply, unconfirmed = self._run_confirmed(command, claim.durability)
+        if self._quarantine is not None:
+            self._raise_if_quarantined(reply, self._quarantine, keys, quarantine_args)
+        # A refusal wrote nothing, so it needs no confirmation.
+        if unconfirmed is not None and (isinstance(reply, bytes) or reply[0] == b"parked"):
+            raise unconfirmed
         if isinstance(reply, bytes):
             token, since, rank, *once = reply.split()
             acquired = Acquired(int(token), int(since) / 1e6, int(rank))
@@ -84,11 +83,12 @@ class RedisStore:
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
             calls = [(*commands.renew(self._keys(one.name), one), one.durability) for one in batch]
-            told = self._each(ScriptPipeline(), calls, within)
-            refusals += filter(_unexecuted, told)
-            answers += map(_renewed, told)
+            batch_replies = self._each(ScriptPipeline(), calls, within)
+            refusals += filter(_unexecuted, batch_replies)
+            answers += map(_renewed, batch_replies)
         if refusals:
-            error = self._refused(refusals[0])  # the topology hears of it also where some were renewed
+            # Also if other leases were renewed: the topology may have to look for a promoted server.
+            error = self._exception_for(refusals[0])
             if len(refusals) == len(answers):
                 raise error
         return answers
@@ -99,86 +99,86 @@ class RedisStore:
         keys = self._keys(name)
         command = commands.release(keys, acquisition, ending)
         if durability is not PRIMARY and not (ending.final or ending.used_ms or ending.once):
-            durability = PRIMARY  # it leaves no mark, and a lock that comes back ends with its ttl
+            durability = PRIMARY  # it sets no mark, and a lock that a failover restores expires
         try:
-            (reply, short), known = self._said(command, durability), 0
+            (reply, unconfirmed), repeated = self._run_confirmed(command, durability), 0
         except ReplyTimeout:
             raise
         except ReplyLost:
-            # Whether the first command freed the lock is not known, so nobody is told that it was lost.
-            (reply, short), known = self._said(command, durability), 1
-        if short is not None and not self._warned:
+            # The first command may have freed the lock, so the second reply cannot prove a lost lease.
+            (reply, unconfirmed), repeated = self._run_confirmed(command, durability), 1
+        if unconfirmed is not None and not self._warned:
             self._warned = True
-            logger.warning("the end of a run under %s may be forgotten by a failover: %s", name.text, short)
-        told, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
-        if told & 4 or (known and not ending.queue):
-            # Whose release it was did not expect waiters, and so had not named their keys; or its answer was lost.
-            granted = self.sweep(name, acquisition, *_NEVER_BURY).granted
-        return Released(bool((told | known) & 1), bool(told & 2), granted)
+            logger.warning("the end of a run under %s may be forgotten by a failover: %s", name.text, unconfirmed)
+        flags, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
+        if flags & 4 or (repeated and not ending.queue):
+            # The lock has waiters, but release does not take their keys. Or the first reply was lost.
+            granted = self.sweep(name, acquisition, *_NO_DEAD_LETTERS).granted
+        return Released(bool((flags | repeated) & 1), bool(flags & 2), granted)
 
     def shard(self, name: LockName) -> int:
         return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
 
     def inspect(self, name: LockName) -> Holder | None:
-        reply = self._again(commands.inspect(self._keys(name)))
+        reply = self._run_safe(commands.inspect(self._keys(name)))
         return replies.holder(reply) if reply else None
 
     def agree(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
-        """Take over the token (and the seed) of a vote that was won; false if the lock is another's here."""
-        return bool(self._again(commands.adopt_token(self._keys(name), acquisition, token, seed, tick)))
+        """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
+        return bool(self._run_safe(commands.adopt_token(self._keys(name), acquisition, token, seed, tick)))
 
-    # -- names that were used
+    # -- last runs
 
     def use(self, name: LockName, tick: str = "") -> LastRun | None:
-        return replies.use(self._again(commands.last_run(self._keys(name), tick)), name.text)
+        return replies.use(self._run_safe(commands.last_run(self._keys(name), tick)), name.text)
 
     def forget(self, name: LockName, tick: str = "") -> bool:
-        return bool(self._again(commands.forget_run(self._keys(name), tick)))
+        return bool(self._run_safe(commands.forget_run(self._keys(name), tick)))
 
     def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
         command = commands.resolve_run(self._keys(name), sent=sent, window_ms=window_ms, tick=tick)
-        return bool(self._again(command))
+        return bool(self._run_safe(command))
 
-    # -- claims of messages on their way
+    # -- claims of published messages
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
         calls = [(*commands.claim(self._keys(name), request), request.durability) for name, request in publications]
-        return list(map(replies.first, self._all(ScriptPipeline(operator.not_), calls)))
+        return list(map(replies.first, self._run_batches(ScriptPipeline(operator.not_), calls)))
 
     def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:
-        return bool(self._again(commands.release_claim(self._keys(name), task_id, turn, attempt)))
+        return bool(self._run_safe(commands.release_claim(self._keys(name), task_id, turn, attempt)))
 
     def keep_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         built = [commands.extend_claim(self._keys(name), task_id, life_ms) for name, task_id, life_ms in claims]
-        self._all(ScriptPipeline(), [(*one, PRIMARY) for one in built])
+        self._run_batches(ScriptPipeline(), [(*one, PRIMARY) for one in built])
 
     # -- queues
 
     def sweep(
         self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
-        reply = self._again(commands.sweep(self._keys(name), granter, turn_ms, tries, foreign_ms))
+        reply = self._run_safe(commands.sweep(self._keys(name), granter, turn_ms, tries, foreign_ms))
         buried, _, why = reply[3].decode().partition(" ")
         return QueueStepResult("", replies.grant(*reply[:3]), buried, why == "foreign")
 
     def published(self, name: LockName, identity: str, turn_ms: int) -> bool:
-        return bool(self._again(commands.confirm_publish(self._keys(name), identity, turn_ms)))
+        return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, turn_ms)))
 
     def pass_on(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        return bool(self._again(commands.pass_on(self._keys(name), grant, foreign=foreign, present=present)))
+        return bool(self._run_safe(commands.pass_on(self._keys(name), grant, foreign=foreign, present=present)))
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
     ) -> QueueStepResult:
         command = commands.remove_waiter(self._keys(name), identity, granter, bury=bury, ended=ended)
-        entry, *granted = self._again(command)
+        entry, *granted = self._run_safe(command)
         return QueueStepResult(entry.decode("utf-8", "replace"), replies.grant(*granted))
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        self._again(commands.mark_done(self._keys(name), identity, owner, age_us))
+        self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us))
 
     def waiting(self, name: LockName, most: int) -> Waiting:
-        count, *facts = self._again(commands.list_waiters(self._keys(name), most))
+        count, *facts = self._run_safe(commands.list_waiters(self._keys(name), most))
         return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
 
     @property
@@ -190,49 +190,50 @@ class RedisStore:
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
         sweeper = sweeper_key(self._prefix, broker, duty)
-        return int(self._again(commands.sweep_lease(sweeper, worker, life_ms)))
+        return int(self._run_safe(commands.sweep_lease(sweeper, worker, life_ms)))
 
     def due(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         indexes, within_us = queue_indexes(self._prefix), round(within * 1e6)
         refusals: list[ErrorReply] = []
-        # One script for all of them. In a Cluster they are in different slots: a script for each that exists.
+        # One script reads all buckets. In a Cluster they are in different slots: one script for each that exists.
         parts = self._existing(indexes, buckets, refusals) if self.clustered else [list(buckets)]
         built = [commands.list_due_queues([indexes[bucket] for bucket in part], most, within_us) for part in parts]
-        told = self._told(ScriptPipeline(), [(*one, PRIMARY) for one in built], refusals) if built else []
-        # A bucket whose server does not answer, or refuses, is looked at again in the next round.
-        answered = [(part, reply) for part, reply in zip(parts, told, strict=True) if isinstance(reply, list)]
-        found = [(part[place - 1], names) for part, reply in answered for place, names in _pairs(reply)]
-        error = self._refused(refusals[0]) if refusals else None
+        found_replies = self._collect(ScriptPipeline(), [(*one, PRIMARY) for one in built], refusals) if built else []
+        # If a server does not answer or refuses, the next round reads its buckets.
+        answered = [(part, reply) for part, reply in zip(parts, found_replies, strict=True) if isinstance(reply, list)]
+        found = [(part[number - 1], names) for part, reply in answered for number, names in _pairs(reply)]
+        error = self._exception_for(refusals[0]) if refusals else None
         if error is not None and not found:
             raise error
         return [LockName(name.decode(), bucket) for bucket, names in found for name in names]
 
     def _existing(self, indexes: Sequence[str], buckets: Sequence[int], refusals: list[ErrorReply]) -> list[list[int]]:
-        told = self._told(_Exist(), [("EXISTS", (indexes[bucket],)) for bucket in buckets], refusals)
-        return [[bucket] for bucket, answer in zip(buckets, told, strict=True) if answer == 1]
+        found = self._collect(_Exists(), [("EXISTS", (indexes[bucket],)) for bucket in buckets], refusals)
+        return [[bucket] for bucket, reply in zip(buckets, found, strict=True) if reply == 1]
 
-    def _told(self, talk: Pipeline, calls: Sequence[Any], refusals: list[ErrorReply]) -> list[Any]:
-        told = self._each(talk, calls)
-        refusals += [reply for reply in told if type(reply) is ErrorReply]
-        return told
+    def _collect(self, pipeline: Pipeline, calls: Sequence[Any], refusals: list[ErrorReply]) -> list[Any]:
+        """Return the replies, and add the error replies among them to ``refusals``."""
+        collected = self._each(pipeline, calls)
+        refusals += [reply for reply in collected if type(reply) is ErrorReply]
+        return collected
 
     def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
-        self._again(commands.save_worker_record(node_key(self._prefix, node), worker, text, life_ms))
+        self._run_safe(commands.save_worker_record(node_key(self._prefix, node), worker, text, life_ms))
 
     def worker_records(self, node: str) -> dict[str, str]:
-        return self._noted(node_key(self._prefix, node))
+        return self._read_hash(node_key(self._prefix, node))
 
     def announce_workers(self, broker: str, life_ms: int) -> None:
         presence = presence_key(self._prefix, broker)
-        self._again(commands.save_worker_record(presence, "workers", "running", life_ms))
+        self._run_safe(commands.save_worker_record(presence, "workers", "running", life_ms))
 
     def has_workers(self, broker: str) -> bool:
-        return bool(self._noted(presence_key(self._prefix, broker)))
+        return bool(self._read_hash(presence_key(self._prefix, broker)))
 
-    def _noted(self, key: str) -> dict[str, str]:
+    def _read_hash(self, key: str) -> dict[str, str]:
         reply = self._topology.call(key, _fields, key)
         if type(reply) is ErrorReply:
-            raise self._refused(reply)
+            raise self._exception_for(reply)
         texts = [part.decode("utf-8", "replace") for part in reply]
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
@@ -253,94 +254,100 @@ class RedisStore:
     # -- one call
 
     def _run(self, command: Command) -> Any:
-        return self._said(command, PRIMARY)[0]
+        return self._run_confirmed(command, PRIMARY)[0]
 
-    def _said(self, command: Command, durability: Durability) -> tuple[Any, NotConfirmed | None]:
-        """The reply, and what its confirmation lacks."""
+    def _run_confirmed(self, command: Command, durability: Durability) -> tuple[Any, NotConfirmed | None]:
+        """Run a command. Return its reply, and the exception for a missing confirmation."""
         variant, texts = command
         if durability is PRIMARY or durability == PRIMARY:
             reply = self._topology.call(texts[0], execute, variant, texts)
-            return reply if type(reply) in _ANSWERS else self._checked(reply), None
-        told = self._topology.call(texts[0], execute, variant, texts, durability)
-        if isinstance(told, ErrorReply):
-            raise self._refused(told)
-        reply, short = told
-        return self._checked(reply), short
+            return reply if type(reply) in _REPLY_TYPES else self._checked(reply), None
+        result = self._topology.call(texts[0], execute, variant, texts, durability)
+        if isinstance(result, ErrorReply):
+            raise self._exception_for(result)
+        reply, unconfirmed = result
+        return self._checked(reply), unconfirmed
 
     def _checked(self, reply: Any) -> Any:
         if type(reply) is ErrorReply:
-            raise self._refused(reply)
-        if type(reply) is str:  # a status: no script of ours ends so
-            raise StoreRefused(f"what answers is no Redis or Valkey, or something stands between: {reply[:40]!r}")
+            raise self._exception_for(reply)
+        if type(reply) is str:  # a status reply, which no script returns
+            raise StoreRefused(
+                f"unexpected reply {reply[:40]!r}: the server is not Redis or Valkey, or a proxy answered; "
+                "check dlock_url"
+            )
         return reply
 
-    def _terms(self, keys: LockKeys, probation: Quarantine) -> tuple[str, ...]:
-        return probation.delay_ms, str(self._topology.failover_epoch(keys.lock))
+    def _quarantine_args(self, keys: LockKeys, quarantine: Quarantine) -> tuple[str, ...]:
+        return quarantine.delay_ms, str(self._topology.failover_epoch(keys.lock))
 
-    def _check_granted(self, reply: Any, probation: Quarantine, keys: LockKeys, terms: tuple[str, ...]) -> None:
-        """Raise if the reply says that the server is on probation."""
+    def _raise_if_quarantined(
+        self, reply: Any, quarantine: Quarantine, keys: LockKeys, quarantine_args: tuple[str, ...]
+    ) -> None:
+        """Raise StoreQuarantined if that is the reply."""
         if not isinstance(reply, bytes) and reply[0] == b"quarantined":
             _, left_ms, began = reply
             if began == b"1":
-                self._enter_office(keys, *terms)
-            raise quarantined(left_ms, probation)
+                self._start_quarantines(keys, *quarantine_args)
+            raise quarantined(left_ms, quarantine)
 
-    def _enter_office(self, keys: LockKeys, delay_ms: str, term: str) -> None:
-        """Let the probation of all buckets begin with that of the first one that was asked for."""
-        offices = keys.quarantines()
-        for start in range(0, len(offices), BATCH):
-            batch = offices[start : start + BATCH]
-            calls = [(*commands.start_quarantine(office, delay_ms, term), PRIMARY) for office in batch]
+    def _start_quarantines(self, keys: LockKeys, delay_ms: str, failover_epoch: str) -> None:
+        """Start the quarantine of every bucket when the first one has started."""
+        records = keys.quarantines()
+        for start in range(0, len(records), BATCH):
+            batch = records[start : start + BATCH]
+            calls = [(*commands.start_quarantine(record, delay_ms, failover_epoch), PRIMARY) for record in batch]
             try:
                 self._each(ScriptPipeline(), calls)
             except StoreUnavailable:
-                return  # then each begins when it is asked for
+                return  # the quarantine of a remaining bucket starts at its next acquire
 
-    def _refused(self, reply: ErrorReply) -> StoreUnavailable:
+    def _exception_for(self, reply: ErrorReply) -> StoreUnavailable:
+        """Return the exception for an error reply."""
         error = error_from_reply(reply)
         if isinstance(error, StoreNotReady):
-            # Where its name leads may have changed: to the server that was promoted.
+            # The server's name may lead to another server now, which was promoted.
             self._topology.invalidate()
         return error
 
-    def _each(self, talk: Pipeline, calls: Sequence[Any], within: float | None = None) -> list[Any]:
-        return self._topology.each(talk, [(call[1][0], call) for call in calls], within)
+    def _each(self, pipeline: Pipeline, calls: Sequence[Any], within: float | None = None) -> list[Any]:
+        return self._topology.each(pipeline, [(call[1][0], call) for call in calls], within)
 
-    def _again(self, command: Command) -> Any:
-        """Once more after a lost reply: for what is harmless twice with the same words."""
+    def _run_safe(self, command: Command) -> Any:
+        """Run a command that is safe to send twice. If its reply is lost, send it again."""
         return call_again_if_reply_lost(self._run, command)
 
-    def _each_again(self, talk: Pipeline, calls: Sequence[Any]) -> list[Any]:
-        answers = call_again_if_reply_lost(self._each, talk, calls)
-        # Where one server of several has cut its connection, the others' answers stand.
-        lost = [place for place, answer in enumerate(answers) if type(answer) is ReplyLost]
+    def _each_safe(self, pipeline: Pipeline, calls: Sequence[Any]) -> list[Any]:
+        answers = call_again_if_reply_lost(self._each, pipeline, calls)
+        # If one of several servers cut its connection, repeat only that server's commands.
+        lost = [index for index, answer in enumerate(answers) if type(answer) is ReplyLost]
         if lost:
-            for place, answer in zip(lost, self._each(talk, [calls[place] for place in lost]), strict=True):
-                answers[place] = answer
+            for index, answer in zip(lost, self._each(pipeline, [calls[index] for index in lost]), strict=True):
+                answers[index] = answer
         return answers
 
-    def _all(self, talk: Pipeline, calls: Sequence[Any]) -> list[Any]:
-        """In few writes, each once more after a lost reply."""
-        told: list[Any] = []
+    def _run_batches(self, pipeline: Pipeline, calls: Sequence[Any]) -> list[Any]:
+        """Run commands that are safe to send twice, in few writes. Raise the first error among the replies."""
+        collected: list[Any] = []
         for start in range(0, len(calls), BATCH):
-            told += self._each_again(talk, calls[start : start + BATCH])
-        for reply in told:
+            collected += self._each_safe(pipeline, calls[start : start + BATCH])
+        for reply in collected:
             if type(reply) is ErrorReply:
-                raise self._refused(reply)
+                raise self._exception_for(reply)
             if isinstance(reply, StoreUnavailable):
                 raise reply
-        return told
+        return collected
 
 
-class _Exist:
-    """Asks of many keys whether each exists, without a script."""
+class _Exists:
+    """Many EXISTS commands in one write."""
 
-    def send(self, wire: RespConnection, calls: Sequence[tuple[str, tuple[str]]]) -> None:
+    def send(self, connection: RespConnection, calls: Sequence[tuple[str, tuple[str]]]) -> None:
         keys = [key.encode() for _, (key,) in calls]
-        wire.send(b"".join([b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]))
+        connection.send(b"".join([b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]))
 
-    def read(self, wire: RespConnection, calls: Sequence[Any]) -> list[Any]:
-        return [wire.read() for _ in calls]
+    def read(self, connection: RespConnection, calls: Sequence[Any]) -> list[Any]:
+        return [connection.read() for _ in calls]
 
 
 def _pairs(reply: list[Any]) -> Iterator[tuple[Any, Any]]:
@@ -348,16 +355,16 @@ def _pairs(reply: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _unexecuted(reply: Any) -> bool:
-    """Return whether the server refused this renewal without a look at the lock, as a replica or a full disk does."""
+    """Return whether the server refused a renewal before it read the lock, as a replica or a full disk does."""
     return type(reply) is ErrorReply and not overwritten(reply)
 
 
 def _renewed(reply: Any) -> bool | None:
     if isinstance(reply, StoreUnavailable) or _unexecuted(reply):
         return None
-    # A key that was overwritten is one lost lease, and must not stop the renewal of all others.
+    # A key that another program overwrote is one lost lease. It must not stop the renewal of the others.
     return type(reply) is not ErrorReply and bool(reply)
 
 
-def _fields(wire: RespConnection, key: str) -> Any:
-    return wire.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))
+def _fields(connection: RespConnection, key: str) -> Any:
+    return connection.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))

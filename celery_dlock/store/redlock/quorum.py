@@ -17,8 +17,8 @@ __all__ = ["Quorum", "successful"]
 
 T = TypeVar("T")
 
-#: After a majority has replied, the call waits for the others: this multiple of the time that the majority took, or
-#: `settle` seconds if that is longer.
+#: After a majority has replied, a call waits for the others: this multiple of the time that the majority took.
+#: If `settle` is longer, it waits for `settle` seconds.
 SETTLE_TIMES: Final = 2.0
 
 

@@ -1,4 +1,4 @@
-"""The Lua scripts, one file per operation, packed for the wire.
+"""The Lua scripts, one file per operation, packed as RESP commands.
 
 :mod:`.header` documents the header of a file. A script has one variant per set of optional groups. Each variant has a
 fixed layout, its own text, SHA-1 and command head.
@@ -47,14 +47,14 @@ __all__ = [
 
 
 class _Lengths(dict[int, str]):
-    """The line that precedes a text, by the text's length. The lengths of most texts are computed once."""
+    """The line that precedes a text, by the text's length. Lines of common lengths are built once."""
 
     def __missing__(self, length: int) -> str:
         return f"${length}"
 
 
 _LENGTH_LINE: Final = _Lengths({length: f"${length}" for length in range(256)}).__getitem__
-# Places of the length lines and of the texts among the lines of a packed command.
+# Positions of the length lines and of the texts among the lines of a packed command.
 _LENGTHS, _TEXTS = slice(1, -1, 2), slice(2, -1, 2)
 
 
@@ -65,7 +65,7 @@ def _bulk(value: bytes) -> bytes:
 class ScriptVariant:
     """A script with one set of its optional groups: text, SHA-1, and prepared command heads.
 
-    redis-py's general packer takes longer than the rest of a call together, so the constant part is packed once.
+    The constant part is packed once: redis-py's general packer would take longer than the rest of a call.
 
     Args:
         name: Name of the script.
@@ -85,14 +85,14 @@ class ScriptVariant:
         self.args = tuple(arg.name for arg in args)
         # On the first line of the file, so that the server's error messages name lines of the file.
         self.source = f"{prologue} {body}".encode()
-        # Redis names a script by its SHA-1; this is an address, not a safeguard.
+        # Redis identifies a script by its SHA-1. It protects nothing.
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self._evalsha = _bulk(b"EVALSHA") + _bulk(self.sha.encode())
         self._eval = _bulk(b"EVAL") + _bulk(self.source)
         self._layouts = _Layouts(self, keys, args)
 
     def packed(self, texts: Sequence[str], *, whole: bool = False) -> bytes:
-        """Return the command for the wire.
+        """Return the packed command.
 
         Args:
             texts: Keys and arguments, in the order of the header.
@@ -100,7 +100,7 @@ class ScriptVariant:
         """
         lines = self._layouts[len(texts)].copy()
         if not whole:
-            # As much as possible in one step of the interpreter: these steps are most of what a lock costs a task.
+            # As few interpreter steps as possible: they are most of a lock's cost in a task.
             lines[_LENGTHS] = map(_LENGTH_LINE, map(len, texts))
             lines[_TEXTS] = texts
             command = "\r\n".join(lines)
@@ -110,13 +110,13 @@ class ScriptVariant:
         return self.head(len(texts), whole=whole) + bulks
 
     def head(self, count: int, *, whole: bool = False) -> bytes:
-        """Return what precedes ``count`` keys and arguments."""
+        """Return the command up to its ``count`` keys and arguments."""
         verb = self._eval if whole else self._evalsha
         return b"*%d\r\n%b%b" % (3 + count, verb, _bulk(b"%d" % self._layouts.number_of_keys(count)))
 
 
 class _Layouts(dict[int, list[str]]):
-    """The lines of a packed command whose texts are still empty, by the number of texts.
+    """The lines of a packed command with empty texts, by the number of texts.
 
     A variant without variadic parameters has one layout. Any other number of texts is an error of the caller.
     """
@@ -157,7 +157,7 @@ class _Variants(dict[tuple[bool, ...], ScriptVariant]):
 
 
 class Script:
-    """One Lua file, as its header declares it.
+    """One Lua file, with the keys, arguments and groups that its header declares.
 
     Raises :class:`ValueError` for a header or an ``@include`` that is malformed.
 
@@ -175,12 +175,12 @@ class Script:
         self.keys, self.args, self.replies = self._header.keys, self._header.args, self._header.replies
         self.groups = tuple(self._header.groups)
         used = included_parts(text)
-        for place, part in enumerate(used):
-            if part not in parts or part in used[:place]:
+        for index, part in enumerate(used):
+            if part not in parts or part in used[:index]:
                 raise ValueError(f"invalid Lua file: {name}.lua: @include {part}: expected a part of lib/, once")
-            check_part(part, parts[part], self._header, used[:place], name)
+            check_part(part, parts[part], self._header, used[:index], name)
         self._body = with_parts(text, parts)
-        #: By the presence of each group, in the header's order: the fast way to a variant.
+        #: Variants by the presence of each group, in the header's order.
         self.variants = _Variants(self)
 
     def variant(self, *groups: str) -> ScriptVariant:

@@ -46,7 +46,7 @@ class Parameter(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a script's header declares.
+    """The declarations of a script's header.
 
     Args:
         keys: Keys, in the order in which they are sent.
@@ -62,7 +62,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: str, text: str) -> Header:
-    """Return what the header of a script declares.
+    """Return the declarations of a script's header.
 
     Raises:
         ValueError: The header is malformed; the message names file and line.

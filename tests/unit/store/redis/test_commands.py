@@ -205,4 +205,4 @@ def test_builder_parameters_are_records_or_names_of_the_header(name: str) -> Non
     header = {one.name for one in (*script.keys, *script.args)}
     hints = typing.get_type_hints(builder)
     plain = {one for one in inspect.signature(builder).parameters if not names_of(hints[one])}
-    assert plain - header <= {"terms", "tick", "sent", "present", "bury"}
+    assert plain - header <= {"quarantine", "tick", "sent", "present", "bury"}
