@@ -95,7 +95,7 @@ class Stage:
         keys = self.keys(name)
         for identity, entry in self.parked_entries(name, numbers):
             self.store.acquire(
-                name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+                name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, queue=QueueRequest(entry))
             )
 
     def hold(self, name: str) -> str:
@@ -111,7 +111,7 @@ class Stage:
             message = queue.get(timeout=5)
             message.ack()
         headers, properties, now_us = message.headers, message.properties, round(time.time() * 1e6)
-        broker = task.dlock.handover.broker
+        broker = task.dlock.grant_publisher.broker
         model, beside = headers["id"], message.body.partition(b"]")[2]
         for number in numbers:
             task_id = f"{number:08x}{model[8:]}"

@@ -49,7 +49,7 @@ def stamp_steps(note: Callable[[str, str, int], None]) -> None:
     stamp(ParkedMessage, "read", "read-parked")
     stamp(handoff, "publish_parked", "hand-off")
     stamp(Producer, "publish", "publish")
-    stamp(RedisStore, "published", "confirm")
+    stamp(RedisStore, "confirm_publish", "confirm")
     stamp(Channel, "_brpop_read", "brpop")
     stamp(Request, "__init__", "received")
     stamp(Request, "on_success", "success")

@@ -112,7 +112,7 @@ class Rounds:
         stage.close_gate("crowd")
         granted = stage.store.release(name_in(keys), holder, ReleaseRequest(queue=True)).granted
         task = self._tasks.queued
-        task.dlock.handover.publish_next(task.lock_spec.name_of(("crowd", 0), {}), granted)
+        task.dlock.grant_publisher.publish_next(task.lock_spec.name_of(("crowd", 0), {}), granted)
         stage.gather(lambda events: events)
 
     # -- with other messages in the broker's queue

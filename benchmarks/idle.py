@@ -110,7 +110,7 @@ def _handoff_delay(stage: Stage, name: str, victim: Process | None = None) -> fl
     identity, entry = next(stage.parked_entries(name, range(1, 2)))
     time.sleep(random.uniform(0, 0.5))  # at any moment of the workers' rounds
     stage.store.acquire(
-        name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+        name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, queue=QueueRequest(entry))
     )
     ends = time.monotonic() + stage.locks.pttl(keys.lock) / 1000
     if victim is not None:

@@ -80,13 +80,13 @@ class Queue:
         time_("park", lambda: self._park(identity, entry))
         time_("take one out", lambda: store.remove_waiter(name_in(keys), identity.digest, "bench"))
         time_("sweep of a held lock", lambda: store.sweep(name_in(keys), "bench", 60_000, 5))
-        time_(LISTING, lambda: store.waiting(name_in(keys), 100))
+        time_(LISTING, lambda: store.list_waiters(name_in(keys), 100))
         self._park()
         released = time_(
             "release, which grants", lambda: store.release(name_in(keys), self._acquisition, ReleaseRequest(queue=True))
         )
         granted = _some(released.granted)
-        time_("note as published", lambda: store.published(name_in(keys), granted.identity, 60_000))
+        time_("note as published", lambda: store.confirm_publish(name_in(keys), granted.identity, 60_000))
         time_("take when granted", lambda: self._take(granted))
         self._park()
         # Simulate an expired lease of a dead host.
@@ -100,13 +100,13 @@ class Queue:
     def _take(self, granted: Grant) -> None:
         task_id = json.loads(granted.entry.partition("\n")[0])[1]
         self._acquisition = f"{task_id}.2"
-        claim = AcquireRequest(BY, Identity(task_id), place=QueueRequest(turn=granted.turn))
+        claim = AcquireRequest(BY, Identity(task_id), queue=QueueRequest(grant_id=granted.grant_id))
         self._store.acquire(name_in(self._keys), self._acquisition, TTL_MS, claim)
 
 
 def park(stage: Stage, keys: LockKeys, identity: Identity, entry: str) -> None:
     stage.store.acquire(
-        name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, place=QueueRequest(entry))
+        name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, queue=QueueRequest(entry))
     )
 
 

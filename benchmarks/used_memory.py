@@ -38,7 +38,7 @@ def real_mark(store: RedisStore, client: redis.Redis) -> str:
     assert isinstance(taken, Acquired), taken
     acquisition = str(client.hget(keys.lock, "acq"))
     ending = ReleaseRequest(
-        identity=identity.digest, used_ms=YEAR_MS, by=by.text, once=True, seed=taken.seed, window_ms=YEAR_MS
+        identity=identity.digest, used_ms=YEAR_MS, requester=by.text, once=True, seed=taken.seed, window_ms=YEAR_MS
     )
     store.release(name_in(keys), acquisition, ending)
     return str(client.get(keys.run()))

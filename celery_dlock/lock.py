@@ -71,7 +71,7 @@ class Lock:
         """This owner's lease, while it holds the lock; a null lease with ``dlock_enabled=False``."""
         if not self._runtime.enabled:
             return _NULL_LEASE
-        return self._runtime.locker.held(self._name, self._runtime.scope())
+        return self._runtime.lock_client.held(self._name, self._runtime.owner_context())
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
         """Take the lock; true if it is ours now.
@@ -102,7 +102,7 @@ class Lock:
             NotHeld: This owner does not hold it.
             LockLost: The lease had ended before; another may have run beside this owner.
         """
-        lease, scope = self.lease, self._runtime.scope()
+        lease, scope = self.lease, self._runtime.owner_context()
         if isinstance(lease, NullLease):
             return
         if lease is None:
@@ -110,7 +110,7 @@ class Lock:
         if lease is scope.own and scope.entered.count(lease) == 1:
             raise NotHeld(f"{self.name} is held by the running task itself, which gives it back at its end")
         lost = lease.lost
-        ours = self._runtime.locker.release(lease, scope)
+        ours = self._runtime.lock_client.release(lease, scope)
         if lost or not ours:
             raise LockLost(f"the lease of {self.name} was over before its release")
 
@@ -120,7 +120,7 @@ class Lock:
 
     def holder(self) -> Holder | None:
         """Who holds the lock now."""
-        return self._runtime.locker.holder(self._name) if self._runtime.enabled else None
+        return self._runtime.lock_client.holder(self._name) if self._runtime.enabled else None
 
     def __enter__(self) -> Self:
         if not isinstance(answer := self._acquire(None), Lease | NullLease):
@@ -140,9 +140,9 @@ class Lock:
         runtime = self._runtime
         if not runtime.enabled:
             return _NULL_LEASE
-        scope, ttl = runtime.scope(), self._ttl or runtime.settings.ttl
-        claim = AcquireRequest(scope.by, durability=runtime.settings.confirmed_by(self._durability))
-        answer = runtime.locker.acquire_within(self._name, scope, ttl, claim, timeout)
+        scope, ttl = runtime.owner_context(), self._ttl or runtime.settings.ttl
+        claim = AcquireRequest(scope.requester, durability=runtime.settings.confirmed_by(self._durability))
+        answer = runtime.lock_client.acquire_within(self._name, scope, ttl, claim, timeout)
         if isinstance(answer, Held):
-            runtime.listeners.tell("refused", name=self.name, owner=scope.owner, reason=held_by(answer.holder))
+            runtime.listeners.emit("refused", name=self.name, owner=scope.owner, reason=held_by(answer.holder))
         return answer

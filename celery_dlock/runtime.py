@@ -118,7 +118,7 @@ class Runtime:
         #: Attached by the worker before it forks; its pool children inherit it.
         self.worker: WorkerHooks = NO_WORKER
         #: Made by the worker before it forks; of no use elsewhere.
-        self.arrivals = ReceiveOrder()
+        self.receive_order = ReceiveOrder()
         #: Likewise shared with the children: what one of them finds out about the store spares the others.
         self._store_state = shared_words()
         #: Shared with the children: when the worker last lost its broker's connection, on the monotonic clock.
@@ -155,20 +155,20 @@ class Runtime:
         return socket.gethostname()
 
     @property
-    def locker(self) -> LockClient:
-        return self._here().locker
+    def lock_client(self) -> LockClient:
+        return self._here().lock_client
 
     @property
-    def keeper(self) -> Watchdog:
-        return self._here().keeper
+    def watchdog(self) -> Watchdog:
+        return self._here().watchdog
 
     @property
-    def handover(self) -> GrantPublisher:
-        return self._here().handover
+    def grant_publisher(self) -> GrantPublisher:
+        return self._here().grant_publisher
 
     @property
-    def slots(self) -> LeaseTable:
-        return self._here().slots
+    def lease_table(self) -> LeaseTable:
+        return self._here().lease_table
 
     @property
     def lock_store(self) -> QueueStore:
@@ -176,9 +176,9 @@ class Runtime:
         return self._here().lock_store
 
     @property
-    def unsure_claims(self) -> ClaimRollback:
+    def claim_rollback(self) -> ClaimRollback:
         """Of this process: takes back the claims of which nobody knows whether they were made."""
-        return self._here().unsure_claims
+        return self._here().claim_rollback
 
     @property
     def disconnected_at(self) -> float:
@@ -213,11 +213,11 @@ class Runtime:
         self._said.add(remark)
         return first
 
-    def wake(self) -> None:
+    def wake_watchdog(self) -> None:
         """Make sure that a keeper reads this process's slots."""
-        self._here().wake()
+        self._here().wake_watchdog()
 
-    def scope(self) -> OwnerContext:
+    def owner_context(self) -> OwnerContext:
         """Who asks: the running execution, or this thread."""
         return current_scope(self.node)
 
@@ -225,7 +225,7 @@ class Runtime:
         """In a pool child: hold everything in ``slots``, which the main process keeps."""
         self._processes[os.getpid()] = self._begin(slots)
 
-    def store(self, timeout: float) -> QueueStore:
+    def open_store(self, timeout: float) -> QueueStore:
         settings = self.settings
         return open_store(settings.places, timeout=timeout, prefix=settings.prefix, probation=self._probation)
 
@@ -255,12 +255,12 @@ class Runtime:
         settings = self.settings
         teller = _LossNotifier(self)
         keeper = Watchdog(
-            self.store(KEEPER_TIMEOUT),
+            self.open_store(KEEPER_TIMEOUT),
             self.clock,
             KEEPER_TIMEOUT,
             teller.lost,
             self._may_be_redelivered,
-            {timeout: self.store(timeout) for timeout in PATIENT_TIMEOUTS},
+            {timeout: self.open_store(timeout) for timeout in PATIENT_TIMEOUTS},
             max(LINGER, RELEASE_STEPS * settings.timeout),
             self._kill_deadline,
         )
@@ -271,7 +271,7 @@ class Runtime:
             slots, wake = own, lambda: keeper.watch(source)
         else:
             slots, wake = kept, _kept_elsewhere
-        store = self.store(settings.timeout)
+        store = self.open_store(settings.timeout)
         breaker = CircuitBreaker(self._store_state, self.clock, settings.rest, settings.timeout)
         handover = GrantPublisher(
             self.app,
@@ -290,7 +290,7 @@ class Runtime:
             handover.publish_next,
             breaker,
         )
-        unsure = ClaimRollback(lambda: self.store(settings.timeout), self.clock)
+        unsure = ClaimRollback(lambda: self.open_store(settings.timeout), self.clock)
         return _Process(slots, keeper, locker, handover, store, unsure, wake)
 
 
@@ -298,13 +298,13 @@ class Runtime:
 class _Process:
     """What belongs to one process and must not be used in its forks."""
 
-    slots: LeaseTable
-    keeper: Watchdog
-    locker: LockClient
-    handover: GrantPublisher
+    lease_table: LeaseTable
+    watchdog: Watchdog
+    lock_client: LockClient
+    grant_publisher: GrantPublisher
     lock_store: QueueStore
-    unsure_claims: ClaimRollback
-    wake: Callable[[], bool]
+    claim_rollback: ClaimRollback
+    wake_watchdog: Callable[[], bool]
 
 
 class _OwnSource(LeaseSource):
@@ -314,22 +314,22 @@ class _OwnSource(LeaseSource):
         self._slots = slots
         self._on_freed = freed
 
-    def taken(self) -> Sequence[LeaseRecord]:
-        return self._slots.taken()
+    def records(self) -> Sequence[LeaseRecord]:
+        return self._slots.records()
 
-    def gone(self) -> bool:
+    def is_dead(self) -> bool:
         return False
 
     def pidfd(self) -> None:
         return None
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return True
 
-    def looked_at(self, now: float) -> None:
-        self._slots.looked_at = now
+    def on_scan(self, now: float) -> None:
+        self._slots.scanned_at = now
 
-    def freed(self, slot: LeaseRecord, released: Released) -> None:
+    def on_released(self, slot: LeaseRecord, released: Released) -> None:
         self._on_freed(slot, released)
 
 
@@ -348,7 +348,7 @@ class _LossNotifier:
     def _tell(self, name: str, owner: str, reason: str) -> None:
         with no_fork():
             facts = self._runtime.worker.describe(owner)
-            self._runtime.listeners.tell("lost", name=name, owner=owner, reason=reason, **facts)
+            self._runtime.listeners.emit("lost", name=name, owner=owner, reason=reason, **facts)
 
 
 def _kept_elsewhere() -> bool:

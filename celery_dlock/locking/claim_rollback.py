@@ -53,7 +53,7 @@ class ClaimRollback:
         name, publication, end = self._left[0]
         try:
             if self._clock.monotonic() < end:
-                self._store.unclaim(name, publication.task_id, publication.turn, publication.attempt)
+                self._store.release_claim(name, publication.task_id, publication.generation, publication.attempt)
         except StoreRefused:
             pass  # then it refused the claim, too
         except StoreUnavailable:

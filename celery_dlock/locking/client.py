@@ -144,13 +144,13 @@ class LockClient:
         if not isinstance(answer, Held) or (timeout is not None and timeout <= 0):
             return answer
         end = None if timeout is None else self._clock.monotonic() + timeout
-        with self._store.waker(name) as waker:
+        with self._store.release_listener(name) as waker:
             while True:
                 # Its rank is that of its arrival, however often it asks.
-                claim = claim._replace(rank_us=answer.rank_us, waits=True)
+                claim = claim._replace(rank_us=answer.rank_us, notify=True)
                 answer = self.acquire(name, scope, ttl, claim)
                 left = POLL if end is None else end - self._clock.monotonic()
-                if not isinstance(answer, Held) or left <= 0 or (leaving and not answer.holder.left):
+                if not isinstance(answer, Held) or left <= 0 or (leaving and not answer.holder.releasing):
                     return answer
                 waker.wait(min(left, POLL, answer.holder.expires_in + 0.005))
 
@@ -165,18 +165,18 @@ class LockClient:
             return True  # a second door, or a process that the body forked: the lock is not its to free
         if lease.hold_count > 1:
             lease.hold_count -= 1
-            lease.used = lease.used or (ending if ending.used_ms else None)
+            lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
             scope.drop(lease)
             return self._restated(lease)
-        if lease.used is not None:
-            inner = lease.used
+        if lease.inner_use is not None:
+            inner = lease.inner_use
             identity = ending.identity or inner.identity
-            ending = ending._replace(identity=identity, used_ms=inner.used_ms, by=inner.by)
+            ending = ending._replace(identity=identity, used_ms=inner.used_ms, requester=inner.requester)
             ending = ending._replace(tick=inner.tick, seed=inner.seed)
         lost = lease.lost
         ours = self._free(lease, scope, ending)
         scope.held.pop((id(self), lease.lock_name), None)
-        scope.open.discard(lease.acquisition)
+        scope.open_acquisitions.discard(lease.acquisition)
         if not ours:
             self.lose(lease, "found at its release")
         lease.over = True
@@ -195,13 +195,13 @@ class LockClient:
         the signals instead does not help: a mask is one thread's, and Python raises in the main thread whichever
         thread the kernel chose.
         """
-        for acquisition in scope.open - {lease.acquisition for lease in scope.entered}:
+        for acquisition in scope.open_acquisitions - {lease.acquisition for lease in scope.entered}:
             slot = self._slots.find(acquisition)
             if slot is not None and slot.state is not LeaseState.RELEASE_DELEGATED:
-                slot.delegate_release(scope.undone.text)
+                slot.delegate_release(scope.rollback.text)
             for key in [key for key, lease in scope.held.items() if lease.acquisition == acquisition]:
                 del scope.held[key]
-            scope.open.discard(acquisition)
+            scope.open_acquisitions.discard(acquisition)
         self._wake()
 
     def announce_release(self, lease: Lease, heir: str = "") -> None:
@@ -211,8 +211,8 @@ class LockClient:
             lease: Whose body it was.
             heir: The identity of its retry, which is no rival; "" for none.
         """
-        if not lease.left and not lease.over and lease.pid == os.getpid():
-            lease.left = True
+        if not lease.releasing and not lease.over and lease.pid == os.getpid():
+            lease.releasing = True
             try:
                 self.renew(lease, lease.ttl, (("releasing", "1"), *((("reserved_for", heir),) if heir else ())))
             except StoreUnavailable as error:
@@ -221,11 +221,11 @@ class LockClient:
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
         """Move the deadline now, beside the keeper's renewals."""
         sent = self._clock.monotonic()
-        if 0 < lease.slot.max_hold_until <= sent:
+        if 0 < lease.record.max_hold_until <= sent:
             self.lose(lease, "it was held for as long as max_hold allows")
             return False
         renewal = Renewal(
-            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.slot.durability
+            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.record.durability
         )
         # An answer that comes after the lease's end is too late for whoever asked whether it lives.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
@@ -236,7 +236,7 @@ class LockClient:
         if renewed is None:
             raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
         if renewed:
-            lease.slot.renewed(sent + seconds - drift_margin(seconds))
+            lease.record.renewed(sent + seconds - drift_margin(seconds))
         else:
             self.lose(lease, "the store no longer knows it")
         return renewed
@@ -244,7 +244,7 @@ class LockClient:
     def lose(self, lease: Lease, reason: str) -> None:
         """Note, and tell once, that a lease is over although its holder has not released it."""
         if not lease.lost and not lease.over:
-            lease.slot.lose()
+            lease.record.lose()
             logger.warning("the lease of %s is lost: %s", lease.name, reason)
             self._tell("lost", lease, reason)
 
@@ -259,7 +259,7 @@ class LockClient:
 
     def waiting(self, name: LockName) -> Waiting:
         """Who waits for the lock under the queue policy."""
-        return self._store.waiting(name, NAMED)
+        return self._store.list_waiters(name, NAMED)
 
     def _vote_again(
         self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
@@ -285,7 +285,7 @@ class LockClient:
             except ReplyLost as error:
                 self._take_back(slot, scope, error)
                 # A twin may have met it and left word, which went with it.
-                claim = claim._replace(copied=True)
+                claim = claim._replace(republished=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
                 continue
@@ -326,7 +326,7 @@ class LockClient:
         if not self._wake():
             self._give_back(slot, scope)
             raise StoreNotReady(f"{slot.name} is not taken: the thread that renews leases cannot be started")
-        looked_at = self._slots.looked_at
+        looked_at = self._slots.scanned_at
         unwatched = 0 < looked_at < now - UNWATCHED
         if unwatched and not self._warned:
             logger.error(
@@ -344,7 +344,7 @@ class LockClient:
 
     def _give_back(self, slot: LeaseRecord, scope: OwnerContext) -> None:
         name, part = slot.name, self._store.shard(slot.name)
-        undone = self._breaker.call(self._store.release, name, slot.acquisition, scope.undone, part=part)
+        undone = self._breaker.call(self._store.release, name, slot.acquisition, scope.rollback, part=part)
         self._pass_on(slot.name, undone)
         self._forget(slot, scope)
 
@@ -354,17 +354,17 @@ class LockClient:
 
     def _forget(self, slot: LeaseRecord, scope: OwnerContext) -> None:
         slot.clear()
-        scope.open.discard(slot.acquisition)
+        scope.open_acquisitions.discard(slot.acquisition)
 
     def _used_before(self, name: LockName, held: Lease, claim: AcquireRequest) -> Used | None:
         """Who used the name that is entered once more: an inner run just now, or one before."""
-        if held.used is not None and held.used.tick == claim.tick:
-            by = Requester(*json.loads(held.used.by))
-            return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same=False)
-        use = self._store.use(name, claim.tick)
+        if held.inner_use is not None and held.inner_use.tick == claim.tick:
+            by = Requester(*json.loads(held.inner_use.requester))
+            return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same_message=False)
+        use = self._store.last_run(name, claim.tick)
         if use is None or use.state != "used":
             return None
-        return Used(Holder(use.task, use.task_id, use.node, None, use.since), same=False)
+        return Used(Holder(use.task, use.task_id, use.node, None, use.since), same_message=False)
 
     def _enter_again(self, lease: Lease, scope: OwnerContext) -> Lease:
         # The count is stated absolutely: an increment would count twice when it is sent twice.
@@ -384,27 +384,27 @@ class LockClient:
 
     def _free(self, lease: Lease, scope: OwnerContext, ending: ReleaseRequest) -> bool:
         try:
-            if not lease.slot.begin_release():
+            if not lease.record.begin_release():
                 return True  # an interrupted release: the keeper has it, or had it
             part = self._store.shard(lease.lock_name)
             if scope.delivered:
                 self._breaker.before_call(part)  # else each body that ends would wait for a dead store's timeout
             released = self._breaker.call(
-                self._store.release, lease.lock_name, lease.acquisition, ending, lease.slot.durability, part=part
+                self._store.release, lease.lock_name, lease.acquisition, ending, lease.record.durability, part=part
             )
             # Before the releaser's own message is acknowledged, and before its slot forgets it.
-            self._pass_on(lease.slot.name, released)
+            self._pass_on(lease.record.name, released)
         except BaseException as error:
-            lease.slot.delegate_release(ending.text)
+            lease.record.delegate_release(ending.text)
             self._wake()
             if isinstance(error, StoreUnavailable):
                 logger.warning("could not release %s, the keeper will: %s", lease.name, error)
                 return True
             raise
-        lease.slot.clear()
+        lease.record.clear()
         return released.ours
 
     def _tell(self, kind: Kind, lease: Lease, reason: str = "") -> None:
-        if self._listeners.heard(kind):
+        if self._listeners.wants(kind):
             facts = {"task": lease.task, "task_id": lease.task_id, "token": lease.token, "reason": reason}
-            self._listeners.tell(kind, name=lease.name, owner=lease.owner, **facts)
+            self._listeners.emit(kind, name=lease.name, owner=lease.owner, **facts)

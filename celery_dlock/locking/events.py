@@ -48,14 +48,14 @@ class Listeners:
         """Tell ``listener`` of every event of whose kind ``hears`` is true at that moment; ``hears`` never raises."""
         self._listeners.append((hears, listener))
 
-    def heard(self, kind: Kind) -> bool:
+    def wants(self, kind: Kind) -> bool:
         """Would anybody hear it? To ask first spares the making of facts."""
         for hears, _ in self._listeners:  # not any(): a generator costs more than all it asks  # noqa: SIM110
             if hears(kind):
                 return True
         return False
 
-    def tell(self, kind: Kind, **facts: Any) -> None:
+    def emit(self, kind: Kind, **facts: Any) -> None:
         """Tell all who hear; an event that nobody hears costs no more than the asking."""
         event = None
         for hears, listener in self._listeners:

@@ -61,13 +61,30 @@ class Lease:
     """
 
     __slots__ = (
-        "_clock", "_renewer", "acquisition", "after_crash", "hold_count", "left", "lock_name",
-        "name", "over", "owner", "pid", "rank_us", "seed", "slot", "task", "task_id", "token", "ttl", "used",
+        "_clock",
+        "_renewer",
+        "acquisition",
+        "after_crash",
+        "hold_count",
+        "inner_use",
+        "lock_name",
+        "name",
+        "over",
+        "owner",
+        "pid",
+        "rank_us",
+        "record",
+        "releasing",
+        "seed",
+        "task",
+        "task_id",
+        "token",
+        "ttl",
     )  # fmt: skip
 
     def __init__(
         self,
-        slot: LeaseRecord,
+        record: LeaseRecord,
         token: int,
         clock: Clock,
         renewer: Renewer,
@@ -82,20 +99,20 @@ class Lease:
         self.seed = seed
         self.after_crash = after_crash
         self.rank_us = rank_us
-        self.slot = slot
-        self.lock_name = slot.name
-        self.name = slot.name.text
+        self.record = record
+        self.lock_name = record.name
+        self.name = record.name.text
         self.owner = owner
         self.task = task
         self.task_id = task_id
-        self.acquisition = slot.acquisition
-        self.ttl = slot.ttl
+        self.acquisition = record.acquisition
+        self.ttl = record.ttl
         self.token: int | None = token
         self.hold_count = 1
         self.over = False
-        self.left = False
+        self.releasing = False
         #: The ending of an inner run that used the name up; only the outermost leaving can tell the store.
-        self.used: ReleaseRequest | None = None
+        self.inner_use: ReleaseRequest | None = None
         self.pid = os.getpid()
         self._clock = clock
         self._renewer = renewer
@@ -125,13 +142,13 @@ class Lease:
     @property
     def lost(self) -> bool:
         """True once the lease was found to be over before its holder released it."""
-        return self.slot.lost
+        return self.record.lost
 
     def remaining(self) -> float:
         """Seconds until the lease ends if nobody renews it; 0 when it is released or lost."""
-        if self.over or self.slot.lost:
+        if self.over or self.record.lost:
             return 0.0
-        return max(0.0, self.slot.deadline - self._clock.monotonic())
+        return max(0.0, self.record.deadline - self._clock.monotonic())
 
     def ensure(self) -> None:
         """Ask the store whether the lease lives, and renew it.
@@ -139,7 +156,7 @@ class Lease:
         Raises:
             LockLost: The lease is over, or the store has not answered until its deadline: stop, another may run.
         """
-        if not self.over and not self.slot.lost:
+        if not self.over and not self.record.lost:
             try:
                 if self._renewer.renew(self, self.ttl):
                     return
@@ -157,7 +174,7 @@ class Lease:
             StoreUnavailable: The store did not answer; the lease is what it was.
         """
         seconds = seconds_within("extend: seconds", seconds, 0.001)
-        if self.over or self.slot.lost or not self._renewer.renew(self, seconds):
+        if self.over or self.record.lost or not self._renewer.renew(self, seconds):
             raise LockLost(f"the lease of {self.name} is over")
 
 

@@ -109,12 +109,12 @@ class LeaseTable(Protocol):
         """The slot that this process opened for ``acquisition``, if it is not free."""
         ...
 
-    def taken(self) -> Sequence[LeaseRecord]:
+    def records(self) -> Sequence[LeaseRecord]:
         """Every slot that is not free."""
         ...
 
     @property
-    def looked_at(self) -> float:
+    def scanned_at(self) -> float:
         """When the watchdog last looked at these slots, on the monotonic clock; 0 if that is not known."""
         ...
 
@@ -187,7 +187,7 @@ class LocalLeaseTable:
     def __init__(self) -> None:
         self._taken: dict[str, LocalSlot] = {}
         #: Written by the watchdog.
-        self.looked_at = 0.0
+        self.scanned_at = 0.0
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalSlot:
         slot = self._taken[acquisition] = LocalSlot(self, name, acquisition, ttl, durability)
@@ -199,7 +199,7 @@ class LocalLeaseTable:
     def forget(self, slot: LocalSlot) -> None:
         self._taken.pop(slot.acquisition, None)
 
-    def taken(self) -> list[LocalSlot]:
+    def records(self) -> list[LocalSlot]:
         # list() of a dict's values is one step of the interpreter: no lock that a greenlet could sit on.
         slots = list(self._taken.values())
         for slot in slots:

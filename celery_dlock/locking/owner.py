@@ -26,7 +26,7 @@ class OwnerContext:
 
     Args:
         owner: A new one for each delivery, never a task id: the broker may deliver one message twice at once.
-        by: Who it is, as :class:`~celery_dlock.store.model.AcquireRequest` says it.
+        requester: Who it is, as :class:`~celery_dlock.store.model.AcquireRequest` says it.
         task: The task's name, if it is an execution of one.
         task_id: Its id.
         outer: The scope of the same owner in which this one is nested (an ``apply()`` inside a body).
@@ -34,25 +34,25 @@ class OwnerContext:
     """
 
     __slots__ = (
-        "by",
+        "acquisition_numbers",
         "delivered",
         "entered",
         "held",
         "ident",
-        "numbers",
-        "open",
+        "open_acquisitions",
         "own",
         "owner",
         "pid",
+        "requester",
+        "rollback",
         "task",
         "task_id",
-        "undone",
     )
 
     def __init__(
         self,
         owner: str,
-        by: Requester,
+        requester: Requester,
         task: str | None = None,
         task_id: str | None = None,
         outer: OwnerContext | None = None,
@@ -60,22 +60,22 @@ class OwnerContext:
         delivered: bool = False,
     ) -> None:
         self.owner = owner
-        self.by = by
+        self.requester = requester
         self.task = task
         self.task_id = task_id
         self.delivered = delivered
         #: How an acquisition ends of which nobody knows whether it took place: its body has not begun.
-        self.undone = _UNDONE
+        self.rollback = _UNDONE
         self.pid = os.getpid()
         self.ident = threading.get_ident()
         #: Acquisitions that were begun and have not ended, on record in ``entered`` or not.
-        self.open: set[str] = set()
+        self.open_acquisitions: set[str] = set()
         self.entered: list[Lease] = []
         #: The entry of the execution itself, which no ``Lock`` may leave.
         self.own: Lease | None = None
         #: By lock client and lock name: what an entry may re-enter.
         self.held: dict[tuple[int, LockName], Lease] = outer.held if outer else {}
-        self.numbers: Iterator[int] = outer.numbers if outer else itertools.count(1)
+        self.acquisition_numbers: Iterator[int] = outer.acquisition_numbers if outer else itertools.count(1)
 
     def drop(self, lease: Lease) -> None:
         """Forget this scope's innermost entry of ``lease``."""
@@ -89,8 +89,8 @@ class OwnerContext:
 
     def next_acquisition(self) -> str:
         """Owner and number: what the store knows of one outermost entry."""
-        acquisition = f"{self.owner}.{next(self.numbers)}"
-        self.open.add(acquisition)
+        acquisition = f"{self.owner}.{next(self.acquisition_numbers)}"
+        self.open_acquisitions.add(acquisition)
         return acquisition
 
 

@@ -66,12 +66,12 @@ class SharedLeaseTable:
         return self.words[_PID]
 
     @property
-    def looked_at(self) -> float:
+    def scanned_at(self) -> float:
         """When the watchdog last looked at these slots."""
         return self.floats[_LOOKED]
 
-    @looked_at.setter
-    def looked_at(self, now: float) -> None:
+    @scanned_at.setter
+    def scanned_at(self, now: float) -> None:
         self.floats[_LOOKED] = now
 
     def adopt(self) -> None:
@@ -98,7 +98,7 @@ class SharedLeaseTable:
                 return slot
         return None
 
-    def taken(self, *, dead: bool = False) -> list[WatchdogRecord]:
+    def records(self, *, dead: bool = False) -> list[WatchdogRecord]:
         """Every slot that is not free. Called by the main process.
 
         Args:

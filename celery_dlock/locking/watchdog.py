@@ -35,8 +35,8 @@ LINGER = 15.0
 class LeaseSource(Protocol):
     """A process whose slots are kept: this one, or a child."""
 
-    def taken(self) -> Sequence[LeaseRecord]: ...
-    def gone(self) -> bool:
+    def records(self) -> Sequence[LeaseRecord]: ...
+    def is_dead(self) -> bool:
         """The process is dead; all that it held is to be freed."""
         ...
 
@@ -44,15 +44,15 @@ class LeaseSource(Protocol):
         """A descriptor that can be read as soon as the process is dead, where there is one."""
         ...
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Asked when the source holds nothing: forget it?"""
         ...
 
-    def looked_at(self, now: float) -> None:
+    def on_scan(self, now: float) -> None:
         """The watchdog has looked at everything at ``now``; 0: it has nothing to do and ends."""
         ...
 
-    def freed(self, slot: LeaseRecord, released: Released) -> None:
+    def on_released(self, slot: LeaseRecord, released: Released) -> None:
         """The keeper released what the dead process held in ``slot``."""
         ...
 
@@ -148,12 +148,12 @@ class Watchdog:
 
     def _close(self) -> None:
         for source in list(self._sources):
-            source.looked_at(0.0)
+            source.on_scan(0.0)
         for store in self._stores.values():
             store.close()
 
     def _busy(self) -> bool:
-        return any(source.taken() or not source.closed() for source in list(self._sources))
+        return any(source.records() or not source.is_closed() for source in list(self._sources))
 
     def tick(self) -> bool:
         """One look at everything; true if there was anything to keep."""
@@ -168,7 +168,7 @@ class Watchdog:
         finally:
             self._lasted = self._clock.monotonic() - began
         for source in look.at:
-            source.looked_at(began)
+            source.on_scan(began)
         if look.error is not None:
             raise look.error
         return look.busy
@@ -210,7 +210,7 @@ class Watchdog:
 
     def _look_at(self, source: LeaseSource, look: _Look) -> None:
         now = self._clock.monotonic()
-        gone, slots = source.gone(), source.taken()
+        gone, slots = source.is_dead(), source.records()
         for slot in slots:
             look.seen.add(slot.acquisition)
             if slot.state is LeaseState.HELD and not slot.lost and (reason := self._spent(slot, now)):
@@ -222,7 +222,7 @@ class Watchdog:
                 look.ends.append((source, slot))
             elif slot.state is LeaseState.HELD and self._due(slot, now):
                 look.due.append(slot)
-        look.busy = look.busy or bool(slots) or not source.closed()
+        look.busy = look.busy or bool(slots) or not source.is_closed()
         if gone and not slots:
             self._sources.remove(source)
 
@@ -307,7 +307,7 @@ class Watchdog:
             self._not_ended(slot, error, refused=refused)
             return refused
         slot.clear()
-        source.freed(slot, released)
+        source.on_released(slot, released)
         return True
 
     def _not_ended(self, slot: LeaseRecord, error: StoreUnavailable, *, refused: bool) -> None:

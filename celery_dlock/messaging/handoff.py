@@ -159,7 +159,7 @@ class GrantPublisher:
     def _release_claim(self, name: LockName, entry: str) -> None:
         headers = ParkedMessage.read(entry).raw.headers
         identity = Identity(headers["id"], headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
-        self._store.unclaim(name, identity.task_id, identity.generation)
+        self._store.release_claim(name, identity.task_id, identity.generation)
 
     def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
         taken = self._store.remove_waiter(name, identity, uuid.uuid4().hex, ended=not reason)
@@ -179,7 +179,7 @@ class GrantPublisher:
             )  # fmt: skip
         self._left_at[name] = time.monotonic()
         present = self._store.has_workers(broker)
-        self._store.pass_on(name, grant, foreign=True, present=present)
+        self._store.decline_grant(name, grant, foreign=True, present=present)
 
     def left_to_others(self, name: LockName) -> bool:
         """Return whether this process has just left this lock's next message to the workers of another broker.
@@ -191,7 +191,7 @@ class GrantPublisher:
     def _keep(self, name: LockName, grant: Grant) -> None:
         """Store that a worker of the message's own broker saw it. It does not become a dead letter then."""
         try:
-            self._store.pass_on(name, grant, foreign=False)
+            self._store.decline_grant(name, grant, foreign=False)
         except StoreUnavailable as error:
             logger.debug("%s: %s", name, error)
 
@@ -214,7 +214,7 @@ class GrantPublisher:
         if parked.expired and parked.task in self._app.tasks:
             return self._taken_out(name, grant.identity, "expired while it waited")
         header = RepublishHeader(
-            parked.rank_us, next_count(parked.conflict_retries), grant.turn, redelivered=parked.redelivered
+            parked.rank_us, next_count(parked.conflict_retries), grant.grant_id, redelivered=parked.redelivered
         )
         try:
             publish_parked(self._app, self._producer, parked.raw, grant.identity, header)
@@ -227,7 +227,7 @@ class GrantPublisher:
                 extra=log_fields(parked.task, parked.task_id, name.text),
             )  # fmt: skip
             return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
-        self._store.published(name, grant.identity, self._grant_timeout_ms)
+        self._store.confirm_publish(name, grant.identity, self._grant_timeout_ms)
         return None
 
 

@@ -40,7 +40,7 @@ class ReleaseRequest(NamedTuple):
         final: The message is acknowledged with a stored end; its identity must not run again.
         identity: Whose end it is: the digest of an :class:`Identity`; "" outside any message.
         used_ms: Milliseconds that the name stays used by this success; 0: it does not.
-        by: Who used it: the text of a :class:`~celery_dlock.store.model.Requester`.
+        requester: Who used it: the text of a :class:`~celery_dlock.store.model.Requester`.
         unsure: The acquire may still be on its way: leave a tombstone that refuses it.
         undone: Nothing came of the acquisition, so its lock is not kept (``min_hold``). With ``unsure``.
         queue: The task's policy is to queue, so the lock is expected to have waiters.
@@ -50,13 +50,13 @@ class ReleaseRequest(NamedTuple):
         seed: Of the idempotency key that the body read.
         window_ms: Milliseconds that the mark of a free name keeps that seed.
         heir: The identity of its retry, for which the lock is kept (``keep_on_retry``); "" for none.
-        heir_ms: Milliseconds that it is kept for that one at most.
+        reserved_ms: Milliseconds that it is kept for that one at most.
     """
 
     final: bool = False
     identity: str = ""
     used_ms: int = 0
-    by: str = ""
+    requester: str = ""
     outcome_unknown: bool = False
     queue: bool = False
     once: bool = False
@@ -64,7 +64,7 @@ class ReleaseRequest(NamedTuple):
     seed: str = ""
     window_ms: int = 0
     reserved_for: str = ""
-    heir_ms: int = 0
+    reserved_ms: int = 0
     rolled_back: bool = False
 
     @property
@@ -72,7 +72,7 @@ class ReleaseRequest(NamedTuple):
         """As JSON, for a slot that is left to the keeper."""
         text = json.dumps(self)
         # A slot has so much room: what the end means goes before whose it was.
-        return text if len(text) <= MOST_TEXT else json.dumps(self._replace(by=_NOBODY))
+        return text if len(text) <= MOST_TEXT else json.dumps(self._replace(requester=_NOBODY))
 
     @classmethod
     def from_text(cls, text: str) -> ReleaseRequest:
@@ -149,7 +149,7 @@ class LockStore(Protocol):
         """Who holds the lock now."""
         ...
 
-    def waker(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
+    def release_listener(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
         """Listen for releases; from entering on, none is missed while the connection lives."""
         ...
 
@@ -168,14 +168,14 @@ class QueueStepResult(NamedTuple):
     Args:
         entry: Of the waiter that was taken out; "" if there was none.
         granted: The waiter for which the lock is kept now; its message is to be published.
-        buried: The identity that went to the dead letters, "" if none did.
-        foreign: It did so because no worker of its broker published it.
+        dead_letter: The identity that went to the dead letters, "" if none did.
+        foreign_broker: It did so because no worker of its broker published it.
     """
 
     entry: str = ""
     granted: Grant | None = None
-    buried: str = ""
-    foreign: bool = False
+    dead_letter: str = ""
+    foreign_broker: bool = False
 
 
 class StoreInfo(NamedTuple):
@@ -185,18 +185,18 @@ class StoreInfo(NamedTuple):
         durable: All but its last second survives a restart.
         eviction: What it does when its memory is full: ``noeviction``, or the policy by which it drops keys of its
             own choice; "" where that cannot be told.
-        silent: Those of its servers that did not answer, each with the reason.
-        fsyncs: It can say that a write is on disk (WAITAOF).
+        unreachable: Those of its servers that did not answer, each with the reason.
+        can_confirm_fsync: It can say that a write is on disk (WAITAOF).
         replicas: How many of them follow a server, at the least; None where it does not say.
-        twins: Which of its servers are one under two names, in words; "" where none is.
+        duplicate_servers: Which of its servers are one under two names, in words; "" where none is.
     """
 
     durable: bool
     eviction: str
-    silent: tuple[str, ...] = ()
-    fsyncs: bool = False
+    unreachable: tuple[str, ...] = ()
+    can_confirm_fsync: bool = False
     replicas: int | None = None
-    twins: str = ""
+    duplicate_servers: str = ""
 
 
 class ClaimStore(Protocol):
@@ -210,14 +210,14 @@ class ClaimStore(Protocol):
         """
         ...
 
-    def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:
+    def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
         """Give a claim up; a message that follows this one keeps its own. False if there was none.
 
         With an ``attempt``, a claim of that name that comes later takes no effect, and one of another name stays.
         """
         ...
 
-    def keep_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
+    def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         """Let claims (of a name, by a task id) last so many milliseconds from now at least. Never creates one."""
         ...
 
@@ -229,15 +229,15 @@ class ClaimStore(Protocol):
 class UseStore(Protocol):
     """What became of the last run of a name, for operators. ``tick``: of the run of that tick alone."""
 
-    def use(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
         """Return what became of the name's last run; None if nothing is recorded."""
         ...
 
-    def forget(self, name: LockName, tick: str = "") -> bool:
+    def forget_run(self, name: LockName, tick: str = "") -> bool:
         """The name is as if it had never run; false if it was so before."""
         ...
 
-    def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
         """Settle the run whose outcome is unknown: it did its work, or it did not. False if there is no such run."""
         ...
 
@@ -251,11 +251,11 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """Grant a lock that is free, and end a grant that is due."""
         ...
 
-    def published(self, name: LockName, identity: str, turn_ms: int) -> bool:
+    def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
         """Note that a granted message was published; false if its grant is over."""
         ...
 
-    def pass_on(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+    def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         """Leave a grant that was not published to another worker; false if it is published, or over.
 
         Args:
@@ -288,11 +288,11 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """
         ...
 
-    def waiting(self, name: LockName, most: int) -> Waiting:
+    def list_waiters(self, name: LockName, most: int) -> Waiting:
         """Who waits."""
         ...
 
-    def facts(self) -> StoreInfo:
+    def info(self) -> StoreInfo:
         """How the store is set up."""
         ...
 
@@ -315,7 +315,7 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         """
         ...
 
-    def due(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+    def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         """The locks of these buckets that a sweep has to look after within so many s, at most so many of each."""
         ...
 

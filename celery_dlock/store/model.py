@@ -98,16 +98,16 @@ class QueueRequest(NamedTuple):
     Args:
         entry: The message as text, to be parked; "" only to ask.
         limit: Most waiters of the name; 0: any number.
-        ousts: Where the limit is reached, the oldest makes room.
+        evict_oldest: Where the limit is reached, the oldest makes room.
         after_us: The rank of the message that the worker received before; its own is to be behind.
-        turn: For which this copy was published; "" for any other.
+        grant_id: For which this copy was published; "" for any other.
     """
 
     entry: str = ""
     limit: int = 0
-    ousts: bool = False
+    evict_oldest: bool = False
     after_us: int = 0
-    turn: str = ""
+    grant_id: str = ""
 
 
 class Grant(NamedTuple):
@@ -115,42 +115,42 @@ class Grant(NamedTuple):
 
     identity: str
     entry: str
-    turn: str = ""
+    grant_id: str = ""
 
 
 class AcquireRequest(NamedTuple):
     """What an owner says of itself when it asks for a lock.
 
     Args:
-        by: Who asks.
+        requester: Who asks.
         identity: The message that asks; None for a ``Lock`` outside any message.
         redelivered: The broker flagged this delivery, or the one that it copies: it is not to run if there is an end.
-        copied: We published this copy, so the original may live.
+        republished: We published this copy, so the original may live.
         age_us: Microseconds since the later of receipt and ETA, read on the worker's monotonic clock.
         rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.
         once: The name may be used up by an earlier success (``once_per``).
         tick: The success of that tick alone; "" of any.
-        begun_ms: Milliseconds that the mark of a body that died lives on, counted from its start.
-        hold: Where nobody knows what became of an earlier run, this one is refused.
-        waits: Wants to be woken by the release.
-        keep_ms: Milliseconds that the lock is kept at least, whenever it is released.
-        place: Under the queue policy, its place among the waiters.
+        run_mark_ms: Milliseconds that the mark of a body that died lives on, counted from its start.
+        hold_if_unknown: Where nobody knows what became of an earlier run, this one is refused.
+        notify: Wants to be woken by the release.
+        min_hold_ms: Milliseconds that the lock is kept at least, whenever it is released.
+        queue: Under the queue policy, its place among the waiters.
         durability: Who has to confirm that the lock was taken, or the message parked.
     """
 
-    by: Requester
+    requester: Requester
     identity: Identity | None = None
     redelivered: bool = False
-    copied: bool = False
+    republished: bool = False
     age_us: int = 0
     rank_us: int | None = None
     once: bool = False
     tick: str = ""
-    begun_ms: int = 24 * 3600 * 1000
-    hold: bool = False
-    waits: bool = False
-    keep_ms: int = 0
-    place: QueueRequest | None = None
+    run_mark_ms: int = 24 * 3600 * 1000
+    hold_if_unknown: bool = False
+    notify: bool = False
+    min_hold_ms: int = 0
+    queue: QueueRequest | None = None
     durability: Durability = PRIMARY
 
 
@@ -167,18 +167,18 @@ class Holder:
     identity: str = ""
     token: int | None = None
     hold_count: int = 1
-    left: bool = False
+    releasing: bool = False
     expires_in: float = 0.0
-    kept: bool = False
+    kept_by_min_hold: bool = False
     #: Its run retried itself, and the lock is kept for the retry alone.
-    retries: bool = False
+    reserved_for_retry: bool = False
 
     def __str__(self) -> str:
         if self.pid == 0:  # a grant
             return f"{self.task}[{self.task_id}], whose turn it is"
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
-        why = " (ended; kept by min_hold)" if self.kept else " (its retry is to come: keep_on_retry)"
-        return f"{who} on {self.node}" + (why if self.kept or self.retries else "")
+        why = " (ended; kept by min_hold)" if self.kept_by_min_hold else " (its retry is to come: keep_on_retry)"
+        return f"{who} on {self.node}" + (why if self.kept_by_min_hold or self.reserved_for_retry else "")
 
 
 class Acquired(NamedTuple):
@@ -221,14 +221,14 @@ class Parked(NamedTuple):
     rank_us: int
     position: int
     granted: Grant | None
-    ousted: Grant | None
+    evicted: Grant | None
 
 
 class Used(NamedTuple):
     """An earlier run used the name up. ``same``: it was this very message. ``granted``: as of a duplicate."""
 
     by: Holder
-    same: bool
+    same_message: bool
     granted: Grant | None = None
 
 
@@ -263,14 +263,14 @@ class Renewal(NamedTuple):
         name: The lock.
         acquisition: Owner and number.
         ttl_ms: The least life that the lock has afterwards, in milliseconds.
-        notes: Fields to set in the lock if it is still ours.
+        fields: Fields to set in the lock if it is still ours.
         durability: Who has to confirm it.
     """
 
     name: LockName
     acquisition: str
     ttl_ms: int
-    notes: tuple[tuple[str, str], ...] = ()
+    fields: tuple[tuple[str, str], ...] = ()
     durability: Durability = PRIMARY
 
 

@@ -16,19 +16,19 @@ class ClaimRequest(NamedTuple):
 
     Args:
         task_id: Of its task.
-        turn: Of two messages with one id, that which follows the other (a retry) has the higher one.
+        generation: Of two messages with one id, that which follows the other (a retry) has the higher one.
         life_ms: Milliseconds that the claim lasts while no worker knows the message.
-        running: It is refused, too, while another task runs.
-        by: Who publishes it.
+        refuse_while_running: It is refused, too, while another task runs.
+        requester: Who publishes it.
         attempt: Names this publication: an id may be published twice.
         durability: Who has to confirm the claim.
     """
 
     task_id: str
-    turn: int
+    generation: int
     life_ms: int
-    running: bool
-    by: Requester
+    refuse_while_running: bool
+    requester: Requester
     attempt: str
     durability: Durability = PRIMARY
 

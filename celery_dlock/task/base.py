@@ -170,7 +170,7 @@ class SingletonTask(_Task):
             StoreUnavailable: The store did not answer.
         """
         name = self.lock_spec.name_of(args, kwargs)
-        return self.dlock.locker.waiting(name) if self.dlock.enabled else Waiting(0, ())
+        return self.dlock.lock_client.waiting(name) if self.dlock.enabled else Waiting(0, ())
 
     # The next three take the ``dlock={...}`` of a call that chose a key or window of its own.
 

@@ -91,7 +91,7 @@ class Execution(Run):
             self._check_misfire(name)
         finally:
             if self.delivery is not None and self.delivery.number:
-                self.runtime.arrivals.record(self.delivery.number, self.rank_us or 0)
+                self.runtime.receive_order.record(self.delivery.number, self.rank_us or 0)
 
     def body(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the body's value, or ``skip_value`` if this run skips its body."""
@@ -120,7 +120,7 @@ class Execution(Run):
         if self.lease is not None:
             retry = self.identity._replace(retries=self.identity.retries + 1).digest
             reserved_for = retry if retries and self.options.keep_on_retry else ""
-            self.runtime.locker.announce_release(self.lease, reserved_for)
+            self.runtime.lock_client.announce_release(self.lease, reserved_for)
 
     def reserve_for_retry(self, published: Retry) -> None:
         """Keep the lock for the retry of this run, which has been published, if ``keep_on_retry`` says so."""
@@ -146,9 +146,9 @@ class Execution(Run):
         ends = final and copies_end and not self._republished
         ending = release_request(self, final=ends, success=success, died=died)
         if self._reservation is not None and final and not ending.used_ms:
-            ending = ending._replace(reserved_for=self._reservation.identity, heir_ms=self._reservation.life_ms)
+            ending = ending._replace(reserved_for=self._reservation.identity, reserved_ms=self._reservation.life_ms)
         # A run that took no lock must not open the store, which may not even be configured.
-        if self.lease is not None or scope.entered or scope.open:
+        if self.lease is not None or scope.entered or scope.open_acquisitions:
             self._release(ending)
         # Change this state last. A soft time limit may strike anywhere above, and then the next exit hook must find
         # the run unfinished.
@@ -166,7 +166,7 @@ class Execution(Run):
         try:
             if aborter is None or self.delivery is None or self.lease is None:
                 return body(*args, **kwargs)
-            record = self.lease.slot
+            record = self.lease.record
             try:
                 try:
                     aborter.enter(record)
@@ -181,7 +181,7 @@ class Execution(Run):
             if self.lease is None or not self.lease.lost or self.options.after_lost == "fail":
                 raise
             self._republished = True
-            outcomes.rerun_after_loss(self, self.lease.slot.name, error)
+            outcomes.rerun_after_loss(self, self.lease.record.name, error)
 
     def _announce_end_if_followed(self) -> None:
         request = self.request
@@ -196,7 +196,7 @@ class Execution(Run):
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:
-        locker, scope = self.runtime.locker, self.scope
+        locker, scope = self.runtime.lock_client, self.scope
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
             logger.warning(
@@ -204,11 +204,11 @@ class Execution(Run):
                 extra=log_fields(self.task.name, self.request.id, lease.name),
             )  # fmt: skip
             # Without a lease of its own, the run was interrupted before it knew of the one it got: no body has begun.
-            rollback = scope.undone if self.lease is None else ReleaseRequest()
+            rollback = scope.rollback if self.lease is None else ReleaseRequest()
             locker.release(lease, scope, ending if lease is self.lease else rollback)
         if self.lease is not None:
             locker.release(self.lease, scope, ending)
-        if scope.open:
+        if scope.open_acquisitions:
             locker.delegate_release(scope)
 
     # -- acquiring
@@ -216,7 +216,7 @@ class Execution(Run):
     def _acquire(self, name: LockName) -> None:
         window_ms, tick = run_window(self) if self.options.once_per else (0, "")
         if window_ms:
-            self.scope.undone = rollback_request(self, window_ms, tick)
+            self.scope.rollback = rollback_request(self, window_ms, tick)
         request = acquire_request(self, window_ms, tick)
         patience, waited, met_releasing, leaving = 0.0, False, False, False
         while True:
@@ -225,16 +225,16 @@ class Execution(Run):
                 return
             if self.rank_us is not None:
                 request = request._replace(rank_us=self.rank_us)  # every attempt keeps the rank of the first
-            if isinstance(answer, Held) and answer.holder.left and not met_releasing:
+            if isinstance(answer, Held) and answer.holder.releasing and not met_releasing:
                 met_releasing, leaving, patience = True, True, RELEASING_WAIT
                 continue
-            parking = bool(request.place and request.place.entry)
+            parking = bool(request.queue and request.queue.entry)
             decision = policy.decide(answer, self.options, self._conflict_context(waited=waited, parking=parking))
             if isinstance(decision, Wait):
                 waited, leaving, patience = True, False, decision.timeout
             elif isinstance(decision, Park):
                 entry = outcomes.parked_entry(self, name, decision, self.rank_us)
-                request = request._replace(place=queue_request(self, entry))
+                request = request._replace(queue=queue_request(self, entry))
             else:
                 outcomes.apply_decision(self, name, answer, decision)
                 return
@@ -245,7 +245,7 @@ class Execution(Run):
         answer: Lease | BypassLease | Refusal
         try:
             ttl = self.options.ttl_or(self.runtime.settings.ttl)
-            answer = self.runtime.locker.acquire_within(name, self.scope, ttl, request, patience, leaving=leaving)
+            answer = self.runtime.lock_client.acquire_within(name, self.scope, ttl, request, patience, leaving=leaving)
         except StoreUnavailable as error:
             answer = self.bypass = outcomes.apply_on_store_error(self, name, error)
         if isinstance(answer, Lease):
@@ -254,7 +254,7 @@ class Execution(Run):
                 # A time limit ends no lease: most pools never enforce one, and prefork does not while its broker is
                 # away.
                 max_hold = as_seconds(self.options.max_hold)
-                answer.slot.set_max_hold(self.runtime.clock.monotonic() + max_hold)
+                answer.record.set_max_hold(self.runtime.clock.monotonic() + max_hold)
             if self._claimed is not None:
                 self._release_claim()
         if self.delivery is not None and isinstance(answer, (Lease, BypassLease)):
@@ -304,7 +304,7 @@ class Execution(Run):
         """Wait until the message received before this one has its rank. Else a faster child would overtake it."""
         clock = self.runtime.clock
         end = clock.monotonic() + PREDECESSOR_WAIT
-        while not self.runtime.arrivals.has_recorded(predecessor) and clock.monotonic() < end:
+        while not self.runtime.receive_order.has_recorded(predecessor) and clock.monotonic() < end:
             time.sleep(PREDECESSOR_POLL)
 
     def _conflict_context(self, *, waited: bool, parking: bool) -> ConflictContext:

@@ -20,14 +20,14 @@ def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], t
     """Return how the last run of a call's name ended; None if the name is free."""
     if not task.locks_enabled:
         return None
-    return task.dlock.lock_store.use(_name(task, args, kwargs), tick)
+    return task.dlock.lock_store.last_run(_name(task, args, kwargs), tick)
 
 
 def forget(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
     """Delete the run mark of a call's name; false if there was none."""
     if not task.locks_enabled:
         return False
-    return task.dlock.lock_store.forget(_name(task, args, kwargs), tick)
+    return task.dlock.lock_store.forget_run(_name(task, args, kwargs), tick)
 
 
 def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = "") -> bool:
@@ -43,7 +43,7 @@ def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *,
     if not task.locks_enabled:
         return False
     name = _name(task, args, kwargs)
-    return task.dlock.lock_store.resolve(name, sent=sent, window_ms=round(window * 1000), tick=tick)
+    return task.dlock.lock_store.resolve_run(name, sent=sent, window_ms=round(window * 1000), tick=tick)
 
 
 def _name(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockName:

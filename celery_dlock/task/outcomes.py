@@ -151,7 +151,7 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
     if run.delivery is None or rank_us is None:
         raise AssertionError(decision)  # an eager run is never parked, and the store reports a rank with each refusal
     parked = ParkedMessage.of(
-        run.delivery.raw, run.task.dlock.handover.broker, rank_us, run.delivery.conflict_retries, run.redelivered
+        run.delivery.raw, run.task.dlock.grant_publisher.broker, rank_us, run.delivery.conflict_retries, run.redelivered
     )
     text = parked.text()
     copied = bool(run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
@@ -166,12 +166,12 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
     if not isinstance(answer, Parked):
         raise HandledElsewhere(reason)
     place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
-    if answer.ousted:
+    if answer.evicted:
         # A message that arrives late may itself be the oldest.
-        itself = answer.ousted.identity == run.identity.digest
+        itself = answer.evicted.identity == run.identity.digest
         newer = None if itself else run.request.id
         error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
-        run.task.dlock.handover.evict(name, answer.ousted, error)
+        run.task.dlock.grant_publisher.evict(name, answer.evicted, error)
         if itself:
             raise Skipped(error)
     logger.info("Task %s[%s] is parked: %s", *_whose(run), place, extra=_extra(run, name))
@@ -333,4 +333,4 @@ def _extra(run: Run, name: LockName) -> dict[str, str | None]:
 
 def _emit(run: Run, kind: Kind, name: LockName, reason: str) -> None:
     facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason}
-    run.task.dlock.listeners.tell(kind, name=name.text, owner=run.scope.owner, **facts)
+    run.task.dlock.listeners.emit(kind, name=name.text, owner=run.scope.owner, **facts)

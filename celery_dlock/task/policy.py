@@ -168,7 +168,7 @@ def _about_to_release(holder: Holder, options: LockOptions, context: ConflictCon
     next step of its chain, which no policy may end.
     """
     waits_first = options.on_conflict == "wait" and not context.waited
-    if not holder.left or context.eager or waits_first:
+    if not holder.releasing or context.eager or waits_first:
         return None
     reason = f"{held_by(holder)}, whose body has ended"
     return RetryLater(_backoff(options, context.store_retries, context.jitter), reason, counts=False)
@@ -227,7 +227,7 @@ def _after_earlier_run(earlier: Used | Unknown, options: LockOptions) -> Decisio
     by = earlier.by
     if isinstance(earlier, Unknown):
         return Fail(_outcome_unknown(by), "unknown")
-    if earlier.same:
+    if earlier.same_message:
         return DropDuplicate("this message has finished already")
     if options.on_used == "raise":
         return Fail(_used_by(by), "used")

@@ -76,7 +76,7 @@ class Run:
         self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
         by = Requester.of(task.name, request.id, request.hostname or runtime.node, os.getpid())
         # An eager run is nested in its caller, so it re-enters the locks that the caller holds.
-        outer = runtime.scope() if self.delivery is None else None
+        outer = runtime.owner_context() if self.delivery is None else None
         owner = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
         self.scope = OwnerContext(owner, by, task.name, request.id, outer, delivered=self.delivery is not None)
 

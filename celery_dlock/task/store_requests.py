@@ -44,19 +44,19 @@ def acquire_request(run: Run, window_ms: int, tick: str) -> AcquireRequest:
     # been the first message of its id to be sent after an earlier end.
     run.redelivered = bool(delivery and (delivery.redelivered or (flagged and delivery.rank_us is None)))
     return AcquireRequest(
-        run.scope.by,
+        run.scope.requester,
         run.identity,
         redelivered=run.redelivered,
         # The original of a copy was acknowledged before, unless it is acknowledged late.
-        copied=run.maybe_duplicated or bool(delivery and delivery.is_copy and (run.task.acks_late or run.queues)),
+        republished=run.maybe_duplicated or bool(delivery and delivery.is_copy and (run.task.acks_late or run.queues)),
         age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
         rank_us=delivery.rank_us if delivery else None,
         once=window_ms > 0,
         tick=tick,
-        begun_ms=_run_mark_ms(run, window_ms) if window_ms else 0,
-        hold=options.after_crash == "hold",
-        keep_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
-        place=queue_request(run) if run.queues else None,
+        run_mark_ms=_run_mark_ms(run, window_ms) if window_ms else 0,
+        hold_if_unknown=options.after_crash == "hold",
+        min_hold_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
+        queue=queue_request(run) if run.queues else None,
         durability=runtime.settings.confirmed_by(options.confirmation),
     )
 
@@ -71,7 +71,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     delivery, options = run.delivery, run.options
     predecessor = delivery.predecessor if delivery else 0
     ousts = options.queue_overflow in ("drop_oldest", "keep_latest")
-    after_us = run.runtime.arrivals.rank_us(predecessor) if predecessor else 0
+    after_us = run.runtime.receive_order.rank_us(predecessor) if predecessor else 0
     return QueueRequest(entry, options.most_waiting, ousts, after_us, delivery.grant_id if delivery else "")
 
 
@@ -104,7 +104,7 @@ def release_request(run: Run, *, final: bool, success: bool, died: bool) -> Rele
         return request
     return request._replace(
         used_ms=window_ms if success or run.returned else 0,
-        by=run.scope.by.text,
+        requester=run.scope.requester.text,
         once=True,
         tick=tick,
         seed=run.lease.seed if run.lease else "",

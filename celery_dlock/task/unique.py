@@ -62,7 +62,7 @@ class _ClaimingCall(NamedTuple):
     @property
     def never_refused(self) -> bool:
         """Whether the call continues a run (``self.retry()``, ``self.replace()``), whose work is half done."""
-        return self.request.turn > 0
+        return self.request.generation > 0
 
     def held_by(self, first: ExistingCall) -> LockHeld:
         return LockHeld(f"{self.name}: {first}", self.name.text, first.task_id, first.node, first.since)
@@ -124,7 +124,7 @@ def release_claim(task: LockedTask, name: LockName, identity: Identity) -> bool:
         False if the store did not answer. Call it again, or the claim ends after ``queued_ttl``.
     """
     try:
-        task.dlock.lock_store.unclaim(name, identity.task_id, identity.generation)
+        task.dlock.lock_store.release_claim(name, identity.task_id, identity.generation)
     except StoreUnavailable as error:
         logger.warning(
             "Task %s[%s] cannot release its claim of %s, which ends after queued_ttl at the latest: %s",
@@ -230,7 +230,7 @@ def _refused(
 ) -> AsyncResult[Any]:
     task, task_id, held = claiming.task, claiming.request.task_id, claiming.held_by(first)
     facts = {"task": task.name, "task_id": task_id, "reason": held.message}
-    task.dlock.listeners.tell("refused", name=claiming.name.text, owner="", **facts)
+    task.dlock.listeners.emit("refused", name=claiming.name.text, owner="", **facts)
     if first.task_id is not None and len(first.task_id) >= CUT:
         first = replace(first, task_id=None)  # cut to CUT characters, so it identifies no result
     wants_error = claiming.options.on_duplicate == "raise" and not claiming.follows
@@ -255,7 +255,7 @@ def _lives(claiming: _ClaimingCall, given: Mapping[str, Any]) -> bool:
         return True  # without a result backend, no result can be waited for
     if task.backend.get_state(task_id) != states.PENDING:
         return True
-    holder = task.dlock.locker.holder(claiming.name)
+    holder = task.dlock.lock_client.holder(claiming.name)
     return holder is not None and holder.task_id == task_id[:CUT]
 
 
@@ -273,7 +273,7 @@ def _claim(runtime: Runtime, calls: list[_ClaimingCall]) -> list[_Answer]:
         # Also after a time limit or signal: the server may have the claims already, or receive them later.
         if not isinstance(error, StoreRefused):
             for call in calls:
-                runtime.unsure_claims.take_back(call.name, call.request)
+                runtime.claim_rollback.take_back(call.name, call.request)
         raise
 
 
@@ -281,6 +281,6 @@ def _release(calls: Iterable[_ClaimingCall]) -> None:
     for call in calls:
         request = call.request
         try:
-            call.task.dlock.lock_store.unclaim(call.name, request.task_id, request.turn)
+            call.task.dlock.lock_store.release_claim(call.name, request.task_id, request.generation)
         except StoreUnavailable:
-            call.task.dlock.unsure_claims.take_back(call.name, request)
+            call.task.dlock.claim_rollback.take_back(call.name, request)

@@ -61,7 +61,7 @@ class ClaimRenewer:
         self._runtime = runtime
         self._known = known
         self._goes_on = goes_on
-        self._store = runtime.store(runtime.settings.timeout)
+        self._store = runtime.open_store(runtime.settings.timeout)
         # A deque, because its append and popleft are atomic. A lock could be held by a signal handler or a greenlet.
         self._ended: collections.deque[Claiming] = collections.deque()
         #: The deliveries whose claims were released because they were revoked.
@@ -111,7 +111,7 @@ class ClaimRenewer:
         ]
         renewals = [self._renewal(request, now) for request in known]
         if due := [renewal for renewal in renewals if renewal is not None]:
-            self._store.keep_claims(due)
+            self._store.extend_claims(due)
 
     def _add_revoked(self) -> None:
         """Find revoked messages, to release their claims at once: Celery ends a revoked message only at its ETA.
@@ -128,7 +128,7 @@ class ClaimRenewer:
     def _release(self, request: Claiming) -> None:
         if (name := request.dlock_lock) is not None:
             identity = request.dlock_identity
-            self._store.unclaim(name, identity.task_id, identity.generation)
+            self._store.release_claim(name, identity.task_id, identity.generation)
 
     def _renewal(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
         call, name = request.dlock_claim_call, request.dlock_lock

@@ -216,7 +216,7 @@ class CompletionMarker:
         done = 0
         try:
             # A store for this call only: the event loop and the sweeper's thread may be here at the same time.
-            store = self._runtime.store(KEEPER_TIMEOUT)
+            store = self._runtime.open_store(KEEPER_TIMEOUT)
             try:
                 # Open the connection first. The time that this takes must not be added to the age of the first mark.
                 store.inspect(ends[0].name)

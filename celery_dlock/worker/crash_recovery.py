@@ -40,11 +40,11 @@ class CrashRecovery:
         self._runtime = runtime
         self._mine = mine
         self._clock = runtime.clock
-        self._watchdog = runtime.keeper
+        self._watchdog = runtime.watchdog
         self._goes_on = goes_on
         self._node = node
         # Opened here: if this process forks while a thread imports, the import is never finished in the child.
-        self._store = runtime.store(runtime.settings.timeout)
+        self._store = runtime.open_store(runtime.settings.timeout)
         #: The records of predecessors that may still live, by worker id; None until they were read.
         self._predecessors: dict[str, WorkerRecord] | None = None
         self._look_until = 0.0

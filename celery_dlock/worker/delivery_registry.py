@@ -190,7 +190,7 @@ class DeliveryRegistry:
             name: The lock name; None for a republished message, which has its rank already.
         """
         self.sweeper.sweep()
-        number = self.runtime.arrivals.next_number()
+        number = self.runtime.receive_order.next_number()
         predecessor = 0
         if name is not None:
             predecessor = self._last_numbers.pop(name, 0)

@@ -130,12 +130,12 @@ class PoolChildren:
 
     def _in_parent(self) -> None:
         if self._forking.table is not None:
-            self._runtime.keeper.watch(_Child(self._forking.table, self._freed))
+            self._runtime.watchdog.watch(_Child(self._forking.table, self._freed))
 
     def _in_child(self) -> None:
         if self._forking.table is not None:
             # Set even if the watchdog cannot be started: the child then notices that the watchdog never looked.
-            self._forking.table.looked_at = self._runtime.clock.monotonic()
+            self._forking.table.scanned_at = self._runtime.clock.monotonic()
             self._forking.table.adopt()
             self._runtime.adopt(self._forking.table)
 
@@ -150,7 +150,7 @@ class _Child(LeaseSource):
         self._ticks_without_pid = 0
         table.interrupt = self._interrupt
 
-    def gone(self) -> bool:
+    def is_dead(self) -> bool:
         if self._watch is None:
             if not self._table.pid:
                 self._ticks_without_pid += 1
@@ -165,15 +165,15 @@ class _Child(LeaseSource):
         if self._watch is not None:
             self._watch.send(STOP_SIGNAL)
 
-    def taken(self) -> Sequence[LeaseRecord]:
-        return self._table.taken(dead=self._watch is not None and self._watch.gone())
+    def records(self) -> Sequence[LeaseRecord]:
+        return self._table.records(dead=self._watch is not None and self._watch.gone())
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._watch is not None and self._watch.gone()
 
-    def looked_at(self, now: float) -> None:
+    def on_scan(self, now: float) -> None:
         if now:  # 0 means that the watchdog ended. The child must notice that the watchdog no longer looks.
-            self._table.looked_at = now
+            self._table.scanned_at = now
 
-    def freed(self, slot: LeaseRecord, released: Released) -> None:
+    def on_released(self, slot: LeaseRecord, released: Released) -> None:
         self._on_freed(slot, released)

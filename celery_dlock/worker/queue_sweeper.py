@@ -98,7 +98,7 @@ class QueueSweeper:
         self._mark_completed = mark_completed
         self._connection: Any = None
         settings = runtime.settings
-        self._store = runtime.store(settings.timeout)
+        self._store = runtime.open_store(settings.timeout)
         self._publisher = GrantPublisher(
             runtime.app,
             self._store,
@@ -235,7 +235,7 @@ class QueueSweeper:
             return 0.0
 
     def _due(self, most: int, within: float = 0.0) -> list[LockName]:
-        return self._store.due(range(BUCKETS), most, within)
+        return self._store.list_due_queues(range(BUCKETS), most, within)
 
     def _sweep(self, name: LockName) -> bool | None:
         """Sweep one lock, and publish what that grants.
@@ -249,13 +249,13 @@ class QueueSweeper:
             # A key of this lock may have been overwritten. The other queues are swept all the same.
             self._refused.append((name, error))
             return None
-        if taken.foreign:
+        if taken.foreign_broker:
             logger.error(
                 "%s: no worker published a message of another broker in %d s, so it is among the dead letters of %s; "
                 "action required: if both brokers are one, set dlock_broker; then publish the message again",
                 name, FOREIGN_MS / 1000, self._store.dead_letters_at(name),
             )  # fmt: skip
-        elif taken.buried:
+        elif taken.dead_letter:
             logger.error(
                 "%s: a message was granted %d times and not started, so it is among the dead letters of %s; "
                 "action required: publish it again",
@@ -295,7 +295,7 @@ class QueueSweeper:
     def _send_held_acks(self) -> None:
         for _ in range(len(self._unacknowledged)):
             request = self._unacknowledged.popleft()
-            if self._runtime.arrivals.has_recorded(request.dlock_number):
+            if self._runtime.receive_order.has_recorded(request.dlock_number):
                 self._soon(request.dlock_acknowledge)
             elif not request.acknowledged:
                 self._unacknowledged.append(request)

@@ -40,9 +40,9 @@ def refuse_without_disk(runtime: Runtime, durabilities: Mapping[str, Durability]
     asks = [name for name, durability in durabilities.items() if durability.fsync]
     if not asks:
         return
-    store = runtime.store(runtime.settings.timeout)
+    store = runtime.open_store(runtime.settings.timeout)
     try:
-        fsyncs = store.facts().fsyncs
+        fsyncs = store.info().can_confirm_fsync
     except StoreUnavailable as error:
         logger.warning("cannot tell whether the lock store confirms what is on disk: %s", error)
         return
@@ -77,7 +77,7 @@ class StoreCheck:
         self._replicas = replicas
         self._goes_on = goes_on
         # Opened here: if this process forks while a thread imports, the import is never finished in the child.
-        self._store = runtime.store(settings.timeout)
+        self._store = runtime.open_store(settings.timeout)
         #: The servers that did not answer the last question, with the reasons; None before the first answer.
         self._away: Mapping[str, str] | None = None
         self._unreachable = False
@@ -92,7 +92,7 @@ class StoreCheck:
             return None
         pause = AGAIN if self._away is None else WATCH
         try:
-            info = self._store.facts()
+            info = self._store.info()
         except StoreUnavailable as error:
             if isinstance(error, StoreRefused) and self._away is None:
                 self._report_refusal(error)
@@ -105,8 +105,8 @@ class StoreCheck:
         if self._away is None:
             self._judge(info)
         else:
-            self._report_changes(self._away, self._away_servers(info.silent))
-        self._away = self._away_servers(info.silent)
+            self._report_changes(self._away, self._away_servers(info.unreachable))
+        self._away = self._away_servers(info.unreachable)
         return WATCH if len(self._places) > 1 else None
 
     def _report_unreachable(self, error: StoreUnavailable, pause: float) -> None:
@@ -144,11 +144,13 @@ class StoreCheck:
         return {place.shown: text for place in self._places for text in silent if text.startswith(f"{place.shown}: ")}
 
     def _judge(self, info: StoreInfo) -> None:
-        if info.twins:
-            logger.error("invalid dlock_url for Redlock: %s; action required: name independent servers", info.twins)
-        if info.silent:
+        if info.duplicate_servers:
+            logger.error(
+                "invalid dlock_url for Redlock: %s; action required: name independent servers", info.duplicate_servers
+            )
+        if info.unreachable:
             logger.warning(
-                "lock servers are unreachable, locks need a majority of the others: %s", "; ".join(info.silent)
+                "lock servers are unreachable, locks need a majority of the others: %s", "; ".join(info.unreachable)
             )
         if info.eviction not in ("noeviction", ""):
             logger.warning(

@@ -51,7 +51,7 @@ def claim_of(task_id: str | None = None, **facts: Any) -> AcquireRequest:
 
 def ending_of(task_id: str, **facts: Any) -> ReleaseRequest:
     by = Requester.of("app.post", task_id, "node1", 77)
-    return ReleaseRequest(identity=Identity(task_id).digest, by=by.text, **{"final": True, **facts})
+    return ReleaseRequest(identity=Identity(task_id).digest, requester=by.text, **{"final": True, **facts})
 
 
 def take(
@@ -110,7 +110,7 @@ class Party:
 
     def acquire(self, name: LockName, *, scope: OwnerContext | None = None, ttl: float = 30.0) -> Lease:
         scope = scope or self.scope
-        lease = self.locker.acquire(name, scope, ttl, AcquireRequest(scope.by))
+        lease = self.locker.acquire(name, scope, ttl, AcquireRequest(scope.requester))
         assert isinstance(lease, Lease), lease
         return lease
 

@@ -36,7 +36,7 @@ def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> AcquireReque
     if parks:
         place.setdefault("entry", entry_of(task_id))
     return AcquireRequest(
-        Requester("app.post", task_id, "node1", "77"), Identity(task_id), place=QueueRequest(**place), **facts
+        Requester("app.post", task_id, "node1", "77"), Identity(task_id), queue=QueueRequest(**place), **facts
     )
 
 
@@ -111,6 +111,6 @@ def expire(client: redis.Redis, keys: LockKeys = KEYS) -> None:
 
 def lose_turn(store: RedisStore, client: redis.Redis, task_id: str, keys: LockKeys = KEYS, tries: int = TRIES) -> str:
     """Its granted turn is published and passes; gives the identity that was buried."""
-    assert store.published(name_in(keys), digest(task_id), TURN)
+    assert store.confirm_publish(name_in(keys), digest(task_id), TURN)
     make_due(client, keys)
-    return store.sweep(name_in(keys), "sweeper.1", TURN, tries).buried
+    return store.sweep(name_in(keys), "sweeper.1", TURN, tries).dead_letter

@@ -66,8 +66,8 @@ class Machine(RuleBasedStateMachine):
             ask.redelivered,
             ask.copied,
             rank_us=None if ask.rank is None else self.number(ask.rank),
-            waits=ask.waits,
-            place=self.place(ask) if ask.queues else None,
+            notify=ask.waits,
+            queue=self.place(ask) if ask.queues else None,
         )
 
         def once() -> object:
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
             self.ranks = sorted({*self.ranks, *([] if rank is ANY else [rank])})
         if isinstance(answer, records.Acquired | records.Duplicate):
             owed.discard(ask.identity)
-        if isinstance(answer, records.Parked) and not (answer.ousted and answer.ousted.identity == ask.identity):
+        if isinstance(answer, records.Parked) and not (answer.evicted and answer.evicted.identity == ask.identity):
             owed.add(ask.identity)
 
     def any_lock(self, kind: type) -> bool:
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
         def once() -> object:
             expected = self.queues[name].sweep(granter, self.now(), tries)
             taken = self.store.sweep(name_in(self.keys[name]), granter, TURN, tries)
-            self.same((told(taken.granted), taken.buried), expected)
+            self.same((told(taken.granted), taken.dead_letter), expected)
             return taken.granted
 
         self.twice(once)
@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def told(grant: records.Grant | None) -> tuple[object, ...] | None:
-    return None if grant is None else (grant.identity, grant.entry, grant.turn)
+    return None if grant is None else (grant.identity, grant.entry, grant.grant_id)
 
 
 def answered(answer: object) -> tuple[object, ...]:

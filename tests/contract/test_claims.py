@@ -10,8 +10,10 @@ from tests.contract.helpers import NAME, claim_of, keys_of, load_scripts, take
 from tests.support.stores import store_at
 
 
-def call_of(task_id, *, turn=0, life_ms=30_000, running=False, attempt="x"):
-    return ClaimRequest(task_id, turn, life_ms, running, Requester.of("app.post", task_id, "node1", 77), attempt)
+def call_of(task_id, *, generation=0, life_ms=30_000, refuse_while_running=False, attempt="x"):
+    return ClaimRequest(
+        task_id, generation, life_ms, refuse_while_running, Requester.of("app.post", task_id, "node1", 77), attempt
+    )
 
 
 def claim(store, task_id, **facts):
@@ -37,8 +39,8 @@ def test_a_claim_sent_twice_is_one_claim_and_answers_as_the_first(store, client)
 def test_an_id_that_is_published_twice_is_refused_by_itself(store):
     assert claim(store, "a", attempt="x") is None
     assert claim(store, "a", attempt="y").task_id == "a"
-    assert claim(store, "a", attempt="y", turn=2) is None
-    assert claim(store, "a", attempt="z", turn=1).task_id == "a"
+    assert claim(store, "a", attempt="y", generation=2) is None
+    assert claim(store, "a", attempt="z", generation=1).task_id == "a"
 
 
 def test_a_claim_ends_with_its_life(store, client):
@@ -49,47 +51,47 @@ def test_a_claim_ends_with_its_life(store, client):
 @pytest.mark.invariant("claim-belongs-to-one-message")
 def test_a_claim_is_given_up_by_its_own_message_alone(store):
     assert claim(store, "a") is None
-    assert store.unclaim(NAME, "b", 0) is False
+    assert store.release_claim(NAME, "b", 0) is False
     assert claim(store, "b") is not None
-    assert store.unclaim(NAME, "a", 0) is True
-    assert store.unclaim(NAME, "a", 0) is False
+    assert store.release_claim(NAME, "a", 0) is True
+    assert store.release_claim(NAME, "a", 0) is False
     assert claim(store, "b") is None
 
 
 def test_claim_sent_after_its_rollback_takes_no_effect(store, client):
     """The claim of another attempt stays."""
-    assert store.unclaim(NAME, "a", 0, "x") is False
+    assert store.release_claim(NAME, "a", 0, "x") is False
     assert claim(store, "a", attempt="x") is None
     assert client.exists(keys_of().claim()) == 0
     assert claim(store, "a", attempt="y") is None
-    assert store.unclaim(NAME, "a", 0, "x") is False
+    assert store.release_claim(NAME, "a", 0, "x") is False
     assert client.hget(keys_of().claim(), "attempt") == "y"
-    assert store.unclaim(NAME, "a", 0, "y") is True
+    assert store.release_claim(NAME, "a", 0, "y") is True
 
 
 @pytest.mark.invariant("claim-follows-its-message")
 def test_a_message_that_ends_leaves_the_claim_of_its_own_retry(store):
-    assert claim(store, "a", turn=0) is None
-    assert claim(store, "a", turn=1) is None  # the retry, published while the first runs
-    assert store.unclaim(NAME, "a", 0) is False
+    assert claim(store, "a", generation=0) is None
+    assert claim(store, "a", generation=1) is None  # the retry, published while the first runs
+    assert store.release_claim(NAME, "a", 0) is False
     assert claim(store, "b") is not None
-    assert store.unclaim(NAME, "a", 1) is True
+    assert store.release_claim(NAME, "a", 1) is True
 
 
 def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, client):
-    store.keep_claims([(NAME, "a", 60_000)])
+    store.extend_claims([(NAME, "a", 60_000)])
     assert client.exists(keys_of().claim()) == 0
     assert claim(store, "a", life_ms=30_000) is None
-    store.keep_claims([(NAME, "b", 60_000), (NAME, "a", 1_000)])
+    store.extend_claims([(NAME, "b", 60_000), (NAME, "a", 1_000)])
     assert 29_000 < client.pttl(keys_of().claim()) <= 30_000
-    store.keep_claims([(NAME, "a", 60_000)])
+    store.extend_claims([(NAME, "a", 60_000)])
     assert 59_000 < client.pttl(keys_of().claim()) <= 60_000
 
 
 @pytest.mark.parametrize(("running", "state"), [(False, None), (True, "running")])
 def test_running_task_refuses_claims_until_its_end(store, running, state):
     take(store, "o.1", claim_of("a"))
-    told = claim(store, "b", running=running)
+    told = claim(store, "b", refuse_while_running=running)
     assert (told and told.state) == state
     if told:
         assert (told.task, told.task_id, told.node) == ("app.post", "a", "node1")
@@ -97,28 +99,28 @@ def test_running_task_refuses_claims_until_its_end(store, running, state):
 
 def test_a_lock_outside_any_task_runs(store):
     take(store, "o.1")
-    told = claim(store, "b", running=True)
+    told = claim(store, "b", refuse_while_running=True)
     assert (told.state, told.task_id) == ("running", None)
 
 
 def test_a_running_task_does_not_refuse_its_own_retry(store):
     take(store, "o.1", claim_of("a"))
-    assert claim(store, "a", running=True).state == "running"
-    assert claim(store, "a", running=True, turn=1) is None
+    assert claim(store, "a", refuse_while_running=True).state == "running"
+    assert claim(store, "a", refuse_while_running=True, generation=1) is None
 
 
 @pytest.mark.parametrize("fields", [{"releasing": "1"}, {"acq": "kept"}])
 def test_holder_that_left_its_body_does_not_refuse_a_claim(store, client, fields):
     take(store, "o.1", claim_of("a"))
     client.hset(keys_of().lock, mapping=fields)
-    assert claim(store, "b", running=True) is None
+    assert claim(store, "b", refuse_while_running=True) is None
 
 
 def test_a_lock_that_is_kept_for_a_retry_is_not_free(store, client):
     take(store, "o.1", claim_of("a"))
     client.hset(keys_of().lock, mapping={"acq": "reserved:heir", "releasing": "1"})
-    assert claim(store, "b", running=True).task_id == "a"
-    assert claim(store, "a", running=True, turn=1) is None
+    assert claim(store, "b", refuse_while_running=True).task_id == "a"
+    assert claim(store, "a", refuse_while_running=True, generation=1) is None
 
 
 def test_many_claims_in_one_write_are_answered_each(store):
@@ -137,6 +139,6 @@ def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, 
     assert claim(lossy, "a") is None
     assert client.hget(keys_of().claim(), "id") == "a"
     proxy.set_mode("cut_reply", times=1, containing=RELEASE_CLAIM.shas)
-    assert lossy.unclaim(NAME, "a", 0) is False  # the second finds nothing
+    assert lossy.release_claim(NAME, "a", 0) is False  # the second finds nothing
     assert client.exists(keys_of().claim()) == 0
     lossy.close()

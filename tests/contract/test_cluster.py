@@ -148,7 +148,7 @@ def test_every_bucket_is_swept_wherever_it_is(store: RedisStore) -> None:
     for keys in named:
         queue_helpers.take(store, "a.1", "a", name_in(keys))
         queue_helpers.park(store, "b.1", "b", name_in(keys))
-    found = store.due(range(BUCKETS), 10, 3600)
+    found = store.list_due_queues(range(BUCKETS), 10, 3600)
     assert sorted(name.text for name in found) == sorted(keys.name for keys in named)
 
 
@@ -304,7 +304,7 @@ class TestHalfMoved:
         store.release(name_in(keys), "a.1", queue_helpers.ending("a"))
         assert queue_helpers.lose_turn(store, client, "b", keys) == ""
         assert queue_helpers.lose_turn(store, client, "c", keys, tries=1)  # a dead letter
-        assert store.published(name_in(keys), queue_helpers.digest("d"), 60_000)
+        assert store.confirm_publish(name_in(keys), queue_helpers.digest("d"), 60_000)
         queue_helpers.make_due(client, keys)
         client.zadd(keys.queue()[0], {queue_helpers.digest("e"): 1})
         every = [keys.lock, *keys.queue(), keys.dead()]
@@ -331,8 +331,8 @@ class TestWaking:
     ) -> None:
         keys = NAMES[6]
         take(other, "o.1", name=name_in(keys))
-        with store.waker(name_in(keys)) as waker:
-            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(waits=True)), Held)
+        with store.release_listener(name_in(keys)) as waker:
+            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(notify=True)), Held)
             began = time.monotonic()
             other.release(name_in(keys), "o.1", ReleaseRequest())
             assert waker.wait(5)
@@ -349,8 +349,8 @@ class TestWaking:
     ) -> None:
         keys = NAMES[7]
         take(other, "o.1", name=name_in(keys))
-        with store.waker(name_in(keys)) as waker:
-            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(waits=True)), Held)
+        with store.release_listener(name_in(keys)) as waker:
+            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(notify=True)), Held)
             moved = move(keys)
             moved.begin()
             moved.end()
@@ -359,7 +359,7 @@ class TestWaking:
             if store._topology.wakes == "s":
                 # Its subscription has ended with the move: told once, to look, it listens at the owner of now.
                 assert waker.wait(5)
-            assert isinstance(store.acquire(name_in(keys), "p.2", TTL, claim_of(waits=True)), Held)
+            assert isinstance(store.acquire(name_in(keys), "p.2", TTL, claim_of(notify=True)), Held)
             threading.Timer(0.1, other.release, (name_in(keys), "o.1", ReleaseRequest())).start()
             began = time.monotonic()
             assert waker.wait(5)
@@ -371,7 +371,7 @@ class TestWrongKind:
     def test_a_node_given_as_a_single_server_says_what_to_write(self, servers: ClusterSet) -> None:
         plain = store_at(servers.nodes[0].lock_url(), timeout=5)
         with pytest.raises(StoreRefused, match=r"a node of a Redis Cluster: let dlock_url begin with redis\+cluster"):
-            plain.facts()  # as a worker does at its start
+            plain.info()  # as a worker does at its start
         owned_by_others = [
             keys for keys in NAMES if servers.node_of(key_slot(keys.lock.encode())) is not servers.nodes[0]
         ]
@@ -383,7 +383,7 @@ class TestWrongKind:
     @pytest.mark.core
     def test_a_single_server_given_as_a_cluster_says_what_to_write(self, server: Server) -> None:
         store = store_at(server.lock_url().replace("redis://", "redis+cluster://").removesuffix("/0"), timeout=5)
-        for use in (store.facts, lambda: store.inspect(name_in(NAMES[0]))):
+        for use in (store.info, lambda: store.inspect(name_in(NAMES[0]))):
             with pytest.raises(StoreRefused, match=r"a single server and no node .* let dlock_url begin with redis://"):
                 use()
         store.close()
@@ -408,7 +408,9 @@ def test_key_of_a_wrong_type_ends_one_lease_and_no_other(store: RedisStore, clie
 @pytest.mark.invariant("absent-node-costs-only-its-locks")
 def test_connections_to_one_node_that_were_cut_cost_no_call(store: RedisStore, servers: ClusterSet) -> None:
     def publication(task_id: str) -> ClaimRequest:
-        return ClaimRequest(task_id, 0, TTL, running=False, by=Requester("t", task_id, "n", "1"), attempt=task_id)
+        return ClaimRequest(
+            task_id, 0, TTL, refuse_while_running=False, requester=Requester("t", task_id, "n", "1"), attempt=task_id
+        )
 
     for task_id in ("a", "b"):
         assert store.claim([(name_in(keys), publication(task_id)) for keys in NAMES]).count(None) == (
@@ -419,7 +421,7 @@ def test_connections_to_one_node_that_were_cut_cost_no_call(store: RedisStore, s
 
 def test_nodes_that_keep_nothing_any_more_are_forgotten(store: RedisStore) -> None:
     cluster = cast("Cluster", store._topology)
-    store.facts()
+    store.info()
     nodes = cluster._nodes
     nodes.node(("127.0.0.1", 1))
     assert len(nodes._nodes) == 4

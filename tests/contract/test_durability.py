@@ -171,7 +171,7 @@ class TestAcquire:
 
 
 def durable(party: Party, durability: Durability, *, name: str = "x", ttl: float = 30.0, **facts: Any) -> Lease:
-    claim = AcquireRequest(party.scope.by, durability=durability, **facts)
+    claim = AcquireRequest(party.scope.requester, durability=durability, **facts)
     lease = party.locker.acquire(shared_name(name), party.scope, ttl, claim)
     assert isinstance(lease, Lease)
     return lease
@@ -192,10 +192,10 @@ class TestTakenBack:
     ) -> None:
         """Also where the lock is to be kept for a while after it was taken (``min_hold``)."""
         with paused(*servers.replicas), pytest.raises(NotConfirmed) as raised:
-            durable(party, ONE, keep_ms=60_000)
+            durable(party, ONE, min_hold_ms=60_000)
         assert str(raised.value) == SHORT
         kinds = sorted(key.split(":")[2] for key in admin.keys("dlock:*"))
-        assert (kinds, party.slots.taken(), party.scope.open) == (["last", "tombstone"], [], set())
+        assert (kinds, party.slots.records(), party.scope.open_acquisitions) == (["last", "tombstone"], [], set())
 
     def test_the_next_try_is_as_good_as_the_first(self, party: Party, servers: ReplicaSet) -> None:
         with paused(*servers.replicas), pytest.raises(NotConfirmed):
@@ -207,7 +207,7 @@ def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_th
     store: RedisStore, servers: ReplicaSet, admin: redis.Redis
 ) -> None:
     take(store, "h.1", claim_of("holder"))
-    waits = claim_of("waiter", place=QueueRequest("entry"), durability=ONE)
+    waits = claim_of("waiter", queue=QueueRequest("entry"), durability=ONE)
     _, parked, *_ = keys_of().queue()
     with paused(*servers.replicas):
         with pytest.raises(NotConfirmed):
@@ -264,28 +264,28 @@ class TestRenewals:
         self, party: Party, servers: ReplicaSet, admin: redis.Redis
     ) -> None:
         lease, other = durable(party, ONE, ttl=3.0), party.acquire(shared_name("other"), ttl=3.0)
-        ends = lease.slot.deadline
+        ends = lease.record.deadline
         with paused(*servers.replicas):
             while not lease.lost:
                 assert time.monotonic() < ends, "the lease was over before its holder was told"
                 party.keeper.tick()
                 time.sleep(0.05)
-        assert lease.slot.deadline == ends
+        assert lease.record.deadline == ends
         assert party.lost == ["its deadline came unanswered: not all that keep it have confirmed it"]
         assert admin.exists(keys_of().lock), "nobody else could have had it yet"
         assert (other.lost, other.held) == (False, True)
 
     def test_unconfirmed_extension_does_not_move_the_deadline(self, party: Party, servers: ReplicaSet) -> None:
         lease = durable(party, SURE)
-        ends = lease.slot.deadline
+        ends = lease.record.deadline
         with paused(*servers.replicas):
-            lease.slot.durability = ONE  # type: ignore[misc]  # else it would take 5 s
+            lease.record.durability = ONE  # type: ignore[misc]  # else it would take 5 s
             with pytest.raises(StoreUnavailable, match="was not confirmed"):
                 lease.extend(100)
             with pytest.raises(StoreUnavailable, match="was not confirmed"):
                 durable(party, ONE)  # to enter it again
             lease.ensure()
-        assert (lease.slot.deadline, lease.lost, lease.hold_count) == (ends, False, 1)
+        assert (lease.record.deadline, lease.lost, lease.hold_count) == (ends, False, 1)
 
 
 class TestEndsAndClaims:

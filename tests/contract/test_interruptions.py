@@ -50,7 +50,7 @@ def app(redis_url: str, caplog: pytest.LogCaptureFixture) -> Celery:
     caplog.set_level(logging.CRITICAL, "celery.app.trace")
     app = Celery("interruptions", broker=redis_url, backend="cache+memory://", set_as_current=False)
     # The test is the keeper's scheduler: its thread never starts.
-    assert Runtime.of(app).keeper._loop.running.take()
+    assert Runtime.of(app).watchdog._loop.running.take()
     return app
 
 
@@ -108,11 +108,11 @@ def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redi
     while True:
         strike = Strike(at=struck)
         run(work, struck, strike)
-        kept = [slot for slot in runtime.slots.taken() if slot.state is not LeaseState.RELEASE_DELEGATED]  # type: ignore[attr-defined]
+        kept = [slot for slot in runtime.lease_table.records() if slot.state is not LeaseState.RELEASE_DELEGATED]  # type: ignore[attr-defined]
         assert (strike.where, kept) == (strike.where, [])
-        runtime.keeper.tick()
+        runtime.watchdog.tick()
         assert (strike.where, client.keys("*:lock:*")) == (strike.where, [])
-        assert (strike.where, runtime.slots.taken()) == (strike.where, [])  # type: ignore[attr-defined]
+        assert (strike.where, runtime.lease_table.records()) == (strike.where, [])  # type: ignore[attr-defined]
         assert_no_doubt(work.used(struck), strike.where, ended=struck in ended)
         assert (strike.where, execution.running(), owner._scope.get()) == (strike.where, None, None)
         if not strike.where:

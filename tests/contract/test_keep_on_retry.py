@@ -29,7 +29,7 @@ def claim(task_id: str, retries: int = 0, **facts: object) -> AcquireRequest:
 def kept_for(task_id: str, *, retries: int = 1, life_ms: int = LIFE, **facts: object) -> ReleaseRequest:
     heir = Identity(task_id, retries).digest
     first = Identity(task_id, retries - 1).digest
-    return ReleaseRequest(final=True, identity=first, reserved_for=heir, heir_ms=life_ms, **facts)  # type: ignore[arg-type]
+    return ReleaseRequest(final=True, identity=first, reserved_for=heir, reserved_ms=life_ms, **facts)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     assert second.token > first.token
     holder = store.inspect(NAME)
     assert holder
-    assert (holder.owner, holder.identity, holder.retries) == ("a", Identity("a", 1).digest, False)
+    assert (holder.owner, holder.identity, holder.reserved_for_retry) == ("a", Identity("a", 1).digest, False)
 
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
@@ -62,7 +62,7 @@ def test_every_other_call_meets_a_held_lock(kept: RedisStore, rival: AcquireRequ
     answer = kept.acquire(NAME, "b.1", TTL, rival)
     assert isinstance(answer, Held)
     assert not answer.same_message
-    assert answer.holder.retries
+    assert answer.holder.reserved_for_retry
     assert (answer.holder.task, answer.holder.task_id) == ("app.post", "a")
     assert 50 < answer.holder.expires_in <= 60
     assert str(answer.holder) == "app.post[a] on node1 (its retry is to come: keep_on_retry)"
@@ -99,14 +99,14 @@ def test_a_lost_lease_keeps_nothing(store: RedisStore, client: redis.Redis) -> N
     assert not store.release(NAME, "a.1", kept_for("a")).ours
     holder = store.inspect(NAME)
     assert holder
-    assert (holder.task_id, holder.retries) == ("b", False)
+    assert (holder.task_id, holder.reserved_for_retry) == ("b", False)
 
 
 @pytest.mark.parametrize(("min_hold", "life", "most"), [(90_000, 1_000, 90_000), (1_000, 60_000, 60_000)])
 def test_longer_of_min_hold_and_retry_time_counts(
     store: RedisStore, client: redis.Redis, min_hold: int, life: int, most: int
 ) -> None:
-    take(store, "a.1", claim("a", keep_ms=min_hold))
+    take(store, "a.1", claim("a", min_hold_ms=min_hold))
     store.release(NAME, "a.1", kept_for("a", life_ms=life))
     assert most - 5_000 < client.pttl(KEYS.lock) <= most
     assert isinstance(kept_by(store), Held)
@@ -118,9 +118,9 @@ def kept_by(store: RedisStore) -> object:
 
 
 def test_waiting_call_is_woken_by_the_release_of_the_retry(kept: RedisStore, client: redis.Redis) -> None:
-    assert isinstance(kept.acquire(NAME, "b.1", TTL, claim("b", waits=True)), Held)
+    assert isinstance(kept.acquire(NAME, "b.1", TTL, claim("b", notify=True)), Held)
     take(kept, "a.2", claim("a", 1))
-    with kept.waker(NAME) as waker:
+    with kept.release_listener(NAME) as waker:
         kept.release(NAME, "a.2", ReleaseRequest(identity=Identity("a", 1).digest))
         assert waker.wait(5)
     assert not client.exists(KEYS.lock)
@@ -128,8 +128,8 @@ def test_waiting_call_is_woken_by_the_release_of_the_retry(kept: RedisStore, cli
 
 def test_a_retry_that_waits_for_its_predecessor_is_woken(store: RedisStore) -> None:
     take(store, "a.1", claim("a"))
-    assert isinstance(store.acquire(NAME, "a.2", TTL, claim("a", 1, waits=True)), Held)
-    with store.waker(NAME) as waker:
+    assert isinstance(store.acquire(NAME, "a.2", TTL, claim("a", 1, notify=True)), Held)
+    with store.release_listener(NAME) as waker:
         store.release(NAME, "a.1", kept_for("a"))
         assert waker.wait(5)
     take(store, "a.3", claim("a", 1))
@@ -137,9 +137,9 @@ def test_a_retry_that_waits_for_its_predecessor_is_woken(store: RedisStore) -> N
 
 def test_waiting_call_is_woken_if_the_lock_is_kept_and_learns_for_how_long(store: RedisStore) -> None:
     """Else it would look again by its slow poll only, or at the end of the holder's longer lease."""
-    take(store, "a.1", claim("a", keep_ms=5000))
-    assert isinstance(store.acquire(NAME, "b.1", TTL, claim("b", waits=True)), Held)
-    with store.waker(NAME) as waker:
+    take(store, "a.1", claim("a", min_hold_ms=5000))
+    assert isinstance(store.acquire(NAME, "b.1", TTL, claim("b", notify=True)), Held)
+    with store.release_listener(NAME) as waker:
         store.release(NAME, "a.1", ReleaseRequest(identity=Identity("a").digest))
         assert waker.wait(5)
     answer = kept_by(store)
@@ -154,7 +154,7 @@ class TestWaiters:
 
     @staticmethod
     def retry(store: RedisStore, acquisition: str, entry: str = "") -> object:
-        return store.acquire(TestWaiters.NAME, acquisition, TTL, claim("a", 1, place=QueueRequest(entry)))
+        return store.acquire(TestWaiters.NAME, acquisition, TTL, claim("a", 1, queue=QueueRequest(entry)))
 
     def test_they_wait_for_the_retry_and_its_release_grants(self, store: RedisStore, client: redis.Redis) -> None:
         queue_helpers.take(store, "a.1", "a")

@@ -43,7 +43,7 @@ def party(proxy: Proxy) -> Iterator[Party]:
     made.told.clear()
     yield made
     proxy.set_mode("pass")
-    eventually(lambda: not made.slots.taken(), within=10)
+    eventually(lambda: not made.slots.records(), within=10)
 
 
 def cut(proxy: Proxy, script: Script, times: int | None = 1) -> None:
@@ -70,7 +70,7 @@ def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_num
     assert client.exists(KEYS.tombstone(f"{party.scope.owner}.2"))
     # redis-py's own retries would show here: each command was sent once.
     assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 1)
-    assert [slot.acquisition for slot in party.slots.taken()] == [lease.acquisition]
+    assert [slot.acquisition for slot in party.slots.records()] == [lease.acquisition]
     assert party.release(lease)
     assert not client.exists(KEYS.lock)
     assert party.kinds_told() == ["acquired", "released"]
@@ -85,7 +85,7 @@ def test_an_acquire_whose_replies_are_all_lost_ends_holding_none(
         party.acquire(NAME)
     assert not client.exists(KEYS.lock)
     assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 2)
-    assert not party.slots.taken()
+    assert not party.slots.records()
     assert not party.told
 
 
@@ -100,7 +100,7 @@ def test_an_old_acquire_that_arrives_after_its_tombstone_is_refused(
     old = f"{party.scope.owner}.2"
     proxy.set_mode("pass")
     eventually(lambda: client.exists(KEYS.tombstone(old)), within=10)
-    eventually(lambda: not party.slots.taken())
+    eventually(lambda: not party.slots.records())
     assert not client.exists(KEYS.lock)
     assert party.store.acquire(NAME, old, TTL, claim_of()) == Tombstoned()
 
@@ -116,7 +116,7 @@ def test_a_store_that_is_away_is_reported_within_the_timeouts_and_costs_no_lock(
     # At most: the acquire, the connection for its release, and slow cores.
     assert time.monotonic() - started < 2 * TIMEOUT + 1
     proxy.set_mode("pass")
-    eventually(lambda: not party.slots.taken(), within=10, message="the keeper did not give the lock back")
+    eventually(lambda: not party.slots.records(), within=10, message="the keeper did not give the lock back")
     assert not client.exists(KEYS.lock)
     assert party.release(party.acquire(NAME))
 
@@ -127,7 +127,7 @@ def test_a_store_that_never_was_there_costs_no_slot(proxy: Proxy) -> None:
     with pytest.raises(StoreUnavailable) as raised:
         party.acquire(NAME)
     assert not isinstance(raised.value, ReplyLost)
-    assert not party.slots.taken()
+    assert not party.slots.records()
 
 
 # Renewals and releases
@@ -198,10 +198,10 @@ def test_release_while_the_store_is_away_runs_with_its_ending_when_it_is_back(
     started = time.monotonic()
     assert party.release(lease, ending_of("id1", used_ms=60_000))  # never raises, reports no loss
     assert time.monotonic() - started < 3 * TIMEOUT + 1
-    assert [slot.state for slot in party.slots.taken()] == [LeaseState.RELEASE_DELEGATED]
+    assert [slot.state for slot in party.slots.records()] == [LeaseState.RELEASE_DELEGATED]
     assert client.exists(KEYS.lock)
     proxy.set_mode("pass")
-    eventually(lambda: not party.slots.taken(), within=10)
+    eventually(lambda: not party.slots.records(), within=10)
     assert not client.exists(KEYS.lock)
     assert client.exists(KEYS.done(Identity("id1").digest), KEYS.run()) == 2
     assert "lost" not in party.kinds_told()
@@ -231,11 +231,11 @@ class Crowd:
         done = 0
         while done < 25:
             with contextlib.suppress(StoreUnavailable):
-                lease = party.locker.acquire_within(NAME, party.scope, 30.0, AcquireRequest(party.scope.by), 20)
+                lease = party.locker.acquire_within(NAME, party.scope, 30.0, AcquireRequest(party.scope.requester), 20)
                 assert isinstance(lease, Lease)
                 self.add(party, lease)
                 done += 1
-        eventually(lambda: not party.slots.taken(), within=10)
+        eventually(lambda: not party.slots.records(), within=10)
 
     def add(self, party: Party, lease: Lease) -> None:
         seen = self.total

@@ -89,7 +89,7 @@ class TestBegins:
         assert time.monotonic() - began > DELAY
 
     def test_a_refused_acquire_changes_nothing(self, store: RedisStore, client: redis.Redis) -> None:
-        refusal(store, "x", claim_of("t", once=True, keep_ms=5000))
+        refusal(store, "x", claim_of("t", once=True, min_hold_ms=5000))
         assert {key.split(":")[2] for key in client.keys("dlock:*")} == {"quarantine"}
 
     def test_all_buckets_begin_with_the_first(self, store: RedisStore, client: redis.Redis) -> None:
@@ -228,12 +228,12 @@ class TestMeanwhile:
     def test_granted_waiter_keeps_its_grant_in_quarantine(self, clean_server: Server, client: redis.Redis) -> None:
         with at(clean_server.lock_url(), None) as plain:
             take(plain, "h.1", claim_of("holder"))
-            waits = claim_of("waiter", place=QueueRequest("entry"))
+            waits = claim_of("waiter", queue=QueueRequest("entry"))
             assert isinstance(plain.acquire(NAME, "w.1", TTL, waits), Parked)
             granted = plain.release(NAME, "h.1", ending_of("holder", queue=True)).granted
             assert granted is not None
         with at(clean_server.lock_url(), LONG) as store:
-            mine = claim_of("waiter", copied=True, place=QueueRequest(turn=granted.turn))
+            mine = claim_of("waiter", republished=True, queue=QueueRequest(grant_id=granted.grant_id))
             refusal(store, "x", mine)
             _, parked, *_ = keys_of().queue()
             assert client.hget(parked, granted.identity) == "entry"
@@ -246,7 +246,7 @@ class TestMeanwhile:
             take(plain, "h.1", claim_of("holder"))
         with at(clean_server.lock_url(), LONG) as store:
             refusal(store)
-            waits = claim_of("waiter", place=QueueRequest("entry"))
+            waits = claim_of("waiter", queue=QueueRequest("entry"))
             assert isinstance(store.acquire(NAME, "w.1", TTL, waits), Parked)
             assert store.release(NAME, "h.1", ending_of("holder", queue=True)).granted is not None
 

@@ -64,7 +64,7 @@ def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: Redi
     assert before + 5 * SECOND <= due <= after + 5 * SECOND
     assert client.zscore(INDEX, NAME.text) == due
     before = now_us(client)
-    assert store.published(NAME, digest("a"), TURN)
+    assert store.confirm_publish(NAME, digest("a"), TURN)
     due = int(client.hget(KEYS.lock, "due") or 0)
     assert before + TURN * 1000 <= due <= now_us(client) + TURN * 1000
     assert client.zscore(INDEX, NAME.text) == due
@@ -73,9 +73,9 @@ def test_a_grant_has_no_expiry_and_is_due_soon_until_it_is_published(store: Redi
 @pytest.mark.core
 def test_published_grant_is_reported_only_while_it_exists(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
-    assert not store.published(NAME, digest("b"), TURN)
+    assert not store.confirm_publish(NAME, digest("b"), TURN)
     expire(client)
-    assert not store.published(NAME, digest("a"), TURN)
+    assert not store.confirm_publish(NAME, digest("a"), TURN)
     assert not client.exists(KEYS.lock)
 
 
@@ -85,7 +85,7 @@ def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone
     store: RedisStore, client: redis.Redis
 ) -> None:
     granted = grant_to(store, "a")
-    taken = take(store, "a.2", "a", rank_us=10, copied=True, turn=granted.turn)
+    taken = take(store, "a.2", "a", rank_us=10, republished=True, grant_id=granted.grant_id)
     assert taken.token > 0
     assert client.hgetall(PARKED) == {}
     lock = client.hgetall(KEYS.lock)
@@ -99,12 +99,12 @@ def test_the_copy_that_was_published_for_the_turn_takes_it_and_its_entry_is_gone
 @pytest.mark.parametrize("turn", ["", "123"])
 def test_another_copy_leaves_the_grant_and_is_acknowledged(store: RedisStore, client: redis.Redis, turn: str) -> None:
     grant_to(store, "a")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     before = client.hgetall(KEYS.lock), client.hgetall(PARKED)
     for parks in (False, True):
-        answer = ask(store, "a.3", "a", rank_us=10, turn=turn, parks=parks)
+        answer = ask(store, "a.3", "a", rank_us=10, grant_id=turn, parks=parks)
         assert isinstance(answer, Parked)
-        assert (answer.granted, answer.ousted) == (None, None)
+        assert (answer.granted, answer.evicted) == (None, None)
     assert (client.hgetall(KEYS.lock), client.hgetall(PARKED)) == before
 
 
@@ -123,11 +123,11 @@ def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
 def test_the_last_release_leaves_nothing_but_the_counter(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    store.published(NAME, granted.identity, TURN)
-    take(store, "a.2", "a", turn=granted.turn)
+    store.confirm_publish(NAME, granted.identity, TURN)
+    take(store, "a.2", "a", grant_id=granted.grant_id)
     second = store.release(NAME, "a.2", ending("a")).granted
     assert second
-    take(store, "b.2", "b", turn=second.turn)
+    take(store, "b.2", "b", grant_id=second.grant_id)
     assert store.release(NAME, "b.2", ending("b")).granted is None
     marks = [KEYS.done(digest(who)) for who in "ab"]
     assert sorted(client.scan_iter("*")) == sorted([KEYS.last, *marks])
@@ -159,7 +159,7 @@ def test_granted_message_that_must_not_run_passes_the_grant_on(
     mark = {KEYS.done(digest("a")): "9" * 16, KEYS.run(): 'used\n1\nx\na.1\n5\n["t", "i", "n", "1"]\n\n\n'}
     key = KEYS.done(digest("a")) if why == "done" else KEYS.run()
     client.set(key, mark[key])
-    answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True)
+    answer = ask(store, "a.2", "a", grant_id=granted.grant_id, republished=True, once=True)
     assert isinstance(answer, Duplicate if why == "done" else Used)
     assert whose(answer.granted) == digest("b")
     assert client.hkeys(PARKED) == [digest("b")]
@@ -239,7 +239,7 @@ def test_a_late_final_end_passes_on_the_turn_of_its_own_parked_copy(store: Redis
     park(store, "a.2", "a", redelivered=True)
     park(store, "b.1", "b")
     assert whose(store.release(NAME, "h.1", ending("h")).granted) == digest("a")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     assert whose(store.release(NAME, "a.1", ending("a")).granted) == digest("b")
     assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"
 
@@ -261,7 +261,7 @@ def test_a_turn_that_is_refused_after_a_death_passes_on_also_when_that_is_sent_t
     park(store, "b.1", "b")
     client.set(KEYS.run(), 'unknown\n1\nx\n\n5\n["t", "i", "n", "1"]\n\n\n')
     for _ in range(times):
-        answer = ask(store, "a.2", "a", turn=granted.turn, copied=True, once=True, hold=True)
+        answer = ask(store, "a.2", "a", grant_id=granted.grant_id, republished=True, once=True, hold_if_unknown=True)
         assert isinstance(answer, Unknown)
         assert answer.by.task_id == "i"
         assert answer.granted

@@ -109,7 +109,7 @@ def test_a_publication_whose_note_lost_its_reply_is_noted(
 ) -> None:
     grant_to(store, "a")
     cut(proxy, CONFIRM_PUBLISH)
-    assert lossy.published(NAME, digest("a"), TURN)
+    assert lossy.confirm_publish(NAME, digest("a"), TURN)
     assert client.hget(KEYS.lock, "published") == "1"
 
 
@@ -125,11 +125,11 @@ def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     expire(client)
     cut(proxy, ACQUIRE_QUEUED)
     place = QueueRequest(entry=entry_of("b"))
-    claim = AcquireRequest(party.scope.by, Identity("b"), rank_us=20, place=place)
+    claim = AcquireRequest(party.scope.requester, Identity("b"), rank_us=20, queue=place)
     answer = party.locker.acquire(NAME, party.scope, 30.0, claim)
     assert isinstance(answer, Parked)
     assert (answer.rank_us, answer.position) == (20, 1)
     assert [(name, grant.identity) for name, grant in handed] == [(NAME, digest("a"))]
     assert client.zrange(KEYS.queue()[0], 0, -1, withscores=True) == [(digest("b"), 20)]
-    assert not party.slots.taken()
+    assert not party.slots.records()
     party.store.close()

@@ -112,7 +112,7 @@ def test_no_digit_of_a_rank_is_lost_on_its_way_round(store: RedisStore, client: 
     assert client.hget(PARKED, f"{digest('a')}:rank") == str(rank)
     make_ready(client, "a")
     make_due(client)
-    store.published(NAME, digest("b"), TURN)
+    store.confirm_publish(NAME, digest("b"), TURN)
     make_due(client)
     assert whose(store.sweep(NAME, "s.1", TURN, TRIES).granted) == digest("a")
     assert client.hget(KEYS.lock, "rank") == str(rank)
@@ -190,9 +190,9 @@ def test_waiters_with_failed_grants_count_as_waiting_and_the_granted_one_does_no
 def test_the_oldest_makes_room_for_the_newest(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     for who in "ab":
-        park(store, f"{who}.1", who, limit=2, ousts=True)
-    parked = park(store, "c.1", "c", limit=2, ousts=True)
-    assert parked.ousted == Grant(digest("a"), entry_of("a"))
+        park(store, f"{who}.1", who, limit=2, evict_oldest=True)
+    parked = park(store, "c.1", "c", limit=2, evict_oldest=True)
+    assert parked.evicted == Grant(digest("a"), entry_of("a"))
     assert parked.position == 2
     assert waiting(client) == [digest("b"), digest("c")]
     assert sorted(client.hkeys(PARKED)) == sorted([digest("b"), digest("c"), f"{digest('c')}:evicted"])
@@ -202,7 +202,7 @@ def test_the_oldest_makes_room_for_the_newest(store: RedisStore, client: redis.R
 @pytest.mark.core
 def test_a_newcomer_older_than_all_who_wait_is_itself_the_one_that_goes(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
-    park(store, "b.1", "b", rank_us=20, limit=1, ousts=True)
-    parked = park(store, "a.1", "a", rank_us=10, limit=1, ousts=True)
-    assert parked.ousted == Grant(digest("a"), entry_of("a"))
+    park(store, "b.1", "b", rank_us=20, limit=1, evict_oldest=True)
+    parked = park(store, "a.1", "a", rank_us=10, limit=1, evict_oldest=True)
+    assert parked.evicted == Grant(digest("a"), entry_of("a"))
     assert waiting(client) == [digest("b")]

@@ -41,9 +41,9 @@ def contents(client: redis.Redis) -> dict[str, object]:
 
 def test_taking_a_turn(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
-    first = take(store, "a.2", "a", turn=granted.turn, copied=True)
+    first = take(store, "a.2", "a", grant_id=granted.grant_id, republished=True)
     before = contents(client)
-    again = ask(store, "a.2", "a", turn=granted.turn, copied=True)
+    again = ask(store, "a.2", "a", grant_id=granted.grant_id, republished=True)
     assert isinstance(again, Acquired)
     assert again.token == first.token
     assert contents(client) == before
@@ -90,7 +90,7 @@ def test_parking_that_granted_names_no_grant_once_its_message_is_published(
     park(store, "a.1", "a", rank_us=100)
     expire(client)
     assert whose(park(store, "b.1", "b", rank_us=200).granted) == digest("a")
-    assert store.published(NAME, digest("a"), TURN)
+    assert store.confirm_publish(NAME, digest("a"), TURN)
     assert park(store, "b.1", "b", rank_us=200).granted is None
 
 
@@ -100,7 +100,7 @@ def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(st
     park(store, "b.1", "b", rank_us=200)
     assert whose(store.release(NAME, "holder.1", ending("holder")).granted) == digest("a")
     assert whose(store.remove_waiter(NAME, digest("a"), "revoker.1").granted) == digest("b")
-    assert store.published(NAME, digest("b"), TURN)
+    assert store.confirm_publish(NAME, digest("b"), TURN)
     assert store.remove_waiter(NAME, digest("a"), "revoker.1").granted is None
 
 
@@ -108,31 +108,31 @@ def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(st
 def test_parking_that_drops_a_waiter(store: RedisStore) -> None:
     """Whoever was ousted has its end stored by who asked: if nobody is told, its result hangs for ever."""
     take(store, "holder.1", "holder")
-    park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
-    first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
-    assert first.ousted
-    assert (first.ousted.identity, first.ousted.entry) == (digest("a"), entry_of("a"))
-    assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
+    park(store, "a.1", "a", rank_us=100, limit=1, evict_oldest=True)
+    first = park(store, "b.1", "b", rank_us=200, limit=1, evict_oldest=True)
+    assert first.evicted
+    assert (first.evicted.identity, first.evicted.entry) == (digest("a"), entry_of("a"))
+    assert park(store, "b.1", "b", rank_us=200, limit=1, evict_oldest=True) == first
 
 
 def test_parking_that_drops_a_waiter_and_grants_the_parking_one(store: RedisStore, client: redis.Redis) -> None:
     take(store, "holder.1", "holder")
-    park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
+    park(store, "a.1", "a", rank_us=100, limit=1, evict_oldest=True)
     expire(client)
-    first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
+    first = park(store, "b.1", "b", rank_us=200, limit=1, evict_oldest=True)
     assert first.granted
-    assert first.ousted
-    assert (first.granted.identity, first.ousted.identity) == (digest("b"), digest("a"))
-    assert park(store, "b.1", "b", rank_us=200, limit=1, ousts=True) == first
+    assert first.evicted
+    assert (first.granted.identity, first.evicted.identity) == (digest("b"), digest("a"))
+    assert park(store, "b.1", "b", rank_us=200, limit=1, evict_oldest=True) == first
 
 
 def test_parking_that_drops_a_waiter_under_the_next_number(store: RedisStore) -> None:
     """What the locker does after a lost reply: a release that is unsure, then the same claim as another acquisition."""
     take(store, "holder.1", "holder")
-    park(store, "a.1", "a", rank_us=100, limit=1, ousts=True)
-    first = park(store, "b.1", "b", rank_us=200, limit=1, ousts=True)
+    park(store, "a.1", "a", rank_us=100, limit=1, evict_oldest=True)
+    first = park(store, "b.1", "b", rank_us=200, limit=1, evict_oldest=True)
     store.release(NAME, "b.1", ending("", final=False, queue=False, outcome_unknown=True))
-    assert park(store, "b.2", "b", rank_us=200, limit=1, ousts=True).ousted == first.ousted
+    assert park(store, "b.2", "b", rank_us=200, limit=1, evict_oldest=True).evicted == first.evicted
 
 
 def test_a_done_answer_that_passes_a_turn_on(store: RedisStore, client: redis.Redis) -> None:
@@ -169,7 +169,7 @@ def test_a_release_that_grants_and_no_more_once_its_message_is_published(store: 
     assert first.granted
     again = store.release(NAME, "holder.1", ending("holder", queue=queue))
     assert again.granted == first.granted
-    assert store.published(NAME, digest("a"), TURN)
+    assert store.confirm_publish(NAME, digest("a"), TURN)
     assert store.release(NAME, "holder.1", ending("holder", queue=queue)).granted is None
 
 
@@ -189,7 +189,7 @@ def test_a_sweep_that_grants(store: RedisStore, client: redis.Redis) -> None:
     assert first.granted
     assert store.sweep(NAME, "s.1", TURN, TRIES) == first
     assert store.sweep(NAME, "s.2", TURN, TRIES) == QueueStepResult()
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
 
 
@@ -205,7 +205,7 @@ def test_a_sweep_that_hands_out_what_another_did_not_publish(store: RedisStore, 
 def test_a_sweep_that_ends_a_turn_ends_one_only(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
     first = store.sweep(NAME, "s.1", TURN, TRIES)
     assert first.granted
@@ -220,10 +220,10 @@ def test_a_sweep_that_buries(store: RedisStore, client: redis.Redis) -> None:
     """The buried one is told of in the log: who is not told does not look."""
     grant_to(store, "a")
     park(store, "b.1", "b")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
     first = store.sweep(NAME, "s.1", TURN, 1)
-    assert first.buried == digest("a")
+    assert first.dead_letter == digest("a")
     assert store.sweep(NAME, "s.1", TURN, 1) == first
 
 
@@ -255,7 +255,7 @@ def test_dead_lettering_a_granted_waiter(store: RedisStore, client: redis.Redis)
 @pytest.mark.invariant("queue-calls-are-idempotent")
 def test_noting_a_publication_lengthens_no_turn_twice(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
-    assert store.published(NAME, digest("a"), TURN)
+    assert store.confirm_publish(NAME, digest("a"), TURN)
     first = int(client.hget(KEYS.lock, "due") or 0)
-    assert store.published(NAME, digest("a"), TURN)
+    assert store.confirm_publish(NAME, digest("a"), TURN)
     assert 0 <= int(client.hget(KEYS.lock, "due") or 0) - first < TURN * 1000

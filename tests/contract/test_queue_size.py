@@ -56,14 +56,14 @@ def life(store: RedisStore, client: redis.Redis) -> Steps:
     yield "park at the end", lambda: park(store, "z.1", "z", rank_us=FAR * 2)
     yield "park behind", lambda: park(store, "b.1", "b", rank_us=3)
     yield "limited", lambda: ask(store, "c.1", "c", rank_us=4, parks=True, limit=2)
-    yield "waiting", lambda: store.waiting(NAME, 5)
+    yield "waiting", lambda: store.list_waiters(NAME, 5)
     yield from turns(store, client)
     yield "copy without its turn", lambda: ask(store, "y.1", "crowd1", rank_us=5)
     yield "take out of the middle", lambda: store.remove_waiter(NAME, digest("crowd7"), "t.3", ended=True)
     expire(client)
     yield "sweep a free lock", lambda: store.sweep(NAME, "s.2", TURN, TRIES)
     expire(client)
-    yield "oust", lambda: park(store, "d.1", "d", rank_us=FAR * 2, limit=2, ousts=True)
+    yield "oust", lambda: park(store, "d.1", "d", rank_us=FAR * 2, limit=2, evict_oldest=True)
     expire(client)
     yield "take before all", lambda: take(store, "e.1", "e", rank_us=6)
     yield "release of another policy", lambda: store.release(NAME, "e.1", ReleaseRequest())
@@ -75,15 +75,15 @@ def turns(store: RedisStore, client: redis.Redis) -> Steps:
 
     def given(grant: Grant | None) -> None:
         assert grant
-        turn.append(grant.turn)
+        turn.append(grant.grant_id)
 
     yield "release", lambda: given(store.release(NAME, "h.1", ending("h")).granted)
-    yield "published", lambda: store.published(NAME, digest("a"), TURN)
+    yield "published", lambda: store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
     yield "lose a turn", lambda: given(store.sweep(NAME, "s.1", TURN, TRIES).granted)
     make_ready(client, "a")
-    yield "due", lambda: store.due([NAME.bucket], 100)
-    yield "take a turn", lambda: take(store, "b.2", "b", turn=turn[-1])
+    yield "due", lambda: store.list_due_queues([NAME.bucket], 100)
+    yield "take a turn", lambda: take(store, "b.2", "b", grant_id=turn[-1])
     yield "bring back", lambda: given(store.release(NAME, "b.2", ending("b")).granted)
     yield "take out", lambda: store.remove_waiter(NAME, digest("a"), "t.1")
     yield "bury", lambda: store.remove_waiter(NAME, str(client.hget(KEYS.lock, "identity")), "t.2", bury=True)
@@ -123,9 +123,9 @@ def test_step_takes_as_long_for_twenty_thousand_waiters_as_for_ten(store: RedisS
             park(store, f"a{number}.1", f"a{number}", rank_us=2)
             granted = store.release(NAME, f"h{number}.1", ending(f"h{number}")).granted
             assert granted
-            store.published(NAME, granted.identity, TURN)
-            take(store, f"a{number}.2", f"a{number}", turn=granted.turn)
-            store.waiting(NAME, 5)
+            store.confirm_publish(NAME, granted.identity, TURN)
+            take(store, f"a{number}.2", f"a{number}", grant_id=granted.grant_id)
+            store.list_waiters(NAME, 5)
             store.release(NAME, f"a{number}.2", ending(f"a{number}"))
             store.remove_waiter(NAME, str(client.hget(KEYS.lock, "identity")), "t.1")
             client.delete(KEYS.lock)
@@ -158,8 +158,8 @@ def test_scripts_touch_only_keys_that_they_name_and_all_of_one_slot(store: Redis
     with commands_seen(client) as seen:
         for _, act in life(store, client):
             act()
-        store.acquire(NAME, "l.1", TTL, plain_claim(waits=True))
-        store.acquire(NAME, "l.2", TTL, plain_claim(waits=True))
+        store.acquire(NAME, "l.1", TTL, plain_claim(notify=True))
+        store.acquire(NAME, "l.2", TTL, plain_claim(notify=True))
     named: list[str] = []
     for kind, words in seen:
         if words[0] == "EVALSHA":

@@ -183,7 +183,7 @@ class Scripts(Laws):
         assert isinstance(lock, Granted)
         identity = Identity(f"{who}{name}").digest if who else lock.identity
         expected = self.queues[name].publish(identity, self.now())
-        assert self.store.published(name_in(self.keys[name]), identity, TURN) == expected
+        assert self.store.confirm_publish(name_in(self.keys[name]), identity, TURN) == expected
 
     @precondition(lambda self: self.any_lock(Granted))
     @rule(pick=name)

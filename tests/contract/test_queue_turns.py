@@ -47,12 +47,12 @@ def test_failed_grant_is_postponed_and_the_next_waiter_is_granted(store: RedisSt
     grant_to(store, "a")
     rank = int(client.hget(KEYS.lock, "rank") or 0)
     park(store, "b.1", "b")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
     before = now_us(client)
     taken = store.sweep(NAME, "s.1", TURN, TRIES)
     assert whose(taken.granted) == digest("b")
-    assert taken.buried == ""
+    assert taken.dead_letter == ""
     until = client.zscore(LATER, digest("a")) or 0
     assert client.zcard(LATER) == 1
     assert before + TURN * 1000 <= until <= now_us(client) + TURN * 1000
@@ -72,7 +72,7 @@ def test_waiter_with_a_failed_grant_returns_at_its_old_rank(store: RedisStore, c
         park(store, f"{who}.1", who)
     lose_turn(store, client, "a")
     make_ready(client, "a")
-    take(store, "b.2", "b", turn=client.hget(KEYS.lock, "since"))
+    take(store, "b.2", "b", grant_id=client.hget(KEYS.lock, "since"))
     assert whose(store.release(NAME, "b.2", ending("b")).granted) == digest("a")
 
 
@@ -82,7 +82,7 @@ def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: R
     grant_to(store, "a")
     for lost in range(4):
         before = now_us(client)
-        assert store.published(NAME, digest("a"), TURN)
+        assert store.confirm_publish(NAME, digest("a"), TURN)
         due = int(client.hget(KEYS.lock, "due") or 0)
         assert due - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
         make_due(client)
@@ -115,7 +115,7 @@ def test_waiter_with_too_many_failed_grants_becomes_a_dead_letter_unchanged(
 def test_a_late_copy_of_a_dead_letter_takes_its_entry_out_and_runs(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     assert lose_turn(store, client, "a", tries=1) == digest("a")
-    take(store, "a.2", "a", copied=True, rank_us=10, turn="123")
+    take(store, "a.2", "a", republished=True, rank_us=10, grant_id="123")
     assert not client.exists(KEYS.dead())
 
 
@@ -126,7 +126,7 @@ def test_a_late_copy_of_a_dead_letter_that_has_to_wait_takes_its_entry_out_and_p
     grant_to(store, "a")
     assert lose_turn(store, client, "a", tries=1) == digest("a")
     take(store, "h.1", "h")
-    park(store, "a.2", "a", copied=True, rank_us=10)
+    park(store, "a.2", "a", republished=True, rank_us=10)
     assert not client.exists(KEYS.dead())
     assert waiting(client) == [digest("a")]
 
@@ -139,7 +139,7 @@ def test_parking_again_forgets_failed_grants(store: RedisStore, client: redis.Re
     rank = int(client.hget(KEYS.lock, "rank") or 0)
     park(store, "b.1", "b")
     lose_turn(store, client, "a")
-    park(store, "a.2", "a", copied=True, rank_us=rank)
+    park(store, "a.2", "a", republished=True, rank_us=rank)
     assert client.hgetall(PARKED) == {digest("a"): entry_of("a"), digest("b"): entry_of("b")}
     assert not client.exists(LATER)
     assert rank_in(client, "a") == rank
@@ -164,11 +164,11 @@ def test_unpublished_grant_is_published_again_and_is_not_a_failed_grant(store: R
 def test_a_sweep_grants_a_lock_whose_lease_ended(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    assert store.due([NAME.bucket], 10) == []
+    assert store.list_due_queues([NAME.bucket], 10) == []
     expire(client)
-    assert store.due([NAME.bucket], 10) == [NAME]
+    assert store.list_due_queues([NAME.bucket], 10) == [NAME]
     assert whose(store.sweep(NAME, "s.1", TURN, TRIES).granted) == digest("a")
-    assert store.due([NAME.bucket], 10) == []
+    assert store.list_due_queues([NAME.bucket], 10) == []
 
 
 @pytest.mark.core
@@ -205,7 +205,7 @@ def test_sweep_marks_a_holder_of_another_policy_for_a_waiter_with_failed_grants(
 ) -> None:
     """The only waiter is not in `waiting` but in `later`."""
     grant_to(store, "a")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
     assert isinstance(
@@ -231,9 +231,9 @@ def test_each_bucket_tells_of_its_own_locks_at_most_so_many(store: RedisStore, c
     names = [LockName(f"n:{number}", bucket) for bucket in (3, 4) for number in range(3)]
     for name in names:
         client.zadd(LockKeys.of("dlock", name).queue()[3], {name.text: 1})
-    assert store.due([3, 4, 5], 10) == names
-    assert store.due([4], 10) == names[3:]
-    assert len(store.due([3, 4], 2)) == 4
+    assert store.list_due_queues([3, 4, 5], 10) == names
+    assert store.list_due_queues([4], 10) == names[3:]
+    assert len(store.list_due_queues([3, 4], 2)) == 4
 
 
 @pytest.mark.core
@@ -248,9 +248,9 @@ def test_sweep_reads_all_buckets_by_one_script_and_in_a_cluster_by_one_per_queue
     buckets = [0, 63, 64, 1023]
     for bucket in buckets:
         client.zadd(LockKeys.of("dlock", LockName("n:x", bucket)).queue()[3], {"n:x": 1})
-    store.due(range(BUCKETS), 10)
+    store.list_due_queues(range(BUCKETS), 10)
     before = scripts()
-    assert [name.bucket for name in store.due(range(BUCKETS), 10)] == buckets
+    assert [name.bucket for name in store.list_due_queues(range(BUCKETS), 10)] == buckets
     assert scripts() - before == (len(buckets) if topology == "cluster" else 1)
 
 
@@ -269,9 +269,9 @@ def test_cluster_node_that_refuses_hides_no_queue_of_another_node(
     assert node != client.get_node_from_key(LockKeys.of("dlock", names[1]).lock)  # type: ignore[attr-defined]
     client.execute_command(f"ACL SETUSER {LOCK_USER} -exists -evalsha -eval", target_nodes=node)
     try:
-        assert store.due([3, 4], 10) == names[1:]
+        assert store.list_due_queues([3, 4], 10) == names[1:]
         with pytest.raises(StoreRefused, match="NOPERM"):
-            store.due([3], 10)
+            store.list_due_queues([3], 10)
     finally:
         client.execute_command(f"ACL SETUSER {LOCK_USER} +exists +evalsha +eval", target_nodes=node)
 
@@ -283,9 +283,9 @@ def test_overwritten_index_hides_no_other_bucket(store: RedisStore, client: redi
     for name in names:
         client.zadd(LockKeys.of("dlock", name).queue()[3], {name.text: 1})
     client.set(LockKeys.of("dlock", names[0]).queue()[3], "overwritten")
-    assert store.due([4, 3, 5], 10) == names[1:]
+    assert store.list_due_queues([4, 3, 5], 10) == names[1:]
     with pytest.raises(StoreRefused, match="overwritten"):
-        store.due([3, 6], 10)
+        store.list_due_queues([3, 6], 10)
 
 
 # The sweep lease
@@ -330,11 +330,11 @@ def make_foreign(client: redis.Redis, seconds: float) -> None:
 def test_grant_of_another_broker_is_due_at_once(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
     before = now_us(client)
-    assert store.pass_on(NAME, granted, foreign=True)
+    assert store.decline_grant(NAME, granted, foreign=True)
     due, noted = client.hmget(KEYS.lock, "due", "foreign")
     assert before <= int(due or 0) <= now_us(client)
     assert client.zscore(INDEX, NAME.text) == int(due or 0)
-    assert store.pass_on(NAME, granted, foreign=True)
+    assert store.decline_grant(NAME, granted, foreign=True)
     assert client.hget(KEYS.lock, "foreign") == noted
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
@@ -346,12 +346,12 @@ def test_a_grant_that_no_worker_of_its_broker_published_becomes_a_dead_letter(
 ) -> None:
     granted = grant_to(store, "a")
     park(store, "b.1", "b")
-    store.pass_on(NAME, granted, foreign=True)
+    store.decline_grant(NAME, granted, foreign=True)
     make_foreign(client, FOREIGN_MS / 1000 - 60)
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
     make_foreign(client, FOREIGN_MS / 1000 + 1)
     first = store.sweep(NAME, "s.2", TURN, TRIES)
-    assert (first.buried, first.foreign, whose(first.granted)) == (digest("a"), True, digest("b"))
+    assert (first.dead_letter, first.foreign_broker, whose(first.granted)) == (digest("a"), True, digest("b"))
     assert store.sweep(NAME, "s.2", TURN, TRIES) == first
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
     assert client.hget(KEYS.lock, "foreign") is None
@@ -364,9 +364,9 @@ def test_a_grant_that_a_worker_of_its_broker_cannot_publish_is_no_dead_letter(
 ) -> None:
     """Its broker is away: the message waits, however long that takes."""
     granted = grant_to(store, "a")
-    store.pass_on(NAME, granted, foreign=True)
+    store.decline_grant(NAME, granted, foreign=True)
     make_foreign(client, 3600)
-    assert store.pass_on(NAME, granted, foreign=False)
+    assert store.decline_grant(NAME, granted, foreign=False)
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
 
@@ -376,10 +376,10 @@ def test_grant_of_another_broker_that_has_workers_is_due_at_once_and_no_dead_let
 ) -> None:
     """Their broker does not answer just now; that is no reason for workers of another broker to give up."""
     granted = grant_to(store, "a")
-    store.pass_on(NAME, granted, foreign=True)
+    store.decline_grant(NAME, granted, foreign=True)
     make_foreign(client, 3600)
     before = now_us(client)
-    assert store.pass_on(NAME, granted, foreign=True, present=True)
+    assert store.decline_grant(NAME, granted, foreign=True, present=True)
     assert before <= int(client.hget(KEYS.lock, "due") or 0) <= now_us(client)
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(granted=granted)
 
@@ -387,10 +387,10 @@ def test_grant_of_another_broker_that_has_workers_is_due_at_once_and_no_dead_let
 @pytest.mark.core
 def test_a_published_grant_is_of_no_other_broker(store: RedisStore, client: redis.Redis) -> None:
     granted = grant_to(store, "a")
-    store.published(NAME, digest("a"), TURN)
+    store.confirm_publish(NAME, digest("a"), TURN)
     before = client.hgetall(KEYS.lock)
-    assert not store.pass_on(NAME, granted, foreign=True)
-    assert not store.pass_on(NAME, granted._replace(turn="1"), foreign=True)
+    assert not store.decline_grant(NAME, granted, foreign=True)
+    assert not store.decline_grant(NAME, granted._replace(grant_id="1"), foreign=True)
     assert client.hgetall(KEYS.lock) == before
 
 
@@ -399,9 +399,9 @@ def test_grant_that_its_own_broker_published_late_loses_a_turn_and_is_no_dead_le
     store: RedisStore, client: redis.Redis
 ) -> None:
     granted = grant_to(store, "a")
-    store.pass_on(NAME, granted, foreign=True)
+    store.decline_grant(NAME, granted, foreign=True)
     make_foreign(client, FOREIGN_MS / 1000 + 1)
-    assert store.published(NAME, digest("a"), TURN)
+    assert store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
     assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
     assert client.zrange(LATER, 0, -1) == [digest("a")]
@@ -412,13 +412,13 @@ def test_grant_of_an_earlier_turn_is_not_passed_on(store: RedisStore, client: re
     """The worker was paused meanwhile; its note would be one about the new turn."""
     granted = grant_to(store, "a")
     before = client.hgetall(KEYS.lock)
-    assert not store.pass_on(NAME, granted._replace(turn="1"), foreign=True)
+    assert not store.decline_grant(NAME, granted._replace(grant_id="1"), foreign=True)
     assert client.hgetall(KEYS.lock) == before
 
 
 def test_a_release_that_sweeps_buries_no_message_of_another_broker(store: RedisStore, client: redis.Redis) -> None:
     """It would not tell of it. A sweep hands the message out to a sweeper, which does."""
     granted = grant_to(store, "a")
-    store.pass_on(NAME, granted, foreign=True)
+    store.decline_grant(NAME, granted, foreign=True)
     make_foreign(client, 3600)
-    assert store.sweep(NAME, "h.1", *_NO_DEAD_LETTERS).buried == ""
+    assert store.sweep(NAME, "h.1", *_NO_DEAD_LETTERS).dead_letter == ""

@@ -90,13 +90,13 @@ def test_waiting_tells_how_many_wait_who_and_since_when(store: RedisStore, clien
     rank = int(client.hget(KEYS.lock, "rank") or 0)
     for who, at in [("b", 2), ("c", 3), ("d", 4)]:
         park(store, f"{who}.1", who, rank_us=at * SECOND)
-    found = store.waiting(NAME, 3)
+    found = store.list_waiters(NAME, 3)
     assert found.count == 4
     assert found.waiters == (
         Waiter("app.post", "a", rank / 1e6), Waiter("app.post", "b", 2.0), Waiter("app.post", "c", 3.0)
     )  # fmt: skip
     lose_turn(store, client, "a")
-    found = store.waiting(NAME, 10)
+    found = store.list_waiters(NAME, 10)
     assert [waiter.task_id for waiter in found.waiters] == ["b", "a", "c", "d"]
     assert found.count == 4
 
@@ -118,7 +118,7 @@ def test_unreadable_entry_is_granted_as_any_other(store: RedisStore, client: red
     assert granted
     assert (granted.identity, granted.entry) == (digest("a"), f"{first}\nrest")
     assert store.inspect(NAME)
-    assert store.waiting(NAME, 5).count == 2
+    assert store.list_waiters(NAME, 5).count == 2
     assert isinstance(store.acquire(NAME, "l.1", TTL, plain_claim()), Held)
     assert whose(store.remove_waiter(NAME, digest("a"), "t.1", bury=True).granted) == digest("b")
     assert client.hgetall(KEYS.dead()) == {digest("a"): f"{first}\nrest"}

@@ -100,7 +100,7 @@ def test_a_connection_that_was_begun_before_a_failover_is_not_used_behind_it(loc
 @pytest.fixture
 def idle(app: Celery) -> Any:
     """The store of this process, with as many idle connections as threads talked at once."""
-    store: Any = Runtime.of(app).locker._store
+    store: Any = Runtime.of(app).lock_client._store
     wires = store._topology
     for wire in [wires.opened(RespConnection) for _ in range(IDLE)]:
         wires._idle.append(wire)

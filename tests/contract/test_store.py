@@ -47,7 +47,7 @@ def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, t
     assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.post", "id1", "node1", 77)
     assert (holder.owner, holder.token) == ("o", mine.token)
     assert holder.since == pytest.approx(mine.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
-    assert (holder.hold_count, holder.left, answer.same_message) == (1, False, False)
+    assert (holder.hold_count, holder.releasing, answer.same_message) == (1, False, False)
     assert 29 < holder.expires_in <= 30
     assert answer.rank_us > mine.rank_us
     assert str(holder) == "app.post[id1] on node1"
@@ -59,7 +59,7 @@ def test_inspect_says_the_same_and_nothing_of_a_free_lock(store: RedisStore) -> 
     store.renew([renewal("o.1", TTL, ("count", "3"), ("releasing", "1"))])
     holder = store.inspect(NAME)
     assert holder is not None
-    assert (holder.task_id, holder.hold_count, holder.left) == ("id1", 3, True)
+    assert (holder.task_id, holder.hold_count, holder.releasing) == ("id1", 3, True)
 
 
 @pytest.mark.core
@@ -131,7 +131,7 @@ def test_life_beyond_the_ttl_is_cut_by_the_holders_renewal(store: RedisStore, cl
 def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    taken = take(store, "o.1", claim_of(keep_ms=TTL // 2))
+    taken = take(store, "o.1", claim_of(min_hold_ms=TTL // 2))
     client.hset(LOCK, "since", str(taken.token + HOUR_MS * 1000))
     store.release(NAME, "o.1", ReleaseRequest())
     assert 0 < client.pttl(LOCK) <= TTL // 2
@@ -155,8 +155,8 @@ def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisSt
 @pytest.mark.core
 def test_release_wakes_waiters_only_if_it_freed_the_lock(store: RedisStore) -> None:
     take(store, "o.1")
-    with store.waker(NAME) as waker, store.waker(name_in(keys_of("another"))) as other:
-        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(waits=True)), Held)
+    with store.release_listener(NAME) as waker, store.release_listener(name_in(keys_of("another"))) as other:
+        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(notify=True)), Held)
         store.release(NAME, "p.1", ReleaseRequest())
         assert not waker.wait(0.1)
         store.release(NAME, "o.1", ReleaseRequest())
@@ -168,7 +168,7 @@ def test_release_wakes_waiters_only_if_it_freed_the_lock(store: RedisStore) -> N
 def test_release_without_a_waiter_publishes_nothing(store: RedisStore) -> None:
     """A publication costs the server more than the rest of a release; one who only asked is no waiter."""
     take(store, "o.1")
-    with store.waker(NAME) as waker:
+    with store.release_listener(NAME) as waker:
         assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of()), Held)
         store.release(NAME, "o.1", ReleaseRequest())
         assert not waker.wait(0.1)

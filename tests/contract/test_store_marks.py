@@ -75,7 +75,7 @@ def test_a_final_end_without_word_or_loss_leaves_no_mark(store: RedisStore, clie
 def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
     store: RedisStore, client: redis.Redis, how: str
 ) -> None:
-    take(store, "o.1", claim_of("id1", redelivered=how == "redelivered", copied=how == "copied"))
+    take(store, "o.1", claim_of("id1", redelivered=how == "redelivered", republished=how == "copied"))
     if how == "twin":
         store.acquire(NAME, "p.1", TTL, claim_of("id1"))
     elif how == "keeper":
@@ -129,7 +129,7 @@ def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
     store: RedisStore, client: redis.Redis
 ) -> None:
     """The message comes back, and must run."""
-    take(store, "o.1", claim_of("id1", copied=True))
+    take(store, "o.1", claim_of("id1", republished=True))
     assert end(store, final=False) == Released(ours=True, duplicate_seen=True)
     assert end(store, final=False) == Released(ours=False, duplicate_seen=False)
     assert not client.exists(DONE)
@@ -233,10 +233,10 @@ def test_a_used_name_refuses_who_asks_for_it_once_and_says_who_used_it(store: Re
     assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "id1", "node1")
     seconds, _ = client.time()
     assert abs(answer.by.since - seconds) < 10
-    assert not answer.same
+    assert not answer.same_message
     again = store.acquire(NAME, "q.1", TTL, claim_of("id1", once=True))
     assert isinstance(again, Used)
-    assert again.same
+    assert again.same_message
 
 
 def test_a_used_name_is_no_matter_to_who_does_not_ask_for_it(store: RedisStore) -> None:

@@ -109,14 +109,14 @@ class Model:
             return "unknown"
         # An id used before: its old mark would end this message's own copies, so it goes, and they have to be told.
         reused = claim.identity is not None and self.done.pop(claim.identity, None) is not None
-        self.lock = Lock(ask, 0, rank, word=claim.redelivered or claim.copied or reused)
+        self.lock = Lock(ask, 0, rank, word=claim.redelivered or claim.republished or reused)
         return "acquired"
 
     def begin(self, ask: Ask) -> bool:
         """Note that a body begins; false if it is held back."""
         mark, crashed = self.mark, self.mark.crashed
         if mark.state == "unknown" or (mark.state == "started" and mark.acquisition != ask.acquisition):
-            if ask.claim.hold:
+            if ask.claim.hold_if_unknown:
                 return False
             crashed = mark.identity
         self.mark = Mark("started", ask.acquisition, ask.claim.identity, mark.seed, crashed)
@@ -214,7 +214,9 @@ class Scripts(RuleBasedStateMachine):
     ) -> object:
         rank = sorted(self.ranks)[pick % len(self.ranks)] if carries and self.ranks else None
         by = Requester.of("t", identity and identity.task_id, "n", 1)
-        claim = AcquireRequest(by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once, hold=hold)
+        claim = AcquireRequest(
+            by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once, hold_if_unknown=hold
+        )
         ask = Ask(f"owner.{next(self.numbers)}", claim, unsure, rank)
         self.send(ask)
         return ask
@@ -238,20 +240,20 @@ class Scripts(RuleBasedStateMachine):
         """``once``: its body has ended and said so; a dead one's release does not."""
         used_ms = TTL if uses else 0
         identity = ask.claim.identity.digest if ask.claim.identity else ""
-        by, seed = ask.claim.by.text, "bodys"
+        by, seed = ask.claim.requester.text, "bodys"
         ending = ReleaseRequest(final, identity, used_ms, by, ask.unsure, once=once, seed=seed, window_ms=TTL)
         expected = self.model.release(ask, final=final, uses=uses, once=once)
         assert self.store.release(name_in(self.keys), ask.acquisition, ending) == expected
 
     @rule()
     def it_is_forgotten(self) -> None:
-        assert self.store.forget(name_in(self.keys)) == (self.model.mark.state not in ("", "forgotten"))
+        assert self.store.forget_run(name_in(self.keys)) == (self.model.mark.state not in ("", "forgotten"))
         if self.model.mark.state:
             self.model.mark = Mark("forgotten")
 
     @rule(sent=st.booleans())
     def it_is_resolved(self, *, sent: bool) -> None:
-        assert self.store.resolve(name_in(self.keys), sent=sent, window_ms=TTL) == self.model.resolve(sent=sent)
+        assert self.store.resolve_run(name_in(self.keys), sent=sent, window_ms=TTL) == self.model.resolve(sent=sent)
 
     @rule()
     def the_lease_expires(self) -> None:
@@ -273,7 +275,7 @@ class Scripts(RuleBasedStateMachine):
         elif isinstance(answer, Used):
             assert self.model.mark.identity
             assert answer.by.task_id == self.model.mark.identity.task_id
-            assert answer.same == (self.model.mark.identity == ask.claim.identity)
+            assert answer.same_message == (self.model.mark.identity == ask.claim.identity)
         elif isinstance(answer, Unknown):
             assert self.model.mark.identity
             assert answer.by.task_id == self.model.mark.identity.task_id
@@ -304,7 +306,7 @@ class Scripts(RuleBasedStateMachine):
         lock = self.model.lock
         assert lock
         holder = answer.holder
-        assert (holder.token, holder.left, str(holder.hold_count)) == (lock.token, lock.left, lock.count)
+        assert (holder.token, holder.releasing, str(holder.hold_count)) == (lock.token, lock.left, lock.count)
         assert answer.same_message == self.model.is_twin(ask.claim)
         rank = ask.rank if ask.rank is not None else self.model.now
         assert self.ranks.setdefault(rank, answer.rank_us) == answer.rank_us
@@ -328,7 +330,7 @@ class Scripts(RuleBasedStateMachine):
     def operators_see_what_became_of_the_last_run(self) -> None:
         if not hasattr(self, "model"):
             return
-        seen, expected = self.store.use(name_in(self.keys)), self.model.use()
+        seen, expected = self.store.last_run(name_in(self.keys)), self.model.use()
         assert (seen and (seen.state, seen.task_id)) == (expected and (expected[0], expected[1].task_id))
         if seen:
             assert seen.idempotency_key == idempotency_key(self.keys.name, self.model.mark.seed)

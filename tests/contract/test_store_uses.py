@@ -47,7 +47,7 @@ def die(store: RedisStore, task_id: str) -> None:
 
 
 def state(store: RedisStore) -> tuple[str, str | None] | None:
-    use = store.use(NAME)
+    use = store.last_run(NAME)
     return use and (use.state, use.task_id)
 
 
@@ -70,16 +70,16 @@ def test_call_under_hold_is_refused_after_a_death_until_it_is_resolved(store: Re
     begin(store, "a")
     die(store, "a")
     for _ in range(2):
-        answer = store.acquire(NAME, "b.1", TTL, once("b", hold=True))
+        answer = store.acquire(NAME, "b.1", TTL, once("b", hold_if_unknown=True))
         assert isinstance(answer, Unknown)
         assert (answer.by.task, answer.by.task_id, answer.by.node) == ("app.post", "a", "node1")
-    assert store.resolve(NAME, sent=False, window_ms=WINDOW)
-    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Acquired)
+    assert store.resolve_run(NAME, sent=False, window_ms=WINDOW)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold_if_unknown=True)), Acquired)
 
 
 def test_call_under_hold_meets_a_running_body_as_a_held_lock(store: RedisStore) -> None:
     begin(store, "a")
-    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Held)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold_if_unknown=True)), Held)
 
 
 @pytest.mark.invariant("idempotency-key-is-stable")
@@ -95,10 +95,10 @@ def test_the_seed_is_kept_over_failures_and_deaths_until_a_success_is_forgotten(
     third = begin(store, "c")
     assert (third.seed, third.after_crash) == (first.seed, True)
     succeed(store, "c", third.seed)
-    use = store.use(NAME)
+    use = store.last_run(NAME)
     assert use is not None
     assert (use.state, use.idempotency_key) == ("used", idempotency_key(KEYS.name, first.seed))
-    assert store.forget(NAME)
+    assert store.forget_run(NAME)
     assert begin(store, "d").seed != first.seed
 
 
@@ -113,10 +113,10 @@ def test_a_failure_after_a_death_leaves_that_death_as_unknown_as_it_was(store: R
     assert begin(store, "c").after_crash
     # It had used the name, as an operator finds out later: then a copy of its own message is no other call's.
     fail(store, "c")
-    assert store.resolve(NAME, sent=True, window_ms=WINDOW)
+    assert store.resolve_run(NAME, sent=True, window_ms=WINDOW)
     answer = store.acquire(NAME, "a.2", TTL, once("a"))
     assert isinstance(answer, Used)
-    assert answer.same
+    assert answer.same_message
 
 
 @pytest.mark.invariant("no-unknown-outcome-without-a-body")
@@ -148,7 +148,7 @@ def test_an_acquire_that_was_taken_back_leaves_no_doubt(store: RedisStore) -> No
     begin(store, "a")
     undone = ReleaseRequest(identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW)
     store.release(NAME, "a.1", undone)
-    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold=True)), Acquired)
+    assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", hold_if_unknown=True)), Acquired)
 
 
 @pytest.mark.core
@@ -156,9 +156,9 @@ def test_an_acquire_that_was_taken_back_leaves_no_doubt(store: RedisStore) -> No
 def test_a_resolved_name_is_used_for_the_window_or_free_with_its_seed(store: RedisStore, sent: bool) -> None:
     seed = begin(store, "a").seed
     die(store, "a")
-    assert store.resolve(NAME, sent=sent, window_ms=WINDOW)
-    assert not store.resolve(NAME, sent=sent, window_ms=WINDOW)
-    answer = store.acquire(NAME, "b.1", TTL, once("b", hold=True))
+    assert store.resolve_run(NAME, sent=sent, window_ms=WINDOW)
+    assert not store.resolve_run(NAME, sent=sent, window_ms=WINDOW)
+    answer = store.acquire(NAME, "b.1", TTL, once("b", hold_if_unknown=True))
     if sent:
         assert isinstance(answer, Used)
         assert answer.by.task_id == "a"
@@ -168,18 +168,18 @@ def test_a_resolved_name_is_used_for_the_window_or_free_with_its_seed(store: Red
 
 
 def test_running_used_or_free_name_cannot_be_resolved(store: RedisStore) -> None:
-    assert not store.resolve(NAME, sent=True, window_ms=WINDOW)
+    assert not store.resolve_run(NAME, sent=True, window_ms=WINDOW)
     seed = begin(store, "a").seed
-    assert not store.resolve(NAME, sent=True, window_ms=WINDOW)
+    assert not store.resolve_run(NAME, sent=True, window_ms=WINDOW)
     assert state(store) == ("running", "a")
     succeed(store, "a", seed)
-    assert not store.resolve(NAME, sent=False, window_ms=WINDOW)
+    assert not store.resolve_run(NAME, sent=False, window_ms=WINDOW)
     assert state(store) == ("used", "a")
 
 
 def test_begin_mark_outlives_its_window_by_the_longest_body(store: RedisStore, client: redis.Redis) -> None:
     """The mark of a free name does not."""
-    begin(store, "a", begun_ms=WINDOW + 5000)
+    begin(store, "a", run_mark_ms=WINDOW + 5000)
     assert WINDOW < client.pttl(KEYS.run()) <= WINDOW + 5000
     fail(store, "a")
     assert WINDOW - 5000 < client.pttl(KEYS.run()) <= WINDOW
@@ -190,8 +190,8 @@ def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
     ending = ending_of("a", once=True, used_ms=WINDOW, window_ms=WINDOW, tick="t1")
     store.release(NAME, "a.1", ending)
     assert isinstance(store.acquire(NAME, "b.1", TTL, once("b", tick="t1")), Used)
-    assert store.use(NAME, "t1")
-    assert store.use(NAME) is None
+    assert store.last_run(NAME, "t1")
+    assert store.last_run(NAME) is None
     assert isinstance(store.acquire(NAME, "b.2", TTL, once("b", tick="t2")), Acquired)
 
 
@@ -199,7 +199,7 @@ def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
 def test_mark_of_another_run_blocks_no_call(store: RedisStore, client: redis.Redis, garbage: str) -> None:
     """Whatever a foreign hand wrote, the next run writes over it."""
     client.set(KEYS.run(), garbage)
-    assert store.use(NAME) is None
+    assert store.last_run(NAME) is None
     answer = store.acquire(NAME, "a.1", TTL, once("a"))
     assert isinstance(answer, Acquired)
     assert answer.seed == str(answer.token)
@@ -219,7 +219,7 @@ class TestSentTwice:
 
     def test_an_acquire_whose_name_was_forgotten_between(self, store: RedisStore, topology: str) -> None:
         first = begin(store, "a")
-        store.forget(NAME)
+        store.forget_run(NAME)
         again = begin(store, "a")
         assert again.seed == str(again.token)
         assert of_one_acquisition(first, again, topology)
@@ -227,7 +227,7 @@ class TestSentTwice:
     def test_an_acquire_whose_lock_was_lost_between_is_no_death(self, store: RedisStore, client: redis.Redis) -> None:
         begin(store, "a")
         client.delete(KEYS.lock)
-        assert not begin(store, "a", hold=True).after_crash
+        assert not begin(store, "a", hold_if_unknown=True).after_crash
 
     @pytest.mark.parametrize("died_before", [False, True])
     def test_a_failure(self, store: RedisStore, died_before: bool) -> None:
@@ -262,7 +262,7 @@ class TestLostReplies:
     def far(self, proxy: Proxy, store: RedisStore) -> Iterator[RedisStore]:
         """The store over a network that cuts replies; its scripts are known there."""
         far = store_at(proxy.url(), timeout=2)
-        for warm in (lambda: far.forget(NAME), lambda: far.resolve(NAME, sent=True, window_ms=1)):
+        for warm in (lambda: far.forget_run(NAME), lambda: far.resolve_run(NAME, sent=True, window_ms=1)):
             warm()
         yield far
         far.close()
@@ -274,7 +274,7 @@ class TestLostReplies:
         begin(store, "a")
         die(store, "a")
         cut(proxy, script)
-        done = far.forget(NAME) if script is FORGET_RUN else far.resolve(NAME, sent=True, window_ms=WINDOW)
+        done = far.forget_run(NAME) if script is FORGET_RUN else far.resolve_run(NAME, sent=True, window_ms=WINDOW)
         assert done
         assert state(store) == (None if script is FORGET_RUN else ("used", "a"))
 
@@ -284,17 +284,19 @@ class TestLostReplies:
         """The locker takes it back and asks again under the next number: nothing has begun under the first."""
         party = Party(proxy.url(), timeout=2)
         party.release(party.acquire(NAME))
-        party.scope.undone = ReleaseRequest(
+        party.scope.rollback = ReleaseRequest(
             identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW
         )
         cut(proxy, ACQUIRE)
-        claim = AcquireRequest(Requester.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold=True)
+        claim = AcquireRequest(
+            Requester.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold_if_unknown=True
+        )
         lease: Any = party.locker.acquire(NAME, party.scope, 30.0, claim)
         assert lease.acquisition.endswith(".3")
         assert not lease.after_crash
         assert len(lease.idempotency_key) == 32
         party.release(lease, ReleaseRequest(identity=Identity("a").digest, once=True, window_ms=WINDOW))
-        eventually(lambda: not party.slots.taken(), within=10)
+        eventually(lambda: not party.slots.records(), within=10)
 
     def test_a_failure_whose_reply_is_lost_leaves_the_name_free(self, proxy: Proxy, store: RedisStore) -> None:
         far = store_at(proxy.url(), timeout=2)

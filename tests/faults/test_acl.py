@@ -71,48 +71,48 @@ class Round:
         self.do(store.acquire, name, "c.1", 60_000, self.claim("c"))
 
         def listen() -> None:
-            with store.waker(name):
-                self.do(store.acquire, name, "d.1", 60_000, self.claim("d", waits=True))
+            with store.release_listener(name):
+                self.do(store.acquire, name, "d.1", 60_000, self.claim("d", notify=True))
 
         self.do(listen)
         self.do(store.release, name, "c.1", ReleaseRequest())
 
     def keep(self) -> None:
         name = self.name("keep")
-        self.do(self.store.acquire, name, "e.1", 60_000, self.claim("e", keep_ms=60_000))
+        self.do(self.store.acquire, name, "e.1", 60_000, self.claim("e", min_hold_ms=60_000))
         self.do(self.store.release, name, "e.1", ReleaseRequest())
 
     def park(self, name: LockName, task_id: str, **place: object) -> object:
         entry = f'["app.post", "{task_id}"]\n{{}}'
-        claim = self.claim(task_id, place=QueueRequest(entry, **place))  # type: ignore[arg-type]
+        claim = self.claim(task_id, queue=QueueRequest(entry, **place))  # type: ignore[arg-type]
         return self.do(self.store.acquire, name, f"{task_id}.1", 60_000, claim)
 
     def queue(self) -> None:
         name, store = self.name("queue"), self.store
-        self.do(store.acquire, name, "f.1", 60_000, self.claim("f", place=QueueRequest()))
+        self.do(store.acquire, name, "f.1", 60_000, self.claim("f", queue=QueueRequest()))
         for task_id in ("g", "h", "g"):
-            self.park(name, task_id, limit=2, ousts=True)
-        self.do(store.waiting, name, 10)
+            self.park(name, task_id, limit=2, evict_oldest=True)
+        self.do(store.list_waiters, name, 10)
         self.do(store.release, name, "f.1", ReleaseRequest(True, Identity("f").digest, queue=True))
         self.do(store.remove_waiter, name, Identity("h").digest, "s", ended=True)
 
     def sweep(self) -> None:
         name, store = self.name("sweep"), self.store
-        self.do(store.acquire, name, "i.1", 60_000, self.claim("i", place=QueueRequest()))
+        self.do(store.acquire, name, "i.1", 60_000, self.claim("i", queue=QueueRequest()))
         self.park(name, "j")
         self.do(store.sweep, name, "s", 60_000, 5)
         self.do(store.release, name, "i.1", ReleaseRequest(True, Identity("i").digest, queue=True))
-        self.do(store.published, name, Identity("j").digest, 1)
+        self.do(store.confirm_publish, name, Identity("j").digest, 1)
         time.sleep(0.005)  # its turn
         self.do(store.sweep, name, "s", 60_000, 5)
-        self.do(store.due, [7], 10)
+        self.do(store.list_due_queues, [7], 10)
         for foreign in (True, False):
-            self.do(store.pass_on, name, Grant(Identity("j").digest, "", "1"), foreign=foreign)
+            self.do(store.decline_grant, name, Grant(Identity("j").digest, "", "1"), foreign=foreign)
         for worker in "vw":
             self.do(store.sweep_lease, "amqp://h:5672//", "sweep", worker, 1000)
 
     def look(self) -> None:
-        self.do(self.store.facts)
+        self.do(self.store.info)
         self.do(self.store.save_worker_record, "node", "worker", "{}", 1000)
         self.do(self.store.worker_records, "node")
         self.do(self.store.save_worker_record, "node", "worker", "", 0)
@@ -186,7 +186,7 @@ def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redi
     store = store_at(own.lock_url(), timeout=5)
     round_ = Round(store)
     name = round_.name("proof")
-    assert isinstance(store.acquire(name, "k.1", 60_000, round_.claim("k", place=QueueRequest())), Acquired)
+    assert isinstance(store.acquire(name, "k.1", 60_000, round_.claim("k", queue=QueueRequest())), Acquired)
     assert isinstance(round_.park(name, "l"), Parked)
     store.close()
 

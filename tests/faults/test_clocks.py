@@ -123,7 +123,7 @@ def test_a_lock_kept_for_its_min_hold_lasts_no_longer_though_the_clock_went_back
     clock: SteppedServer, store: RedisStore, client: redis.Redis
 ) -> None:
     keys = keys_of()
-    take(store, "o.1", claim_of(keep_ms=1500))
+    take(store, "o.1", claim_of(min_hold_ms=1500))
     clock.step(-HOUR)
     store.release(name_in(keys), "o.1", ending_of("x"))
     assert client.pttl(keys.lock) <= 1500

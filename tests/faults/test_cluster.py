@@ -63,7 +63,7 @@ def keeping() -> Iterator[Callable[[ClusterSet], Keeping]]:
 
     yield make
     for one in made:
-        for slot in one.slots.taken():
+        for slot in one.slots.records():
             slot.clear()  # its keeper ends, and with it its connections
         one.close()
 
@@ -142,12 +142,12 @@ class TestOneNodeIsAway:
     def test_messages_of_the_absent_nodes_locks_are_republished_and_others_run(self, cluster: ClusterSet) -> None:
         app = Celery("away", broker="memory://", set_as_current=False)
         app.conf.update(dlock_url=cluster.lock_url(), dlock_timeout=0.4, dlock_rest=30)
-        locker = Runtime.of(app).locker
+        locker = Runtime.of(app).lock_client
 
         def run(name: LockName) -> None:
             task_id = uuid.uuid4().hex
             scope = OwnerContext(task_id, Requester("app.post", task_id, "node1", "77"), delivered=True)
-            lease = locker.acquire(name, scope, 30, AcquireRequest(scope.by, Identity(task_id)))
+            lease = locker.acquire(name, scope, 30, AcquireRequest(scope.requester, Identity(task_id)))
             assert isinstance(lease, Lease), lease
             assert locker.release(lease, scope)
 
@@ -214,14 +214,14 @@ class TestFailover:
         keys = LockKeys.of("dlock", NAMES[0])
         here, there = (cast("RedisStore", store_at(cluster.lock_url(), timeout=1)) for _ in range(2))
         take(here, "o.1", name=name_in(keys))
-        with there.waker(name_in(keys)) as waker:
-            assert isinstance(there.acquire(name_in(keys), "p.1", 30_000, claim_of(waits=True)), Held)
+        with there.release_listener(name_in(keys)) as waker:
+            assert isinstance(there.acquire(name_in(keys), "p.1", 30_000, claim_of(notify=True)), Held)
             cluster.fail_over(slot_of(NAMES[0]), "stop")
             assert not waker.wait(0.01)
 
             def found(store: RedisStore) -> bool:
                 try:
-                    return isinstance(store.acquire(name_in(keys), "p.2", 30_000, claim_of(waits=True)), Held)
+                    return isinstance(store.acquire(name_in(keys), "p.2", 30_000, claim_of(notify=True)), Held)
                 except StoreUnavailable:
                     return False
 
@@ -339,7 +339,7 @@ def _contend(url: str, name: LockName, guard: _Guard, stop: threading.Event) -> 
     count = 0
     while not stop.is_set():
         scope = party.new_scope()
-        lease = locker.acquire_within(name, scope, 30.0, AcquireRequest(scope.by), 10.0)
+        lease = locker.acquire_within(name, scope, 30.0, AcquireRequest(scope.requester), 10.0)
         assert isinstance(lease, Lease), lease
         guard.visit()
         assert locker.renew(lease, 30.0)
@@ -360,9 +360,10 @@ def _queue(url: str, keys: LockKeys, stop: threading.Event) -> int:
         granted = store.release(name_in(keys), f"{first}.1", queue_helpers.ending(first)).granted
         assert isinstance(granted, Grant)
         assert granted.identity == queue_helpers.digest(second)
-        assert store.published(name_in(keys), granted.identity, queue_helpers.TURN)
+        assert store.confirm_publish(name_in(keys), granted.identity, queue_helpers.TURN)
         assert isinstance(
-            queue_helpers.ask(store, f"{second}.2", second, name_in(keys), parks=True, turn=granted.turn), Acquired
+            queue_helpers.ask(store, f"{second}.2", second, name_in(keys), parks=True, grant_id=granted.grant_id),
+            Acquired,
         )
         assert store.release(name_in(keys), f"{second}.2", queue_helpers.ending(second)).ours
         count += 1
@@ -472,7 +473,7 @@ class TestAddressesGivenAgain:
 
 def asked(party: Keeping, name: LockName) -> object:
     scope = party.new_scope()
-    return party.locker.acquire(name, scope, 60, AcquireRequest(scope.by))
+    return party.locker.acquire(name, scope, 60, AcquireRequest(scope.requester))
 
 
 def keys(name: LockName) -> str:

@@ -353,7 +353,7 @@ def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, mon
 @pytest.mark.invariant("sentinel-primary-is-verified")
 def test_a_subscription_moves_to_the_new_primary(sentinels: SentinelSet) -> None:
     store = store_at(url_of(sentinels), timeout=TIMEOUT)
-    with store.waker(NAME) as waker:
+    with store.release_listener(NAME) as waker:
         old = sentinels.fail_over("stop")
         try:
             with sentinels.primary().client() as there:

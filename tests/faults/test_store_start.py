@@ -331,7 +331,7 @@ def test_a_store_that_hangs_costs_its_timeout_and_one_try_of_each_server(
     servers = [hung() for _ in range(count)]
     url = form.format(*(f"{HOST}:{server.port}" for server in servers))
     app = app_at(url, dlock_timeout=2.0)
-    monkeypatch.setattr(Runtime.of(app).keeper, "wake", lambda: None)  # it would go on trying, behind the call
+    monkeypatch.setattr(Runtime.of(app).watchdog, "wake", lambda: None)  # it would go on trying, behind the call
     lock = Lock("x", app=app)
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):

@@ -108,7 +108,7 @@ class FakeStore:
     def shard(self, name: LockName) -> int:
         return 0
 
-    def use(self, name: LockName, tick: str = "") -> None:
+    def last_run(self, name: LockName, tick: str = "") -> None:
         return None
 
     def inspect(self, name: LockName) -> Holder | None:
@@ -118,7 +118,7 @@ class FakeStore:
         return self._holder(kept) if kept else None
 
     @contextmanager
-    def waker(self, name: LockName) -> Iterator[ReleaseListener]:
+    def release_listener(self, name: LockName) -> Iterator[ReleaseListener]:
         self.woken_by.append(name)
         self._call()
         yield FakeWaker(self.clock)
@@ -152,12 +152,12 @@ class FakeStore:
         if kept is None or kept.acquisition != renewal.acquisition:
             return False
         kept.until = max(kept.until, self.clock.now + renewal.ttl_ms / 1000)
-        kept.notes.update(renewal.notes)
+        kept.notes.update(renewal.fields)
         return True
 
     def _holder(self, kept: Kept) -> Holder:
         left, until = "releasing" in kept.notes, kept.until - self.clock.now
-        return Holder(None, None, "node", 1, since=self.clock.wall(), expires_in=until, left=left)
+        return Holder(None, None, "node", 1, since=self.clock.wall(), expires_in=until, releasing=left)
 
 
 class SlowerStore(FakeStore):
@@ -199,22 +199,22 @@ class FakeSource:
         self.child = child
         self.told_freed: list[tuple[str, Released]] = []
 
-    def taken(self) -> Sequence[LeaseRecord]:
-        return self.slots.taken()
+    def records(self) -> Sequence[LeaseRecord]:
+        return self.slots.records()
 
-    def gone(self) -> bool:
+    def is_dead(self) -> bool:
         return self.dead
 
     def pidfd(self) -> None:
         return None
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self.dead or not self.child
 
-    def looked_at(self, now: float) -> None:
-        self.slots.looked_at = now
+    def on_scan(self, now: float) -> None:
+        self.slots.scanned_at = now
 
-    def freed(self, slot: LeaseRecord, released: Released) -> None:
+    def on_released(self, slot: LeaseRecord, released: Released) -> None:
         self.told_freed.append((slot.acquisition, released))
 
 
@@ -300,7 +300,7 @@ class LockerScene:
         return self.wakes
 
     def take(self, name: LockName | None = None) -> Lease:
-        lease = self.locker.acquire(name or a_name(), self.scope, 30.0, AcquireRequest(self.scope.by))
+        lease = self.locker.acquire(name or a_name(), self.scope, 30.0, AcquireRequest(self.scope.requester))
         assert isinstance(lease, Lease)
         return lease
 

@@ -107,17 +107,17 @@ def acquire(
         str(ttl_ms),
         identity,
         "1" if request.redelivered else "0",
-        "1" if request.copied or request.redelivered else "0",
+        "1" if request.republished or request.redelivered else "0",
         str(request.age_us),
         "" if request.rank_us is None else str(request.rank_us),
-        notify if request.waits else "0",
-        *request.by,
-        str(request.keep_ms),
+        notify if request.notify else "0",
+        *request.requester,
+        str(request.min_hold_ms),
     )
-    if not (request.once or request.place or quarantine):  # most calls
+    if not (request.once or request.queue or quarantine):  # most calls
         return _ACQUIRE[identity != "", False, False], names + args
-    if request.place is not None:
-        return _acquire_queued(keys, request, request.place, names, args, quarantine)
+    if request.queue is not None:
+        return _acquire_queued(keys, request, request.queue, names, args, quarantine)
     once = request.once and identity != ""
     if once:
         names += (keys.run(request.tick),)
@@ -146,7 +146,14 @@ def _acquire_queued(
         args: First arguments, as for :func:`acquire`.
         quarantine: Length of a quarantine and failover epoch, if the store has a quarantine.
     """
-    args += (keys.name, place.entry, str(place.limit), "1" if place.ousts else "0", str(place.after_us), place.turn)
+    args += (
+        keys.name,
+        place.entry,
+        str(place.limit),
+        "1" if place.evict_oldest else "0",
+        str(place.after_us),
+        place.grant_id,
+    )
     if request.once:
         names += (keys.run(request.tick),)
         args += _of_run(request)
@@ -158,11 +165,11 @@ def _acquire_queued(
 
 
 def _of_run(request: AcquireRequest) -> tuple[str, ...]:
-    return request.by.text, str(request.begun_ms), "1" if request.hold else "0"
+    return request.requester.text, str(request.run_mark_ms), "1" if request.hold_if_unknown else "0"
 
 
 def renew(keys: LockKeys, renewal: Renewal) -> Command:
-    facts = [text for fact in renewal.notes for text in fact]
+    facts = [text for fact in renewal.fields for text in fact]
     return _RENEW, (keys.lock, renewal.acquisition, str(renewal.ttl_ms), *facts)
 
 
@@ -184,7 +191,7 @@ def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Comman
         names += (keys.run(request.tick),)
         args += (identity, *_end_of_run(request))
     if reserved_for:
-        args += (reserved_for, str(request.heir_ms))
+        args += (reserved_for, str(request.reserved_ms))
     return _RELEASE[identity != "", once, reserved_for != ""], names + args
 
 
@@ -204,12 +211,12 @@ def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, .
         names += (keys.run(request.tick),)
         args += _end_of_run(request)
     if reserved_for:
-        args += (reserved_for, str(request.heir_ms))
+        args += (reserved_for, str(request.reserved_ms))
     return _RELEASE_QUEUED[identity != "", once, reserved_for != ""], names + keys.queue() + args
 
 
 def _end_of_run(request: ReleaseRequest) -> tuple[str, ...]:
-    return str(request.used_ms), request.by, request.seed, str(request.window_ms if request.once else 0)
+    return str(request.used_ms), request.requester, request.seed, str(request.window_ms if request.once else 0)
 
 
 def inspect(keys: LockKeys) -> Command:
@@ -284,7 +291,7 @@ def confirm_publish(keys: LockKeys, identity: str, grant_timeout_ms: int) -> Com
 
 def pass_on(keys: LockKeys, grant: Grant, *, foreign: bool, present: bool) -> Command:
     origin = ("2" if present else "1") if foreign else "0"
-    return _PASS_ON, (keys.lock, keys.queue()[3], grant.identity, grant.turn, keys.name, origin)
+    return _PASS_ON, (keys.lock, keys.queue()[3], grant.identity, grant.grant_id, keys.name, origin)
 
 
 def remove_waiter(keys: LockKeys, identity: str, granter: str, *, bury: bool, ended: bool) -> Command:

@@ -42,10 +42,10 @@ def holder(fields: Sequence[Any]) -> Holder:
         identity=identity.decode(),
         token=int(token),
         hold_count=int(count),
-        left=left == b"1",
+        releasing=left == b"1",
         expires_in=max(0, int(pttl)) / 1000,
-        kept=acquisition == b"kept",
-        retries=acquisition.startswith(b"reserved:"),
+        kept_by_min_hold=acquisition == b"kept",
+        reserved_for_retry=acquisition.startswith(b"reserved:"),
     )
 
 

@@ -123,19 +123,19 @@ class RedisStore:
         reply = self._run_safe(commands.inspect(self._keys(name)))
         return replies.holder(reply) if reply else None
 
-    def agree(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
+    def adopt_token(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
         """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
         return bool(self._run_safe(commands.adopt_token(self._keys(name), acquisition, token, seed, tick)))
 
     # -- last runs
 
-    def use(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
         return replies.use(self._run_safe(commands.last_run(self._keys(name), tick)), name.text)
 
-    def forget(self, name: LockName, tick: str = "") -> bool:
+    def forget_run(self, name: LockName, tick: str = "") -> bool:
         return bool(self._run_safe(commands.forget_run(self._keys(name), tick)))
 
-    def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
         command = commands.resolve_run(self._keys(name), sent=sent, window_ms=window_ms, tick=tick)
         return bool(self._run_safe(command))
 
@@ -145,10 +145,10 @@ class RedisStore:
         calls = [(*commands.claim(self._keys(name), request), request.durability) for name, request in publications]
         return list(map(replies.first, self._run_batches(ScriptPipeline(operator.not_), calls)))
 
-    def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:
-        return bool(self._run_safe(commands.release_claim(self._keys(name), task_id, turn, attempt)))
+    def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
+        return bool(self._run_safe(commands.release_claim(self._keys(name), task_id, generation, attempt)))
 
-    def keep_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
+    def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         built = [commands.extend_claim(self._keys(name), task_id, life_ms) for name, task_id, life_ms in claims]
         self._run_batches(ScriptPipeline(), [(*one, PRIMARY) for one in built])
 
@@ -161,10 +161,10 @@ class RedisStore:
         buried, _, why = reply[3].decode().partition(" ")
         return QueueStepResult("", replies.grant(*reply[:3]), buried, why == "foreign")
 
-    def published(self, name: LockName, identity: str, turn_ms: int) -> bool:
+    def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
         return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, turn_ms)))
 
-    def pass_on(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+    def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         return bool(self._run_safe(commands.pass_on(self._keys(name), grant, foreign=foreign, present=present)))
 
     def remove_waiter(
@@ -177,7 +177,7 @@ class RedisStore:
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
         self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us))
 
-    def waiting(self, name: LockName, most: int) -> Waiting:
+    def list_waiters(self, name: LockName, most: int) -> Waiting:
         count, *facts = self._run_safe(commands.list_waiters(self._keys(name), most))
         return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
 
@@ -192,7 +192,7 @@ class RedisStore:
         sweeper = sweeper_key(self._prefix, broker, duty)
         return int(self._run_safe(commands.sweep_lease(sweeper, worker, life_ms)))
 
-    def due(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+    def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         indexes, within_us = queue_indexes(self._prefix), round(within * 1e6)
         refusals: list[ErrorReply] = []
         # One script reads all buckets. In a Cluster they are in different slots: one script for each that exists.
@@ -237,11 +237,11 @@ class RedisStore:
         texts = [part.decode("utf-8", "replace") for part in reply]
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
-    def facts(self) -> StoreInfo:
+    def info(self) -> StoreInfo:
         return store_info(self._topology.everywhere(read_info), clustered=self._topology.clustered)
 
     @contextmanager
-    def waker(self, name: LockName) -> Iterator[ReleaseListener]:
+    def release_listener(self, name: LockName) -> Iterator[ReleaseListener]:
         waker = self._topology.subscribe(self._keys(name).channel)
         try:
             yield waker

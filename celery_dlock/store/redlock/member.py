@@ -28,7 +28,7 @@ MAX_QUEUED_RELEASES, QUEUED_RELEASE_LIFE = 1000, 600.0
 class Member(QueueStore, Protocol):
     """A store of one server that can take part in votes."""
 
-    def agree(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
+    def adopt_token(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
         """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
         ...
 
@@ -192,7 +192,7 @@ class QuorumMember:
         The late release only frees the lock and leaves a tombstone. A majority already has the marks of the run; here,
         a mark set late would live too long.
         """
-        ending = ending._replace(outcome_unknown=True, final=False, used_ms=0, reserved_for="", heir_ms=0)
+        ending = ending._replace(outcome_unknown=True, final=False, used_ms=0, reserved_for="", reserved_ms=0)
         self._queued_releases.append((self._clock.monotonic() + QUEUED_RELEASE_LIFE, name, acquisition, ending))
 
     def _flush_releases(self) -> None:

@@ -71,7 +71,7 @@ class RedlockStore(QueuesUnsupported):
     # -- locks
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
-        if claim.place is not None:
+        if claim.queue is not None:
             raise InvalidLockOptions(
                 "invalid on_conflict='queue': expected another policy, because Redlock has no queues"
             )
@@ -147,7 +147,7 @@ class RedlockStore(QueuesUnsupported):
         holder, count = named(replies)
         return holder if count >= majority else None
 
-    def waker(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
+    def release_listener(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
         return FailoverListener(self._quorum.by_health(), name)
 
     def close(self) -> None:
@@ -156,15 +156,15 @@ class RedlockStore(QueuesUnsupported):
 
     # -- last runs
 
-    def use(self, name: LockName, tick: str = "") -> LastRun | None:
-        return voting.best_known(self._quorum.majority_results(lambda member: member.store.use(name, tick)))
+    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+        return voting.best_known(self._quorum.majority_results(lambda member: member.store.last_run(name, tick)))
 
-    def forget(self, name: LockName, tick: str = "") -> bool:
-        return any(self._quorum.all_results(lambda member: member.store.forget(name, tick)))
+    def forget_run(self, name: LockName, tick: str = "") -> bool:
+        return any(self._quorum.all_results(lambda member: member.store.forget_run(name, tick)))
 
-    def resolve(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
         def resolve(member: QuorumMember) -> bool:
-            return member.store.resolve(name, sent=sent, window_ms=window_ms, tick=tick)
+            return member.store.resolve_run(name, sent=sent, window_ms=window_ms, tick=tick)
 
         return any(self._quorum.all_results(resolve))
 
@@ -183,8 +183,8 @@ class RedlockStore(QueuesUnsupported):
             found.update((worker, text) for worker, text in records.items() if len(text) > len(found.get(worker, "")))
         return found
 
-    def facts(self) -> StoreInfo:
-        replies = self._quorum.ask(lambda member: member.store.facts())
+    def info(self) -> StoreInfo:
+        replies = self._quorum.ask(lambda member: member.store.info())
         infos: list[StoreInfo] = successful(replies)
         if len(infos) < self._quorum.majority:
             raise self._quorum.no_majority(replies)
@@ -192,7 +192,9 @@ class RedlockStore(QueuesUnsupported):
         # A server with two names is reported as that, and not as one that did not answer.
         known = {index: "" if isinstance(one, SameServer) else one for index, one in replies.items()}
         silent = self._quorum.failures(known)
-        return StoreInfo(all(one.durable for one in infos), eviction, silent, twins=_same_server_text(replies))
+        return StoreInfo(
+            all(one.durable for one in infos), eviction, silent, duplicate_servers=_same_server_text(replies)
+        )
 
     def _find_same_server(self, answer: Acquired | Refusal, replies: Mapping[int, Any], within: float) -> str:
         """Return a text that names two names of one server, or "" if none are known or the lock was refused.
@@ -222,7 +224,7 @@ class RedlockStore(QueuesUnsupported):
             # If the servers forbid INFO, do not wait for one that hangs.
             return len(replies) >= self._quorum.majority and not successful(replies)
 
-        return self._quorum.ask(lambda member: member.store.facts(), refused, within, settle=SETTLE)
+        return self._quorum.ask(lambda member: member.store.info(), refused, within, settle=SETTLE)
 
     # -- a vote
 
@@ -280,7 +282,7 @@ class RedlockStore(QueuesUnsupported):
                 return successful(replies).count(True) >= self._quorum.majority
 
             def agree(member: QuorumMember) -> bool:
-                return member.store.agree(name, acquisition, won.token, seed, claim.tick)
+                return member.store.adopt_token(name, acquisition, won.token, seed, claim.tick)
 
             return enough(self._quorum.ask(agree, enough, within, holders))
 
@@ -314,4 +316,6 @@ def _rollback_of(claim: AcquireRequest) -> ReleaseRequest:
     identity = claim.identity.digest if claim.identity else ""
     if not claim.once:
         return ReleaseRequest(identity=identity, outcome_unknown=True)
-    return ReleaseRequest(identity=identity, outcome_unknown=True, once=True, tick=claim.tick, window_ms=claim.begun_ms)
+    return ReleaseRequest(
+        identity=identity, outcome_unknown=True, once=True, tick=claim.tick, window_ms=claim.run_mark_ms
+    )

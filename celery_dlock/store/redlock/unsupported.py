@@ -23,19 +23,19 @@ class QueuesUnsupported:
             raise InvalidLockOptions("invalid unique: a Redlock has no claims; remove the option")
         return []
 
-    def unclaim(self, name: LockName, task_id: str, turn: int, attempt: str = "") -> bool:
+    def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
         return False
 
-    def keep_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
+    def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         return None
 
     def sweep(self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = 0) -> QueueStepResult:
         return QueueStepResult()
 
-    def published(self, name: LockName, identity: str, turn_ms: int) -> bool:
+    def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
         return False
 
-    def pass_on(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+    def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         return False
 
     def remove_waiter(
@@ -43,7 +43,7 @@ class QueuesUnsupported:
     ) -> QueueStepResult:
         return QueueStepResult()
 
-    def waiting(self, name: LockName, most: int) -> Waiting:
+    def list_waiters(self, name: LockName, most: int) -> Waiting:
         return Waiting(0, ())
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
@@ -58,5 +58,5 @@ class QueuesUnsupported:
     def dead_letters_at(self, name: LockName) -> str:
         return ""
 
-    def due(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+    def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         return []

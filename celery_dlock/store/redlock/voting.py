@@ -71,7 +71,7 @@ def majority_holder(holders: Iterable[Holder]) -> tuple[Holder | None, int]:
     tokens = Counter(one.token for one in same)
     elected = min(same, key=lambda one: (-tokens[one.token], one.token or 0))
     life = max(one.expires_in for one in same)
-    return replace(elected, expires_in=life, left=any(one.left for one in same)), count
+    return replace(elected, expires_in=life, releasing=any(one.releasing for one in same)), count
 
 
 def renewed(answers: Sequence[bool | None], servers: int) -> bool | None:
@@ -118,4 +118,4 @@ def _agreement_token(seed: str) -> int:
 
 
 def _holder_key(holder: Holder) -> tuple[str, str, bool, bool]:
-    return holder.owner, holder.identity, holder.kept, holder.retries
+    return holder.owner, holder.identity, holder.kept_by_min_hold, holder.reserved_for_retry

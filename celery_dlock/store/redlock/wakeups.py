@@ -62,7 +62,7 @@ class FailoverListener:
     def _subscribe(self) -> ReleaseListener:
         for _ in range(len(self._stores) - 1):
             try:
-                return self._open.enter_context(self._stores[0].waker(self._name))
+                return self._open.enter_context(self._stores[0].release_listener(self._name))
             except StoreUnavailable:
                 self._stores.append(self._stores.pop(0))
-        return self._open.enter_context(self._stores[0].waker(self._name))
+        return self._open.enter_context(self._stores[0].release_listener(self._name))

@@ -38,7 +38,7 @@ STEP = 131
 def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet, make_app: Any) -> None:
     app = make_app(five.lock_urls(), dlock_restart_delay=0, result_backend="cache+memory://")
     runtime = Runtime.of(app)
-    assert runtime.keeper._loop.running.take()  # the test is its scheduler
+    assert runtime.watchdog._loop.running.take()  # the test is its scheduler
     ended = set()
 
     @singleton_task(app=app, once_per=5, name="interrupted")
@@ -50,8 +50,8 @@ def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet,
     for struck in itertools.count(0, STEP):
         strike = Strike(at=struck)
         run(work, struck, strike)
-        runtime.keeper.tick()
-        assert (strike.where, runtime.slots.taken()) == (strike.where, [])  # type: ignore[attr-defined]
+        runtime.watchdog.tick()
+        assert (strike.where, runtime.lease_table.records()) == (strike.where, [])  # type: ignore[attr-defined]
         keys = LockKeys.of("dlock", work.lock_spec.name_of((struck,), {}))
         eventually(lambda keys=keys: holders(five.nodes, keys) == [None] * 5, message=strike.where)  # type: ignore[misc]
         assert_no_doubt(work.used(struck), strike.where, ended=struck in ended)
@@ -94,7 +94,7 @@ def test_a_vote_that_was_lost_is_no_death(five: RedlockSet, store: RedlockStore)
     for node in five.nodes[:4]:
         with node.client() as client:
             client.delete(KEYS.lock)
-    answer = took(store, "o.2", claim_of("id1", once=True, hold=True))
+    answer = took(store, "o.2", claim_of("id1", once=True, hold_if_unknown=True))
     assert not answer.after_crash
 
 
@@ -109,9 +109,9 @@ def test_body_that_died_blocks_the_next_call_with_any_two_servers_away(five: Red
             client.delete(KEYS.lock)
     five.node(3).kill()
     five.node(4).kill()
-    answer = eventually(lambda: answer_or_none(store, claim_of("id2", once=True, hold=True)))
+    answer = eventually(lambda: answer_or_none(store, claim_of("id2", once=True, hold_if_unknown=True)))
     assert isinstance(answer, Unknown)
-    assert store.resolve(NAME, sent=True, window_ms=TTL)
+    assert store.resolve_run(NAME, sent=True, window_ms=TTL)
     assert isinstance(answer_or_none(store, claim_of("id2", once=True)), Used)
 
 
@@ -190,7 +190,7 @@ def test_servers_whose_clocks_are_behind_their_last_token_are_a_majority(five: R
 
 def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
     with pytest.raises(InvalidLockOptions, match="invalid on_conflict='queue'"):
-        store.acquire(NAME, "o.1", TTL, claim_of("id1", place=QueueRequest()))
+        store.acquire(NAME, "o.1", TTL, claim_of("id1", queue=QueueRequest()))
 
 
 def test_an_option_that_it_refuses_is_refused_where_the_task_is_defined(five: RedlockSet, make_app: Any) -> None:

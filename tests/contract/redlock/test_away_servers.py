@@ -62,11 +62,11 @@ def test_two_of_five_servers_away_change_nothing(five: RedlockSet, store: Redloc
     assert holder is not None
     assert holder.task_id == "id1"
     assert store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True)).ours
-    used = store.use(NAME)
+    used = store.last_run(NAME)
     assert used is not None
     assert used.state == "used"
     assert isinstance(store.acquire(NAME, "p.2", TTL, claim_of("id2", once=True)), Used)
-    assert store.forget(NAME)
+    assert store.forget_run(NAME)
     took(store, "p.3", claim_of("id2", once=True))
 
 
@@ -81,7 +81,7 @@ def test_three_of_five_servers_away_grant_no_lock_and_the_error_names_them(
     assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in five.nodes[:3])
     assert LOCK_PASSWORD not in str(caught.value)
     assert holders(five.nodes[3:]) == [None, None]
-    for ask in (lambda: store.inspect(NAME), lambda: store.use(NAME), lambda: store.forget(NAME), store.facts):
+    for ask in (lambda: store.inspect(NAME), lambda: store.last_run(NAME), lambda: store.forget_run(NAME), store.info):
         with pytest.raises(StoreUnavailable, match="no majority"):
             ask()
     for node in five.nodes[:3]:
@@ -283,7 +283,7 @@ def test_server_that_missed_a_release_gets_it_when_it_answers_again(five: Redloc
         eventually(lambda: store.inspect(shared_name("y")) or holders(five.nodes) == [None] * 5, every=0.1)
         # It was told of the end, not of the use, which would begin anew there.
         with of_one(five.node(0)) as alone:
-            assert alone.use(NAME) is None
+            assert alone.last_run(NAME) is None
 
 
 @pytest.mark.invariant("redlock-restart-waits")
@@ -315,12 +315,12 @@ def test_a_waiter_is_woken_although_the_server_that_it_listens_to_goes_away(
     five: RedlockSet, store: RedlockStore
 ) -> None:
     took(store, "o.1")
-    with store.waker(NAME) as waker:
+    with store.release_listener(NAME) as waker:
         listened = [node for node in five.nodes if _subscribers(node)]
         assert len(listened) == 1
         listened[0].kill()
         assert waker.wait(5)  # to look for itself
-        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(waits=True)), Held)
+        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(notify=True)), Held)
         assert sum(_subscribers(node) for node in five.nodes if node.running) == 1
         store.release(NAME, "o.1", ReleaseRequest())
         assert waker.wait(5)
@@ -334,9 +334,9 @@ def _subscribers(node: Server) -> int:
 
 
 def test_silent_server_is_reported_at_the_start(five: RedlockSet, store: RedlockStore) -> None:
-    assert store.facts().silent == ()
+    assert store.info().unreachable == ()
     five.node(3).kill()
-    (silent,) = store.facts().silent
+    (silent,) = store.info().unreachable
     assert f"127.0.0.1:{five.node(3).port}" in silent
 
 

@@ -50,7 +50,7 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
     assert store.acquire(NAME, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
     eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "b.1", "b.1", None])
     assert store.inspect(NAME) is None
-    assert store.use(NAME) is None
+    assert store.last_run(NAME) is None
 
 
 @pytest.mark.invariant("majority-decides")
@@ -81,7 +81,7 @@ def test_name_that_a_majority_knows_as_used_is_used(five: RedlockSet, store: Red
         node.kill()
     # One of the three that answer knows.
     assert isinstance(eventually(lambda: answer_or_none(store, claim_of("id2", once=True))), Used)
-    use = store.use(NAME)
+    use = store.last_run(NAME)
     assert use is not None
     assert use.state == "used"
 
@@ -97,7 +97,7 @@ def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: Redl
         for number in range(rounds):
             together.wait()
             name = shared_name(f"race {number % 7}")
-            answer = party.locker.acquire(name, party.scope, 30.0, AcquireRequest(party.scope.by))
+            answer = party.locker.acquire(name, party.scope, 30.0, AcquireRequest(party.scope.requester))
             wins[place].append(answer)
             together.wait()
             if isinstance(answer, Lease):
@@ -123,7 +123,7 @@ def test_a_crowd_is_served_one_after_the_other(five: RedlockSet) -> None:
     def work(party: Party) -> None:
         for _ in range(5):
             scope = party.new_scope()
-            lease = party.locker.acquire_within(name, scope, 30.0, AcquireRequest(scope.by), 60.0)
+            lease = party.locker.acquire_within(name, scope, 30.0, AcquireRequest(scope.requester), 60.0)
             assert isinstance(lease, Lease), lease
             inside.append(1)
             overlaps.append(len(inside))
@@ -220,7 +220,7 @@ def test_first_lock_waits_a_tenth_of_its_ttl_for_servers_to_say_who_they_are(
     silent = threading.Event()
     with closing(opened(five.nodes, timeout=30)) as store:
         for node in store._quorum.members[:3]:
-            monkeypatch.setattr(node.store, "facts", lambda: silent.wait(30))
+            monkeypatch.setattr(node.store, "info", lambda: silent.wait(30))
         began = time.monotonic()
         assert isinstance(store.acquire(NAME, "o.1", 5_000, claim_of()), Acquired)
         assert time.monotonic() - began < 2.5

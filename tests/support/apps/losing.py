@@ -111,7 +111,7 @@ def kept_and_waits(self: SingletonTask, row: str) -> int | None:
 def says_until_when(self: SingletonTask, row: str) -> float:
     """Seconds after which its lease is renewed no more."""
     mark(row, "start")
-    until: float = self.lease.slot.max_hold_until  # type: ignore[union-attr]  # it runs in a worker
+    until: float = self.lease.record.max_hold_until  # type: ignore[union-attr]  # it runs in a worker
     return until - time.monotonic() if until else 0.0
 
 

@@ -71,18 +71,18 @@ def stepped(owner: Any, method: str, name: str, asked: Callable[..., bool] = lam
 
 
 def parks(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, claim: Any) -> bool:
-    return claim.place is not None and bool(claim.place.entry)
+    return claim.queue is not None and bool(claim.queue.entry)
 
 
 def takes_its_turn(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, claim: Any) -> bool:
-    return claim.place is not None and not claim.place.entry and bool(claim.place.turn)
+    return claim.queue is not None and not claim.queue.entry and bool(claim.queue.grant_id)
 
 
 if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "acquire", "park", parks)
     stepped(RedisStore, "acquire", "take", takes_its_turn)
     stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
-    stepped(RedisStore, "published", "published")
+    stepped(RedisStore, "confirm_publish", "published")
     stepped(RedisStore, "sweep", "sweep")
     stepped(GrantPublisher, "_publish", "publish")
 

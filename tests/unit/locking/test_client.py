@@ -33,29 +33,29 @@ def test_a_slot_is_written_before_the_store_is_asked(scene: LockerScene) -> None
     acquire = scene.store.acquire
 
     def looking(*args: object) -> object:
-        seen.append([(slot.acquisition, slot.state) for slot in scene.slots.taken()])
+        seen.append([(slot.acquisition, slot.state) for slot in scene.slots.records()])
         return acquire(*args)  # type: ignore[arg-type]
 
     scene.store.acquire = looking  # type: ignore[method-assign, assignment]
     lease = scene.take()
     assert seen == [[("me.1", LeaseState.ACQUIRING)]]
-    assert lease.slot.state is LeaseState.HELD
+    assert lease.record.state is LeaseState.HELD
     assert scene.woken == 1
 
 
 def test_a_refusal_leaves_no_slot(scene: LockerScene) -> None:
     scene.take()
     other = scene.new_scope("other")
-    assert isinstance(scene.locker.acquire(NAME, other, TTL, AcquireRequest(other.by)), Held)
-    assert [slot.acquisition for slot in scene.slots.taken()] == ["me.1"]
+    assert isinstance(scene.locker.acquire(NAME, other, TTL, AcquireRequest(other.requester)), Held)
+    assert [slot.acquisition for slot in scene.slots.records()] == ["me.1"]
 
 
 def test_a_release_that_fails_is_left_to_the_keeper_with_its_ending_and_is_no_loss(scene: LockerScene) -> None:
     lease = scene.take()
     scene.store.away = StoreUnavailable("away")
-    ending = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=5, by="me")
+    ending = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=5, requester="me")
     assert scene.locker.release(lease, scene.scope, ending)
-    (slot,) = scene.slots.taken()
+    (slot,) = scene.slots.records()
     assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
     assert scene.woken == 2
     assert scene.kinds() == ["acquired", "released"]
@@ -65,7 +65,7 @@ def test_an_acquire_of_unknown_outcome_whose_release_fails_too_is_left_to_the_ke
     scene.store.away = ReplyLost("cut")
     with pytest.raises(StoreUnavailable):
         scene.take()
-    (slot,) = scene.slots.taken()
+    (slot,) = scene.slots.records()
     assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (
         LeaseState.RELEASE_DELEGATED,
         ReleaseRequest(outcome_unknown=True, rolled_back=True),
@@ -79,7 +79,7 @@ def test_a_lease_found_lost_at_its_release_is_told_lost_and_not_released(scene: 
     scene.store.lose(NAME)
     assert not scene.locker.release(lease, scene.scope)
     assert scene.kinds() == ["acquired", "lost"]
-    assert not scene.slots.taken()
+    assert not scene.slots.records()
 
 
 def test_a_second_release_and_one_in_a_forked_process_do_nothing(scene: LockerScene) -> None:
@@ -111,9 +111,9 @@ def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(s
     """The word that a twin left in the first acquisition went with it."""
     scene.store.failures = [ReplyLost("cut"), None]
     lease = scene.take()
-    assert [claim.copied for claim in scene.store.claims] == [False, True]
+    assert [claim.republished for claim in scene.store.claims] == [False, True]
     assert lease.acquisition == "me.2"
-    assert scene.store.ended == [("me.1", scene.scope.undone)]
+    assert scene.store.ended == [("me.1", scene.scope.rollback)]
 
 
 # The watchdog
@@ -125,9 +125,9 @@ def test_acquire_that_no_watchdog_can_keep_gives_the_lock_back_and_raises(scene:
     for number in (1, 2):
         with pytest.raises(StoreNotReady, match="the thread that renews leases cannot be started"):
             scene.take()
-        assert scene.store.ended[-1] == (f"me.{number}", scene.scope.undone)
+        assert scene.store.ended[-1] == (f"me.{number}", scene.scope.rollback)
     assert not scene.store.locks
-    assert not scene.slots.taken()
+    assert not scene.slots.records()
     assert not scene.scope.entered
     assert not scene.told
     scene.wakes = True
@@ -139,8 +139,8 @@ def test_acquire_that_nothing_can_keep_nor_give_back_is_left_to_the_watchdog(sce
     scene.store.failures = [None, StoreUnavailable("away")]
     with pytest.raises(StoreUnavailable, match="away"):
         scene.take()
-    (slot,) = scene.slots.taken()
-    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, scene.scope.undone)
+    (slot,) = scene.slots.records()
+    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, scene.scope.rollback)
 
 
 @pytest.mark.invariant("thread-start-is-retried")
@@ -153,7 +153,7 @@ def test_acquire_under_a_watchdog_that_has_not_looked_lately_warns_once(
         return [record.getMessage() for record in caplog.records]
 
     assert take("before its first look") == []
-    scene.slots.looked_at = scene.clock.now
+    scene.slots.scanned_at = scene.clock.now
     scene.clock.now += UNWATCHED - 0.1
     assert take("while it takes long") == []
     scene.clock.now += 2
@@ -163,7 +163,7 @@ def test_acquire_under_a_watchdog_that_has_not_looked_lately_warns_once(
         "renewed and ends in 30 s"
     )
     assert take("told already") == []
-    scene.slots.looked_at = scene.clock.now
+    scene.slots.scanned_at = scene.clock.now
     assert take("it looks again") == []
     scene.clock.now += UNWATCHED + 1
     assert len(take("late once more")) == 1
@@ -204,11 +204,11 @@ def test_an_entry_nested_in_a_lost_lease_raises_and_never_acquires_anew(scene: L
 def test_nested_run_of_another_tick_is_not_told_its_name_was_used(scene: LockerScene, tick: str, used: bool) -> None:
     lease = scene.take()
     by = Requester.of("app.post", "inner", "node", 1)
-    lease.used = ReleaseRequest(tick="t1", used_ms=1, by=by.text)
-    answer = scene.locker.acquire(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by, once=True, tick=tick))
+    lease.inner_use = ReleaseRequest(tick="t1", used_ms=1, requester=by.text)
+    answer = scene.locker.acquire(NAME, scene.scope, TTL, AcquireRequest(scene.scope.requester, once=True, tick=tick))
     if used:
         assert isinstance(answer, Used)
-        assert (answer.by.task_id, answer.same) == ("inner", False)
+        assert (answer.by.task_id, answer.same_message) == ("inner", False)
     else:
         assert answer is lease
         assert lease.hold_count == 2
@@ -219,9 +219,9 @@ def test_nested_run_of_another_tick_is_not_told_its_name_was_used(scene: LockerS
 
 def test_a_waiter_that_nobody_wakes_asks_when_the_holders_lease_ends_and_else_seldom(scene: LockerScene) -> None:
     holder = scene.new_scope("other")
-    assert isinstance(scene.locker.acquire(NAME, holder, 5.0, AcquireRequest(holder.by)), Lease)
+    assert isinstance(scene.locker.acquire(NAME, holder, 5.0, AcquireRequest(holder.requester)), Lease)
     start, calls = scene.clock.now, scene.store.calls
-    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), None)
+    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.requester), None)
     assert isinstance(lease, Lease)
     assert 5.0 <= scene.clock.now - start < 5.1
     # Ask, listen, ask again, and then each POLL: 2, 4 and 5 s.
@@ -230,9 +230,11 @@ def test_a_waiter_that_nobody_wakes_asks_when_the_holders_lease_ends_and_else_se
 
 def test_a_waiter_gives_up_in_time(scene: LockerScene) -> None:
     holder = scene.new_scope("other")
-    scene.locker.acquire(NAME, holder, 500.0, AcquireRequest(holder.by))
+    scene.locker.acquire(NAME, holder, 500.0, AcquireRequest(holder.requester))
     start = scene.clock.now
-    assert isinstance(scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), 7.0), Held)
+    assert isinstance(
+        scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.requester), 7.0), Held
+    )
     assert scene.clock.now - start == pytest.approx(7.0)
 
 
@@ -240,15 +242,15 @@ def test_a_waiter_gives_up_in_time(scene: LockerScene) -> None:
 def test_waiter_keeps_the_rank_of_its_arrival_however_often_it_asks(scene: LockerScene) -> None:
     """Else a copy that waited behind a rival outranks the done mark that its twin left meanwhile, and runs again."""
     holder = scene.new_scope("other")
-    scene.locker.acquire(NAME, holder, 5.0, AcquireRequest(holder.by))
+    scene.locker.acquire(NAME, holder, 5.0, AcquireRequest(holder.requester))
     scene.store.claims.clear()
-    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), None)
+    lease = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.requester), None)
     assert isinstance(lease, Lease)
     first, *others = [claim.rank_us for claim in scene.store.claims]
     assert first is None
     assert len(others) >= 3
     assert set(others) == {scene.store.ranks}
-    assert [claim.waits for claim in scene.store.claims] == [False] + [True] * len(others)
+    assert [claim.notify for claim in scene.store.claims] == [False] + [True] * len(others)
 
 
 @pytest.mark.parametrize("after", ["another holder", "nobody"])
@@ -257,7 +259,7 @@ def test_who_waits_for_a_holder_that_is_about_to_release_waits_for_nobody_else(
 ) -> None:
     """A task that is skipped where the lock is held is not to keep its slot waiting for the next one to end."""
     holder, rival = scene.new_scope("other"), scene.new_scope("rival")
-    held = scene.locker.acquire(NAME, holder, 500.0, AcquireRequest(holder.by))
+    held = scene.locker.acquire(NAME, holder, 500.0, AcquireRequest(holder.requester))
     assert isinstance(held, Lease)
     scene.locker.announce_release(held)
     start = scene.clock.now
@@ -267,11 +269,13 @@ def test_who_waits_for_a_holder_that_is_about_to_release_waits_for_nobody_else(
         if scene.clock.now - start == 1.0:
             scene.locker.release(held, holder)
             if after == "another holder":
-                scene.locker.acquire(NAME, rival, 500.0, AcquireRequest(rival.by))
+                scene.locker.acquire(NAME, rival, 500.0, AcquireRequest(rival.requester))
         return True
 
     monkeypatch.setattr(FakeWaker, "wait", release_meanwhile)
-    answer = scene.locker.acquire_within(NAME, scene.scope, TTL, AcquireRequest(scene.scope.by), 7.0, leaving=True)
+    answer = scene.locker.acquire_within(
+        NAME, scene.scope, TTL, AcquireRequest(scene.scope.requester), 7.0, leaving=True
+    )
     assert isinstance(answer, Held if after == "another holder" else Lease)
     assert scene.clock.now - start == 1.0
 

@@ -53,7 +53,7 @@ def test_acquire_waits_for_one_timeout_and_leaves_the_rollback_to_the_watchdog(s
     with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope)
     assert scene.store.calls == 1
-    (slot,) = scene.slots.taken()
+    (slot,) = scene.slots.records()
     assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (
         LeaseState.RELEASE_DELEGATED,
         ReleaseRequest(outcome_unknown=True, rolled_back=True),
@@ -73,10 +73,10 @@ def test_the_next_message_does_not_ask_and_takes_no_slot(scene: Scene) -> None:
     scene.go_silent()
     with pytest.raises(ReplyTimeout):
         scene.ask(scene.scope)
-    calls, slots = scene.store.calls, len(scene.slots.taken())
+    calls, slots = scene.store.calls, len(scene.slots.records())
     with pytest.raises(StoreUnavailable, match="was not asked"):
         scene.ask(scene.delivery("other"), name="y")
-    assert (scene.store.calls, len(scene.slots.taken())) == (calls, slots)
+    assert (scene.store.calls, len(scene.slots.records())) == (calls, slots)
 
 
 @pytest.mark.parametrize("claim", [LOCK, MESSAGE], ids=["a Lock", "an eager call"])
@@ -105,7 +105,7 @@ def test_a_body_that_ends_does_not_ask_and_leaves_its_release_to_the_keeper(scen
     calls, ending = scene.store.calls, ReleaseRequest(final=True, identity="abc")
     assert scene.locker.release(lease, scene.scope, ending)
     assert scene.store.calls == calls
-    assert (lease.slot.state, ReleaseRequest.from_text(lease.slot.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
+    assert (lease.record.state, ReleaseRequest.from_text(lease.record.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
 
 
 def test_the_release_of_a_lock_outside_any_message_always_asks(scene: Scene) -> None:
@@ -119,7 +119,7 @@ def test_the_release_of_a_lock_outside_any_message_always_asks(scene: Scene) -> 
     scene.come_back()
     assert scene.locker.release(lease, thread)
     assert not scene.store.locks
-    assert lease.slot.state is LeaseState.FREE
+    assert lease.record.state is LeaseState.FREE
 
 
 def test_the_first_answer_lets_all_ask_again(scene: Scene) -> None:

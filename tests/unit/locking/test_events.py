@@ -30,7 +30,7 @@ def test_every_listener_is_told_the_same_event_in_order() -> None:
     listeners = Listeners()
     listeners.add(lambda event: told.append(("first", event)))
     listeners.add(lambda event: told.append(("second", event)))
-    listeners.tell("acquired", **FACTS)
+    listeners.emit("acquired", **FACTS)
     event = Event(kind="acquired", **FACTS)
     assert told == [("first", event), ("second", event)]
     assert told[0][1] is told[1][1]
@@ -46,7 +46,7 @@ def test_a_listener_that_raises_changes_nothing_and_is_logged(caplog: pytest.Log
     listeners.add(broken)
     listeners.add(told.append)
     listeners.add(broken)
-    listeners.tell("lost", **FACTS)
+    listeners.emit("lost", **FACTS)
     assert [event.kind for event in told] == ["lost"]
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "a listener of dlock-lost failed")
@@ -60,16 +60,16 @@ def test_a_listener_is_told_only_what_it_hears_at_that_moment() -> None:
     listeners = Listeners()
     listeners.add(lambda event: told.append(event.kind), hears=heard.__contains__)
     for kind in KINDS:
-        listeners.tell(kind, **FACTS)
+        listeners.emit(kind, **FACTS)
     heard.add("acquired")
-    listeners.tell("acquired", **FACTS)
+    listeners.emit("acquired", **FACTS)
     assert told == ["lost", "acquired"]
 
 
 def test_an_event_that_nobody_hears_is_never_made() -> None:
     listeners = Listeners()
     listeners.add(lambda event: None, hears=lambda kind: False)
-    listeners.tell("acquired", nonsense=1)  # no event has such a field
+    listeners.emit("acquired", nonsense=1)  # no event has such a field
 
 
 def test_an_event_cannot_be_changed_by_a_listener() -> None:
@@ -111,9 +111,9 @@ def test_a_receiver_gets_the_task_and_the_event(fed: tuple[Celery, Listeners], k
 
     getattr(signals, f"lock_{kind}").connect(receive)
     for other in KINDS:
-        listeners.tell(other, **FACTS)
+        listeners.emit(other, **FACTS)
     assert received == [(app.tasks["app.post"], Event(kind=kind, **FACTS))]
-    listeners.tell(kind, name="x:1", owner="me")
+    listeners.emit(kind, name="x:1", owner="me")
     assert received[1] == (None, Event(kind=kind, name="x:1", owner="me"))
 
 
@@ -129,5 +129,5 @@ def test_a_receiver_that_raises_changes_nothing(fed: tuple[Celery, Listeners]) -
 
     signals.lock_acquired.connect(broken)
     signals.lock_acquired.connect(receive)
-    listeners.tell("acquired", **FACTS)
+    listeners.emit("acquired", **FACTS)
     assert len(received) == 1

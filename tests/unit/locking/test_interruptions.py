@@ -22,7 +22,7 @@ from celery_dlock.store.model import Identity
 from tests.unit.fakes import LockerScene, a_name
 
 FILES = {module.__file__ for module in (lease, locker, owner, slots)}
-FINAL = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=60_000, by="me")
+FINAL = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=60_000, requester="me")
 
 
 class Struck(BaseException):
@@ -93,7 +93,7 @@ def trouble_after(scene: LockerScene) -> str:
     keeper.tick()
     if scene.scope.entered:
         return "its end never comes to an end"
-    if scene.store.kept(a_name()) or scene.slots.taken():
+    if scene.store.kept(a_name()) or scene.slots.records():
         return "the lock is still held"
     try:
         again = scene.take()

@@ -50,7 +50,7 @@ def test_a_lease_that_is_released_or_lost_is_over_at_once(scene: LockerScene) ->
     scene.locker.release(lease, scene.scope)
     assert (lease.held, lease.remaining()) == (False, 0.0)
     again = scene.take()
-    again.slot.lose()
+    again.record.lose()
     assert (again.held, again.remaining(), again.lost) == (False, 0.0, True)
 
 
@@ -111,7 +111,7 @@ def test_ensure_deadline_is_counted_from_before_the_request(scene: LockerScene) 
     scene.store.call_time = 0.9
     sent = scene.clock.now
     lease.ensure()
-    assert lease.slot.deadline == pytest.approx(sent + TTL - drift_margin(TTL))
+    assert lease.record.deadline == pytest.approx(sent + TTL - drift_margin(TTL))
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
@@ -119,9 +119,9 @@ def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScen
     """Its holder needs that time to stop."""
     lease = scene.take()
     scene.store.away = StoreUnavailable("away")
-    scene.clock.now = lease.slot.deadline - loss_grace(TTL) * 1.5
+    scene.clock.now = lease.record.deadline - loss_grace(TTL) * 1.5
     lease.ensure()
-    scene.clock.now = lease.slot.deadline - loss_grace(TTL) / 2
+    scene.clock.now = lease.record.deadline - loss_grace(TTL) / 2
     with pytest.raises(LockLost):
         lease.ensure()
     assert scene.kinds() == ["acquired", "lost"]
@@ -130,7 +130,7 @@ def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScen
 @pytest.mark.invariant("hold-times-are-kept")
 def test_ensure_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
     lease = scene.take()
-    lease.slot.set_max_hold(scene.clock.now + 5)
+    lease.record.set_max_hold(scene.clock.now + 5)
     scene.clock.now += 4
     lease.ensure()
     asked = len(scene.store.asked)
@@ -171,12 +171,12 @@ def test_extend_deadline_is_counted_from_before_the_request(scene: LockerScene) 
     scene.store.call_time = 0.9
     sent = scene.clock.now
     lease.extend(100)
-    assert lease.slot.deadline == pytest.approx(sent + 100 - drift_margin(100))
+    assert lease.record.deadline == pytest.approx(sent + 100 - drift_margin(100))
 
 
 def test_extend_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
     lease = scene.take()
-    lease.slot.set_max_hold(scene.clock.now + 5)
+    lease.record.set_max_hold(scene.clock.now + 5)
     scene.clock.now += 6
     with pytest.raises(LockLost):
         lease.extend(60)

@@ -32,20 +32,20 @@ def slots(request: pytest.FixtureRequest) -> Iterator[LocalLeaseTable | SharedLe
 
 def test_a_slot_says_where_an_acquisition_is_in_its_life(slots: LocalLeaseTable | SharedLeaseTable) -> None:
     slot = slots.open(a_name(), "o.1", 30.0)
-    seen = [slots.taken()[0].state]
+    seen = [slots.records()[0].state]
     slot.held(130.0)
-    seen.append(slots.taken()[0].state)
+    seen.append(slots.records()[0].state)
     slot.begin_release()
-    seen.append(slots.taken()[0].state)
+    seen.append(slots.records()[0].state)
     slot.delegate_release(ReleaseRequest(outcome_unknown=True).text)
-    seen.append(slots.taken()[0].state)
+    seen.append(slots.records()[0].state)
     assert seen == [LeaseState.ACQUIRING, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED]
-    (left,) = slots.taken()
+    (left,) = slots.records()
     assert (left.name, left.acquisition, left.ttl) == (a_name(), "o.1", 30.0)
     assert ReleaseRequest.from_text(left.ending) == ReleaseRequest(outcome_unknown=True)
     left.clear()
     assert slot.state is LeaseState.FREE
-    assert not slots.taken()
+    assert not slots.records()
 
 
 def test_the_keepers_renewal_is_the_holders_deadline_and_never_moves_it_back(
@@ -53,7 +53,7 @@ def test_the_keepers_renewal_is_the_holders_deadline_and_never_moves_it_back(
 ) -> None:
     slot = slots.open(a_name(), "o.1", 30.0)
     slot.held(130.0)
-    (seen,) = slots.taken()
+    (seen,) = slots.records()
     for moved, expected in [(140.0, 140.0), (135.0, 140.0), (150.0, 150.0)]:
         seen.renewed(moved)
         assert slot.deadline == seen.deadline == expected
@@ -66,7 +66,7 @@ def test_the_keepers_renewal_is_the_holders_deadline_and_never_moves_it_back(
 def test_a_loss_that_one_side_found_is_known_to_both(slots: LocalLeaseTable | SharedLeaseTable, who: str) -> None:
     slot = slots.open(a_name(), "o.1", 30.0)
     slot.held(130.0)
-    (seen,) = slots.taken()
+    (seen,) = slots.records()
     assert not slot.lost
     (slot if who == "holder" else seen).lose()
     assert (slot.lost, seen.lost) == (True, True)
@@ -76,7 +76,7 @@ def test_the_next_acquisition_starts_afresh(slots: LocalLeaseTable | SharedLease
     """Whatever was said of the last one, late words too, is no word about this one."""
     first = slots.open(a_name("a"), "o.1", 30.0)
     first.held(130.0)
-    (seen,) = slots.taken()
+    (seen,) = slots.records()
     seen.renewed(900.0)
     seen.lose()
     first.clear()
@@ -90,7 +90,7 @@ def test_the_next_acquisition_starts_afresh(slots: LocalLeaseTable | SharedLease
     first.clear()
     first.begin_release()
     first.delegate_release(ReleaseRequest(final=True).text)
-    assert [(slot.acquisition, slot.state) for slot in slots.taken()] == [("o.2", LeaseState.HELD)]
+    assert [(slot.acquisition, slot.state) for slot in slots.records()] == [("o.2", LeaseState.HELD)]
     assert second.state is LeaseState.HELD
 
 
@@ -101,7 +101,7 @@ def test_slot_that_was_left_to_the_watchdog_never_goes_back(slots: LocalLeaseTab
     slot.held(130.0)
     slot.delegate_release(ReleaseRequest(final=True).text)
     assert not slot.begin_release()
-    (left,) = slots.taken()
+    (left,) = slots.records()
     assert (slot.state, left.state) == (LeaseState.RELEASE_DELEGATED, LeaseState.RELEASE_DELEGATED)
     assert ReleaseRequest.from_text(left.ending) == ReleaseRequest(final=True)
     left.clear()
@@ -110,19 +110,19 @@ def test_slot_that_was_left_to_the_watchdog_never_goes_back(slots: LocalLeaseTab
 
 
 def test_when_the_watchdog_looked_is_known_to_both_sides(slots: LocalLeaseTable | SharedLeaseTable) -> None:
-    assert slots.looked_at == 0.0
-    slots.looked_at = 1234.5
-    assert slots.looked_at == 1234.5
+    assert slots.scanned_at == 0.0
+    slots.scanned_at = 1234.5
+    assert slots.scanned_at == 1234.5
     slots.open(a_name(), "o.1", 30.0)
-    assert slots.looked_at == 1234.5
+    assert slots.scanned_at == 1234.5
 
 
 def test_many_acquisitions_are_held_at_once(slots: LocalLeaseTable | SharedLeaseTable) -> None:
     held = [slots.open(a_name(str(number)), f"o.{number}", 30.0) for number in range(64)]
-    assert [slot.acquisition for slot in slots.taken()] == [f"o.{number}" for number in range(64)]
+    assert [slot.acquisition for slot in slots.records()] == [f"o.{number}" for number in range(64)]
     for slot in held[::2]:
         slot.clear()
-    assert [slot.acquisition for slot in slots.taken()] == [f"o.{number}" for number in range(1, 64, 2)]
+    assert [slot.acquisition for slot in slots.records()] == [f"o.{number}" for number in range(1, 64, 2)]
 
 
 # What a release still has to say
@@ -133,7 +133,9 @@ def test_many_acquisitions_are_held_at_once(slots: LocalLeaseTable | SharedLease
     [
         ReleaseRequest(),
         ReleaseRequest(outcome_unknown=True),
-        ReleaseRequest(final=True, identity=Identity("id", 2, 3).digest, used_ms=86_400_000, by='["t", "id", "n", 5]'),
+        ReleaseRequest(
+            final=True, identity=Identity("id", 2, 3).digest, used_ms=86_400_000, requester='["t", "id", "n", 5]'
+        ),
     ],
 )
 def test_an_ending_survives_as_text(ending: ReleaseRequest) -> None:

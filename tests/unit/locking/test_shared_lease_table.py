@@ -62,7 +62,7 @@ def shared() -> Iterator[SharedLeaseTable]:
 
 
 def kept(slots: SharedLeaseTable) -> WatchdogRecord:
-    (slot,) = slots.taken()
+    (slot,) = slots.records()
     return slot
 
 
@@ -82,7 +82,7 @@ def test_the_longest_name_fits_with_an_ending(shared: SharedLeaseTable) -> None:
     text = f"{'t' * 100}:{name.text}"
     slot = shared.open(LockName(text, 1023), f"{OWNER}.{10**9}", 30.0)
     by = '["' + "app.tasks.quite_a_long_name" * 4 + '", "' + OWNER + '", "worker-1@' + "host." * 40 + '", 4194304]'
-    ending = ReleaseRequest(final=True, identity=Identity(OWNER, 99, 99).digest, used_ms=10**11, by=by)
+    ending = ReleaseRequest(final=True, identity=Identity(OWNER, 99, 99).digest, used_ms=10**11, requester=by)
     slot.delegate_release(ending.text)
     seen = kept(shared)
     assert (seen.name, seen.acquisition) == (LockName(text, 1023), f"{OWNER}.{10**9}")
@@ -97,7 +97,7 @@ def test_an_ending_that_does_not_fit_a_slot_still_leaves_the_lock_to_the_keeper(
     slot = shared.open(a_name(), "o.1", 30.0)
     slot.held(130.0)
     slot.begin_release()
-    slot.delegate_release(ReleaseRequest(final=True, by=by).text)
+    slot.delegate_release(ReleaseRequest(final=True, requester=by).text)
     seen = kept(shared)
     assert seen.state is LeaseState.RELEASE_DELEGATED
     assert seen.acquisition == "o.1"
@@ -120,7 +120,7 @@ def test_threads_of_a_child_never_get_one_slot_together(shared: SharedLeaseTable
     for thread in threads:
         thread.join()
     assert len(set(opened)) == 1_600
-    assert not shared.taken()
+    assert not shared.records()
 
 
 def test_record_is_found_by_its_acquisition_while_other_threads_open_theirs(
@@ -169,7 +169,7 @@ def test_what_a_child_writes_its_parent_reads_and_the_other_way_round() -> None:
 
     with forked(body) as pid:
         assert eventually(lambda: slots.pid, within=20) == pid
-        seen = eventually(lambda: next((s for s in slots.taken() if s.state is LeaseState.HELD), None), within=20)
+        seen = eventually(lambda: next((s for s in slots.records() if s.state is LeaseState.HELD), None), within=20)
         assert seen
         assert (seen.name, seen.acquisition, seen.ttl, seen.deadline) == (name, f"{OWNER}.1", 2.5, 100.0)
         seen.renewed(200.0)
@@ -177,7 +177,7 @@ def test_what_a_child_writes_its_parent_reads_and_the_other_way_round() -> None:
         eventually(lambda: seen.state is LeaseState.RELEASING, within=20)
         seen.clear()
         assert os.waitpid(pid, 0)[1] == 0
-    last = slots.taken(dead=True)
+    last = slots.records(dead=True)
     assert [(slot.acquisition, slot.deadline, slot.lost) for slot in last] == [(f"{OWNER}.2", 300.0, False)]
     slots.close()
 
@@ -190,18 +190,18 @@ def test_each_child_has_memory_of_its_own() -> None:
         first.open(a_name(), "o.1", 30.0)
 
     child_ends_well(body)
-    assert len(first.taken(dead=True)) == 1
-    assert not second.taken(dead=True)
+    assert len(first.records(dead=True)) == 1
+    assert not second.records(dead=True)
     assert second.pid == 0
 
 
 def test_a_half_written_slot_is_not_read_while_its_writer_lives(shared: SharedLeaseTable) -> None:
     slot = shared.open(a_name(), "o.1", 30.0)
     shared.words[slot._base] += 1  # odd: writing
-    assert not shared.taken()
-    assert [seen.acquisition for seen in shared.taken(dead=True)] == ["o.1"]
+    assert not shared.records()
+    assert [seen.acquisition for seen in shared.records(dead=True)] == ["o.1"]
     shared.words[slot._base] += 1
-    assert len(shared.taken()) == 1
+    assert len(shared.records()) == 1
 
 
 def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
@@ -221,7 +221,7 @@ def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
         eventually(lambda: slots.pid, within=20)
         end, read = time.monotonic() + 1.0, 0
         while time.monotonic() < end:
-            for seen in slots.taken():
+            for seen in slots.records():
                 which = int(seen.ttl)
                 assert (seen.name, seen.acquisition) == (names[which], f"{'o' * which}.{which}")
                 assert seen.ending in ("", ReleaseRequest(used_ms=which).text)
@@ -242,20 +242,20 @@ def test_leases_of_a_child_killed_while_writing_are_known() -> None:
             slots.open(name, f"{OWNER}.1", 30.0).held(100.0)
             for number in range(10_000_000):
                 slot = slots.open(other[number % 2], f"{'o' * (number % 30)}.{number}", 30.0)
-                slot.delegate_release(ReleaseRequest(final=True, by="i" * (number % 500)).text)
+                slot.delegate_release(ReleaseRequest(final=True, requester="i" * (number % 500)).text)
                 slot.clear()
 
         with forked(body) as pid:
-            eventually(lambda slots=slots: slots.taken(), within=20)  # type: ignore[misc]
+            eventually(lambda slots=slots: slots.records(), within=20)  # type: ignore[misc]
             time.sleep(random.Random(turn).random() / 50)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            first, *rest = slots.taken(dead=True)
+            first, *rest = slots.records(dead=True)
             assert (first.name, first.acquisition, first.state) == (name, f"{OWNER}.1", LeaseState.HELD)
             assert len(rest) <= 1
             for torn in rest:
                 ReleaseRequest.from_text(torn.ending)
                 torn.clear()
             first.clear()
-            assert not slots.taken(dead=True)
+            assert not slots.records(dead=True)
         slots.close()

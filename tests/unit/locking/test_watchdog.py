@@ -244,14 +244,14 @@ def test_word_that_the_store_did_not_hear_is_left_again(scene: KeeperScene) -> N
     scene.keeper.tick()
     scene.store.away = None
     scene.keeper.tick()
-    assert [renewal.notes for renewal in scene.store.asked] == [(("dup", "1"),)] * 2
+    assert [renewal.fields for renewal in scene.store.asked] == [(("dup", "1"),)] * 2
     assert not scene.lost
 
 
 def test_an_acquisition_without_doubt_leaves_no_word(scene: KeeperScene) -> None:
     scene.hold()
     scene.run(12)
-    assert [renewal.notes for renewal in scene.store.asked] == [()]
+    assert [renewal.fields for renewal in scene.store.asked] == [()]
 
 
 # The thread
@@ -352,14 +352,14 @@ def test_watchdog_says_when_it_looked_and_nothing_once_it_ends(
 ) -> None:
     scene.hold()
     scene.keeper.tick()
-    assert scene.source.slots.looked_at == scene.clock.now
+    assert scene.source.slots.scanned_at == scene.clock.now
     looked, scene.clock.now = scene.clock.now, scene.clock.now + 20
     monkeypatch.setattr(scene.keeper, "_renew", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         scene.keeper.tick()
-    assert scene.source.slots.looked_at == looked, "a round that failed has renewed nothing"
+    assert scene.source.slots.scanned_at == looked, "a round that failed has renewed nothing"
     scene.keeper._close()
-    assert scene.source.slots.looked_at == 0.0
+    assert scene.source.slots.scanned_at == 0.0
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
@@ -388,13 +388,13 @@ def test_watchdog_whose_look_at_one_process_fails_renews_the_leases_of_others(
     broken = FakeSource(child=True)
     scene.keeper._sources.insert(0, broken)
     slot = scene.hold(ttl=3.0)
-    monkeypatch.setattr(broken, "gone", lambda: 1 / 0)
+    monkeypatch.setattr(broken, "is_dead", lambda: 1 / 0)
     before = slot.deadline
     scene.clock.now += 1.1
     with pytest.raises(ZeroDivisionError):
         scene.keeper.tick()
     assert slot.deadline > before
-    assert (scene.source.slots.looked_at, broken.slots.looked_at) == (scene.clock.now, 0.0)
+    assert (scene.source.slots.scanned_at, broken.slots.scanned_at) == (scene.clock.now, 0.0)
 
 
 def test_watchdog_whose_stop_of_a_body_fails_tells_of_the_loss(scene: KeeperScene) -> None:

@@ -25,7 +25,7 @@ class Watched(FakeSource):
         super().__init__(child=True)
         self.watch = ChildWatch(pid)
 
-    def gone(self) -> bool:
+    def is_dead(self) -> bool:
         self.dead = self.watch.gone()
         return self.dead
 

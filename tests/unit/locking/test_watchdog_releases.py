@@ -24,12 +24,12 @@ def scene() -> KeeperScene:
 
 def test_a_release_that_was_left_to_the_keeper_is_carried_out_with_its_ending(scene: KeeperScene) -> None:
     slot = scene.hold()
-    ending = ReleaseRequest(final=True, identity=Identity("id", 2).digest, used_ms=7, by="me")
+    ending = ReleaseRequest(final=True, identity=Identity("id", 2).digest, used_ms=7, requester="me")
     slot.delegate_release(ending.text)
     scene.keeper.tick()
     assert scene.store.ended == [("owner.x", ending)]
     assert slot.state is LeaseState.FREE
-    assert not scene.source.taken()
+    assert not scene.source.records()
     assert scene.source.told_freed == [("owner.x", Released(ours=True, duplicate_seen=False))]
     assert not scene.keeper.tick()
 

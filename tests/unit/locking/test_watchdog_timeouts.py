@@ -87,7 +87,7 @@ class PatientScene(KeeperScene):
     def leave(self, text: str, *, ttl: float = 30.0) -> LeaseRecord:
         """A release that did not get through."""
         slot = self.hold(text, ttl=ttl)
-        slot.delegate_release(ReleaseRequest(final=True, by=text).text)
+        slot.delegate_release(ReleaseRequest(final=True, requester=text).text)
         return slot
 
     def kept_at(self, name: LockName) -> Kept | None:
@@ -235,7 +235,7 @@ def test_a_release_that_is_refused_no_more_is_carried_out_with_its_ending(scene:
     scene.run(5)
     scene.refused.clear()
     scene.run(TICK)
-    assert scene.ends == [("owner.bad", ReleaseRequest(final=True, by="bad"))]
+    assert scene.ends == [("owner.bad", ReleaseRequest(final=True, requester="bad"))]
     assert bad.state is LeaseState.FREE
     assert scene.kept_at(a_name("bad")) is None
 
@@ -268,7 +268,7 @@ def test_an_unanswered_release_is_never_given_up(scene: PatientScene, caplog: py
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     scene.answers_in = 0.01
     scene.run(TICK)
-    assert scene.ends == [("owner.x", ReleaseRequest(final=True, by="x"))]
+    assert scene.ends == [("owner.x", ReleaseRequest(final=True, requester="x"))]
 
 
 def test_a_refused_renewal_is_no_answer_of_the_others(scene: PatientScene) -> None:

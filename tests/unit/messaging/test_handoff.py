@@ -46,10 +46,10 @@ class Store:
         self.ends.append("dead letter" if bury else "ended" if ended else "taken out")
         return SimpleNamespace(entry=None, granted=None)
 
-    def published(self, name: Any, identity: str, turn_ms: int) -> None:
+    def confirm_publish(self, name: Any, identity: str, turn_ms: int) -> None:
         self.ends.append("published")
 
-    def pass_on(self, name: Any, grant: Grant, *, foreign: bool, present: bool = False) -> None:
+    def decline_grant(self, name: Any, grant: Grant, *, foreign: bool, present: bool = False) -> None:
         self.passed.append(("foreign, attended" if present else "foreign") if foreign else "own")
 
     def dead_letters_at(self, name: object) -> str:
@@ -58,7 +58,7 @@ class Store:
     def has_workers(self, broker: str) -> bool:
         return broker in self.attended
 
-    def unclaim(self, *_: Any) -> None:
+    def release_claim(self, *_: Any) -> None:
         """Of no matter here."""
 
 

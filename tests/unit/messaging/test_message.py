@@ -113,4 +113,4 @@ def test_a_claim_and_a_holder_name_the_task_and_never_its_arguments() -> None:
     by = Requester.of("app.post", "id1", "node", 5)
     assert by == ("app.post", "id1", "node", "5")
     assert json.loads(by.text) == ["app.post", "id1", "node", "5"]
-    assert AcquireRequest(by).by == by
+    assert AcquireRequest(by).requester == by

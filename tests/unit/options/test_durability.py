@@ -166,4 +166,4 @@ def test_the_keeper_reads_from_a_slot_what_the_child_asked_for(durability: Durab
     slots = SharedLeaseTable()
     slots.adopt()
     slots.open(a_name(), "o.1", 30.0, durability)
-    assert [slot.durability for slot in slots.taken()] == [durability] == [from_number(as_number(durability))]
+    assert [slot.durability for slot in slots.records()] == [durability] == [from_number(as_number(durability))]

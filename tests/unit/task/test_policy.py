@@ -183,8 +183,8 @@ def test_duplicate_is_dropped_and_used_name_is_skipped_under_every_policy(
 ) -> None:
     for situation in EVERY_SITUATION:
         assert isinstance(decide(Duplicate(), chosen, situation), DropDuplicate)
-        assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), DropDuplicate)
-        used = decide(Used(HOLDER, same=False), chosen, situation)
+        assert isinstance(decide(Used(HOLDER, same_message=True), chosen, situation), DropDuplicate)
+        used = decide(Used(HOLDER, same_message=False), chosen, situation)
         assert used == Skip("already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)")
 
 
@@ -195,8 +195,8 @@ def test_on_used_decides_a_used_name_under_every_policy(policy: str) -> None:
     for on_used, decision in expected.items():
         chosen = options(policy, once_per=60, on_used=on_used)
         for situation in EVERY_SITUATION:
-            assert decide(Used(HOLDER, same=False), chosen, situation) == decision
-            assert isinstance(decide(Used(HOLDER, same=True), chosen, situation), DropDuplicate)
+            assert decide(Used(HOLDER, same_message=False), chosen, situation) == decision
+            assert isinstance(decide(Used(HOLDER, same_message=True), chosen, situation), DropDuplicate)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -221,7 +221,7 @@ def test_a_lock_without_a_task_is_named_by_its_process() -> None:
     assert decision == Skip("held by a Lock in process 42 on node7 since 1970-01-01T00:00:00.000+00:00")
 
 
-ENDED = Held(dataclasses.replace(HOLDER, left=True), same_message=False, rank_us=1)
+ENDED = Held(dataclasses.replace(HOLDER, releasing=True), same_message=False, rank_us=1)
 
 
 @pytest.mark.invariant("finished-holder-is-no-conflict")
@@ -242,7 +242,7 @@ def test_holder_whose_body_has_ended_is_waited_for_under_every_policy(chosen: Lo
 
 @pytest.mark.parametrize(("left", "expected"), [(True, RetryLater), (False, Fail)])
 def test_own_earlier_run_still_in_its_body_meets_the_policy(left: bool, expected: type) -> None:
-    held = Held(dataclasses.replace(HOLDER, task_id="mine", left=left), same_message=False, rank_us=1)
+    held = Held(dataclasses.replace(HOLDER, task_id="mine", releasing=left), same_message=False, rank_us=1)
     situation = ConflictContext(retries=1, task_id="mine", conflict_retries=3, waited=True)
     for chosen in (options("raise"), options("wait"), options("retry", retry_limit=3)):
         assert isinstance(decide(held, chosen, situation), expected)

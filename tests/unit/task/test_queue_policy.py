@@ -94,7 +94,7 @@ def test_parked_message_is_acknowledged(parked: Parked, retries: int, overflow: 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_full_queue_of_a_holder_whose_body_has_ended_is_tried_again(overflow: str, retries: int) -> None:
     """Its chain's next step would be refused for a place that the release makes free."""
-    ended = replace(HOLDER, left=True)
+    ended = replace(HOLDER, releasing=True)
     situation = ConflictContext(parking=True, retries=retries, conflict_retries=9, store_retries=2)
     expected = RetryLater(4.0, f"{WHO}, whose body has ended", counts=False)
     assert decide(queued(3, ended), options(overflow), situation) == expected
@@ -155,9 +155,9 @@ def test_duplicate_is_dropped_with_and_without_a_grant(granted: Grant | None, pa
 
 @pytest.mark.parametrize("granted", [None, GRANT])
 def test_used_name_is_skipped_or_dropped_with_and_without_a_grant(granted: Grant | None) -> None:
-    own = decide(Used(HOLDER, same=True, granted=granted), options(), ConflictContext())
+    own = decide(Used(HOLDER, same_message=True, granted=granted), options(), ConflictContext())
     assert own == DropDuplicate("this message has finished already")
-    others = decide(Used(HOLDER, same=False, granted=granted), options(), ConflictContext())
+    others = decide(Used(HOLDER, same_message=False, granted=granted), options(), ConflictContext())
     assert isinstance(others, Skip)
     assert others.reason.startswith("already done by app.pay[id9]")
 

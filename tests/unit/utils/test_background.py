@@ -160,8 +160,8 @@ def test_listener_that_raises_in_the_background_does_not_silence_others(error: t
     listeners.add(broken)
     listeners.add(told.append)
     executor = native.SerialExecutor()
-    executor.add(lambda: listeners.tell("lost", name="x", owner="me"))
-    executor.add(lambda: listeners.tell("acquired", name="x", owner="me"))
+    executor.add(lambda: listeners.emit("lost", name="x", owner="me"))
+    executor.add(lambda: listeners.emit("acquired", name="x", owner="me"))
     eventually(lambda: [event.kind for event in told] == ["lost", "acquired"])
 
 
@@ -210,9 +210,9 @@ def test_loss_behind_a_listener_that_blocks_is_logged(caplog: pytest.LogCaptureF
         over.wait(30)
 
     runtime.listeners.add(blocks)
-    slot = runtime.slots.open(shared_name("x"), "me.1", 30.0)
+    slot = runtime.lease_table.open(shared_name("x"), "me.1", 30.0)
     for reason in ("first", "second"):
-        runtime.keeper._lost(slot, reason)
+        runtime.watchdog._lost(slot, reason)
     eventually(lambda: len(told) == 1)
     over.set()
     lost = [line.rpartition(": ")[2] for line in caplog.messages if line.startswith("the lease of x:")]
@@ -227,7 +227,7 @@ def test_listener_that_exits_in_the_foreground_exits() -> None:
     listeners = Listeners()
     listeners.add(broken)
     with pytest.raises(SystemExit):
-        listeners.tell("acquired", name="x", owner="me")
+        listeners.emit("acquired", name="x", owner="me")
 
 
 def test_call_that_raises_does_not_stop_the_calls_behind_it(capfd: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +287,7 @@ def test_unsure_claims_are_taken_back_after_a_store_that_raised_anything() -> No
     made = iter([OSError(24, "Too many open files"), KeyError("no store")])
 
     class Store:
-        def unclaim(self, name: LockName, task_id: str, turn: str, attempt: str) -> None:
+        def release_claim(self, name: LockName, task_id: str, turn: str, attempt: str) -> None:
             if not done:
                 done.append("failed")
                 raise ZeroDivisionError

@@ -111,7 +111,7 @@ def test_no_child_is_forked_while_a_message_is_handed_over() -> None:
             raise ConnectionError("enough seen")
         yield
 
-    store: Any = SimpleNamespace(pass_on=lambda *_given, **_options: None)
+    store: Any = SimpleNamespace(decline_grant=lambda *_given, **_options: None)
     handover = GrantPublisher(app, store, 1, producer)
     headers = {"task": "app.post", "id": "id1", "expires": None}
     raw = RawMessage("[[1], {}, {}]", "application/json", "utf-8", headers, {}, "celery")

@@ -15,7 +15,7 @@ class Store:
     def __init__(self) -> None:
         self.unclaimed: list[str] = []
 
-    def unclaim(self, _keys: Any, task_id: str, _turn: int) -> None:
+    def release_claim(self, _keys: Any, task_id: str, _turn: int) -> None:
         self.unclaimed.append(task_id)
 
 
@@ -36,7 +36,9 @@ def test_a_claim_is_given_up_once_when_celerys_bounded_set_is_full(monkeypatch: 
     revoked.update(["others 1", "others 2"])
     monkeypatch.setattr("celery_dlock.worker.claim_renewal.revoked", revoked)
     store, known = Store(), [Claims("a"), Claims("b")]
-    runtime: Any = SimpleNamespace(settings=SimpleNamespace(timeout=1.0, prefix="dlock"), store=lambda _timeout: store)
+    runtime: Any = SimpleNamespace(
+        settings=SimpleNamespace(timeout=1.0, prefix="dlock"), open_store=lambda _timeout: store
+    )
     keeper = ClaimRenewer(runtime, lambda: known, lambda: True)  # type: ignore[arg-type,return-value]  # the same
     keeper._tick()
     assert store.unclaimed == []

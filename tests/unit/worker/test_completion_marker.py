@@ -45,7 +45,7 @@ class Stage:
         app.conf.dlock_url = "redis://nowhere.invalid/0"
         self.runtime = Runtime.of(app)
         self.store = MarkingStore()
-        self.runtime.store = lambda timeout: self.store  # type: ignore[assignment, method-assign, return-value]
+        self.runtime.open_store = lambda timeout: self.store  # type: ignore[assignment, method-assign, return-value]
         self.deliveries = DeliveryRegistry.of(app)
         self.deliveries.completion_marker.is_polled = True
         self.app = app

@@ -46,7 +46,11 @@ class Scene:
         self.keeper = SimpleNamespace(held=())
         settings = SimpleNamespace(prefix="dlock", timeout=3.0)
         runtime: Any = SimpleNamespace(
-            clock=self.clock, keeper=self.keeper, settings=settings, worker=NO_WORKER, store=lambda timeout: self.store
+            clock=self.clock,
+            watchdog=self.keeper,
+            settings=settings,
+            worker=NO_WORKER,
+            open_store=lambda timeout: self.store,
         )
         self.notes = CrashRecovery(runtime, NODE, lambda: True, ME)
 
@@ -60,7 +64,7 @@ class Scene:
         before = len(self.store.written)
         for _ in range(times):
             self.clock.now += TICK
-            self.keeper.held = self.slots.taken()
+            self.keeper.held = self.slots.records()
             self.notes.save_record()
         return len(self.store.written) - before
 

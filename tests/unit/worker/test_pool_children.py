@@ -29,7 +29,7 @@ def test_child_counts_the_time_without_a_watchdog_from_its_fork(runtime: Runtime
     """Also where the watchdog never starts: its acquires notice that."""
     children._before()
     children._in_child()
-    assert runtime.slots.looked_at == runtime.clock.monotonic()
+    assert runtime.lease_table.scanned_at == runtime.clock.monotonic()
 
 
 def test_fork_without_memory_for_slots_gives_no_child_those_of_another(
@@ -46,5 +46,5 @@ def test_fork_without_memory_for_slots_gives_no_child_those_of_another(
     with pytest.raises(OSError, match="allocate"):  # Python prints what a fork's hook raises, and forks
         children._before()
     children._in_child()
-    assert runtime.slots is not first
+    assert runtime.lease_table is not first
     assert first.pid == 0

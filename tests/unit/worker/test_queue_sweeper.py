@@ -61,8 +61,8 @@ class Leases:
         self.scripts["announce_workers"] += 1
         self.noted.append((self.clock.now, broker))
 
-    def due(self, *_asked: object) -> list[LockName]:
-        self.scripts["due"] += 1
+    def list_due_queues(self, *_asked: object) -> list[LockName]:
+        self.scripts["list_due_queues"] += 1
         self.looks.append(self.clock.now)
         if self.due_error is not None:
             raise self.due_error
@@ -85,7 +85,7 @@ class Scene:
             app=Celery("sweeping", broker=broker, set_as_current=False),
             clock=self.clock,
             settings=SimpleNamespace(timeout=1.0, prefix="dlock", turn=60.0, turn_tries=5, broker=None),
-            store=lambda _timeout: self.store,
+            open_store=lambda _timeout: self.store,
             monitored_as=lambda: None,
         )
         return QueueSweeper(runtime, list, lambda call: call(), lambda: True)
@@ -107,7 +107,7 @@ def scene() -> Scene:
 def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(scene: Scene) -> None:
     scene.pass_time([scene.worker() for _ in range(10)], seconds=20)
     assert scene.store.scripts.total() <= 20 * 30
-    assert set(scene.store.scripts) == {"sweep_lease", "due", "announce_workers"}
+    assert set(scene.store.scripts) == {"sweep_lease", "list_due_queues", "announce_workers"}
 
 
 @pytest.mark.invariant("one-sweeper-per-broker")
@@ -150,7 +150,7 @@ def test_worker_looks_again_at_once_when_something_was_due(scene: Scene) -> None
     worker = scene.worker()
     scene.store.found = [NAME]
     scene.pass_time([worker], seconds=1)
-    assert scene.store.scripts["sweep"] == scene.store.scripts["due"] == pytest.approx(1 / TICK, abs=1)
+    assert scene.store.scripts["sweep"] == scene.store.scripts["list_due_queues"] == pytest.approx(1 / TICK, abs=1)
 
 
 @pytest.mark.invariant("one-sweeper-per-broker")
@@ -170,7 +170,7 @@ def test_message_that_no_worker_of_its_broker_published_is_an_error(
 ) -> None:
     worker = scene.worker()
     scene.store.found = [NAME]
-    scene.store.swept = QueueStepResult(buried="identity", foreign=True)
+    scene.store.swept = QueueStepResult(dead_letter="identity", foreign_broker=True)
     worker._sweep_due()
     (record,) = caplog.records
     assert record.levelname == "ERROR"
@@ -248,7 +248,7 @@ def test_workers_of_another_broker_sweep_for_themselves(scene: Scene) -> None:
     workers = [scene.worker(), scene.worker("memory://elsewhere")]
     for worker in workers:
         worker._sweep_due()
-    assert scene.store.scripts["due"] == 2
+    assert scene.store.scripts["list_due_queues"] == 2
 
 
 def test_one_of_the_workers_without_queues_looks_for_waiters(scene: Scene) -> None:
@@ -256,7 +256,7 @@ def test_one_of_the_workers_without_queues_looks_for_waiters(scene: Scene) -> No
     for worker in workers:
         worker._sweeps = False
         worker._look()
-    assert scene.store.scripts == {"sweep_lease": 10, "due": 1}
+    assert scene.store.scripts == {"sweep_lease": 10, "list_due_queues": 1}
     scene.store.found = [NAME]
     scene.clock.now += 31
     for worker in workers:

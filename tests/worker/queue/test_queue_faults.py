@@ -229,4 +229,6 @@ def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):
 def abandon_a_lock(task, account, ttl_ms):
     """Somebody held it and is gone."""
     name = task.lock_spec.name_of((account, 0), {})
-    task.dlock.store(1.0).acquire(name, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1)))
+    task.dlock.open_store(1.0).acquire(
+        name, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1))
+    )

@@ -53,7 +53,7 @@ def acquires() -> Iterator[Case]:
         yield "acquire", commands.acquire(KEYS, "o.1", 10, request, "s", terms), values
         if message:
             place = QueueRequest("entry", 15, True, 16, "turn")
-            queued = commands.acquire(KEYS, "o.1", 10, request._replace(place=place), "s", terms)
+            queued = commands.acquire(KEYS, "o.1", 10, request._replace(queue=place), "s", terms)
             more = {"dead": KEYS.dead(), "message": "entry", "limit": "15", "evict_oldest": "1", "after_us": "16"}
             yield "acquire_queued", queued, {**values, **QUEUE, **more, "grant_id": "turn"}
 
@@ -63,9 +63,9 @@ def releases() -> Iterator[Case]:
         if once and not message:
             continue
         request = ReleaseRequest(
-            final=True, identity=DIGEST if message else "", used_ms=11 if once else 0, by=REQUESTER.text,
+            final=True, identity=DIGEST if message else "", used_ms=11 if once else 0, requester=REQUESTER.text,
             outcome_unknown=True, queue=queue, once=once, tick="t", seed="seed", window_ms=12,
-            reserved_for="heir" if reserve else "", heir_ms=13, rolled_back=True,
+            reserved_for="heir" if reserve else "", reserved_ms=13, rolled_back=True,
         )  # fmt: skip
         values = {
             **LOCK, "channel": KEYS.channel, "tombstone_ms": str(commands.TOMBSTONE_MS), "rolled_back": "1",

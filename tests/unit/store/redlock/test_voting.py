@@ -28,7 +28,7 @@ def held(owner: str, rank_us: int = 1, **facts: Any) -> Held:
     return Held(holder(owner, **facts), same_message=False, rank_us=rank_us)
 
 
-USED, UNKNOWN, ENDED = Used(holder("u"), same=False), Unknown(holder("u")), Duplicate()
+USED, UNKNOWN, ENDED = Used(holder("u"), same_message=False), Unknown(holder("u")), Duplicate()
 
 
 @pytest.mark.parametrize(("servers", "most"), [(3, 2), (5, 3), (7, 4)])
@@ -91,10 +91,10 @@ def test_last_agreed_seed_is_kept_and_a_seed_without_agreement_is_ignored() -> N
 
 
 def test_majority_holder_merges_token_expiry_and_releasing_flag() -> None:
-    names = [holder("a", token=9, expires_in=1.0), *[holder("a", token=5, left=True)] * 2, holder("b", token=99)]
+    names = [holder("a", token=9, expires_in=1.0), *[holder("a", token=5, releasing=True)] * 2, holder("b", token=99)]
     elected, alike = majority_holder(names)
     assert elected is not None
-    assert (elected.owner, elected.token, elected.expires_in, elected.left, alike) == ("a", 5, 1.0, True, 3)
+    assert (elected.owner, elected.token, elected.expires_in, elected.releasing, alike) == ("a", 5, 1.0, True, 3)
     assert majority_holder([]) == (None, 0)
 
 
