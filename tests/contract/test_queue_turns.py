@@ -284,7 +284,7 @@ def test_overwritten_index_hides_no_other_bucket(store: RedisStore, client: redi
         client.zadd(LockKeys.of("dlock", name).queue()[3], {name.text: 1})
     client.set(LockKeys.of("dlock", names[0]).queue()[3], "overwritten")
     assert store.list_due_queues([4, 3, 5], 10) == names[1:]
-    with pytest.raises(StoreRefused, match="overwritten"):
+    with pytest.raises(StoreRefused, match="overwrote a key"):
         store.list_due_queues([3, 6], 10)
 
 
