@@ -3,8 +3,8 @@
 :mod:`.header` documents the header of a file. A script has one variant per set of optional groups. Each variant has a
 fixed layout, its own text, SHA-1 and command head.
 
-A new script also needs a builder in :mod:`..commands`, a reader in :mod:`..replies` if its reply is more than a number,
-and a method in :mod:`..store` and in the contract (:mod:`...base`).
+A new script also needs a builder in :mod:`..commands`, and a method in :mod:`..store` and in the contract
+(:mod:`...base`). If its reply is more than a number, it needs a reader in :mod:`..replies`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@
 -- @args hold_if_unknown  "1": do not run while the outcome of an earlier run is unknown [once]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
--- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash". One string: the client parses a reply of
---   several parts more slowly than it does everything else
+-- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash".
+--   One string: parsing a reply of several parts would cost the client more than the rest of the call.
 -- @reply {"held", rank_us, acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid}
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done"}  this message has finished
@@ -103,7 +103,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     return {'unknown', run_mark}
   end
   if QUARANTINE then
-    -- Only here: a caller that meets a held lock is told so at any time.
+    -- Checked last: during a quarantine too, a caller learns that the lock is held.
     local left_ms, started = quarantine_left_ms(now)
     if left_ms > 0 then
       return {'quarantined', left_ms, started}

@@ -1,6 +1,6 @@
 -- acquire_queued: take a lock under the policy "queue", or park the message that has to wait, or report why not.
--- Safe to send twice: the second copy finds its own acquisition, its own place in the queue, or the grant that the first
--- copy made, and answers as the first did.
+-- Safe to send twice: the second copy answers as the first did. It finds its own acquisition, its own place in the
+-- queue, or the grant that the first copy made.
 --
 -- @group once  the task has once_per
 -- @group quarantine  a server that may have lost leases grants nothing new for a while
@@ -10,8 +10,8 @@
 -- @keys done  string: the message has finished; server time in us
 -- @keys run  string: lib/run_mark [once]
 -- @keys waiting  sorted set: identities of the waiters, by rank
--- @keys messages  hash: identity to parked message; also <identity>:rank and :tries of waiters that lost a grant, and
---   :evicted, the identity of the waiter that this one evicted
+-- @keys messages  hash: identity to parked message. Also <identity>:rank and :tries of waiters that lost a grant.
+--   <identity>:evicted is the identity of the waiter that this one evicted
 -- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
 -- @keys queues  sorted set of this bucket: names of locks with waiters, by the time of the next sweep
 -- @keys dead  hash: identity to message of dead letters, and of removed waiters until their result is stored
@@ -41,9 +41,10 @@
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"
--- @reply {"held", rank_us, HOLDER}  the holder runs the same message, or this is its retry. HOLDER: acquisition, identity,
---   token, since_us, releasing, count, left_ms, task, id, node, pid
--- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked; without HOLDER if only waiters precede it
+-- @reply {"held", rank_us, HOLDER}  the holder runs the same message, or this is its retry.
+--   HOLDER: acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid
+-- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked.
+--   Without HOLDER if only waiters precede it
 -- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. GRANT: identity,
 --   message, grant id
 -- @reply {"tombstoned"}  this acquisition was abandoned
@@ -225,7 +226,7 @@ if refused then
   return {'unknown', run_mark, pass_on()}
 end
 if QUARANTINE then
-  -- Only here: a caller that meets a held lock is told so at any time.
+  -- Checked last: during a quarantine too, a caller learns that the lock is held.
   local left_ms, started = quarantine_left_ms(now)
   if left_ms > 0 then
     return {'quarantined', left_ms, started}

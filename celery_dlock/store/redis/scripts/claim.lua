@@ -38,8 +38,8 @@ local function running_call()
   local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'node', 'since', 'token', 'releasing')
   local holder, id = found[1], found[2]
   local granted = holder and string.sub(holder, 1, 6) == 'grant:'
-  -- A holder whose body has ended is about to release, unless the lock is reserved for its retry. A lock kept by min_hold
-  -- has no holder. Neither runs.
+  -- A holder whose body has ended is about to release, unless the lock is reserved for its retry. A lock kept by
+  -- min_hold has no holder. Neither runs.
   local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 9) ~= 'reserved:')
   local runs = holder and not granted and not ended and while_running == '1'
   -- A retry (generation above 0) follows a call of its own id, which is not in its way.

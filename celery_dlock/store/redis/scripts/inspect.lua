@@ -7,7 +7,8 @@
 
 -- @include time holder
 
-local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node', 'pid')
+local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node',
+                         'pid')
 if not found[1] then
   return {}
 end

@@ -1,8 +1,8 @@
 -- list_due_queues: return the locks of some buckets that a sweep has to visit.
 -- Safe to send twice: it writes nothing.
 --
--- @keys indexes...  sorted sets, as queues in acquire_queued, one per bucket; in a Cluster one only, because the keys of a
---   script must be in one slot
+-- @keys indexes...  sorted sets, as queues in acquire_queued, one per bucket. In a Cluster only one, because all keys
+--   of a script must be in one slot
 -- @args limit  highest number of names per bucket
 -- @args within_us  include queues that are due within this many microseconds
 -- @reply {place of an index, {name, ...}, ...}  of the buckets that have any

@@ -6,14 +6,15 @@
 -- @args identity  identity of the granted waiter
 -- @args grant_id  id of the grant
 -- @args lock_name  text of the lock name
--- @args foreign  "1": the message is of another broker; "2": also, and workers of that broker run; "0": it is of this
---   worker's broker, which could not be reached
+-- @args foreign  "0": the message is of this worker's broker, which could not be reached. "1": it is of another broker.
+--   "2": it is of another broker, which has running workers
 -- @reply 1  the grant stands, and its message was not published
 -- @reply 0  the grant is over, or its message was published
 
 -- @include time
 
-local holder, since, published, foreign_since = unpack(redis.call('HMGET', lock, 'acq', 'since', 'published', 'foreign'))
+local holder, since, published, foreign_since =
+  unpack(redis.call('HMGET', lock, 'acq', 'since', 'published', 'foreign'))
 if holder ~= 'grant:' .. identity or since ~= grant_id or published then
   return 0
 end

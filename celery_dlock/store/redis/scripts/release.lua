@@ -1,6 +1,6 @@
 -- release: end an acquisition: free its lock, set its marks, wake callers that wait. For Lock() and every policy except
 -- "queue".
--- Safe to send twice: the second copy finds the lock free or held by another acquisition, and sets the same marks again.
+-- Safe to send twice: the second copy finds the lock free or held by another acquisition. It sets the same marks again.
 --
 -- @group message  the caller is a message, so it has an identity
 -- @group once requires message  this acquisition has a run mark (once_per)
@@ -22,12 +22,14 @@
 -- @args seed_ms  milliseconds that the seed of an unsuccessful run is kept; "0": leave the run mark alone [once]
 -- @args reserved_for  identity of the retry [reserve]
 -- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
--- @reply sum of 1: the acquisition held the lock; 2: a duplicate of its message was seen; 4: the caller has to sweep the
---   queue, because only sweep takes its keys
+-- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen.
+--   4: the caller has to sweep the queue, because only sweep takes its keys
 --
--- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved for
--- it as "reserved:" and the identity. Done marks are rare. They are set if a duplicate is known (dup), if the lock was lost
--- and with it any dup, or if a retry has the lock reserved.
+-- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved
+-- for it as "reserved:" and the identity.
+--
+-- Done marks are rare. They are set if a duplicate is known (dup), or if the lock was lost and with it any dup. They
+-- are also set if the lock is reserved for a retry.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))

@@ -1,6 +1,6 @@
 -- release_queued: end an acquisition under the policy "queue": as release, and grant the lock to the next waiter.
--- Safe to send twice: the second copy finds the lock that the first one granted. It names that grant until the message is
--- known to be published.
+-- Safe to send twice: the second copy finds the lock that the first one granted. It names that grant until the message
+-- is known to be published.
 --
 -- @group message  the caller is a message, so it has an identity
 -- @group once requires message  this acquisition has a run mark (once_per)
@@ -27,13 +27,14 @@
 -- @args seed_ms  milliseconds that the seed of an unsuccessful run is kept; "0": leave the run mark alone [once]
 -- @args reserved_for  identity of the retry [reserve]
 -- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
--- @reply sum of 1: the acquisition held the lock; 2: a duplicate of its message was seen
+-- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen
 -- @reply {sum, identity, message, grant id}  with the grant to publish
 --
--- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved for
--- it as "reserved:" and the identity. Done marks are rare. They are set if a duplicate is known (dup), if the lock was lost
--- and with it any dup, or if a retry has the lock reserved. If the
--- retry is already queued, the lock is granted to it instead of being reserved.
+-- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved
+-- for it as "reserved:" and the identity. If the retry is already queued, the lock is granted to it instead.
+--
+-- Done marks are rare. They are set if a duplicate is known (dup), or if the lock was lost and with it any dup. They
+-- are also set if the lock is reserved for a retry.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
@@ -54,7 +55,7 @@ if final or crowded or holds or retry_queued or (ONCE and used_ms ~= '0') then
 end
 local hold_ms = holds and remaining_hold_ms(now) or 0
 if retry_queued then
-  -- The retry came first, and is next whoever waits. Its own min_hold starts with it.
+  -- The retry precedes all waiters. Its own min_hold starts when it takes the lock.
   hold_ms, crowded = 0, true
   redis.call('ZREM', delayed, reserved_for)
   redis.call('ZADD', waiting, '0', reserved_for)
@@ -68,7 +69,7 @@ save_marks(final, now)
 if final then
   remove_from_queue(identity)
   if holder == 'grant:' .. identity then
-    -- The lease was lost, and the lock was granted to a copy of this message. The message has finished, so end the grant.
+    -- The lease was lost, and the lock was granted to a copy of this message. The message has finished: end the grant.
     redis.call('DEL', lock)
     crowded = true
   end

@@ -1,4 +1,4 @@
--- remove_waiter: remove a waiter that was revoked, has expired, or cannot be read. If it has a grant, grant the next one.
+-- remove_waiter: remove a waiter that was revoked, has expired, or is unreadable. Its grant goes to the next waiter.
 -- Safe to send twice: the second copy finds the message among the dead letters, and the grant that the first copy made.
 --
 -- @keys lock  hash: the lock, lib/take_lock
@@ -13,8 +13,8 @@
 -- @args identity  identity of the waiter
 -- @args done_ms  milliseconds that its done mark lives; "0": make it a dead letter
 -- @args granter  names the grants of this caller
--- @args ended  "1": its result is stored, so the done mark is set even if it does not wait any more. Until then its message
---   is kept among the dead letters, so that nothing is lost if the caller dies
+-- @args ended  "1": its result is stored, so the done mark is set even if it does not wait any more.
+--   Until then its message is kept among the dead letters: it is not lost if the caller dies
 -- @reply {its message, identity, message, grant id}  the last three of the next grant; "" for missing values
 
 -- @include time grant unpublished_grant

@@ -1,5 +1,5 @@
 -- start_quarantine: start the quarantine of one bucket, if the server may have lost leases.
--- Safe to send twice: a quarantine that has started stays as it is.
+-- Safe to send twice: a quarantine that has started does not change.
 --
 -- @keys quarantine_record  string: lib/quarantine
 -- @args quarantine_ms  milliseconds that a quarantine lasts

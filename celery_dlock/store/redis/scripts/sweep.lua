@@ -13,13 +13,13 @@
 -- @args grant_timeout_ms  milliseconds from a lost grant to the next one, doubled with each
 -- @args max_tries  lost grants after which a message becomes a dead letter
 -- @args foreign_ms  milliseconds after which it does so if only workers of other brokers came to publish it
--- @reply {identity, message, grant id, dead letter}  "" for missing values. The dead letter is an identity, followed by
---   " foreign" if no worker of its broker published it
+-- @reply {identity, message, grant id, dead letter}  "" for missing values.
+--   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
 
 -- @include time grant
 
-local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since', 'dead_letter',
-                         'foreign')
+local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since',
+                         'dead_letter', 'foreign')
 local holder, due, current_granter, published, waiter, rank, grant_id, last_dead_letter, foreign_since = unpack(found)
 local now = server_time_us()
 local nothing = {'', '', '', ''}

@@ -30,7 +30,8 @@ end
 
 -- Return the given values and the holder's fields. Note in the lock what its release has to do.
 local function describe_holder(...)
-  local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node', 'pid')
+  local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node',
+                           'pid')
   if identity ~= '' and found[1] == identity then
     -- A duplicate of the holder's message exists. The holder's release will set the done mark for it.
     redis.call('HSET', lock, 'dup', '1')

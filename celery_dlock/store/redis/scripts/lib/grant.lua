@@ -2,9 +2,9 @@
 -- @uses lock waiting messages delayed queues lock_name
 -- @after time
 --
--- A grant is a lock without an expiry, whose acq is "grant:" and the waiter's identity. Only a script ends it: the waiter
--- takes the lock, the waiter is removed, or a sweep finds the grant due. Until its message is known to be published, the
--- grant is due within 5 s. Then a sweep publishes the message, in case the granting process died.
+-- A grant is a lock without an expiry, whose acq is "grant:" and the waiter's identity. Only a script ends it: the
+-- waiter takes the lock, the waiter is removed, or a sweep finds the grant due. Until its message is known to be
+-- published, the grant is due within 5 s. Then a sweep publishes the message, in case the granting process died.
 
 local PUBLISH_WITHIN_US = 5000000
 -- Waiters per step, so that no script walks the whole queue.
@@ -44,8 +44,8 @@ local function task_of(message)
 end
 
 -- Grant the free lock. Return the waiter's identity, its message, and the grant's id, or nil if no call waits.
--- The id is the time of the grant. Only the copy that was published for this grant may take the lock: the broker may
--- have lost the message of an earlier grant, and then has no copy left.
+-- The id is the time of the grant. Only the copy that was published for this grant may take the lock.
+-- The broker may have lost the message of an earlier grant, and then has no copy left.
 local function grant_next(now, granter)
   return_delayed_waiters(now)
   while true do

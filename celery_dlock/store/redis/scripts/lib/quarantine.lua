@@ -1,11 +1,12 @@
 -- lib/quarantine: may this server grant anything new yet, or may it have lost leases that still run?
 -- @uses quarantine_record quarantine_ms failover_epoch
 --
--- Each bucket has a record of the server that grants there: its run id, its replication id, the end of its quarantine
--- (us), the length of the quarantine (ms), and the failover epoch (0 if nobody counts failovers). A server gets a new run
--- id at each start, and a new replication id at each promotion, which keeps the old id as the second one. A primary whose
--- replicas were all away for long changes its id too, and then has no second id. Only the epoch reveals a primary that
--- was paused or cut off while another server took its place, and that was not made a replica.
+-- Each bucket has a record of the server that grants there. It has the server's run id, its replication id, the end of
+-- the quarantine (us), its length (ms), and the failover epoch. The epoch is 0 if failovers are not counted.
+--
+-- A server gets a new run id at each start. At each promotion, it gets a new replication id and keeps the old one as
+-- its second id. A primary whose replicas were all away for long changes its id too, and then has no second id. Only
+-- the epoch reveals a primary that was paused or cut off while another server replaced it. It did not become a replica.
 --
 -- A start always begins a quarantine: the settings read now do not tell whether earlier writes were on disk.
 

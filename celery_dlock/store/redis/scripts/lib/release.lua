@@ -24,9 +24,9 @@ local function free_or_hold(hold_ms)
   end
 end
 
--- Wake callers that wait in their slot, by the command that matches their subscription: SPUBLISH spares a Cluster from
--- telling all of its nodes. A lock that is kept is announced too: the retry may be the one that waits, and all others learn
--- how long they have to wait.
+-- Wake callers that wait in their pool slot, by the command that matches their subscription. With SPUBLISH, a Cluster
+-- does not forward the message to all of its nodes. A lock that stays held is announced too. The waiting caller may be
+-- the retry, and other callers learn how long they have to wait.
 local function notify_waiters()
   if not (ours and notify) then
     return

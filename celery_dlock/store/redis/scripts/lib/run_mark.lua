@@ -1,13 +1,13 @@
 -- lib/run_mark: what the store remembers of a name's last run (once_per), a string of nine lines.
 --
--- state         "used": the run succeeded. "started": it runs, or its process died; it runs while the lock is held by its
---               acquisition. "unknown": its process died, and a later run ended without a success. "cleared": it ended
---               without a success, and only its seed is kept
+-- state         "used": the run succeeded. "started": it runs if its acquisition holds the lock; else its process died.
+--               "unknown": its process died, and a later run ended without a success. "cleared": it ended without a
+--               success, and only its seed is kept
 -- at            microseconds: when the run succeeded; in any other state, when it started
 -- identity, acquisition, by
---               of that run; by is JSON. After an operator's command, the acquisition is the id of the command: a second
---               copy of the command finds that it was carried out
--- seed          what the idempotency key is made of: the token of the first run, passed on until a success
+--               of that run; by is JSON. After an operator's command, the acquisition is the id of the command.
+--               With it, a second copy of the command finds that the first one was executed
+-- seed          part of the idempotency key: the token of the first run. Later runs inherit it until one succeeds.
 -- crashed_at, crashed_of, crashed_by
 --               of a started mark: at, identity and by of an earlier run whose process died; "" if there is none
 

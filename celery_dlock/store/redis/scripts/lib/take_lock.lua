@@ -1,8 +1,9 @@
 -- lib/take_lock: take the free lock, and answer. Statements instead of a function: the uncontended path of acquire
 -- creates no closures.
--- @uses lock last_token run acquisition ttl_ms identity task task_id node pid min_hold_ms requester_json run_mark_ms once
+-- @uses lock last_token run acquisition ttl_ms identity task task_id node pid
+-- @uses min_hold_ms requester_json run_mark_ms once
 --
--- The lock's hash has these fields. The holder has one field per fact: with a value of more than 64 bytes, Redis would
+-- The lock's hash has these fields. The holder has one field per fact. With a value of more than 64 bytes, Redis would
 -- convert the hash to a larger and slower encoding.
 --   acq            acquisition that holds it; "grant:" or "reserved:" and an identity; or "kept" (min_hold)
 --   identity       digest of the holder's message, or ""
