@@ -27,9 +27,9 @@ _NULL_LEASE: Final = NullLease()
 class Lock:
     """A distributed, reentrant lock.
 
-    It excludes every other holder of the same name: other ``Lock`` objects and tasks with ``scope="shared"`` whose key
-    gives this very text. Each thread, and each execution of a task, is an owner of its own; an owner that holds the
-    lock re-enters. While it is held, the keeper of this process renews it.
+    It excludes every other holder of the same name: other ``Lock`` objects, and tasks with ``scope="shared"`` whose key
+    gives this text. Each thread and each execution of a task is an owner. An owner that holds the lock re-enters it.
+    While the lock is held, the watchdog of this process renews the lease.
 
     The tasks of one asyncio loop are one thread and so one owner: they do not exclude each other.
 
@@ -47,7 +47,7 @@ class Lock:
     def __init__(
         self, name: str | LockName, *, app: Celery | None = None, ttl: object = None, durability: object = None
     ) -> None:
-        given: object = name  # whatever the annotation says, anything may have been given
+        given: object = name  # the annotation does not stop a caller from passing another type
         if isinstance(given, LockName):
             self._name = given
         elif isinstance(given, str) and given:
@@ -68,13 +68,13 @@ class Lock:
 
     @property
     def lease(self) -> Lease | NullLease | None:
-        """This owner's lease, while it holds the lock; a null lease with ``dlock_enabled=False``."""
+        """The lease of this owner while it holds the lock; a null lease with ``dlock_enabled=False``."""
         if not self._runtime.enabled:
             return _NULL_LEASE
         return self._runtime.lock_client.held(self._name, self._runtime.owner_context())
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
-        """Take the lock; true if it is ours now.
+        """Acquire the lock. Return true if this owner holds it now.
 
         Args:
             blocking: Wait for a release.
@@ -82,10 +82,10 @@ class Lock:
 
         Raises:
             InvalidLockOptions: An argument is invalid.
-            LockLost: This owner held the lock and its lease is over; an inner entry never acquires anew.
+            LockLost: This owner held the lock, and its lease is over. An inner entry never acquires anew.
             StoreUnavailable: The store did not answer.
         """
-        given: object = blocking  # a time perhaps, which some other locks have first
+        given: object = blocking  # perhaps a timeout, which is the first argument of some other locks
         if not isinstance(given, bool):
             expected = "True or False; give a time to wait as timeout="
             raise invalid_value(f"Lock({self.name}).acquire: blocking", blocking, expected)
@@ -96,11 +96,11 @@ class Lock:
         return isinstance(self._acquire(timeout if blocking else 0.0), Lease | NullLease)
 
     def release(self) -> None:
-        """Leave the lock once.
+        """Leave the lock once. The outermost exit releases it.
 
         Raises:
             NotHeld: This owner does not hold it.
-            LockLost: The lease had ended before; another may have run beside this owner.
+            LockLost: The lease had ended before. Another owner may have held the lock meanwhile.
         """
         lease, scope = self.lease, self._runtime.owner_context()
         if isinstance(lease, NullLease):
@@ -108,18 +108,18 @@ class Lock:
         if lease is None:
             raise NotHeld(f"{self.name} is not held by this owner")
         if lease is scope.own and scope.entered.count(lease) == 1:
-            raise NotHeld(f"{self.name} is held by the running task itself, which gives it back at its end")
+            raise NotHeld(f"{self.name} is held by the running task itself, which releases it at its end")
         lost = lease.lost
         ours = self._runtime.lock_client.release(lease, scope)
         if lost or not ours:
             raise LockLost(f"the lease of {self.name} was over before its release")
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock now."""
+        """Return whether an owner holds the lock now."""
         return self.holder() is not None
 
     def holder(self) -> Holder | None:
-        """Who holds the lock now."""
+        """Return the current holder, or None."""
         return self._runtime.lock_client.holder(self._name) if self._runtime.enabled else None
 
     def __enter__(self) -> Self:

@@ -1,4 +1,7 @@
-"""What one app has at run time: its settings, its listeners, and per process a store, slots, a locker and a keeper."""
+"""The runtime of one app: its settings and listeners and, per process, a store, a lease table and a watchdog.
+
+Above 300 lines: it is the one place that creates and connects the parts of a process.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 
-#: Seconds after which a command of the keeper counts as unanswered: the shortest, and those that it may wait while no
-#: lease ends soon. Not a setting: a lease that may last for seconds allows no more.
+#: Timeouts, in seconds, of the watchdog's commands: the shortest one, and longer ones while no lease ends soon. They
+#: are no settings: a lease of a few seconds allows no more.
 KEEPER_TIMEOUT = 0.4
 PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
-#: Commands that a release sends at most, each within its timeout, and connections that it opens for them.
+#: Maximum number of timeouts in one release: its commands, and the connections that it opens for them.
 RELEASE_STEPS = 4
 
 
@@ -109,7 +112,7 @@ NO_WORKER: Final = _NoWorker()
 
 
 class Runtime:
-    """Everything of one app; found by :meth:`of`, kept on the app itself, so that two apps share nothing."""
+    """The runtime of one app, kept on the app itself, so that two apps share nothing. :meth:`of` finds it."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
@@ -117,9 +120,9 @@ class Runtime:
         self.listeners = Listeners()
         #: Attached by the worker before it forks; its pool children inherit it.
         self.worker: WorkerHooks = NO_WORKER
-        #: Made by the worker before it forks; of no use elsewhere.
+        #: Created before the worker forks. Only workers use it.
         self.receive_order = ReceiveOrder()
-        #: Likewise shared with the children: what one of them finds out about the store spares the others.
+        #: Shared with the children: one timeout of the store opens the circuit breaker of all of them.
         self._store_state = shared_words()
         #: Shared with the children: when the worker last lost its broker's connection, on the monotonic clock.
         self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
@@ -131,10 +134,10 @@ class Runtime:
 
     @classmethod
     def of(cls, app: Celery) -> Runtime:
-        """The runtime of ``app``, made at its first use."""
+        """Return the runtime of ``app``. The first use creates it."""
         found: Runtime | None = vars(app).get(_ATTRIBUTE)
         if found is None:
-            # setdefault is one step: of two threads that come first at once, both get the same one.
+            # setdefault is atomic: two threads that come first at once get the same runtime.
             found = vars(app).setdefault(_ATTRIBUTE, cls(app))
         return found
 
@@ -177,7 +180,7 @@ class Runtime:
 
     @property
     def claim_rollback(self) -> ClaimRollback:
-        """Of this process: takes back the claims of which nobody knows whether they were made."""
+        """The part of this process that releases claims whose outcome is unknown."""
         return self._here().claim_rollback
 
     @property
@@ -208,21 +211,21 @@ class Runtime:
         self.worker.hand_off(slot.name, released.granted)
 
     def first_of(self, remark: str) -> bool:
-        """Is it the first time in this process? What each message could say is said by the first one."""
+        """Return whether this process gives a remark for the first time, so that not each message repeats it."""
         first = remark not in self._said
         self._said.add(remark)
         return first
 
     def wake_watchdog(self) -> None:
-        """Make sure that a keeper reads this process's slots."""
+        """Make sure that a watchdog reads this process's lease table."""
         self._here().wake_watchdog()
 
     def owner_context(self) -> OwnerContext:
-        """Who asks: the running execution, or this thread."""
+        """Return the owner context of the running execution or, outside of one, of this thread."""
         return current_scope(self.node)
 
     def adopt(self, slots: LeaseTable) -> None:
-        """In a pool child: hold everything in ``slots``, which the main process keeps."""
+        """Use ``slots`` as the lease table of this pool child. The watchdog of the main process reads it."""
         self._processes[os.getpid()] = self._begin(slots)
 
     def open_store(self, timeout: float) -> QueueStore:
@@ -247,7 +250,7 @@ class Runtime:
         pid = os.getpid()
         process = self._processes.get(pid)
         if process is None:
-            # One step again: a lock taken through one locker can be given back through no other.
+            # setdefault is atomic: a lock can be released only through the lock client that acquired it.
             process = self._processes.setdefault(pid, self._begin(None))
         return process
 
@@ -296,7 +299,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What belongs to one process and must not be used in its forks."""
+    """The parts of one process. A fork must not use them."""
 
     lease_table: LeaseTable
     watchdog: Watchdog
@@ -308,7 +311,7 @@ class _Process:
 
 
 class _OwnSource(LeaseSource):
-    """The keeper's own process, seen by it."""
+    """The watchdog's own process as a lease source."""
 
     def __init__(self, slots: LocalLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
         self._slots = slots
@@ -334,7 +337,7 @@ class _OwnSource(LeaseSource):
 
 
 class _LossNotifier:
-    """Tells of lost leases apart from the keeper: a slow listener must not stall renewals."""
+    """Reports lost leases in another thread than the watchdog: a slow listener must not delay renewals."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -342,7 +345,7 @@ class _LossNotifier:
 
     def lost(self, slot: LeaseRecord, reason: str) -> None:
         name, owner = slot.name.text, owner_of(slot.acquisition)
-        logger.warning("the lease of %s is lost: %s", name, reason)  # not behind a listener that blocks
+        logger.warning("the lease of %s is lost: %s", name, reason)  # log here: a listener may block
         self._errands.add(lambda: self._tell(name, owner, reason))
 
     def _tell(self, name: str, owner: str, reason: str) -> None:

@@ -5,7 +5,7 @@ that found the fact: the pool child, or for a lost lease also the worker's main 
 ``dlock-<kind>``, because an event named ``task-...`` would change the task's state in every monitor.
 
 A new kind of event needs an entry in ``Kind`` (:mod:`.locking.events`), a signal here, and a caller of
-``Listeners.tell``. Its monitor event follows from the kind.
+``Listeners.emit``. Its monitor event follows from the kind.
 """
 
 from __future__ import annotations

@@ -15,33 +15,33 @@ from ..utils.clock import Clock
 
 __all__ = ["ClaimRollback"]
 
-#: Seconds between two tries.
+#: Seconds between two attempts.
 AGAIN: Final = 0.5
-#: Claims that are remembered; of more, the eldest end by their queued_ttl.
+#: Maximum number of stored claims. Beyond it, the oldest ones end by their queued_ttl.
 MOST: Final = 10_000
 
 
 class ClaimRollback:
-    """A thread that lives while there is something to take back.
+    """A thread that runs while claims are to be rolled back.
 
-    A claim that a slow store takes after all would refuse its caller's next try, and all others, for a message that was
-    never published. So it is given up by its attempt: it takes effect neither now nor later.
+    If a slow store made the claim after all, it would refuse all later calls for a message that was never published.
+    The claim is released by its attempt id, so it takes effect neither now nor later.
 
     Args:
-        make_store: Makes a store of the thread's own.
-        clock: Where the claims' life is read.
+        make_store: Creates a store for this thread only.
+        clock: The clock by which claims expire.
     """
 
     def __init__(self, make_store: Callable[[], ClaimStore], clock: Clock) -> None:
         self._make_store = make_store
         self._clock = clock
-        # append and popleft are atomic, so no lock that a signal handler or a greenlet could sit on.
+        # append and popleft are atomic. A lock here could be held by an interrupted signal handler or greenlet.
         self._left: collections.deque[tuple[LockName, ClaimRequest, float]] = collections.deque(maxlen=MOST)
         self._store: ClaimStore | None = None
         self._loop = Loop("unsure claims", self._turn, needed=lambda: bool(self._left), close=self._close)
 
     def take_back(self, name: LockName, publication: ClaimRequest) -> None:
-        """Never blocks."""
+        """Queue a claim for release. Never blocks."""
         self._left.append((name, publication, self._clock.monotonic() + publication.life_ms / 1000))
         self._loop.wake()
 
@@ -55,7 +55,7 @@ class ClaimRollback:
             if self._clock.monotonic() < end:
                 self._store.release_claim(name, publication.task_id, publication.generation, publication.attempt)
         except StoreRefused:
-            pass  # then it refused the claim, too
+            pass  # it refused the claim for the same reason
         except StoreUnavailable:
             return AGAIN
         self._left.popleft()

@@ -1,4 +1,7 @@
-"""The story of a lock in order: name, store, lease, keeper, events."""
+"""The lock client: acquires, re-enters, renews and releases locks for the owners of one process.
+
+Above 300 lines: acquire, renew and release share the rollback of an interrupted step, so they stay together.
+"""
 
 from __future__ import annotations
 
@@ -41,30 +44,30 @@ from .owner import OwnerContext
 __all__ = ["LockClient"]
 
 
-#: Tries under a new number after an answer was lost.
+#: Attempts of one acquire. Each one after a lost reply has an acquisition number of its own.
 ATTEMPTS = 2
-#: Seconds, at random up to so many, between the votes on a lock that no majority of several servers gave to anybody.
+#: Upper limits, in seconds, of the random delays between votes that gave no owner a majority (Redlock).
 VOTES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
-#: Seconds between two looks of a waiter whom nobody wakes.
+#: Seconds between two polls of a waiter that gets no release notification.
 POLL = 2.0
-#: How many waiters are named, at most.
+#: Maximum number of waiters that a listing names.
 NAMED = 100
-#: Seconds without a look of the watchdog after which an acquire warns; longer than its longest round.
+#: Seconds without a scan by the watchdog after which an acquire warns. Longer than its longest round.
 UNWATCHED = 10.0
 
 
 class LockClient:
-    """Takes and gives back locks for the owners of one process.
+    """Acquires and releases locks for the owners of one process.
 
     Args:
-        store: Where locks live.
-        slots: The slots of this process; what is held is written there before it is asked for.
-        wake: Makes sure that a watchdog reads those slots; false if none can be started.
-        clock: Where deadlines are read.
-        listeners: Whom to tell.
-        hand_over: Publishes the message of a waiter whose turn it is; never raises for the broker's sake.
-        breaker: Knows whether the store answers. Messages can come back, so they do not ask one that does not; a
-            ``Lock`` always asks, because who called it has nothing else.
+        store: The lock store.
+        slots: The lease table of this process. Each acquisition is recorded there before its command is sent.
+        wake: Starts the watchdog if it does not run; returns false if it cannot be started.
+        clock: The clock of all deadlines.
+        listeners: The receivers of events.
+        hand_over: Publishes the message of a granted waiter. Never raises because of the broker.
+        breaker: The circuit breaker. If it is open, a delivered message skips the store, because it can be
+            republished. A ``Lock`` always calls the store, because its caller has no other attempt.
     """
 
     def __init__(
@@ -87,19 +90,19 @@ class LockClient:
         self._warned = False
 
     def acquire(self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest) -> Lease | Refusal:
-        """Take the lock or say why not; an owner that holds it re-enters.
+        """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
 
         Raises:
-            LockLost: The owner held the lock, and its lease is over: an inner entry never acquires anew.
-            StoreUnavailable: The store did not answer; if it took the lock, the keeper gives it back. Or the watchdog
-                cannot be started, so the lease would not be renewed.
+            LockLost: The owner held the lock, and its lease is over. An inner entry never acquires anew.
+            StoreUnavailable: The store did not answer, or the watchdog cannot be started to renew the lease. If the
+                store took the lock, the watchdog releases it.
         """
         held = scope.held.get((id(self), name))
         try:
             if held is not None:
                 earlier = self._used_before(name, held, claim) if claim.once else None
                 if earlier is None and claim.once and not held.seed:
-                    held.seed = str(held.token)  # it was taken without a mark, and so without a seed that lasts
+                    held.seed = str(held.token)  # the lock was acquired without a run mark, so it has no stored seed
                 return earlier or self._enter_again(held, scope)
             part = self._store.shard(name)
             if scope.delivered and claim.identity is not None:
@@ -127,18 +130,18 @@ class LockClient:
         *,
         leaving: bool = False,
     ) -> Lease | Refusal:
-        """As :meth:`acquire`, but wait for a release, at most ``timeout`` s (None: for ever).
+        """Acquire the lock, and wait for a release if it is held.
 
-        A waiter is woken by the release; the slow poll is for holders that died and for messages that got lost.
+        A release wakes the waiter. The slow poll covers holders that died and notifications that were lost.
 
         Args:
-            name: Of the lock.
-            scope: Of the owner.
-            ttl: In seconds.
-            claim: What the store needs to know.
-            timeout: How long.
-            leaving: Only for a holder that has said that it is about to release: not for whoever got it after that,
-                nor for the retry for which it was kept.
+            name: The lock name.
+            scope: The context of the owner.
+            ttl: The lease duration in seconds.
+            claim: The request to the store.
+            timeout: Seconds to wait at most; None: for ever.
+            leaving: Wait only for a holder that announced its release. Do not wait for a later holder, nor for the
+                retry that the lock is reserved for.
         """
         answer = self.acquire(name, scope, ttl, claim)
         if not isinstance(answer, Held) or (timeout is not None and timeout <= 0):
@@ -146,7 +149,7 @@ class LockClient:
         end = None if timeout is None else self._clock.monotonic() + timeout
         with self._store.release_listener(name) as waker:
             while True:
-                # Its rank is that of its arrival, however often it asks.
+                # Keep the rank of the first attempt. Else the waiter would lose its place at each poll.
                 claim = claim._replace(rank_us=answer.rank_us, notify=True)
                 answer = self.acquire(name, scope, ttl, claim)
                 left = POLL if end is None else end - self._clock.monotonic()
@@ -155,14 +158,17 @@ class LockClient:
                 waker.wait(min(left, POLL, answer.holder.expires_in + 0.005))
 
     def release(self, lease: Lease, scope: OwnerContext, ending: ReleaseRequest = ReleaseRequest()) -> bool:  # noqa: B008  # frozen
-        """Leave a lease once; its outermost leaving frees the lock. False if the lease turned out to be lost.
+        """Leave a lease once. The outermost exit releases the lock.
 
-        Never raises for the store's sake: a failed release must not fail a task that is done. What the store did
-        not hear of the keeper repeats.
+        Never raises because of the store: a failed release must not fail a task that is done. The watchdog repeats
+        a release that the store did not answer.
+
+        Returns:
+            False if the lease was lost before.
         """
         if lease.over or lease.pid != os.getpid():
             scope.drop(lease)
-            return True  # a second door, or a process that the body forked: the lock is not its to free
+            return True  # released by an earlier exit hook, or this is a fork of the body, which must not release
         if lease.hold_count > 1:
             lease.hold_count -= 1
             lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
@@ -180,7 +186,7 @@ class LockClient:
         if not ours:
             self.lose(lease, "found at its release")
         lease.over = True
-        # Only now: who is interrupted before this comes back, through another door, and finds the work undone.
+        # Drop the lease last. If an exception interrupts this method, the next exit hook must find the lease and retry.
         scope.drop(lease)
         if lost:
             logger.warning("the work under %s has ended; its lease was lost before", lease.name)
@@ -189,11 +195,10 @@ class LockClient:
         return ours and not lost
 
     def delegate_release(self, scope: OwnerContext) -> None:
-        """Leave to the keeper what this scope began, and neither ended nor holds on record.
+        """Delegate to the watchdog the release of acquisitions that were interrupted.
 
-        A soft limit, another signal's exception or a greenlet's kill can strike between any two steps here. Blocking
-        the signals instead does not help: a mask is one thread's, and Python raises in the main thread whichever
-        thread the kernel chose.
+        A soft time limit, another signal's exception or the kill of a greenlet can interrupt any step of an acquire.
+        Blocking signals does not help. A signal mask belongs to one thread, but Python raises in the main thread.
         """
         for acquisition in scope.open_acquisitions - {lease.acquisition for lease in scope.entered}:
             slot = self._slots.find(acquisition)
@@ -204,22 +209,24 @@ class LockClient:
             scope.open_acquisitions.discard(acquisition)
         self._wake()
 
-    def announce_release(self, lease: Lease, heir: str = "") -> None:
-        """Say that the body has ended, before a follower of the message is published.
+    def announce_release(self, lease: Lease, reserved_for: str = "") -> None:
+        """Record in the lock that the body has ended, before the next message is published.
 
         Args:
-            lease: Whose body it was.
-            heir: The identity of its retry, which is no rival; "" for none.
+            lease: The lease of the body.
+            reserved_for: The identity of the retry that may take the lock meanwhile; "" for none.
         """
         if not lease.releasing and not lease.over and lease.pid == os.getpid():
             lease.releasing = True
             try:
-                self.renew(lease, lease.ttl, (("releasing", "1"), *((("reserved_for", heir),) if heir else ())))
+                self.renew(
+                    lease, lease.ttl, (("releasing", "1"), *((("reserved_for", reserved_for),) if reserved_for else ()))
+                )
             except StoreUnavailable as error:
                 logger.warning("could not say that %s is about to be released: %s", lease.name, error)
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
-        """Move the deadline now, beside the keeper's renewals."""
+        """Move the deadline now, in addition to the renewals of the watchdog."""
         sent = self._clock.monotonic()
         if 0 < lease.record.max_hold_until <= sent:
             self.lose(lease, "it was held for as long as max_hold allows")
@@ -227,11 +234,11 @@ class LockClient:
         renewal = Renewal(
             lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.record.durability
         )
-        # An answer that comes after the lease's end is too late for whoever asked whether it lives.
+        # A reply after the lease's end is of no use to the caller.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
         part = self._store.shard(lease.lock_name)
         renew = functools.partial(self._breaker.call, self._store.renew, part=part)
-        # Here, not in the store: the watchdog's next tick is its second try.
+        # Repeat here and not in the store: the watchdog needs no repetition, its next tick is one.
         (renewed,) = call_again_if_reply_lost(renew, [renewal], within)
         if renewed is None:
             raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
@@ -242,30 +249,30 @@ class LockClient:
         return renewed
 
     def lose(self, lease: Lease, reason: str) -> None:
-        """Note, and tell once, that a lease is over although its holder has not released it."""
+        """Mark a lease as lost and report it, once."""
         if not lease.lost and not lease.over:
             lease.record.lose()
             logger.warning("the lease of %s is lost: %s", lease.name, reason)
             self._tell("lost", lease, reason)
 
     def held(self, name: LockName, scope: OwnerContext) -> Lease | None:
-        """The lease under which this scope entered the lock."""
+        """Return the lease under which this owner entered the lock."""
         lease = scope.held.get((id(self), name))
         return lease if lease in scope.entered else None
 
     def holder(self, name: LockName) -> Holder | None:
-        """Who holds the lock now."""
+        """Return the current holder of the lock."""
         return self._store.inspect(name)
 
     def waiting(self, name: LockName) -> Waiting:
-        """Who waits for the lock under the queue policy."""
+        """Return the waiters of the lock under the queue policy."""
         return self._store.list_waiters(name, NAMED)
 
     def _vote_again(
         self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
     ) -> Lease | Refusal:
         for window in VOTES:
-            # Others asked at the same moment; who comes back at another one finds a majority, or gets it.
+            # Other owners voted at the same moment. After a random delay, one of them gets a majority.
             time.sleep(rng.uniform(0.0, window))
             answer = self._ask(name, scope, ttl, claim, part)
             if not isinstance(answer, NoMajority):
@@ -277,14 +284,14 @@ class LockClient:
     ) -> Lease | Refusal:
         for attempt in range(ATTEMPTS):
             acquisition = scope.next_acquisition()
-            # Written first: whoever dies between here and the answer leaves a trace for the keeper.
+            # Record the acquisition first. If this process dies before the reply, the watchdog must find it.
             slot = self._slots.open(name, acquisition, ttl, claim.durability)
             sent = self._clock.monotonic()
             try:
                 answer = self._breaker.call(self._store.acquire, name, acquisition, round(ttl * 1000), claim, part=part)
             except ReplyLost as error:
                 self._take_back(slot, scope, error)
-                # A twin may have met it and left word, which went with it.
+                # A duplicate delivery may have met this acquisition; its mark is gone with the rollback.
                 claim = claim._replace(republished=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -296,20 +303,12 @@ class LockClient:
                 slot.held(sent + ttl - drift_margin(ttl))
                 self._see_it_watched(slot, scope, sent)
                 return Lease(
-                    slot,
-                    answer.token,
-                    self._clock,
-                    self,
-                    owner=scope.owner,
-                    task=scope.task,
-                    task_id=scope.task_id,
-                    rank_us=answer.rank_us,
-                    seed=answer.seed,
-                    after_crash=answer.after_crash,
-                )
+                    slot, answer.token, self._clock, self, owner=scope.owner, task=scope.task, task_id=scope.task_id,
+                    rank_us=answer.rank_us, seed=answer.seed, after_crash=answer.after_crash,
+                )  # fmt: skip
             if isinstance(answer, Parked | Duplicate | Used | Unknown):
-                # While the slot still stands: should this process die now, the keeper finds the grant.
-                self._pass_on(name, answer)
+                # Publish before the record is cleared. If this process dies now, the watchdog finds the grant.
+                self._publish_grant(name, answer)
             self._forget(slot, scope)
             if not isinstance(answer, Tombstoned):
                 return answer
@@ -318,11 +317,11 @@ class LockClient:
     def _take_back(self, slot: LeaseRecord, scope: OwnerContext, error: ReplyLost) -> None:
         """Make sure that an acquire of unknown outcome takes effect neither now nor later."""
         if isinstance(error, ReplyTimeout):
-            raise error  # the keeper does it: who asks has waited long enough
+            raise error  # the watchdog rolls it back: the caller has waited for one timeout already
         self._undo(slot, scope, error)
 
     def _see_it_watched(self, slot: LeaseRecord, scope: OwnerContext, now: float) -> None:
-        """Give the lock back if no watchdog can renew it; log if the watchdog has not looked lately."""
+        """Release the lock if no watchdog can renew it. Log if the watchdog has not scanned the leases lately."""
         if not self._wake():
             self._give_back(slot, scope)
             raise StoreNotReady(f"{slot.name} is not taken: the thread that renews leases cannot be started")
@@ -337,7 +336,7 @@ class LockClient:
         self._warned = unwatched
 
     def _undo(self, slot: LeaseRecord, scope: OwnerContext, error: StoreUnavailable) -> None:
-        if isinstance(error, ReplyLost | NotConfirmed):  # of any other the store has carried out nothing
+        if isinstance(error, ReplyLost | NotConfirmed):  # after other errors, the store has carried out nothing
             self._give_back(slot, scope)
         else:
             self._forget(slot, scope)
@@ -345,10 +344,10 @@ class LockClient:
     def _give_back(self, slot: LeaseRecord, scope: OwnerContext) -> None:
         name, part = slot.name, self._store.shard(slot.name)
         undone = self._breaker.call(self._store.release, name, slot.acquisition, scope.rollback, part=part)
-        self._pass_on(slot.name, undone)
+        self._publish_grant(slot.name, undone)
         self._forget(slot, scope)
 
-    def _pass_on(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
+    def _publish_grant(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
         if answer.granted:
             self._hand_over(name, answer.granted)
 
@@ -357,7 +356,7 @@ class LockClient:
         scope.open_acquisitions.discard(slot.acquisition)
 
     def _used_before(self, name: LockName, held: Lease, claim: AcquireRequest) -> Used | None:
-        """Who used the name that is entered once more: an inner run just now, or one before."""
+        """Return the run that used the name before: an inner run of this lease, or an earlier one."""
         if held.inner_use is not None and held.inner_use.tick == claim.tick:
             by = Requester(*json.loads(held.inner_use.requester))
             return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same_message=False)
@@ -367,16 +366,16 @@ class LockClient:
         return Used(Holder(use.task, use.task_id, use.node, None, use.since), same_message=False)
 
     def _enter_again(self, lease: Lease, scope: OwnerContext) -> Lease:
-        # The count is stated absolutely: an increment would count twice when it is sent twice.
+        # Store the absolute count: an increment that is sent twice would count twice.
         if lease.lost or not self.renew(lease, lease.ttl, (("count", str(lease.hold_count + 1)),)):
             raise LockLost(f"the lease of {lease.name} is over; it cannot be entered again")
-        # In this order: an entry that is on record and was not counted ends too early, one only counted never ends.
+        # Keep this order. An interrupted entry must be released too early rather than never.
         scope.entered.append(lease)
         lease.hold_count += 1
         return lease
 
     def _restated(self, lease: Lease) -> bool:
-        """Tell the store of an inner leaving; what it does not hear of, the outermost leaving makes good."""
+        """Store the lower hold count. If the store does not answer, the outermost release corrects it."""
         try:
             return self.renew(lease, lease.ttl, (("count", str(lease.hold_count)),))
         except StoreUnavailable:
@@ -385,20 +384,22 @@ class LockClient:
     def _free(self, lease: Lease, scope: OwnerContext, ending: ReleaseRequest) -> bool:
         try:
             if not lease.record.begin_release():
-                return True  # an interrupted release: the keeper has it, or had it
+                return True  # an interrupted release: the watchdog does it, or has done it
             part = self._store.shard(lease.lock_name)
             if scope.delivered:
-                self._breaker.before_call(part)  # else each body that ends would wait for a dead store's timeout
+                self._breaker.before_call(part)  # else each body would end with the timeout of a dead store
             released = self._breaker.call(
                 self._store.release, lease.lock_name, lease.acquisition, ending, lease.record.durability, part=part
             )
-            # Before the releaser's own message is acknowledged, and before its slot forgets it.
-            self._pass_on(lease.record.name, released)
+            # Publish before the releaser's message is acknowledged and before its record is cleared.
+            self._publish_grant(lease.record.name, released)
         except BaseException as error:
             lease.record.delegate_release(ending.text)
             self._wake()
             if isinstance(error, StoreUnavailable):
-                logger.warning("could not release %s, the keeper will: %s", lease.name, error)
+                logger.warning(
+                    "could not release %s, the watchdog retries it until the store answers: %s", lease.name, error
+                )
                 return True
             raise
         lease.record.clear()

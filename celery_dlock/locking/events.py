@@ -1,4 +1,4 @@
-"""What happened to a lock, told to listeners."""
+"""Events of locks, and their listeners."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One fact about one lock. It never holds a task's arguments, which may be secrets.
+    """An event of one lock. It never contains task arguments, which may be secrets.
 
     Args:
-        kind: What happened.
+        kind: The kind of event.
         name: The lock name.
-        owner: Whose entry it was.
+        owner: The owner that acquired or requested the lock.
         task: The task's name; None for a ``Lock`` outside any task.
-        task_id: The id of the task that asked or held.
-        token: The fencing token, where there was an acquisition.
-        reason: For people: who refused, why it was lost, what the policy did.
+        task_id: The id of the task that requested or held the lock.
+        token: The fencing token, if the lock was acquired.
+        reason: A text for operators: the holder, the cause of a loss, or what the policy did.
     """
 
     kind: Kind
@@ -39,24 +39,24 @@ class Event:
 
 
 class Listeners:
-    """Whom to tell. A listener that raises is logged and changes nothing: it cannot break a lock."""
+    """The receivers of events. An error of a listener is logged and does not affect the lock."""
 
     def __init__(self) -> None:
         self._listeners: list[tuple[Callable[[Kind], bool], Callable[[Event], None]]] = []
 
     def add(self, listener: Callable[[Event], None], hears: Callable[[Kind], bool] = lambda kind: True) -> None:
-        """Tell ``listener`` of every event of whose kind ``hears`` is true at that moment; ``hears`` never raises."""
+        """Call ``listener`` for each event whose kind ``hears`` accepts at that moment. ``hears`` must not raise."""
         self._listeners.append((hears, listener))
 
     def wants(self, kind: Kind) -> bool:
-        """Would anybody hear it? To ask first spares the making of facts."""
-        for hears, _ in self._listeners:  # not any(): a generator costs more than all it asks  # noqa: SIM110
+        """Return whether a listener accepts this kind. A caller that checks first need not collect the fields."""
+        for hears, _ in self._listeners:  # not any(): the generator costs more than the calls  # noqa: SIM110
             if hears(kind):
                 return True
         return False
 
     def emit(self, kind: Kind, **facts: Any) -> None:
-        """Tell all who hear; an event that nobody hears costs no more than the asking."""
+        """Send an event to the listeners that accept its kind. Without one, no event is created."""
         event = None
         for hears, listener in self._listeners:
             if not hears(kind):
@@ -65,7 +65,7 @@ class Listeners:
                 event = event or Event(kind=kind, **facts)
                 listener(event)
             except BaseException as error:
-                # In a body's thread, SystemExit and the like are for the body's caller.
+                # In the thread of a body, SystemExit and similar exceptions must reach the caller of the body.
                 if native.is_kill(error) or not (isinstance(error, Exception) or native.in_background()):
                     raise
                 logger.warning("a listener of dlock-%s failed", kind, exc_info=True)

@@ -1,4 +1,4 @@
-"""One held lock: how long it lives, and how its holder finds out."""
+"""The lease of a held lock, and its substitutes for calls without a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BypassLease", "Lease", "NullLease", "Renewer", "drift_margin", "loss
 
 
 def drift_margin(ttl: float) -> float:
-    """Seconds by which a lease ends here before it ends in the store: Redlock's allowance for clock drift.
+    """Return by how many seconds a lease ends here before it ends in the store: an allowance for clock drift.
 
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/ (1 % of the ttl and 2 ms).
     """
@@ -24,22 +24,22 @@ def drift_margin(ttl: float) -> float:
 
 
 def loss_grace(ttl: float) -> float:
-    """Seconds before its end from which a lease that the store does not confirm counts as lost.
+    """Return how many seconds before its end an unconfirmed lease counts as lost.
 
-    Its holder needs them to stop, and its process may not be scheduled at once.
+    The holder needs this time to stop, and its process may not be scheduled at once.
     """
     return min(0.2, ttl * 0.1)
 
 
 class Renewer(Protocol):
-    """Who carries out what a lease asks for."""
+    """The part of the lock client that a lease uses."""
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
-        """Move the deadline; false, and the lease is lost, where the store no longer knows it."""
+        """Move the deadline. If the store no longer has the lease, mark it as lost and return false."""
         ...
 
     def lose(self, lease: Lease, reason: str) -> None:
-        """Note, and tell once, that the lease is over."""
+        """Mark the lease as lost and report it, once."""
         ...
 
 
@@ -51,13 +51,13 @@ class Lease:
 
     Attributes:
         name: The lock name.
-        owner: Whose lease it is: one delivery of one message, or one thread.
-        token: The fencing token; grows with every acquisition of the name.
-        ttl: Seconds from a renewal to the end.
-        hold_count: How often the owner entered and has not left.
-        task: The name of the task that holds it, if one does.
-        task_id: Its id.
-        after_crash: Under ``once_per``: an earlier run died and may have done its work; ask whoever it was done at.
+        owner: The owner: one delivery of one message, or one thread.
+        token: The fencing token. It grows with every acquisition of the name.
+        ttl: Seconds from a renewal to the end of the lease.
+        hold_count: The number of entries that the owner has not left.
+        task: The name of the task that holds the lease, or None.
+        task_id: The id of that task, or None.
+        after_crash: Under ``once_per``: an earlier run died and may have done its work. Check before repeating it.
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class Lease:
         self.hold_count = 1
         self.over = False
         self.releasing = False
-        #: The ending of an inner run that used the name up; only the outermost leaving can tell the store.
+        #: The release request of an inner run that used the name. Only the outermost release can store it.
         self.inner_use: ReleaseRequest | None = None
         self.pid = os.getpid()
         self._clock = clock
@@ -122,13 +122,13 @@ class Lease:
 
     @property
     def idempotency_key(self) -> str:
-        """32 hexadecimal digits for a gateway that knows a repetition by them.
+        """The idempotency key: 32 hexadecimal digits by which a gateway recognizes a repetition.
 
-        The same for every run of the name until one succeeds and its ``once_per`` is over: after a failure, a retry and
-        a crash too. After ``task.forget()`` it is another.
+        It is the same for every run of the name until one succeeds and its ``once_per`` is over. A failure, a retry or
+        a crash does not change it; ``task.forget()`` does.
 
         Raises:
-            DLockError: The task has no ``once_per``, or this run is nested in a lock that another one took.
+            DLockError: The task has no ``once_per``, or this run is nested in a lock that another task acquired.
         """
         if not self.seed:
             raise DLockError(f"{self.name}: there is an idempotency_key only under once_per")
@@ -136,7 +136,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """True while the lease is known to live."""
+        """True while the lease is known to be held."""
         return self.remaining() > 0
 
     @property
@@ -145,16 +145,16 @@ class Lease:
         return self.record.lost
 
     def remaining(self) -> float:
-        """Seconds until the lease ends if nobody renews it; 0 when it is released or lost."""
+        """Return the seconds until the lease ends without a renewal; 0 if it is released or lost."""
         if self.over or self.record.lost:
             return 0.0
         return max(0.0, self.record.deadline - self._clock.monotonic())
 
     def ensure(self) -> None:
-        """Ask the store whether the lease lives, and renew it.
+        """Renew the lease, or raise if it is over.
 
         Raises:
-            LockLost: The lease is over, or the store has not answered until its deadline: stop, another may run.
+            LockLost: The lease is over, or the store did not answer before its deadline. Stop: another call may run.
         """
         if not self.over and not self.record.lost:
             try:
@@ -167,11 +167,11 @@ class Lease:
         raise LockLost(f"the lease of {self.name} is over")
 
     def extend(self, seconds: Seconds) -> None:
-        """Make the lease live at least ``seconds`` (or a ``timedelta``) from now; a renewal never shortens it.
+        """Make the lease last at least ``seconds`` (or a ``timedelta``) from now. A renewal never shortens it.
 
         Raises:
             LockLost: The lease is over.
-            StoreUnavailable: The store did not answer; the lease is what it was.
+            StoreUnavailable: The store did not answer. The lease is unchanged.
         """
         seconds = seconds_within("extend: seconds", seconds, 0.001)
         if self.over or self.record.lost or not self._renewer.renew(self, seconds):

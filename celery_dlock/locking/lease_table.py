@@ -1,7 +1,7 @@
-"""What a process holds, written where the keeper can read it without locks.
+"""The lease table: the leases of a process, recorded where the watchdog can read them without locks.
 
-Here: the contract, and the slots of a process in which the keeper itself lives. A pool child's slots lie in memory
-shared with the worker's main process (``shared_slots``).
+This module has the contract, and the table of a process that runs its own watchdog. The table of a pool child lies in
+memory shared with the worker's main process (:mod:`.shared_lease_table`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = [
 
 
 class LeaseState(IntEnum):
-    """Where an acquisition is in its life."""
+    """The state of an acquisition."""
 
     FREE = 0
-    #: The acquire is on its way; if its process dies now, it may or may not have taken the lock.
+    #: The acquire was sent. If its process dies now, the lock may or may not be taken.
     ACQUIRING = 1
-    #: Held: to be renewed.
+    #: The lock is held and its lease is renewed.
     HELD = 2
-    #: The release is on its way.
+    #: The release was sent.
     RELEASING = 3
-    #: The release did not get through; the keeper carries it out, with the ending noted here.
+    #: The release failed. The watchdog repeats it with the recorded release request.
     RELEASE_DELEGATED = 4
 
 
 class LeaseRecord(Protocol):
-    """One acquisition, written by its holder and read by the keeper."""
+    """The record of one acquisition, written by its holder and read by the watchdog."""
 
     @property
     def name(self) -> LockName: ...
@@ -48,50 +48,50 @@ class LeaseRecord(Protocol):
     def ttl(self) -> float: ...
     @property
     def durability(self) -> Durability:
-        """Who has to confirm what is written about it."""
+        """The servers that must confirm each write."""
         ...
 
     @property
     def pid(self) -> int:
-        """The process that holds it."""
+        """The process that holds the lock."""
         ...
 
     @property
     def state(self) -> LeaseState: ...
     @property
     def deadline(self) -> float:
-        """The lease's end on the monotonic clock."""
+        """The end of the lease on the monotonic clock."""
         ...
 
     @property
     def lost(self) -> bool: ...
     @property
     def max_hold_until(self) -> float:
-        """When the lease ends on the monotonic clock, however often it is renewed; 0: never."""
+        """The end of all renewals on the monotonic clock (``max_hold``); 0: none."""
         ...
 
     @property
     def ending(self) -> str:
-        """What the release still has to say, where it was left to the keeper."""
+        """The text of the release request that was delegated to the watchdog."""
         ...
 
     def held(self, deadline: float) -> None: ...
     def renewed(self, deadline: float) -> None:
-        """The lease was renewed; a deadline never moves back."""
+        """Record a renewal. A deadline never moves back."""
         ...
 
     def set_max_hold(self, until: float) -> None: ...
     def lose(self) -> None: ...
     def on_loss(self, stop: Callable[[], None] | None) -> None:
-        """What stops the work when the keeper finds the lease lost."""
+        """Set the function that stops the body when the watchdog finds the lease lost."""
         ...
 
     def stop(self) -> None:
-        """Call what stops the work, if there is anything. Called by the keeper."""
+        """Stop the body, if a function was set. Called by the watchdog."""
         ...
 
     def begin_release(self) -> bool:
-        """Its release begins; false where there is nothing to release: it is the keeper's already, or was."""
+        """Record that the release begins. Return false if the watchdog releases the lease, or has released it."""
         ...
 
     def delegate_release(self, ending: str) -> None: ...
@@ -99,28 +99,28 @@ class LeaseRecord(Protocol):
 
 
 class LeaseTable(Protocol):
-    """All slots of one process."""
+    """The records of all leases of one process."""
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LeaseRecord:
-        """A slot for a new acquisition. From its first step on, :meth:`find` finds it."""
+        """Return a record for a new acquisition. :meth:`find` finds it from its first step on."""
         ...
 
     def find(self, acquisition: str) -> LeaseRecord | None:
-        """The slot that this process opened for ``acquisition``, if it is not free."""
+        """Return the record that this process opened for ``acquisition``; None if it is free."""
         ...
 
     def records(self) -> Sequence[LeaseRecord]:
-        """Every slot that is not free."""
+        """Return all records that are not free."""
         ...
 
     @property
     def scanned_at(self) -> float:
-        """When the watchdog last looked at these slots, on the monotonic clock; 0 if that is not known."""
+        """The time of the watchdog's last scan, on the monotonic clock; 0 if unknown."""
         ...
 
 
 class LocalSlot:
-    """An acquisition of this very process."""
+    """The record of an acquisition in a process with its own watchdog."""
 
     __slots__ = (
         "_slots", "_stop", "acquisition", "deadline", "durability", "ending", "lost", "max_hold_until", "name", "state",
@@ -172,7 +172,7 @@ class LocalSlot:
         self._stop = stop
 
     def stop(self) -> None:
-        # Read once: the body's own thread may take it back between two looks.
+        # Read once: the body's thread may reset it between two reads.
         if (stop := self._stop) is not None:
             stop()
 
@@ -182,11 +182,11 @@ class LocalSlot:
 
 
 class LocalLeaseTable:
-    """Slots of a process in which the keeper itself lives."""
+    """The lease table of a process that runs its own watchdog."""
 
     def __init__(self) -> None:
         self._taken: dict[str, LocalSlot] = {}
-        #: Written by the watchdog.
+        #: Set by the watchdog.
         self.scanned_at = 0.0
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalSlot:
@@ -200,21 +200,21 @@ class LocalLeaseTable:
         self._taken.pop(slot.acquisition, None)
 
     def records(self) -> list[LocalSlot]:
-        # list() of a dict's values is one step of the interpreter: no lock that a greenlet could sit on.
+        # list() of a dict's values is atomic. A lock here could be held by a suspended greenlet.
         slots = list(self._taken.values())
         for slot in slots:
             if slot.state is LeaseState.FREE:
-                self.forget(slot)  # its clearing was interrupted
+                self.forget(slot)  # an exception interrupted clear()
         return [slot for slot in slots if slot.state is not LeaseState.FREE]
 
 
 class BodyAborter(Protocol):
-    """Raises :class:`LockLost` in a body, at most once, as soon as its slot is lost."""
+    """Raises :class:`LockLost` in a body, at most once, when its lease is lost."""
 
     def enter(self, slot: LeaseRecord) -> None:
-        """The body begins, in the thread or greenlet that calls this."""
+        """Begin to watch the body that runs in the calling thread or greenlet."""
         ...
 
     def leave(self, slot: LeaseRecord) -> None:
-        """The body has ended, or was stopped; harmless twice, and whatever is under way strikes here at the latest."""
+        """Stop watching a body. Idempotent. An exception that is on its way is raised here at the latest."""
         ...

@@ -1,4 +1,4 @@
-"""Who holds: one delivery of one message, or one thread; carried along, so that its locks are reentrant."""
+"""The owner of locks: one delivery of one message, or one thread. Its context makes locks reentrant."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _UNDONE: Final = ReleaseRequest(outcome_unknown=True, rolled_back=True)
 
 
 class OwnerContext:
-    """What one owner entered and has not left, and what it says of itself.
+    """The identity of one owner, and the locks that it has entered and not left.
 
     Args:
-        owner: A new one for each delivery, never a task id: the broker may deliver one message twice at once.
-        requester: Who it is, as :class:`~celery_dlock.store.model.AcquireRequest` says it.
-        task: The task's name, if it is an execution of one.
-        task_id: Its id.
-        outer: The scope of the same owner in which this one is nested (an ``apply()`` inside a body).
-        delivered: It has a message, which can come back when the store answers again.
+        owner: An id that is new for each delivery. A task id does not do: the broker may deliver a message twice.
+        requester: The requester in the requests to the store.
+        task: The name of the executed task, or None.
+        task_id: The id of that task, or None.
+        outer: The context of the same owner around this one (an ``apply()`` inside a body).
+        delivered: The owner has a message, which can be republished until the store answers again.
     """
 
     __slots__ = (
@@ -64,21 +64,21 @@ class OwnerContext:
         self.task = task
         self.task_id = task_id
         self.delivered = delivered
-        #: How an acquisition ends of which nobody knows whether it took place: its body has not begun.
+        #: The release request of an acquisition with an unknown outcome. Its body has not begun.
         self.rollback = _UNDONE
         self.pid = os.getpid()
         self.ident = threading.get_ident()
-        #: Acquisitions that were begun and have not ended, on record in ``entered`` or not.
+        #: Acquisitions that have begun and not ended, whether or not they are in ``entered``.
         self.open_acquisitions: set[str] = set()
         self.entered: list[Lease] = []
-        #: The entry of the execution itself, which no ``Lock`` may leave.
+        #: The lease of the execution itself, which no ``Lock`` may release.
         self.own: Lease | None = None
-        #: By lock client and lock name: what an entry may re-enter.
+        #: The leases that can be re-entered, by lock client and lock name.
         self.held: dict[tuple[int, LockName], Lease] = outer.held if outer else {}
         self.acquisition_numbers: Iterator[int] = outer.acquisition_numbers if outer else itertools.count(1)
 
     def drop(self, lease: Lease) -> None:
-        """Forget this scope's innermost entry of ``lease``."""
+        """Remove the innermost entry of ``lease``."""
         if self.entered and self.entered[-1] is lease:
             self.entered.pop()
             return
@@ -88,22 +88,22 @@ class OwnerContext:
                 return
 
     def next_acquisition(self) -> str:
-        """Owner and number: what the store knows of one outermost entry."""
+        """Return a new acquisition id: the owner and a number."""
         acquisition = f"{self.owner}.{next(self.acquisition_numbers)}"
         self.open_acquisitions.add(acquisition)
         return acquisition
 
 
 _scope: ContextVar[OwnerContext | None] = ContextVar("celery_dlock_scope", default=None)
-#: By the class, because gevent may replace it after this import, and then greenlets must not share what threads had.
+#: By class: gevent may replace ``threading.local`` after this import. Greenlets must not share a thread's context.
 _threads: dict[type, threading.local] = {}
 
 
 def current_scope(node: str) -> OwnerContext:
-    """The running execution's scope; outside of one, the scope of this thread.
+    """Return the context of the running execution or, outside of one, of this thread.
 
-    A process that was forked from the owner's is another owner: both go on living. So is a thread to which the
-    context was copied (``asyncio.to_thread``, a spawned greenlet): two of them would run at once as one owner.
+    A forked process is another owner, because both processes run on. A thread to which the context was copied
+    (``asyncio.to_thread``, a spawned greenlet) is another owner too. Else two threads would hold one lock at once.
     """
     scope = _scope.get()
     if scope is not None and scope.pid == os.getpid() and scope.ident == threading.get_ident():
@@ -115,7 +115,7 @@ def current_scope(node: str) -> OwnerContext:
     return own
 
 
-#: The scope that was entered last in this context, to be entered again after another.
+#: Return the current context, to be restored after another one.
 entered: Final[Callable[[], OwnerContext | None]] = _scope.get
-#: Make a scope, or None, the current one.
+#: Make a context, or None, the current one.
 enter: Final[Callable[[OwnerContext | None], object]] = _scope.set

@@ -1,9 +1,9 @@
-"""The slots of a pool child, in memory shared with the worker's main process.
+"""The lease table of a pool child, in memory shared with the worker's main process.
 
-The main process maps the memory before the fork and reads it whenever it likes, also after the child's death: so it
-knows what a child holds with no message and no guess. Nothing here takes a lock (one held at a fork stays held for
-ever in the child): each word has one writer, the child or the main process, and the text is guarded by a sequence
-number, which is odd while the child writes (a sequence lock).
+The main process maps the memory before the fork and can read it at any time, also after the child's death. It
+therefore knows the leases of a child without a message. No code here takes a lock, because a lock held at a fork
+stays held in the child. Each word has one writer: the child or the main process. A sequence number guards the text;
+it is odd while the child writes (a sequence lock).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .lease_table import LeaseState
 
 __all__ = ["SharedLeaseTable"]
 
-#: Bytes of one slot; slots of one child. Only pages that were written cost memory.
+#: Bytes of one record; records of one child. Only pages that were written use memory.
 _SIZE: Final = 4096
 _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
-#: Words before the slots: the child's pid, and when the watchdog last looked (on the monotonic clock).
+#: Words before the records: the child's pid, and the time of the last scan (on the monotonic clock).
 _PID, _LOOKED = range(2)
-#: Words within a slot that the child writes ...
+#: Words of a record that the child writes ...
 _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
 #: ... of which these are written together, under the sequence number and in this order: from the second one to the
 #: state. Native, which stores whole words: who looks at one alone, to see whether the slot is free, finds the old or
@@ -41,33 +41,33 @@ _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
 _TEXT: Final = 16 * 8
 #: Bytes of text.
 _ROOM: Final = _SIZE - _TEXT
-#: As plain numbers: to make an enum's member of a word takes longer than all else that is done to it.
+#: Plain numbers: converting a word to an enum member would take longer than the rest of the work.
 _FREE, _HELD, _LEAVING, _LEFT = map(
     int, (LeaseState.FREE, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED)
 )
 
 
 class SharedLeaseTable:
-    """Made in the main process before the fork; the child calls :meth:`adopt` first."""
+    """The lease table of one child, created before the fork. The child calls :meth:`adopt` first."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, _SIZE * (_COUNT + 1))
-        # Views store a whole word at once; slices, and a struct of a fixed byte order, may write byte by byte.
+        # A view stores a whole word at once. A slice, or a struct of a fixed byte order, may write byte by byte.
         self.words = memoryview(self.memory).cast("Q")
         self.floats = memoryview(self.memory).cast("d")
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedLeaseRecord] = {}
-        #: Set by the main process: interrupts the child's body.
+        #: Interrupts the body of the child. Set by the main process.
         self.interrupt: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int:
-        """The child's pid; 0 until it adopted the slots."""
+        """The pid of the child; 0 until it adopted the table."""
         return self.words[_PID]
 
     @property
     def scanned_at(self) -> float:
-        """When the watchdog last looked at these slots."""
+        """The time of the watchdog's last scan."""
         return self.floats[_LOOKED]
 
     @scanned_at.setter
@@ -75,13 +75,13 @@ class SharedLeaseTable:
         self.floats[_LOOKED] = now
 
     def adopt(self) -> None:
-        """Say, in the child, whose slots these are."""
-        # Made after the fork and taken by this child's own threads only.
+        """Make this the table of the calling child."""
+        # Created after the fork, and taken by the threads of this child only.
         self._opening = threading.Lock()
         self.words[_PID] = os.getpid()
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> SharedLeaseRecord:
-        """A slot for a new acquisition. Called by the child."""
+        """Return a record for a new acquisition. Called by the child."""
         with self._opening:
             for base in _BASES:
                 if self._free(base):
@@ -92,18 +92,18 @@ class SharedLeaseTable:
         raise DLockError(f"cannot take {name.text}: a worker process can hold at most {_COUNT} locks at once")
 
     def find(self, acquisition: str) -> SharedLeaseRecord | None:
-        """The slot that this child opened for ``acquisition``, if it is not free. Called by the child."""
+        """Return the child's record of ``acquisition``; None if it is free. Called by the child."""
         for slot in list(self._opened.values()):
             if slot.acquisition == acquisition and slot.state is not LeaseState.FREE:
                 return slot
         return None
 
     def records(self, *, dead: bool = False) -> list[WatchdogRecord]:
-        """Every slot that is not free. Called by the main process.
+        """Return all records that are not free. Called by the main process.
 
         Args:
-            dead: The child is gone, so a half-written slot will never be whole: take it as it is. Its acquire was
-                not sent yet, or its name and acquisition are what they were; releasing either is harmless.
+            dead: The child is dead, so return half-written records too. Such an acquire was not sent yet, or its name
+                and acquisition are unchanged. Releasing either is harmless.
         """
         slots = (self._read(base, dead=dead) for base in _BASES if not self._free(base))
         return [slot for slot in slots if slot is not None]
@@ -113,7 +113,7 @@ class SharedLeaseTable:
         return words[base + _STATE] == _FREE or words[base + _CLEARED] == words[base + _GENERATION]
 
     def _read(self, base: int, *, dead: bool) -> WatchdogRecord | None:
-        """What the child wrote; None if it is writing just now."""
+        """Return the record at ``base``; None while the child writes it."""
         words = self.words
         sequence = words[base + _SEQUENCE]
         if sequence % 2 and not dead:
@@ -130,7 +130,7 @@ class SharedLeaseTable:
         return slot if words[base + _SEQUENCE] == sequence else None
 
     def close(self) -> None:
-        """Give the memory back. Called by the main process once the child is gone and its slots are free."""
+        """Release the memory. Called by the main process after the child is dead and its records are free."""
         self.words.release()
         self.floats.release()
         self.memory.close()
@@ -140,7 +140,7 @@ _BASES: Final = tuple(range(_WORDS, _WORDS * (_COUNT + 1), _WORDS))
 
 
 class SharedLeaseRecord:
-    """One acquisition, as the child that holds it sees it."""
+    """The record of an acquisition, as used by the child that holds the lock."""
 
     __slots__ = ("_base", "_generation", "_slots", "acquisition", "durability", "ending", "name", "ttl")
 
@@ -183,7 +183,7 @@ class SharedLeaseRecord:
         deadline = floats[base + _DEADLINE]
         if words[base + _RENEWED] == self._generation:
             renewed = floats[base + _RENEWED_UNTIL]
-            # Read again: the main process may have begun to speak of another generation meanwhile.
+            # Read again: the main process may have begun to write another generation meanwhile.
             if words[base + _RENEWED] == self._generation:
                 return max(deadline, renewed)
         return deadline
@@ -200,7 +200,7 @@ class SharedLeaseRecord:
         self._slots.words[self._base + _LOST] = self._generation
 
     def on_loss(self, stop: Callable[[], None] | None) -> None:
-        # The main process stops it by a signal; here stands only that it is to. A fork of the body has no say.
+        # Only a request: the main process stops the body by a signal. A fork of the body must not change it.
         if self._slots.pid != os.getpid():
             return
         self._slots.words[self._base + _STOPS] = 0 if stop is None else self._generation
@@ -209,7 +209,7 @@ class SharedLeaseRecord:
         if self._slots.words[self._base + _STOPS] == self._generation:
             self._slots.interrupt()
 
-    # A late word about an acquisition that the keeper has ended must not touch the slot's next one.
+    # A late write for an acquisition that the watchdog has released must not change the record's next acquisition.
 
     def held(self, deadline: float) -> None:
         self._slots.floats[self._base + _DEADLINE] = deadline
@@ -229,7 +229,7 @@ class SharedLeaseRecord:
 
     def delegate_release(self, ending: str) -> None:
         if self._ours():
-            # It always fits (names and ids are cut); should it not, the lock is freed without its marks.
+            # Names and ids are cut so that the text fits. If it does not, the lock is released without its marks.
             self.ending = ending if self._fits(ending) else ""
             self.write(LeaseState.RELEASE_DELEGATED)
 
@@ -241,7 +241,7 @@ class SharedLeaseRecord:
         return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _ROOM
 
     def write(self, state: LeaseState = LeaseState.ACQUIRING) -> None:
-        """Write the whole slot under the sequence number."""
+        """Write the whole record under the sequence number."""
         words, memory, base = self._slots.words, self._slots.memory, self._base
         text, owner = self.name.text, self.acquisition
         data = f"{text}{owner}{self.ending}".encode()
@@ -264,7 +264,7 @@ class SharedLeaseRecord:
 
 
 class WatchdogRecord(SharedLeaseRecord):
-    """The same acquisition, as the keeper in the main process sees it."""
+    """The record of an acquisition, as used by the watchdog in the main process."""
 
     __slots__ = ()
 

@@ -1,4 +1,7 @@
-"""The watchdog: one thread per process renews every lease, and frees what the dead held."""
+"""The watchdog: one thread per process that renews leases and releases those of dead processes.
+
+Above 300 lines: renewal, loss and release share one scan and its time budget, so they stay together.
+"""
 
 from __future__ import annotations
 
@@ -20,46 +23,46 @@ from .lease_table import LeaseRecord, LeaseState
 __all__ = ["KILL_GRACE", "LeaseSource", "Watchdog"]
 
 
-#: Seconds between two looks at the slots, unless a child dies.
+#: Seconds between two scans of the lease tables, unless a child dies.
 TICK = 0.2
-#: Seconds in which another server answers while one is silent.
+#: Seconds in which other servers answer while one does not.
 QUICK = 0.1
-#: A keeper with nothing to keep ends after so many ticks.
+#: Ticks without a lease after which the watchdog ends.
 IDLE_TICKS = 50
-#: Seconds within which a process ends that Celery kills for its hard time limit.
+#: Seconds within which a process ends after Celery kills it for its hard time limit.
 KILL_GRACE = 10.0
-#: A release under way for so many seconds has failed without saying so; longer where the store may take longer.
+#: Seconds after which an unfinished release counts as failed. Longer with a slower store timeout.
 LINGER = 15.0
 
 
 class LeaseSource(Protocol):
-    """A process whose slots are kept: this one, or a child."""
+    """A process whose leases the watchdog renews: this process or a pool child."""
 
     def records(self) -> Sequence[LeaseRecord]: ...
     def is_dead(self) -> bool:
-        """The process is dead; all that it held is to be freed."""
+        """Return whether the process is dead, so that its leases are to be released."""
         ...
 
     def pidfd(self) -> int | None:
-        """A descriptor that can be read as soon as the process is dead, where there is one."""
+        """Return a descriptor that becomes readable when the process dies, or None."""
         ...
 
     def is_closed(self) -> bool:
-        """Asked when the source holds nothing: forget it?"""
+        """Return whether a source without leases can be dropped."""
         ...
 
     def on_scan(self, now: float) -> None:
-        """The watchdog has looked at everything at ``now``; 0: it has nothing to do and ends."""
+        """Record a scan at ``now``; 0: the watchdog ends, because it has no leases."""
         ...
 
     def on_released(self, slot: LeaseRecord, released: Released) -> None:
-        """The keeper released what the dead process held in ``slot``."""
+        """Handle the release of a dead process's lease by the watchdog."""
         ...
 
 
 @dataclass(slots=True)
 class _Look:
-    """What one look at the slots found."""
+    """The result of one scan of the lease tables."""
 
     due: list[LeaseRecord] = field(default_factory=list)
     ends: list[tuple[LeaseSource, LeaseRecord]] = field(default_factory=list)
@@ -67,28 +70,28 @@ class _Look:
     held: list[LeaseRecord] = field(default_factory=list)
     ends_at: float = math.inf
     busy: bool = False
-    #: Those that were looked at, and what failed at another one.
+    #: The sources that were scanned, and the error of another one.
     at: list[LeaseSource] = field(default_factory=list)
     error: Exception | None = None
 
 
 class Watchdog:
-    """Renews at a third of each ttl, or a long round earlier; tells of leases that are over before their holders do.
+    """Renews each lease after a third of its ttl, or one long round earlier. Reports leases that were lost.
 
-    Only runs scripts, so that no broker can hold renewals up; takes no lock that other code takes. It is told what
-    to keep by slots alone, and reads time and sleeps through its arguments, so that a test can be its scheduler.
+    It only runs scripts, so that no broker can delay renewals, and takes no lock that other code takes. It learns of
+    leases from lease tables only. It reads the time and sleeps through its arguments, so a test can be its scheduler.
 
     Args:
-        store: A store of its own, shared with no other thread.
-        clock: Where deadlines are read.
+        store: A store that no other thread uses.
+        clock: The clock of all deadlines.
         timeout: Seconds that one call to ``store`` may take.
-        patient: More stores, by the seconds that a call to them may take: for while nothing ends soon, so that a slow
-            store does not cost leases that can wait for it.
-        lost: Called once for each lost lease, with its slot and the reason; must not block.
-        doubtful: Is there perhaps another live copy of this acquisition's message? Then word is left in the lock.
-        linger: Seconds after which a release that is under way has failed without saying so.
-        killed_by: When the process of this acquisition should have ended, after its hard time limit; 0: no limit was
-            enforced. Later its lease counts as lost.
+        patient: Stores with longer timeouts, by timeout. They are used while no lease ends soon, so that a slow store
+            costs no lease.
+        lost: Called once for each lost lease, with its record and the reason. Must not block.
+        doubtful: Returns whether the acquisition's message may have another live copy. If so, the lock is marked.
+        linger: Seconds after which an unfinished release counts as failed.
+        killed_by: Returns when the acquisition's process should have ended after its hard time limit; 0: no limit was
+            enforced. After that time, the lease counts as lost.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Watchdog:
         self._hasty = timeout
         self._store = store
         self._clock = clock
-        # A lease that ends before the next call could have failed too is told now, while its holder can still act.
+        # Report a lease that ends before the next call could fail, while its holder can still act.
         self._grace = TICK + timeout + QUICK + 0.1
         self._lost = lost
         self._doubtful = doubtful
@@ -117,15 +120,15 @@ class Watchdog:
         self._duplicate_reported: set[str] = set()
         self._release_started: dict[str, float] = {}
         self._release_failed: dict[str, float] = {}
-        #: Seconds that the last round took: while a server is silent, the next one will take as long.
+        #: Seconds that the last round took. While a server does not answer, the next round takes as long.
         self._lasted = 0.0
         self._idle = 0
         self._loop = Loop("watchdog", self._turn, needed=self._busy, close=self._close, rest=self._rest)
-        #: What was held at the last look, and not lost.
+        #: The leases that were held and not lost at the last scan.
         self.held: Sequence[LeaseRecord] = ()
 
     def watch(self, source: LeaseSource) -> bool:
-        """Keep this source's slots from now on; return False if the thread cannot be started."""
+        """Renew the leases of this source from now on. Return false if the thread cannot be started."""
         if source not in self._sources:
             self._sources.append(source)
         return self.wake()
@@ -156,7 +159,7 @@ class Watchdog:
         return any(source.records() or not source.is_closed() for source in list(self._sources))
 
     def tick(self) -> bool:
-        """One look at everything; true if there was anything to keep."""
+        """Scan all sources, renew and release. Return whether there was a lease."""
         began = self._clock.monotonic()
         look = _Look()
         try:
@@ -185,18 +188,18 @@ class Watchdog:
         # Three calls must fit before the first lease ends: this one, and two more if it fails.
         budget = (look.ends_at - self._clock.monotonic() - TICK) / 3
         self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
-        # The living first: the dead can wait for one round trip, a lease may not.
+        # Renew first: a release can wait for one round trip, a lease cannot.
         if look.due and not self._renew(look.due, look.held):
             return  # the store is away, and no lease can wait for a second timeout
         began = self._clock.monotonic()
-        # Those that failed before come last: of several servers, another one may answer.
+        # Releases that failed before come last: another server may answer.
         for source, slot in sorted(look.ends, key=lambda end: end[1].acquisition in self._release_failed):
             if not self._end(source, slot):
-                # The store is away; the others would wait for its timeout one by one.
+                # The store does not answer. Each further release would wait for its timeout.
                 self._unanswered((), (), look.held, "the store did not answer")
                 break
             if self._clock.monotonic() - began > TICK:
-                break  # many ends, or a slow store: the living are looked at between them
+                break  # many releases or a slow store: renew leases between them
 
     def _lose_what_ends(self, slots: Sequence[LeaseRecord], reason: str) -> None:
         for slot in slots:
@@ -204,8 +207,8 @@ class Watchdog:
                 self._lose(slot, f"its deadline came unanswered: {reason}")
 
     def _ends(self, slot: LeaseRecord) -> bool:
-        """Is it over before another call could have failed?"""
-        grace = min(self._grace, slot.ttl * 2 / 3)  # no lease is given up before it was even due
+        """Return whether the lease ends before another call could fail."""
+        grace = min(self._grace, slot.ttl * 2 / 3)  # no lease is lost before its renewal was due
         return slot.state is LeaseState.HELD and not slot.lost and slot.deadline - grace <= self._clock.monotonic()
 
     def _look_at(self, source: LeaseSource, look: _Look) -> None:
@@ -229,7 +232,7 @@ class Watchdog:
     def _due(self, slot: LeaseRecord, now: float) -> bool:
         if slot.acquisition in self._refused or self._spent(slot, now):
             return False
-        # What comes due in a long round is renewed before it, not behind it.
+        # Renew leases that become due during a long round before that round.
         return slot.deadline - slot.ttl * 2 / 3 <= now + self._lasted or (
             slot.acquisition not in self._duplicate_reported and self._doubtful(slot.acquisition)
         )
@@ -242,12 +245,12 @@ class Watchdog:
         return now - self._release_started.setdefault(slot.acquisition, now) >= self._linger
 
     def _renew(self, due: Sequence[LeaseRecord], held: Sequence[LeaseRecord], within: float | None = None) -> bool:
-        """False if the store did not answer.
+        """Renew leases. Return false if the store did not answer.
 
         Args:
-            due: What to renew.
-            held: Everything that is held.
-            within: Seconds after which the answer is of no use.
+            due: The leases to renew.
+            held: All held leases.
+            within: Seconds after which a reply is of no use.
         """
         sent = self._clock.monotonic()
         worded = {slot.acquisition for slot in due if self._doubtful(slot.acquisition)}
@@ -271,7 +274,7 @@ class Watchdog:
                 slot.renewed(sent + slot.ttl - drift_margin(slot.ttl))
                 self._duplicate_reported |= worded & {slot.acquisition}
             elif renewed is False and slot.state is LeaseState.HELD:
-                # Read again: a release between our look and the store's answer is no loss.
+                # Read the state again: a release between the scan and the reply is no loss.
                 self._refused.add(slot.acquisition)
                 self._lose(slot, "the store no longer knows it")
         unknown = [slot for slot, renewed in zip(due, answers, strict=True) if renewed is None]
@@ -282,9 +285,9 @@ class Watchdog:
     def _unanswered(
         self, slots: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], held: Sequence[LeaseRecord], reason: str
     ) -> None:
-        """Only whoever was asked for is judged: of several servers, another one may answer."""
+        """Report the unanswered leases that end soon. Leases of other servers are asked for first."""
         self._lose_what_ends(slots, reason)
-        # What was not due, and yet ends before another call could have failed, is asked for now.
+        # Renew leases now that were not due, but end before another call could fail.
         others = [slot for slot in held if slot not in asked and self._ends(slot)]
         if others:
             left = min(slot.deadline for slot in others) - self._clock.monotonic()

@@ -1,4 +1,7 @@
-"""What a store of locks promises; the rooms above know nothing else of it."""
+"""The store contract: all that the other packages know of a lock store.
+
+Above 300 lines: nearly all are signatures and docstrings of the contract.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +31,29 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Characters of an ending that surely fit a slot, beside the longest name.
+#: Characters of a release request that fit a lease record beside the longest name.
 MOST_TEXT: Final = 1200
 _NOBODY: Final = Requester.of(None, None, "", 0).text
 
 
 class ReleaseRequest(NamedTuple):
-    """What an acquisition's end means beyond freeing the lock.
+    """The request to end an acquisition.
 
     Args:
-        final: The message is acknowledged with a stored end; its identity must not run again.
-        identity: Whose end it is: the digest of an :class:`Identity`; "" outside any message.
-        used_ms: Milliseconds that the name stays used by this success; 0: it does not.
-        requester: Who used it: the text of a :class:`~celery_dlock.store.model.Requester`.
-        unsure: The acquire may still be on its way: leave a tombstone that refuses it.
-        undone: Nothing came of the acquisition, so its lock is not kept (``min_hold``). With ``unsure``.
+        final: The message is acknowledged with a stored result. Its identity must not run again.
+        identity: The digest of the message's :class:`Identity`; "" outside of a message.
+        used_ms: Milliseconds that this success uses the name; 0: it does not.
+        requester: The run that used it: the text of a :class:`~celery_dlock.store.model.Requester`.
+        outcome_unknown: The acquire may still arrive, so leave a tombstone that refuses it.
+        rolled_back: The body did not begin, so ``min_hold`` does not apply. Only with ``outcome_unknown``.
         queue: The task's policy is to queue, so the lock is expected to have waiters.
         once: The acquisition has a mark (``once_per``), and its body did not die: unless it used the name, that is
             free again, or as unknown as it was before.
-        tick: Of which tick that mark is; "" of any.
-        seed: Of the idempotency key that the body read.
+        tick: The tick of that mark; "" for the mark of the name.
+        seed: The seed of the idempotency key that the body read.
         window_ms: Milliseconds that the mark of a free name keeps that seed.
-        heir: The identity of its retry, for which the lock is kept (``keep_on_retry``); "" for none.
-        reserved_ms: Milliseconds that it is kept for that one at most.
+        reserved_for: The identity of the retry that the lock is reserved for (``keep_on_retry``); "" for none.
+        reserved_ms: Milliseconds that the reservation lasts at most.
     """
 
     final: bool = False
@@ -69,14 +72,14 @@ class ReleaseRequest(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As JSON, for a slot that is left to the keeper."""
+        """The request as JSON, for a release that is delegated to the watchdog."""
         text = json.dumps(self)
-        # A slot has so much room: what the end means goes before whose it was.
+        # A record holds a limited number of bytes. If the text is too long, drop the requester.
         return text if len(text) <= MOST_TEXT else json.dumps(self._replace(requester=_NOBODY))
 
     @classmethod
     def from_text(cls, text: str) -> ReleaseRequest:
-        """Reads :attr:`text`; torn text (its writer was killed) means no more than that the lock is to be freed."""
+        """Parse :attr:`text`. If the text is damaged, because its writer was killed, the lock is only released."""
         try:
             return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
         except (ValueError, TypeError):
@@ -97,47 +100,47 @@ def call_again_if_reply_lost(call: Callable[..., T], *args: Any) -> T:
 
 
 class ReleaseListener(Protocol):
-    """Tells of releases of one lock."""
+    """A listener for releases of one lock."""
 
     def wait(self, timeout: float) -> bool:
-        """Block at most ``timeout`` s; true if a release was told. May be wrong either way: ask the store again."""
+        """Block at most ``timeout`` s. Return whether a release was reported. Both answers may be wrong: ask again."""
         ...
 
 
 class LockStore(Protocol):
-    """Where locks live.
+    """The store of locks.
 
-    Every method is one round trip, takes effect as a whole or not at all, and is safe to be sent twice. Losing a
-    race is an answer. Raises :class:`~celery_dlock.errors.StoreUnavailable` when the store did not carry a command
-    out, and its subclass :class:`~celery_dlock.errors.ReplyLost` when that is not known.
+    Every method is one round trip, takes effect as a whole or not at all, and is safe to be sent twice. A lost race
+    is a result, not an error. Raises :class:`~celery_dlock.errors.StoreUnavailable` when the store did not carry a
+    command out, and its subclass :class:`~celery_dlock.errors.ReplyLost` when that is not known.
     """
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
-        """Take the lock for ``acquisition``, or say why not; park the message where the claim brings its entry.
+        """Take the lock for ``acquisition``, or return why not. Park the message if the request has its entry.
 
         Raises:
-            NotConfirmed: It was carried out, and is to be taken back: not all confirmed it that the claim asks for.
-            StoreNotReady: The store may have lost leases, and grants nothing new for a while.
+            NotConfirmed: Too few servers confirmed it (``durability``). The caller must release the acquisition.
+            StoreNotReady: The store may have lost leases, and grants nothing for a while.
         """
         ...
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
-        """Move deadlines; false if the acquisition does not hold the lock. Never creates a lock.
+        """Move deadlines. A result is false if the acquisition does not hold the lock. Never creates a lock.
 
-        None where it is not known, because one server of several did not answer; or where not all confirmed it.
+        A result is None if a server did not answer, or if too few servers confirmed the renewal.
 
         Args:
-            renewals: What to renew.
-            within: Seconds after which the answer is of no use.
+            renewals: The leases to renew.
+            within: Seconds after which a reply is of no use.
         """
         ...
 
     def release(
         self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
-        """End an acquisition and grant the next waiter. Harmless for one that ended before or never was.
+        """End an acquisition and grant the next waiter. Without effect if the acquisition has ended or never was.
 
-        What is not confirmed has happened all the same; that is logged once.
+        A release that too few servers confirm counts all the same. It is logged once.
         """
         ...
 
@@ -146,15 +149,15 @@ class LockStore(Protocol):
         ...
 
     def inspect(self, name: LockName) -> Holder | None:
-        """Who holds the lock now."""
+        """Return the current holder of the lock."""
         ...
 
     def release_listener(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
-        """Listen for releases; from entering on, none is missed while the connection lives."""
+        """Listen for releases. After entering, none is missed while the connection lasts."""
         ...
 
     def close(self) -> None:
-        """Give up all connections of this process. The store may be used again afterwards."""
+        """Close all connections of this process. The store may be used again afterwards."""
         ...
 
 
@@ -163,13 +166,13 @@ FOREIGN_MS: Final = 5 * 60 * 1000
 
 
 class QueueStepResult(NamedTuple):
-    """What a step on a queue brought to light.
+    """The result of a step on a queue.
 
     Args:
-        entry: Of the waiter that was taken out; "" if there was none.
-        granted: The waiter for which the lock is kept now; its message is to be published.
-        dead_letter: The identity that went to the dead letters, "" if none did.
-        foreign_broker: It did so because no worker of its broker published it.
+        entry: The entry of the waiter that was removed; "" if there was none.
+        granted: The waiter that the lock is reserved for. Its message is to be published.
+        dead_letter: The identity that became a dead letter; "" if none did.
+        foreign_broker: It became one because no worker of its broker published it.
     """
 
     entry: str = ""
@@ -179,7 +182,7 @@ class QueueStepResult(NamedTuple):
 
 
 class StoreInfo(NamedTuple):
-    """How a store is set up.
+    """The configuration of a store.
 
     Args:
         durable: All but its last second survives a restart.
@@ -200,7 +203,7 @@ class StoreInfo(NamedTuple):
 
 
 class ClaimStore(Protocol):
-    """Claims of names, made when a message is published. Each method is as those of :class:`LockStore`."""
+    """The store of claims, which are made when a message is published. See :class:`LockStore` for all methods."""
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
         """Claim names, in one write: None for each that is claimed, else who was first.
@@ -222,23 +225,23 @@ class ClaimStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up all connections of this process. The store may be used again afterwards."""
+        """Close all connections of this process. The store may be used again afterwards."""
         ...
 
 
 class UseStore(Protocol):
-    """What became of the last run of a name, for operators. ``tick``: of the run of that tick alone."""
+    """The store of run marks, for operators. With a ``tick``, the run of that tick only."""
 
     def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
-        """Return what became of the name's last run; None if nothing is recorded."""
+        """Return the last run of the name; None if nothing is recorded."""
         ...
 
     def forget_run(self, name: LockName, tick: str = "") -> bool:
-        """The name is as if it had never run; false if it was so before."""
+        """Delete the run mark of the name. Return false if there was none."""
         ...
 
     def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
-        """Settle the run whose outcome is unknown: it did its work, or it did not. False if there is no such run."""
+        """Resolve a run with unknown outcome: it did its work or not. Return false if there is no such run."""
         ...
 
 
@@ -289,16 +292,16 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        """Who waits."""
+        """Return the waiters."""
         ...
 
     def info(self) -> StoreInfo:
-        """How the store is set up."""
+        """Return the configuration of the store."""
         ...
 
     @property
     def clustered(self) -> bool:
-        """Does each bucket take a command of its own?"""
+        """Whether each bucket needs its own command."""
         ...
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
