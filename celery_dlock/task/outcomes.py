@@ -1,4 +1,7 @@
-"""Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock."""
+"""Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock.
+
+Longer than 300 lines: there is one function per decision of :mod:`.policy`, and they share how a run is ended.
+"""
 
 from __future__ import annotations
 

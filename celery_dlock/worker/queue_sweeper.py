@@ -1,6 +1,8 @@
 """The queue sweeper: a thread of each worker that publishes granted messages which no other process publishes.
 
 These are the grants that follow a dead holder, a failed hand-off or a dead waiter.
+
+Longer than 300 lines: one thread and one connection carry out all of this, in a fixed order.
 """
 
 from __future__ import annotations

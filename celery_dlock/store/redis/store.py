@@ -1,4 +1,7 @@
-"""Locks on Redis or Valkey, on the servers of one topology."""
+"""Locks on Redis or Valkey, on the servers of one topology.
+
+Longer than 300 lines: it has a short method for each of the contract's.
+"""
 
 from __future__ import annotations
 
