@@ -43,14 +43,13 @@ from .owner import OwnerContext
 
 __all__ = ["LockClient"]
 
-
-#: Attempts of one acquire. Each one after a lost reply has an acquisition number of its own.
+#: Attempts per acquire. Each attempt has a new acquisition number.
 ATTEMPTS = 2
-#: Upper limits, in seconds, of the random delays between votes that gave no owner a majority (Redlock).
+#: Maximum random delay, in seconds, before each new vote while no owner gets a majority (Redlock).
 VOTES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
-#: Seconds between two polls of a waiter that gets no release notification.
+#: Seconds between two polls of a waiter that gets no notification of a release.
 POLL = 2.0
-#: Maximum number of waiters that a listing names.
+#: Maximum number of waiters in a listing.
 NAMED = 100
 #: Seconds without a scan by the watchdog after which an acquire warns. Longer than its longest round.
 UNWATCHED = 10.0
@@ -61,7 +60,7 @@ class LockClient:
 
     Args:
         store: The lock store.
-        slots: The lease table of this process. Each acquisition is recorded there before its command is sent.
+        slots: The lease table of this process. An acquisition is recorded there before its command is sent.
         wake: Starts the watchdog if it does not run; returns false if it cannot be started.
         clock: The clock of all deadlines.
         listeners: The receivers of events.
@@ -93,9 +92,9 @@ class LockClient:
         """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
 
         Raises:
-            LockLost: The owner held the lock, and its lease is over. An inner entry never acquires anew.
-            StoreUnavailable: The store did not answer, or the watchdog cannot be started to renew the lease. If the
-                store took the lock, the watchdog releases it.
+            LockLost: The owner held the lock, and its lease is over. A nested entry never acquires the lock anew.
+            StoreUnavailable: The store did not answer, or the watchdog cannot be started. A lock that was taken
+                nevertheless is released.
         """
         held = scope.held.get((id(self), name))
         try:
@@ -130,18 +129,11 @@ class LockClient:
         *,
         leaving: bool = False,
     ) -> Lease | Refusal:
-        """Acquire the lock, and wait for a release if it is held.
+        """Acquire the lock. If it is held, wait at most ``timeout`` seconds for its release; None: without limit.
 
         A release wakes the waiter. The slow poll covers holders that died and notifications that were lost.
-
-        Args:
-            name: The lock name.
-            scope: The context of the owner.
-            ttl: The lease duration in seconds.
-            claim: The request to the store.
-            timeout: Seconds to wait at most; None: for ever.
-            leaving: Wait only for a holder that announced its release. Do not wait for a later holder, nor for the
-                retry that the lock is reserved for.
+        With ``leaving``, wait only while the holder has announced its release. Do not wait for a later holder, nor
+        for a reservation for a retry.
         """
         answer = self.acquire(name, scope, ttl, claim)
         if not isinstance(answer, Held) or (timeout is not None and timeout <= 0):
@@ -149,7 +141,7 @@ class LockClient:
         end = None if timeout is None else self._clock.monotonic() + timeout
         with self._store.release_listener(name) as waker:
             while True:
-                # Keep the rank of the first attempt. Else the waiter would lose its place at each poll.
+                # Keep the rank of the first attempt. Otherwise, each poll would put the waiter behind later ones.
                 claim = claim._replace(rank_us=answer.rank_us, notify=True)
                 answer = self.acquire(name, scope, ttl, claim)
                 left = POLL if end is None else end - self._clock.monotonic()
@@ -158,17 +150,14 @@ class LockClient:
                 waker.wait(min(left, POLL, answer.holder.expires_in + 0.005))
 
     def release(self, lease: Lease, scope: OwnerContext, ending: ReleaseRequest = ReleaseRequest()) -> bool:  # noqa: B008  # frozen
-        """Leave a lease once. The outermost exit releases the lock.
+        """Leave a lease once; the outermost exit releases the lock. Return false if the lease was lost before.
 
-        Never raises because of the store: a failed release must not fail a task that is done. The watchdog repeats
-        a release that the store did not answer.
-
-        Returns:
-            False if the lease was lost before.
+        Never raises because of the store: a failed release must not fail a task that is done. If the store does not
+        answer, the watchdog repeats the release.
         """
         if lease.over or lease.pid != os.getpid():
             scope.drop(lease)
-            return True  # released by an earlier exit hook, or this is a fork of the body, which must not release
+            return True  # an earlier exit hook released it, or the body forked this process, which must not release it
         if lease.hold_count > 1:
             lease.hold_count -= 1
             lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
@@ -186,7 +175,7 @@ class LockClient:
         if not ours:
             self.lose(lease, "found at its release")
         lease.over = True
-        # Drop the lease last. If an exception interrupts this method, the next exit hook must find the lease and retry.
+        # Drop the lease last. If an exception interrupts this method, the next exit hook must find it and retry.
         scope.drop(lease)
         if lost:
             logger.warning("the work under %s has ended; its lease was lost before", lease.name)
@@ -195,10 +184,11 @@ class LockClient:
         return ours and not lost
 
     def delegate_release(self, scope: OwnerContext) -> None:
-        """Delegate to the watchdog the release of acquisitions that were interrupted.
+        """Delegate the release of interrupted acquisitions to the watchdog.
 
-        A soft time limit, another signal's exception or the kill of a greenlet can interrupt any step of an acquire.
-        Blocking signals does not help. A signal mask belongs to one thread, but Python raises in the main thread.
+        A soft time limit, another signal's exception or the kill of a greenlet can interrupt any step. Blocking
+        signals does not help: a mask covers one thread. Another thread gets the signal, and Python raises in the main
+        thread.
         """
         for acquisition in scope.open_acquisitions - {lease.acquisition for lease in scope.entered}:
             slot = self._slots.find(acquisition)
@@ -210,11 +200,9 @@ class LockClient:
         self._wake()
 
     def announce_release(self, lease: Lease, reserved_for: str = "") -> None:
-        """Record in the lock that the body has ended, before the next message is published.
+        """Record in the lock that the body has ended. Call this before the next message is published.
 
-        Args:
-            lease: The lease of the body.
-            reserved_for: The identity of the retry that may take the lock meanwhile; "" for none.
+        ``reserved_for`` is the identity of the retry for which the release will reserve the lock; "" for none.
         """
         if not lease.releasing and not lease.over and lease.pid == os.getpid():
             lease.releasing = True
@@ -226,7 +214,7 @@ class LockClient:
                 logger.warning("could not say that %s is about to be released: %s", lease.name, error)
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
-        """Move the deadline now, in addition to the renewals of the watchdog."""
+        """Renew the lease now, in addition to the watchdog's renewals. Return false if the lease is over."""
         sent = self._clock.monotonic()
         if 0 < lease.record.max_hold_until <= sent:
             self.lose(lease, "it was held for as long as max_hold allows")
@@ -234,11 +222,11 @@ class LockClient:
         renewal = Renewal(
             lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.record.durability
         )
-        # A reply after the lease's end is of no use to the caller.
+        # A reply that comes after the lease's end is of no use to the caller.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
         part = self._store.shard(lease.lock_name)
         renew = functools.partial(self._breaker.call, self._store.renew, part=part)
-        # Repeat here and not in the store: the watchdog needs no repetition, its next tick is one.
+        # Repeat here, not in the store: the watchdog also calls the store, and repeats renewals at its next tick.
         (renewed,) = call_again_if_reply_lost(renew, [renewal], within)
         if renewed is None:
             raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
@@ -249,19 +237,19 @@ class LockClient:
         return renewed
 
     def lose(self, lease: Lease, reason: str) -> None:
-        """Mark a lease as lost and report it, once."""
+        """Mark the lease as lost and report it, once."""
         if not lease.lost and not lease.over:
             lease.record.lose()
             logger.warning("the lease of %s is lost: %s", lease.name, reason)
             self._tell("lost", lease, reason)
 
     def held(self, name: LockName, scope: OwnerContext) -> Lease | None:
-        """Return the lease under which this owner entered the lock."""
+        """Return the lease under which this owner has entered the lock; None if it has not."""
         lease = scope.held.get((id(self), name))
         return lease if lease in scope.entered else None
 
     def holder(self, name: LockName) -> Holder | None:
-        """Return the current holder of the lock."""
+        """Return the current holder of the lock; None if it is free."""
         return self._store.inspect(name)
 
     def waiting(self, name: LockName) -> Waiting:
@@ -272,7 +260,7 @@ class LockClient:
         self, name: LockName, scope: OwnerContext, ttl: float, claim: AcquireRequest, part: int
     ) -> Lease | Refusal:
         for window in VOTES:
-            # Other owners voted at the same moment. After a random delay, one of them gets a majority.
+            # Several owners voted at the same moment. After different delays, one of them can get a majority.
             time.sleep(rng.uniform(0.0, window))
             answer = self._ask(name, scope, ttl, claim, part)
             if not isinstance(answer, NoMajority):
@@ -291,7 +279,7 @@ class LockClient:
                 answer = self._breaker.call(self._store.acquire, name, acquisition, round(ttl * 1000), claim, part=part)
             except ReplyLost as error:
                 self._take_back(slot, scope, error)
-                # A duplicate delivery may have met this acquisition; its mark is gone with the rollback.
+                # A duplicate delivery may have set ``dup`` in the lock. The rollback deleted it: set it again.
                 claim = claim._replace(republished=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -307,7 +295,7 @@ class LockClient:
                     rank_us=answer.rank_us, seed=answer.seed, after_crash=answer.after_crash,
                 )  # fmt: skip
             if isinstance(answer, Parked | Duplicate | Used | Unknown):
-                # Publish before the record is cleared. If this process dies now, the watchdog finds the grant.
+                # Publish before the record is cleared. If this process dies first, the watchdog gets the grant.
                 self._publish_grant(name, answer)
             self._forget(slot, scope)
             if not isinstance(answer, Tombstoned):
@@ -315,13 +303,13 @@ class LockClient:
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
 
     def _take_back(self, slot: LeaseRecord, scope: OwnerContext, error: ReplyLost) -> None:
-        """Make sure that an acquire of unknown outcome takes effect neither now nor later."""
+        """Roll back an acquire of unknown outcome, so that it takes effect neither now nor later."""
         if isinstance(error, ReplyTimeout):
-            raise error  # the watchdog rolls it back: the caller has waited for one timeout already
+            raise error  # the watchdog rolls it back: the caller must not wait for a second timeout
         self._undo(slot, scope, error)
 
     def _see_it_watched(self, slot: LeaseRecord, scope: OwnerContext, now: float) -> None:
-        """Release the lock if no watchdog can renew it. Log if the watchdog has not scanned the leases lately."""
+        """Release the lock if no watchdog can be started. Log an error if the watchdog has not scanned lately."""
         if not self._wake():
             self._give_back(slot, scope)
             raise StoreNotReady(f"{slot.name} is not taken: the thread that renews leases cannot be started")
@@ -336,7 +324,7 @@ class LockClient:
         self._warned = unwatched
 
     def _undo(self, slot: LeaseRecord, scope: OwnerContext, error: StoreUnavailable) -> None:
-        if isinstance(error, ReplyLost | NotConfirmed):  # after other errors, the store has carried out nothing
+        if isinstance(error, ReplyLost | NotConfirmed):  # other errors: the store executed nothing
             self._give_back(slot, scope)
         else:
             self._forget(slot, scope)
@@ -356,7 +344,7 @@ class LockClient:
         scope.open_acquisitions.discard(slot.acquisition)
 
     def _used_before(self, name: LockName, held: Lease, claim: AcquireRequest) -> Used | None:
-        """Return the run that used the name before: an inner run of this lease, or an earlier one."""
+        """Return the earlier successful run of the name (``once_per``), nested or not; None if there is none."""
         if held.inner_use is not None and held.inner_use.tick == claim.tick:
             by = Requester(*json.loads(held.inner_use.requester))
             return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same_message=False)
@@ -366,16 +354,16 @@ class LockClient:
         return Used(Holder(use.task, use.task_id, use.node, None, use.since), same_message=False)
 
     def _enter_again(self, lease: Lease, scope: OwnerContext) -> Lease:
-        # Store the absolute count: an increment that is sent twice would count twice.
+        # Send the absolute count: if an increment were sent twice, it would count twice.
         if lease.lost or not self.renew(lease, lease.ttl, (("count", str(lease.hold_count + 1)),)):
             raise LockLost(f"the lease of {lease.name} is over; it cannot be entered again")
-        # Keep this order. An interrupted entry must be released too early rather than never.
+        # Keep this order. If an exception interrupts it, the lock is released too early instead of never.
         scope.entered.append(lease)
         lease.hold_count += 1
         return lease
 
     def _restated(self, lease: Lease) -> bool:
-        """Store the lower hold count. If the store does not answer, the outermost release corrects it."""
+        """Store the lower hold count. If the store does not answer, its count stays too high until the release."""
         try:
             return self.renew(lease, lease.ttl, (("count", str(lease.hold_count)),))
         except StoreUnavailable:
@@ -384,22 +372,20 @@ class LockClient:
     def _free(self, lease: Lease, scope: OwnerContext, ending: ReleaseRequest) -> bool:
         try:
             if not lease.record.begin_release():
-                return True  # an interrupted release: the watchdog does it, or has done it
+                return True  # an earlier attempt was interrupted: the watchdog releases the lock, or has released it
             part = self._store.shard(lease.lock_name)
             if scope.delivered:
-                self._breaker.before_call(part)  # else each body would end with the timeout of a dead store
+                self._breaker.before_call(part)  # otherwise, each body would wait for a dead store's timeout
             released = self._breaker.call(
                 self._store.release, lease.lock_name, lease.acquisition, ending, lease.record.durability, part=part
             )
-            # Publish before the releaser's message is acknowledged and before its record is cleared.
+            # Publish first: a crash after the acknowledgement, or after the record is cleared, would lose the grant.
             self._publish_grant(lease.record.name, released)
         except BaseException as error:
             lease.record.delegate_release(ending.text)
             self._wake()
             if isinstance(error, StoreUnavailable):
-                logger.warning(
-                    "could not release %s, the watchdog retries it until the store answers: %s", lease.name, error
-                )
+                logger.warning("could not release %s, the watchdog will retry it: %s", lease.name, error)
                 return True
             raise
         lease.record.clear()

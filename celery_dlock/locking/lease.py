@@ -1,4 +1,4 @@
-"""The lease of a held lock, and its substitutes for calls without a lock."""
+"""The lease of a held lock, and the objects that replace it in calls without a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BypassLease", "Lease", "NullLease", "Renewer", "drift_margin", "loss
 
 
 def drift_margin(ttl: float) -> float:
-    """Return by how many seconds a lease ends here before it ends in the store: an allowance for clock drift.
+    """Return how many seconds earlier than in the store a lease ends here, to allow for clock drift.
 
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/ (1 % of the ttl and 2 ms).
     """
@@ -26,7 +26,7 @@ def drift_margin(ttl: float) -> float:
 def loss_grace(ttl: float) -> float:
     """Return how many seconds before its end an unconfirmed lease counts as lost.
 
-    The holder needs this time to stop, and its process may not be scheduled at once.
+    The holder needs this time to stop: its process may not be scheduled at once.
     """
     return min(0.2, ttl * 0.1)
 
@@ -35,7 +35,7 @@ class Renewer(Protocol):
     """The part of the lock client that a lease uses."""
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
-        """Move the deadline. If the store no longer has the lease, mark it as lost and return false."""
+        """Renew the lease. If the store no longer has it, mark it as lost and return false."""
         ...
 
     def lose(self, lease: Lease, reason: str) -> None:
@@ -44,20 +44,20 @@ class Renewer(Protocol):
 
 
 class Lease:
-    """The right of one execution (or of one ``Lock`` holder) to the lock ``name``.
+    """The right of one execution, or of one ``Lock`` holder, to the lock ``name`` until a deadline.
 
-    A lease can end before the work does: the store lost it, the process was paused, the network was cut. The holder
-    must expect it: call :meth:`ensure` before a step that must not overlap, and hand :attr:`token` to the resource.
+    A lease can end before the work does, if the store lost it, the process was paused or the network was cut. So call
+    :meth:`ensure` before a step that must not overlap with another run, and pass :attr:`token` to the resource.
 
     Attributes:
         name: The lock name.
         owner: The owner: one delivery of one message, or one thread.
         token: The fencing token. It grows with every acquisition of the name.
         ttl: Seconds from a renewal to the end of the lease.
-        hold_count: The number of entries that the owner has not left.
+        hold_count: The number of times that the owner has entered the lock and not left it.
         task: The name of the task that holds the lease, or None.
         task_id: The id of that task, or None.
-        after_crash: Under ``once_per``: an earlier run died and may have done its work. Check before repeating it.
+        after_crash: True if an earlier run (``once_per``) died and may have done its work. Check before repeating it.
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class Lease:
         self.hold_count = 1
         self.over = False
         self.releasing = False
-        #: The release request of an inner run that used the name. Only the outermost release can store it.
+        #: The release request of a nested run that succeeded (``once_per``). The outermost release stores its run mark.
         self.inner_use: ReleaseRequest | None = None
         self.pid = os.getpid()
         self._clock = clock
@@ -124,8 +124,8 @@ class Lease:
     def idempotency_key(self) -> str:
         """The idempotency key: 32 hexadecimal digits by which a gateway recognizes a repetition.
 
-        It is the same for every run of the name until one succeeds and its ``once_per`` is over. A failure, a retry or
-        a crash does not change it; ``task.forget()`` does.
+        It stays the same until a run of the name succeeds and its ``once_per`` period is over. A failure, a retry or
+        a crash does not change it. ``task.forget()`` changes it.
 
         Raises:
             DLockError: The task has no ``once_per``, or this run is nested in a lock that another task acquired.
@@ -141,11 +141,11 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """True once the lease was found to be over before its holder released it."""
+        """True if the lease was found to be over before its holder released it."""
         return self.record.lost
 
     def remaining(self) -> float:
-        """Return the seconds until the lease ends without a renewal; 0 if it is released or lost."""
+        """Return the seconds until the lease ends if it is not renewed; 0 if it is released or lost."""
         if self.over or self.record.lost:
             return 0.0
         return max(0.0, self.record.deadline - self._clock.monotonic())
@@ -154,7 +154,8 @@ class Lease:
         """Renew the lease, or raise if it is over.
 
         Raises:
-            LockLost: The lease is over, or the store did not answer before its deadline. Stop: another call may run.
+            LockLost: The lease is over, or the store did not answer before its deadline. Stop the work, because
+                another call may run.
         """
         if not self.over and not self.record.lost:
             try:
@@ -167,7 +168,7 @@ class Lease:
         raise LockLost(f"the lease of {self.name} is over")
 
     def extend(self, seconds: Seconds) -> None:
-        """Make the lease last at least ``seconds`` (or a ``timedelta``) from now. A renewal never shortens it.
+        """Renew the lease for at least ``seconds`` (or a ``timedelta``) from now. This never shortens it.
 
         Raises:
             LockLost: The lease is over.
@@ -179,7 +180,7 @@ class Lease:
 
 
 class _NoLease:
-    """The attributes of a lease that holds no lock."""
+    """The common attributes of a lease without a lock."""
 
     __slots__ = ()
 
@@ -203,7 +204,7 @@ class _NoLease:
 class BypassLease(_NoLease):
     """The lease of a body that runs without its lock, because the store did not answer (``on_store_error="run"``).
 
-    It has no token, and :meth:`ensure` and :meth:`extend` always raise.
+    It has no token. :meth:`ensure` and :meth:`extend` always raise.
 
     Attributes:
         name: The name of the lock that the body runs without.
@@ -220,10 +221,10 @@ class BypassLease(_NoLease):
         return f"<BypassLease {self.name}>"
 
     def ensure(self) -> None:
-        """Raise.
+        """Raise, because the lock is not held.
 
         Raises:
-            LockLost: There is no lock: others may run beside this body.
+            LockLost: Always. Other executions may run at the same time.
         """
         raise LockLost(f"{self.name} is not held: the store did not answer, and this body runs without its lock")
 

@@ -25,13 +25,13 @@ __all__ = ["KILL_GRACE", "LeaseSource", "Watchdog"]
 
 #: Seconds between two scans of the lease tables, unless a child dies.
 TICK = 0.2
-#: Seconds in which other servers answer while one does not.
+#: Maximum seconds for a renewal at the other servers while one server does not answer.
 QUICK = 0.1
-#: Ticks without a lease after which the watchdog ends.
+#: Consecutive ticks with nothing to watch after which the watchdog ends.
 IDLE_TICKS = 50
-#: Seconds within which a process ends after Celery kills it for its hard time limit.
+#: Maximum seconds that a process needs to end after Celery kills it for its hard time limit.
 KILL_GRACE = 10.0
-#: Seconds after which an unfinished release counts as failed. Longer with a slower store timeout.
+#: Seconds after which an unfinished release counts as failed. The runtime raises it if the store timeout is long.
 LINGER = 15.0
 
 
@@ -40,23 +40,23 @@ class LeaseSource(Protocol):
 
     def records(self) -> Sequence[LeaseRecord]: ...
     def is_dead(self) -> bool:
-        """Return whether the process is dead, so that its leases are to be released."""
+        """Return whether the process is dead. The watchdog then releases its leases."""
         ...
 
     def pidfd(self) -> int | None:
-        """Return a descriptor that becomes readable when the process dies, or None."""
+        """Return a descriptor that becomes readable when the process dies; None if there is none."""
         ...
 
     def is_closed(self) -> bool:
-        """Return whether a source without leases can be dropped."""
+        """Return whether the watchdog may end while this source has no leases."""
         ...
 
     def on_scan(self, now: float) -> None:
-        """Record a scan at ``now``; 0: the watchdog ends, because it has no leases."""
+        """Record that the watchdog scanned all sources at ``now``; 0: the watchdog ends."""
         ...
 
     def on_released(self, slot: LeaseRecord, released: Released) -> None:
-        """Handle the release of a dead process's lease by the watchdog."""
+        """Handle the watchdog's release of a lock, for example publish the grant that it made."""
         ...
 
 
@@ -70,16 +70,18 @@ class _Look:
     held: list[LeaseRecord] = field(default_factory=list)
     ends_at: float = math.inf
     busy: bool = False
-    #: The sources that were scanned, and the error of another one.
+    #: The sources whose scan succeeded.
     at: list[LeaseSource] = field(default_factory=list)
+    #: The last error of another source.
     error: Exception | None = None
 
 
 class Watchdog:
-    """Renews each lease after a third of its ttl, or one long round earlier. Reports leases that were lost.
+    """The thread that renews leases, reports lost ones and releases those of dead processes.
 
-    It only runs scripts, so that no broker can delay renewals, and takes no lock that other code takes. It learns of
-    leases from lease tables only. It reads the time and sleeps through its arguments, so a test can be its scheduler.
+    A lease is renewed after a third of its ttl, or one round earlier if rounds take long. The watchdog never calls
+    the broker, which could delay renewals. It takes no lock that other code takes. It finds leases only in lease
+    tables. It reads the time and sleeps through its arguments, so a test can be its scheduler.
 
     Args:
         store: A store that no other thread uses.
@@ -88,10 +90,11 @@ class Watchdog:
         patient: Stores with longer timeouts, by timeout. They are used while no lease ends soon, so that a slow store
             costs no lease.
         lost: Called once for each lost lease, with its record and the reason. Must not block.
-        doubtful: Returns whether the acquisition's message may have another live copy. If so, the lock is marked.
+        doubtful: Returns whether another delivery of the acquisition's message may exist. If so, a renewal sets the
+            field ``dup`` of the lock. The release then sets the done mark, which ends the other delivery.
         linger: Seconds after which an unfinished release counts as failed.
-        killed_by: Returns when the acquisition's process should have ended after its hard time limit; 0: no limit was
-            enforced. After that time, the lease counts as lost.
+        killed_by: Returns the time by which the acquisition's process must have ended after its hard time limit; 0:
+            no limit was enforced. After that time, the lease counts as lost.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Watchdog:
         self._hasty = timeout
         self._store = store
         self._clock = clock
-        # Report a lease that ends before the next call could fail, while its holder can still act.
+        # Seconds that one more failed call takes. A lease that ends sooner is reported while its holder can still act.
         self._grace = TICK + timeout + QUICK + 0.1
         self._lost = lost
         self._doubtful = doubtful
@@ -120,7 +123,7 @@ class Watchdog:
         self._duplicate_reported: set[str] = set()
         self._release_started: dict[str, float] = {}
         self._release_failed: dict[str, float] = {}
-        #: Seconds that the last round took. While a server does not answer, the next round takes as long.
+        #: Seconds that the last round took. If a server does not answer, the next round takes as long again.
         self._lasted = 0.0
         self._idle = 0
         self._loop = Loop("watchdog", self._turn, needed=self._busy, close=self._close, rest=self._rest)
@@ -138,7 +141,7 @@ class Watchdog:
         return self._loop.wake()
 
     def _turn(self) -> float | None:
-        idle, self._idle = self._idle, 0  # also after a round that fails, or ends the thread
+        idle, self._idle = self._idle, 0  # reset also if the round fails or ends the thread
         if self.tick():
             return TICK
         if idle + 1 >= IDLE_TICKS:
@@ -159,13 +162,13 @@ class Watchdog:
         return any(source.records() or not source.is_closed() for source in list(self._sources))
 
     def tick(self) -> bool:
-        """Scan all sources, renew and release. Return whether there was a lease."""
+        """Scan all sources, renew and release. Return whether a source has leases or can still get some."""
         began = self._clock.monotonic()
         look = _Look()
         try:
             self._round(look)
         except Exception as error:
-            # A lease that ends unrenewed is reported, whichever error ended the round.
+            # Whatever the error is, leases that end before the next renewal must be reported.
             self._lose_what_ends(self.held, f"the watchdog failed: {type(error).__name__}")
             raise
         finally:
@@ -181,7 +184,7 @@ class Watchdog:
             try:
                 self._look_at(source, look)
                 look.at.append(source)
-            except Exception as error:  # noqa: BLE001  # raised once the leases of the others are renewed
+            except Exception as error:  # noqa: BLE001  # raised after the other sources' leases are renewed
                 look.error = error
         self._forget_all_but(look.seen)
         self.held = look.held
@@ -190,16 +193,16 @@ class Watchdog:
         self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
         # Renew first: a release can wait for one round trip, a lease cannot.
         if look.due and not self._renew(look.due, look.held):
-            return  # the store is away, and no lease can wait for a second timeout
+            return  # the store did not answer, and no lease can wait for a second timeout
         began = self._clock.monotonic()
-        # Releases that failed before come last: another server may answer.
+        # Releases that failed before come last: the server of another lock may answer.
         for source, slot in sorted(look.ends, key=lambda end: end[1].acquisition in self._release_failed):
             if not self._end(source, slot):
                 # The store does not answer. Each further release would wait for its timeout.
                 self._unanswered((), (), look.held, "the store did not answer")
                 break
             if self._clock.monotonic() - began > TICK:
-                break  # many releases or a slow store: renew leases between them
+                break  # many releases or a slow store: the next tick renews leases before it goes on
 
     def _lose_what_ends(self, slots: Sequence[LeaseRecord], reason: str) -> None:
         for slot in slots:
@@ -207,8 +210,8 @@ class Watchdog:
                 self._lose(slot, f"its deadline came unanswered: {reason}")
 
     def _ends(self, slot: LeaseRecord) -> bool:
-        """Return whether the lease ends before another call could fail."""
-        grace = min(self._grace, slot.ttl * 2 / 3)  # no lease is lost before its renewal was due
+        """Return whether the lease would be over by the time that one more call has failed."""
+        grace = min(self._grace, slot.ttl * 2 / 3)  # a lease is never lost before its renewal is due
         return slot.state is LeaseState.HELD and not slot.lost and slot.deadline - grace <= self._clock.monotonic()
 
     def _look_at(self, source: LeaseSource, look: _Look) -> None:
@@ -232,7 +235,7 @@ class Watchdog:
     def _due(self, slot: LeaseRecord, now: float) -> bool:
         if slot.acquisition in self._refused or self._spent(slot, now):
             return False
-        # Renew leases that become due during a long round before that round.
+        # A lease is due after a third of its ttl. While rounds take long, renew it one round earlier.
         return slot.deadline - slot.ttl * 2 / 3 <= now + self._lasted or (
             slot.acquisition not in self._duplicate_reported and self._doubtful(slot.acquisition)
         )
@@ -245,7 +248,7 @@ class Watchdog:
         return now - self._release_started.setdefault(slot.acquisition, now) >= self._linger
 
     def _renew(self, due: Sequence[LeaseRecord], held: Sequence[LeaseRecord], within: float | None = None) -> bool:
-        """Renew leases. Return false if the store did not answer.
+        """Renew the leases in ``due``. Return false if the store did not answer.
 
         Args:
             due: The leases to renew.
@@ -274,7 +277,7 @@ class Watchdog:
                 slot.renewed(sent + slot.ttl - drift_margin(slot.ttl))
                 self._duplicate_reported |= worded & {slot.acquisition}
             elif renewed is False and slot.state is LeaseState.HELD:
-                # Read the state again: a release between the scan and the reply is no loss.
+                # Read the state again: if the holder released the lock since the scan, the lease is not lost.
                 self._refused.add(slot.acquisition)
                 self._lose(slot, "the store no longer knows it")
         unknown = [slot for slot, renewed in zip(due, answers, strict=True) if renewed is None]
@@ -285,9 +288,12 @@ class Watchdog:
     def _unanswered(
         self, slots: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], held: Sequence[LeaseRecord], reason: str
     ) -> None:
-        """Report the unanswered leases that end soon. Leases of other servers are asked for first."""
+        """Report the unanswered leases in ``slots`` that end soon. Renew others that end soon.
+
+        A lease that was not in the request is not lost yet: another server may answer for it.
+        """
         self._lose_what_ends(slots, reason)
-        # Renew leases now that were not due, but end before another call could fail.
+        # These leases were not due, but would be over by the time that one more call has failed.
         others = [slot for slot in held if slot not in asked and self._ends(slot)]
         if others:
             left = min(slot.deadline for slot in others) - self._clock.monotonic()
@@ -297,7 +303,7 @@ class Watchdog:
         if not slot.lost:
             slot.lose()
             try:
-                slot.stop()
+                slot.stop()  # with on_lost="abort", this raises LockLost in the body (worker/abort)
             finally:
                 self._lost(slot, reason)
 
@@ -330,7 +336,7 @@ class Watchdog:
                 del since[acquisition]
 
     def _spent(self, slot: LeaseRecord, now: float) -> str:
-        """Return why the lease may be renewed no more; "" if it may be."""
+        """Return the reason why the lease must not be renewed any more; "" if there is none."""
         if 0 < slot.max_hold_until <= now:
             return "it was held for as long as max_hold allows"
         if 0 < self._killed_by(slot.acquisition) <= now:
