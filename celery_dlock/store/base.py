@@ -1,6 +1,6 @@
-"""The store contract: all that the other packages know of a lock store.
+"""The store contract. The other packages use a lock store only through these protocols.
 
-Above 300 lines: nearly all are signatures and docstrings of the contract.
+Above 300 lines: nearly all are signatures and docstrings, and a store implements them from this page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Characters of a release request that fit a lease record beside the longest name.
+#: The longest release request, in characters, that fits into a lease record beside the longest name.
 MOST_TEXT: Final = 1200
 _NOBODY: Final = Requester.of(None, None, "", 0).text
 
@@ -40,20 +40,20 @@ class ReleaseRequest(NamedTuple):
     """The request to end an acquisition.
 
     Args:
-        final: The message is acknowledged with a stored result. Its identity must not run again.
-        identity: The digest of the message's :class:`Identity`; "" outside of a message.
-        used_ms: Milliseconds that this success uses the name; 0: it does not.
-        requester: The run that used it: the text of a :class:`~celery_dlock.store.model.Requester`.
+        final: The message is acknowledged and its result is stored. If copies may exist, set the done mark.
+        identity: The digest of the message's :class:`~celery_dlock.store.model.Identity`; "" outside of a message.
+        used_ms: Milliseconds that this success uses the name (``once_per``); 0: the run did not succeed.
+        requester: The run that succeeded: the text of a :class:`~celery_dlock.store.model.Requester`.
         outcome_unknown: The acquire may still arrive, so leave a tombstone that refuses it.
-        rolled_back: The body did not begin, so ``min_hold`` does not apply. Only with ``outcome_unknown``.
         queue: The task's policy is to queue, so the lock is expected to have waiters.
-        once: The acquisition has a mark (``once_per``), and its body did not die: unless it used the name, that is
-            free again, or as unknown as it was before.
-        tick: The tick of that mark; "" for the mark of the name.
+        once: The acquisition has a run mark (``once_per``) and its body did not die. Without a success, the run mark
+            returns to what it was before: free, or outcome unknown.
+        tick: The tick of the run mark; "" for the run mark of the name.
         seed: The seed of the idempotency key that the body read.
-        window_ms: Milliseconds that the mark of a free name keeps that seed.
+        window_ms: Milliseconds that the run mark keeps the seed after a run without a success.
         reserved_for: The identity of the retry that the lock is reserved for (``keep_on_retry``); "" for none.
         reserved_ms: Milliseconds that the reservation lasts at most.
+        rolled_back: The body did not begin, so ``min_hold`` does not apply. Only with ``outcome_unknown``.
     """
 
     final: bool = False
@@ -74,12 +74,12 @@ class ReleaseRequest(NamedTuple):
     def text(self) -> str:
         """The request as JSON, for a release that is delegated to the watchdog."""
         text = json.dumps(self)
-        # A record holds a limited number of bytes. If the text is too long, drop the requester.
+        # A lease record has limited space. If the text is too long, drop the requester.
         return text if len(text) <= MOST_TEXT else json.dumps(self._replace(requester=_NOBODY))
 
     @classmethod
     def from_text(cls, text: str) -> ReleaseRequest:
-        """Parse :attr:`text`. If the text is damaged, because its writer was killed, the lock is only released."""
+        """Parse :attr:`text`. If its writer was killed and the text is damaged, the request only releases the lock."""
         try:
             return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
         except (ValueError, TypeError):
@@ -87,9 +87,12 @@ class ReleaseRequest(NamedTuple):
 
 
 def call_again_if_reply_lost(call: Callable[..., T], *args: Any) -> T:
-    """Call the store, and once more if the connection was cut before the reply came.
+    """Call the store, and once more if the connection was lost before the reply.
 
     Only for calls that are safe to send twice. A call that timed out is not repeated: it may take as long again.
+
+    Raises:
+        ReplyLost: The second reply was lost too, or the first call timed out.
     """
     try:
         return call(*args)
@@ -103,57 +106,77 @@ class ReleaseListener(Protocol):
     """A listener for releases of one lock."""
 
     def wait(self, timeout: float) -> bool:
-        """Block at most ``timeout`` s. Return whether a release was reported. Both answers may be wrong: ask again."""
+        """Block at most ``timeout`` s. Return whether a release was reported. Either answer may be wrong: try again."""
         ...
 
 
 class LockStore(Protocol):
     """The store of locks.
 
-    Every method is one round trip, takes effect as a whole or not at all, and is safe to be sent twice. A lost race
-    is a result, not an error. Raises :class:`~celery_dlock.errors.StoreUnavailable` when the store did not carry a
-    command out, and its subclass :class:`~celery_dlock.errors.ReplyLost` when that is not known.
+    For each lock name, a call takes effect as a whole or not at all. Every command is safe to send twice: if a reply
+    is lost, store or caller repeats it with equal arguments. A lost race is a result, not an error.
+
+    An acquisition is the text ``owner.number``. Each new acquire has a new number. Every method that sends a command
+    raises :class:`~celery_dlock.errors.StoreUnavailable` if the store did not execute it. If that is unknown, it
+    raises the subclass :class:`~celery_dlock.errors.ReplyLost`.
     """
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
-        """Take the lock for ``acquisition``, or return why not. Park the message if the request has its entry.
+        """Take the lock, or return why it was refused. If the request has a queue entry, park a message that must wait.
+
+        Safe to send twice: an acquisition that holds the lock already gets the same token again. Otherwise the first of
+        these answers applies: ``Tombstoned``, ``Duplicate``, ``Used``, ``Held`` (under the queue policy also ``Queued``
+        or ``Parked``), ``Unknown``, quarantine, ``Acquired``.
+
+        Args:
+            name: The lock name.
+            acquisition: The acquisition that is to hold the lock.
+            ttl_ms: Milliseconds that the lock is held without a renewal.
+            claim: The caller, and what it needs.
 
         Raises:
-            NotConfirmed: Too few servers confirmed it (``durability``). The caller must release the acquisition.
-            StoreNotReady: The store may have lost leases, and grants nothing for a while.
+            InvalidLockOptions: The request has a place in a queue, and this store has no queues.
+            NotConfirmed: Too few servers confirmed the write (``durability``). The caller must release the acquisition.
+            StoreQuarantined: The store may have lost leases, and grants nothing new for a while.
         """
         ...
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
-        """Move deadlines. A result is false if the acquisition does not hold the lock. Never creates a lock.
-
-        A result is None if a server did not answer, or if too few servers confirmed the renewal.
+        """Move the deadlines of leases, and set facts in their locks. Never creates a lock, and never shortens a lease.
 
         Args:
             renewals: The leases to renew.
-            within: Seconds after which a reply is of no use.
+            within: Seconds after which a reply is of no use; None: the store's timeout.
+
+        Returns:
+            One result for each renewal: false if the acquisition does not hold the lock. None if the lock's server did
+            not answer or refused, or if too few servers confirmed the renewal. If no server answers, this raises.
         """
         ...
 
     def release(
         self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
-        """End an acquisition and grant the next waiter. Without effect if the acquisition has ended or never was.
+        """End an acquisition, set its marks, and grant the lock to the next waiter.
 
-        A release that too few servers confirm counts all the same. It is logged once.
+        If another acquisition holds the lock, the lock does not change, but the marks are set. If too few servers
+        confirm the marks (``durability``), the release still counts, and the store logs that once.
         """
         ...
 
     def shard(self, name: LockName) -> int:
-        """Return the number of the part of the store that keeps a lock. Parts fail independently. Sends nothing."""
+        """Return the number of the part of the store that has the lock. Parts fail independently. Sends nothing."""
         ...
 
     def inspect(self, name: LockName) -> Holder | None:
-        """Return the current holder of the lock."""
+        """Return the holder of the lock; None if the lock is free."""
         ...
 
     def release_listener(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
-        """Listen for releases. After entering, none is missed while the connection lasts."""
+        """Listen for releases of the lock. After entering, none is missed while the connection lasts.
+
+        A release is reported only if an acquire with ``notify`` was refused before.
+        """
         ...
 
     def close(self) -> None:
@@ -161,7 +184,7 @@ class LockStore(Protocol):
         ...
 
 
-#: Milliseconds that a granted message waits for a worker of its broker while only workers of other brokers come.
+#: Milliseconds that a granted message waits for a worker of its broker, while only workers of other brokers sweep.
 FOREIGN_MS: Final = 5 * 60 * 1000
 
 
@@ -170,9 +193,9 @@ class QueueStepResult(NamedTuple):
 
     Args:
         entry: The entry of the waiter that was removed; "" if there was none.
-        granted: The waiter that the lock is reserved for. Its message is to be published.
-        dead_letter: The identity that became a dead letter; "" if none did.
-        foreign_broker: It became one because no worker of its broker published it.
+        granted: The waiter that the lock is reserved for. The caller must publish its message.
+        dead_letter: The identity of the waiter that became a dead letter; "" if none did.
+        foreign_broker: The dead letter's message was not published, because no worker of its broker came.
     """
 
     entry: str = ""
@@ -185,13 +208,12 @@ class StoreInfo(NamedTuple):
     """The configuration of a store.
 
     Args:
-        durable: All but its last second survives a restart.
-        eviction: What it does when its memory is full: ``noeviction``, or the policy by which it drops keys of its
-            own choice; "" where that cannot be told.
-        unreachable: Those of its servers that did not answer, each with the reason.
-        can_confirm_fsync: It can say that a write is on disk (WAITAOF).
-        replicas: How many of them follow a server, at the least; None where it does not say.
-        duplicate_servers: Which of its servers are one under two names, in words; "" where none is.
+        durable: The data survives a restart, except for at most the last second.
+        eviction: The eviction policy of a full store: ``noeviction``, or one that deletes keys; "" if it is unknown.
+        unreachable: The servers that did not answer, each with the reason.
+        can_confirm_fsync: The store can confirm that a write is on disk (WAITAOF).
+        replicas: The smallest number of replicas of one of its servers; None if it is unknown.
+        duplicate_servers: A text that names servers with two names in the configuration; "" if there are none.
     """
 
     durable: bool
@@ -203,25 +225,33 @@ class StoreInfo(NamedTuple):
 
 
 class ClaimStore(Protocol):
-    """The store of claims, which are made when a message is published. See :class:`LockStore` for all methods."""
+    """The store of claims, which a publisher makes (``unique``). Errors and repetition are as in :class:`LockStore`."""
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
-        """Claim names, in one write: None for each that is claimed, else who was first.
+        """Claim lock names. For each, return None, or the call that has the name already.
+
+        That is another claim, a waiter, or (``refuse_while_running``) a running call. A call's retry is not refused
+        because of its own task id.
 
         Raises:
-            NotConfirmed: Not all confirmed it that a publication asks for: all of these are to be given up.
+            InvalidLockOptions: This store has no claims.
+            NotConfirmed: Too few servers confirmed a claim (``durability``). The caller must release all of them.
         """
         ...
 
     def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
-        """Give a claim up; a message that follows this one keeps its own. False if there was none.
+        """Release a claim. Return false if there was none.
 
-        With an ``attempt``, a claim of that name that comes later takes no effect, and one of another name stays.
+        Args:
+            name: The lock name.
+            task_id: The task id of the claim.
+            generation: The generation of the message. A claim of a later generation (a retry) stays.
+            attempt: Release only the claim of this attempt, and refuse it if it arrives later; "": of any attempt.
         """
         ...
 
     def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
-        """Let claims (of a name, by a task id) last so many milliseconds from now at least. Never creates one."""
+        """Extend claims (lock name, task id, milliseconds from now that it lasts at least). Never creates a claim."""
         ...
 
     def close(self) -> None:
@@ -230,69 +260,86 @@ class ClaimStore(Protocol):
 
 
 class UseStore(Protocol):
-    """The store of run marks, for operators. With a ``tick``, the run of that tick only."""
+    """The store of run marks (``once_per``), for operators. With a ``tick``, only the run of that tick counts."""
 
     def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
-        """Return the last run of the name; None if nothing is recorded."""
+        """Return the last run of the name; None if there is no run mark, or its run ended without a success."""
         ...
 
     def forget_run(self, name: LockName, tick: str = "") -> bool:
-        """Delete the run mark of the name. Return false if there was none."""
+        """Delete the run mark of the name. Return false if there was none. A body that runs now goes on."""
         ...
 
     def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
-        """Resolve a run with unknown outcome: it did its work or not. Return false if there is no such run."""
+        """Record for ``window_ms`` whether a run with unknown outcome did its work. Return false if there is none."""
         ...
 
 
 class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
-    """The steps that belong to no acquisition: on queues, and on what workers note about themselves."""
+    """The whole store contract: locks, claims, run marks, queues, and the records of workers."""
 
     def sweep(
         self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
-        """Grant a lock that is free, and end a grant that is due."""
+        """Grant the lock if it is free, and end a grant that no worker took in time.
+
+        Args:
+            name: The lock name.
+            granter: A new text for each sweep. If the command is sent twice, its own grant is returned again.
+            turn_ms: Milliseconds from a lost grant to the waiter's next one, doubled with each loss.
+            tries: The number of lost grants after which a message becomes a dead letter.
+            foreign_ms: See :data:`FOREIGN_MS`.
+        """
         ...
 
     def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
-        """Note that a granted message was published; false if its grant is over."""
+        """Record that a granted message was published. Return false if the grant is over.
+
+        The waiter must take the lock within ``turn_ms`` milliseconds, doubled with each grant that it lost.
+        """
         ...
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        """Leave a grant that was not published to another worker; false if it is published, or over.
+        """Leave the publication of a grant to another worker. Return false if it is published, or the grant is over.
 
         Args:
-            name: Of the lock.
-            grant: The waiter.
-            foreign: Its message is of another broker. If no worker of that one comes, it becomes a dead letter.
-            present: A worker of that other broker runs, so it does not.
+            name: The lock name.
+            grant: The grant.
+            foreign: Its message is of another broker. If no worker of that broker comes, it becomes a dead letter.
+            present: That broker has running workers, so the message does not become a dead letter.
         """
         ...
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
     ) -> QueueStepResult:
-        """Take a waiter out, to the dead letters with ``bury``; its turn passes on. One that runs is left alone.
+        """Remove a waiter, and pass its grant on to the next one. A message that runs already is left alone.
 
-        Copies of a waiter that was taken out do not run; nor, if it has ``ended``, those of one that did not wait.
+        Args:
+            name: The lock name.
+            identity: The digest of the waiter's identity.
+            granter: A new text for each call, as for :meth:`sweep`.
+            bury: Make it a dead letter, without a done mark. Else the done mark is set, so that no copy runs.
+            ended: Its end is stored: set the done mark even if it does not wait. Else its message is kept among the
+                dead letters until a call with ``ended``.
         """
         ...
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        """The message of this identity has ended: copies of it do not run.
+        """Set the done mark of a message that has ended, so that no copy of it runs.
 
-        Marks nothing where a message that was sent later, with the same id, holds the lock by now.
+        If a later message with the same id holds the lock, this sets no mark.
 
         Args:
-            name: Of its lock.
-            identity: The message's.
-            owner: Who ran it.
-            age_us: Microseconds since that run began.
+            name: The lock name.
+            identity: The digest of the message's identity.
+            owner: The owner of its run.
+            age_us: Microseconds since that run started.
         """
         ...
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        """Return the waiters."""
+        """Return the number of waiters, and at most ``most`` of them."""
         ...
 
     def info(self) -> StoreInfo:
@@ -305,12 +352,12 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
-        """Take or extend the lease on a duty that one worker of a broker does for all of them.
+        """Take or extend the lease on a duty that one worker does for all workers of its broker.
 
         Args:
             broker: The identity of the broker.
             duty: The duty.
-            worker: The worker that asks.
+            worker: The worker that calls.
             life_ms: Milliseconds until the lease ends.
 
         Returns:
@@ -319,7 +366,10 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
-        """The locks of these buckets that a sweep has to look after within so many s, at most so many of each."""
+        """Return the locks that a sweep has to visit within ``within`` seconds, at most ``most`` of each bucket.
+
+        The locks of a server that does not answer are missing. If no lock is found, this raises its error.
+        """
         ...
 
     def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
@@ -327,14 +377,14 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
 
         Args:
             node: The node name of the worker, which several workers may have.
-            worker: The worker, by a text that no other worker has.
+            worker: A text that identifies the worker's process.
             text: The record.
-            life_ms: Milliseconds for which the record is kept, at least.
+            life_ms: Milliseconds that the record is kept at least.
         """
         ...
 
     def worker_records(self, node: str) -> dict[str, str]:
-        """Return the crash records of all workers of a node name, by worker."""
+        """Return the crash records of all workers with a node name, by worker."""
         ...
 
     def announce_workers(self, broker: str, life_ms: int) -> None:
@@ -342,9 +392,9 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def has_workers(self, broker: str) -> bool:
-        """Return whether a worker of this broker was announced lately."""
+        """Return whether :meth:`announce_workers` was called for this broker, and its time is not over."""
         ...
 
     def dead_letters_at(self, name: LockName) -> str:
-        """Return where an operator finds the dead letters of a lock. Sends nothing."""
+        """Return the place where an operator finds the dead letters of a lock, as text. Sends nothing."""
         ...

@@ -1,4 +1,4 @@
-"""From a place to the store there. A driver is imported only when its place is used."""
+"""Open the store at a location. A store's modules are imported only when a location needs them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["open_store"]
 def open_store(
     places: Sequence[StoreLocation], *, timeout: float, prefix: str, probation: Quarantine | None = None
 ) -> QueueStore:
-    """The store that is kept at some places.
+    """Return the store at these locations. Opens no connection.
 
     Args:
-        places: One; or several independent servers, of which a majority makes one store (Redlock).
+        places: The location of the store, or the locations of several independent servers (Redlock).
         timeout: Seconds after which a command counts as unanswered.
         prefix: The start of every key of this app.
-        probation: For how long a server that may have lost leases grants nothing new; None: it grants at once.
+        probation: The quarantine of a server that may have lost leases; None: no quarantine.
 
     Raises:
-        InvalidLockOptions: No connection can be made of what was said of a place.
+        InvalidLockOptions: No connection can be configured from the options of a location.
     """
-    from .redis.store import RedisStore  # noqa: PLC0415  # importing celery_dlock loads no driver
+    from .redis.store import RedisStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
 
     if len(places) > 1:
-        from .redlock.store import RedlockStore  # noqa: PLC0415  # as above
+        from .redlock.store import RedlockStore  # noqa: PLC0415  # not at import time
 
         names: dict[str, str] = {}
         members = [RedisStore(_topology(place, timeout, names), prefix, probation) for place in places]
@@ -42,14 +42,14 @@ def open_store(
 
 
 def _topology(place: StoreLocation, timeout: float, names: dict[str, str] | None = None) -> Topology:
-    from .redis.endpoint import ServerEndpoint  # noqa: PLC0415  # as above
-    from .redis.pool import ConnectionPool  # noqa: PLC0415  # as above
+    from .redis.endpoint import ServerEndpoint  # noqa: PLC0415  # not at import time
+    from .redis.pool import ConnectionPool  # noqa: PLC0415  # not at import time
 
     try:
         if place.kind == "cluster":
-            from .redis.cluster.topology import Cluster  # noqa: PLC0415  # as above
+            from .redis.cluster.topology import Cluster  # noqa: PLC0415  # not at import time
 
-            ServerEndpoint(place.options_at(place.addresses[0]))  # what it cannot make is told now
+            ServerEndpoint(place.options_at(place.addresses[0]))  # raises now if the options are invalid
             return Cluster(
                 place.addresses,
                 lambda address: ServerEndpoint(place.options_at(address)),
@@ -57,14 +57,14 @@ def _topology(place: StoreLocation, timeout: float, names: dict[str, str] | None
                 shared=place.shared,
             )
         if place.kind == "sentinel":
-            from .redis.sentinel import SentinelEndpoint  # noqa: PLC0415  # as above
+            from .redis.sentinel import SentinelEndpoint  # noqa: PLC0415  # not at import time
 
             return ConnectionPool(SentinelEndpoint(place, timeout=timeout), timeout=timeout)
         door = ServerEndpoint(place.options_at(place.addresses[0] if place.addresses else None))
         if names is None:
             return ConnectionPool(door, timeout=timeout)
 
-        from .redlock.endpoint import MemberEndpoint  # noqa: PLC0415  # as above
+        from .redlock.endpoint import MemberEndpoint  # noqa: PLC0415  # not at import time
 
         return ConnectionPool(MemberEndpoint(door, place.shown, names), timeout=timeout)
     except (TypeError, ValueError, RuntimeError) as error:

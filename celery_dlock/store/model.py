@@ -1,4 +1,7 @@
-"""Frozen values that the rooms hand to each other; they hold facts and decide nothing."""
+"""Values of the store contract: requests, answers and facts about locks. They contain no decisions.
+
+Above 300 lines: most are docstrings, because a store must fill in each field.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,23 @@ __all__ = [
     "shown_time",
 ]
 
-
-#: Characters of a task's name and id that are kept: an id of so many may be a longer one's beginning.
+#: Characters of a task's name and id that the store keeps. An id of that length may be the beginning of a longer one.
 CUT = 150
 
 
 def shown_time(seconds: float) -> str:
-    """Format a time of the store's clock for people: in UTC, with its zone, as in every log line, error and result."""
+    """Format a time of the store's clock for people: in UTC, with its zone, the same in logs, errors and results."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
 class Identity(NamedTuple):
-    """Which message: kept by our own republishing, new after ``self.retry()`` and ``self.replace()``."""
+    """The identity of a message. Copies that the library publishes keep it; retries and replacements get a new one.
+
+    Args:
+        task_id: The task id.
+        retries: How often the task has retried itself (``self.retry()``).
+        nesting: How often the task has replaced itself (``self.replace()``).
+    """
 
     task_id: str
     retries: int = 0
@@ -62,19 +70,22 @@ class Identity(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """Its place among the messages of one task id: a retry or a replacement has a higher one."""
-        return self.nesting * 1_000_000 + self.retries  # self.replace() counts the retries anew
+        """The position among the messages of one task id: a retry or a replacement has a higher one."""
+        return self.nesting * 1_000_000 + self.retries  # self.replace() sets the number of retries to 0
 
 
-@functools.lru_cache(maxsize=128)  # a run asks twice: to acquire and to release
+@functools.lru_cache(maxsize=128)  # a run needs it twice: to acquire and to release
 def _digest(identity: Identity) -> str:
-    # A task id may be any text that the user chose, so it never becomes part of a key as it is.
+    # Any text may be a task id, so a key contains only its hash.
     text = f"{identity.task_id}:{identity.retries}:{identity.nesting}"
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class Requester(NamedTuple):
-    """Who asks, as the store keeps it; "" for what there is none of. It never holds arguments, which may be secrets."""
+    """The requester, as stored in the lock. Missing parts are empty strings.
+
+    It never contains arguments of the call, which may be secrets. ``node`` is the node name of its worker.
+    """
 
     task: str
     task_id: str
@@ -83,24 +94,24 @@ class Requester(NamedTuple):
 
     @classmethod
     def of(cls, task: str | None, task_id: str | None, node: str, pid: int) -> Requester:
-        """Names and ids are cut, because whoever publishes chooses them, and a slot has to hold them."""
+        """Return a requester with shortened texts: a publisher chooses them, and a lease record has limited space."""
         return cls((task or "")[:CUT], (task_id or "")[:CUT], node[:80], str(pid))
 
     @property
     def text(self) -> str:
-        """As JSON, for a mark."""
+        """The requester as JSON, for a run mark."""
         return json.dumps(self)
 
 
 class QueueRequest(NamedTuple):
-    """What a message that has to wait brings along.
+    """The part of an acquire request that the queue policy adds.
 
     Args:
-        entry: The message as text, to be parked; "" only to ask.
-        limit: Most waiters of the name; 0: any number.
-        evict_oldest: Where the limit is reached, the oldest makes room.
-        after_us: The rank of the message that the worker received before; its own is to be behind.
-        grant_id: For which this copy was published; "" for any other.
+        entry: The message to park, as text. "": do not park, and return :class:`Queued` if the message has to wait.
+        limit: The highest number of waiters of the lock; 0: no limit.
+        evict_oldest: If the queue is full, the oldest waiter makes room. Else this message is not parked.
+        after_us: The rank of the message that the worker received before this one. This message is ranked after it.
+        grant_id: The id of the grant for which this copy was published; "" for any other copy.
     """
 
     entry: str = ""
@@ -111,7 +122,13 @@ class QueueRequest(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A parked message: whose turn it is, or that was taken out of the queue (then without a turn)."""
+    """A parked message that was granted the lock, or that was removed from the queue.
+
+    Args:
+        identity: The digest of the message's :class:`Identity`.
+        entry: The message as it was parked (:class:`QueueRequest`).
+        grant_id: The id of the grant; "" for a removed message. Only the copy published for the grant takes the lock.
+    """
 
     identity: str
     entry: str
@@ -119,23 +136,23 @@ class Grant(NamedTuple):
 
 
 class AcquireRequest(NamedTuple):
-    """What an owner says of itself when it asks for a lock.
+    """The request to take a lock.
 
     Args:
-        requester: Who asks.
-        identity: The message that asks; None for a ``Lock`` outside any message.
-        redelivered: The broker flagged this delivery, or the one that it copies: it is not to run if there is an end.
-        republished: We published this copy, so the original may live.
-        age_us: Microseconds since the later of receipt and ETA, read on the worker's monotonic clock.
-        rank_us: The rank carried by a copy of ours; None to make one from the server's time and ``age_us``.
-        once: The name may be used up by an earlier success (``once_per``).
-        tick: The success of that tick alone; "" of any.
-        run_mark_ms: Milliseconds that the mark of a body that died lives on, counted from its start.
-        hold_if_unknown: Where nobody knows what became of an earlier run, this one is refused.
-        notify: Wants to be woken by the release.
-        min_hold_ms: Milliseconds that the lock is kept at least, whenever it is released.
-        queue: Under the queue policy, its place among the waiters.
-        durability: Who has to confirm that the lock was taken, or the message parked.
+        requester: The caller, as shown to other callers.
+        identity: The identity of the caller's message; None for a ``Lock`` outside any message.
+        redelivered: The broker flagged this delivery or its original. If the message has a done mark, it must not run.
+        republished: The library published this copy, so the original may still be delivered.
+        age_us: Microseconds since the later of receipt and ETA, by the worker's monotonic clock.
+        rank_us: The rank that a republished copy keeps; None: the store computes it from its time and ``age_us``.
+        once: The task has ``once_per``: if the run mark says that an earlier run succeeded, refuse.
+        tick: The tick whose run mark counts; "" for the run mark of the name.
+        run_mark_ms: Milliseconds that the run mark of this run is kept from its start, if its process dies.
+        hold_if_unknown: Refuse if the outcome of an earlier run is unknown.
+        notify: If the lock is held, its release must wake the release listeners of the lock.
+        min_hold_ms: Milliseconds from the acquisition that the lock stays held at least, even if it is released.
+        queue: The place in the queue, under the queue policy; None under every other policy.
+        durability: The servers that must confirm that the lock was taken or the message parked.
     """
 
     requester: Requester
@@ -156,7 +173,22 @@ class AcquireRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock (or used up a name)."""
+    """The holder of a lock, or the earlier run that a run mark describes.
+
+    Args:
+        task: The name of its task; None for a ``Lock`` outside any task.
+        task_id: The id of its task; None for a ``Lock`` outside any task.
+        node: The node name of its worker, or the host name.
+        pid: Its process id; 0 if the lock is granted to a waiter.
+        since: The acquisition, or the earlier run's success, in seconds since the epoch by the store's clock.
+        owner: The owner; "" if there is none.
+        identity: The digest of its message's :class:`Identity`; "" for a ``Lock`` outside any message.
+        token: Its fencing token; None for an earlier run.
+        hold_count: How often the owner has entered the lock.
+        releasing: Its body has ended, and its release follows.
+        expires_in: Seconds until its lease expires.
+        kept_by_min_hold: The holder has released the lock, which stays held until ``min_hold`` has passed.
+    """
 
     task: str | None
     task_id: str | None
@@ -170,7 +202,7 @@ class Holder:
     releasing: bool = False
     expires_in: float = 0.0
     kept_by_min_hold: bool = False
-    #: Its run retried itself, and the lock is kept for the retry alone.
+    #: The run retried itself, and only its retry may take the lock (``keep_on_retry``).
     reserved_for_retry: bool = False
 
     def __str__(self) -> str:
@@ -182,14 +214,14 @@ class Holder:
 
 
 class Acquired(NamedTuple):
-    """The lock is the asker's.
+    """The acquisition holds the lock.
 
     Args:
-        token: Its fencing token.
-        since: When it was taken, seconds since the epoch by the store's clock.
-        rank_us: The rank of the message that asked.
-        seed: Under ``once_per``: what the idempotency key is made of.
-        after_crash: Under ``once_per``: an earlier run died, and nobody knows how far it came.
+        token: The fencing token, higher than every earlier one of the name.
+        since: The time of the acquisition, in seconds since the epoch by the store's clock.
+        rank_us: The rank of the caller's message.
+        seed: Under ``once_per``: the text from which the idempotency key is made. "" without it.
+        after_crash: Under ``once_per``: the process of an earlier run died, and its outcome is unknown.
     """
 
     token: int
@@ -200,7 +232,13 @@ class Acquired(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Another holds the lock. ``twin``: that other is another copy of the very message that asks."""
+    """Another owner holds the lock, or the lock is reserved.
+
+    Args:
+        holder: The holder.
+        same_message: The holder runs another delivery of the caller's message.
+        rank_us: The rank of the caller's message.
+    """
 
     holder: Holder
     same_message: bool
@@ -208,7 +246,13 @@ class Held(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """Under the queue policy: the message has to wait. ``holder``: None where only other waiters are before it."""
+    """The message has to wait (queue policy) and was not parked: the request has no entry, or the queue is full.
+
+    Args:
+        waiting: The number of waiters.
+        rank_us: The rank of the caller's message.
+        holder: The holder; None if only other waiters precede the message.
+    """
 
     waiting: int
     rank_us: int
@@ -216,7 +260,14 @@ class Queued(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The message waits in the store. ``granted``: it met a free lock, and this one comes first."""
+    """The message is parked in the store.
+
+    Args:
+        rank_us: The rank of the message.
+        position: The position among the waiters, from 1; 0 if it was evicted itself or has a grant already.
+        granted: The grant that this call made, because the lock was free. The caller must publish its message.
+        evicted: The waiter that made room, which may be this message. The caller must store its end.
+    """
 
     rank_us: int
     position: int
@@ -225,7 +276,13 @@ class Parked(NamedTuple):
 
 
 class Used(NamedTuple):
-    """An earlier run used the name up. ``same``: it was this very message. ``granted``: as of a duplicate."""
+    """An earlier run succeeded, so this one must not run (``once_per``).
+
+    Args:
+        by: The earlier run.
+        same_message: The earlier run was one of the same message.
+        granted: The next grant, if this message had one. The caller must publish its message.
+    """
 
     by: Holder
     same_message: bool
@@ -233,24 +290,27 @@ class Used(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Nobody knows what became of an earlier run, ``by``. ``granted``: as of a duplicate."""
+    """The outcome of an earlier run is unknown (``after_crash="hold"``). ``by``, ``granted``: as in :class:`Used`."""
 
     by: Holder
     granted: Grant | None = None
 
 
 class Duplicate(NamedTuple):
-    """This message's identity has reached its end already. ``granted``: to whom the turn passes that it had."""
+    """The message has a done mark: a delivery of it has finished. ``granted`` is as in :class:`Used`.
+
+    A message whose rank is later than its done mark is a new message with the same id, unless it is ``redelivered``.
+    """
 
     granted: Grant | None = None
 
 
 class Tombstoned(NamedTuple):
-    """This acquisition was given up before its acquire arrived."""
+    """The acquisition has a tombstone: it was abandoned before its acquire arrived."""
 
 
 class NoMajority(NamedTuple):
-    """Of several servers no majority gave the lock to anybody; what this acquisition took is given back."""
+    """No owner got the lock on a majority of the servers (Redlock). Servers that granted it release it again."""
 
 
 Refusal = Held | Used | Unknown | Duplicate | Tombstoned | NoMajority | Queued | Parked
@@ -260,11 +320,11 @@ class Renewal(NamedTuple):
     """One lease to renew.
 
     Args:
-        name: The lock.
-        acquisition: Owner and number.
-        ttl_ms: The least life that the lock has afterwards, in milliseconds.
-        fields: Fields to set in the lock if it is still ours.
-        durability: Who has to confirm it.
+        name: The lock name.
+        acquisition: The acquisition: owner and number.
+        ttl_ms: Milliseconds from now that the lock is held at least. A longer rest is not shortened.
+        fields: Names and values of fields to set in the lock, if the acquisition still holds it.
+        durability: The servers that must confirm the renewal.
     """
 
     name: LockName
@@ -276,16 +336,16 @@ class Renewal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """What became of the last run of a name, under ``once_per``.
+    """The last run of a name, under ``once_per``.
 
     Args:
-        state: ``"used"``: it succeeded. ``"unknown"``: it died, and nobody knows how far it came. ``"running"``.
-        task: Its task's name.
-        task_id: Its id.
+        state: ``"used"``: it succeeded. ``"unknown"``: its process died. ``"running"``: its body has not ended.
+        task: The name of its task.
+        task_id: The id of its task.
         node: The node name of its worker.
-        since: When it succeeded; unless it did, when it began. Seconds since the epoch by the store's clock.
-        expires_in: Seconds until this is forgotten.
-        idempotency_key: What its body read as ``lease.idempotency_key``.
+        since: The time of its success, else of its start, in seconds since the epoch by the store's clock.
+        expires_in: Seconds until the run mark expires.
+        idempotency_key: The value of ``lease.idempotency_key`` in its body.
     """
 
     state: Literal["used", "unknown", "running"]
@@ -301,9 +361,12 @@ class LastRun:
 
 
 class Released(NamedTuple):
-    """``ours``: the lock was held by that acquisition until now. ``word``: a twin or the keeper left word.
+    """The result of a release.
 
-    ``granted``: the waiter for which the lock is kept now; its message is to be published.
+    Args:
+        ours: The acquisition held the lock until this release, or a lost reply hides whether it did.
+        duplicate_seen: Another delivery of the message was seen, or the watchdog recorded that one may exist.
+        granted: The waiter that the lock is now reserved for. The caller must publish its message.
     """
 
     ours: bool
@@ -312,11 +375,11 @@ class Released(NamedTuple):
 
 
 class Quarantine(NamedTuple):
-    """How a store's servers are put on probation.
+    """The quarantine of a server that may have lost leases: it grants nothing new for a while.
 
     Args:
-        delay: Seconds that it lasts: no lease may live longer.
-        setting: The setting that says so, for errors.
+        delay: Seconds that a quarantine lasts. No lease may last longer.
+        setting: The name of the setting that defines the delay, for error messages.
     """
 
     delay: float
@@ -328,10 +391,10 @@ class Quarantine(NamedTuple):
 
 
 def owner_of(acquisition: str) -> str:
-    """Return the owner of an acquisition."""
+    """Return the owner of an acquisition, which is the text ``owner.number``."""
     return acquisition.rpartition(".")[0]
 
 
 def held_by(holder: Holder) -> str:
-    """Who holds it, where and since when, for people."""
+    """Return the holder, its worker and its start, as text for people."""
     return f"held by {holder} since {shown_time(holder.since)}"

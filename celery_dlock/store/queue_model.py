@@ -1,4 +1,4 @@
-"""Values of the queue and of claims: waiters, and calls that reserve a name when they are published."""
+"""Values of the queue and of claims: waiters, and calls that claim a lock name when they are published."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["ClaimRequest", "ExistingCall", "Waiter", "Waiting"]
 
 
 class ClaimRequest(NamedTuple):
-    """A message that claims its lock's name (``unique="queued"``).
+    """The request of a message to claim its lock name (``unique``).
 
     Args:
-        task_id: Of its task.
-        generation: Of two messages with one id, that which follows the other (a retry) has the higher one.
-        life_ms: Milliseconds that the claim lasts while no worker knows the message.
-        refuse_while_running: It is refused, too, while another task runs.
-        requester: Who publishes it.
-        attempt: Names this publication: an id may be published twice.
-        durability: Who has to confirm the claim.
+        task_id: The id of its task.
+        generation: The position among the messages of its task id: a retry has a higher one.
+        life_ms: Milliseconds that the claim lasts, unless a worker extends it.
+        refuse_while_running: Refuse the claim also while another call runs.
+        requester: The task and the process that publish it.
+        attempt: The id of this publication, because one task id may be published twice.
+        durability: The servers that must confirm the claim.
     """
 
     task_id: str
@@ -35,14 +35,14 @@ class ClaimRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExistingCall:
-    """The call that has a name which another call asked for.
+    """The call that already has the name that another call tried to claim.
 
     Args:
         state: ``"queued"``, ``"waiting"`` (parked, under the queue policy) or ``"running"``.
-        task: Its task's name; None for a ``Lock`` outside any task.
-        task_id: Its id; likewise.
-        node: Who published it, or runs it; "" if that is not known.
-        since: When it got the name, in seconds since the epoch by the store's clock; 0.0 if that is not known.
+        task: The name of its task; None for a ``Lock`` outside any task.
+        task_id: The id of its task; None for a ``Lock`` outside any task.
+        node: The node name of its publisher, or of its worker if it runs; "" if it is unknown.
+        since: The time when it got the name, in seconds since the epoch by the store's clock; 0.0 if it is unknown.
     """
 
     state: str
@@ -60,12 +60,12 @@ class ExistingCall:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One parked message.
+    """A parked message.
 
     Args:
-        task: Its task's name.
-        task_id: Its id.
-        since: When it arrived, seconds since the epoch by the store's clock.
+        task: The name of its task; "" if the message cannot be read.
+        task_id: The id of its task; "" if the message cannot be read.
+        since: The time when it arrived, in seconds since the epoch by the store's clock.
     """
 
     task: str
@@ -78,11 +78,11 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Who waits for one lock.
+    """The waiters of one lock.
 
     Args:
-        count: How many.
-        waiters: The first of them, by rank; those who lost a turn before those who did not.
+        count: The number of all waiters.
+        waiters: The first waiters, by rank. Waiters that lost a grant precede the others.
     """
 
     count: int
