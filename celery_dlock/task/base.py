@@ -56,7 +56,7 @@ class SingletonTask(_Task):
     If the worker's host dies, the lock expires after its ``ttl``. If the lease is lost while the body runs, another
     worker may run the same call: check :attr:`lease`, or set ``on_lost="abort"``.
 
-    A direct call (``task(...)``) runs the function and takes no lock. Celery runs none of its hooks then, either.
+    A direct call (``task(...)``) runs the function and takes no lock. Celery calls none of its hooks either.
 
     A subclass must not define the options of :class:`celery_dlock.LockOptions` as attributes: Celery would ignore
     them. A subclass's ``Request`` must derive from ``celery_dlock.worker.SingletonRequest``. A violation raises
@@ -328,13 +328,13 @@ class SingletonTask(_Task):
             options["headers"] = headers_for(self, chosen, options.get("headers"))
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
-        reject_misplaced_options(self, kwargs)  # before Celery does, which rejects the message then
+        reject_misplaced_options(self, kwargs)  # check first: an error inside Celery's retry rejects the message
         hooks.announce_end(self, retries=True)
         # A tracing tool may have replaced the headers that Celery collects.
         known = self.request.headers if isinstance(self.request.headers, Mapping) else {}
         own = {name: every[name] for every in (vars(self.request), known) for name in _CALL_HEADERS if name in every}
         if "headers" in kwargs or own.keys() - known.keys():
-            # Celery sends these in place of the message's own headers. Without ours, the retry would be another call.
+            # Celery sends these in place of the message's own headers. The retry must keep the call's options and tick.
             kwargs["headers"] = {**own, **(kwargs.get("headers", known) or {})}
         run = current(self.request)
         try:

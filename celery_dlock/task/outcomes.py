@@ -69,7 +69,7 @@ REQUEUE_DELAY = 1.0
 
 
 class Skipped(Ignore):
-    """Ends a trace whose end is stored already.
+    """The exception that ends a trace if the end of its task is stored already.
 
     Args:
         error: The stored end.
@@ -81,15 +81,15 @@ class Skipped(Ignore):
 
 
 class HandledElsewhere(Ignore):
-    """Ends a trace whose message lives on, or has ended, in another delivery. ``str()`` of it is the reason."""
+    """The exception that ends a trace whose message runs, or has ended, in another delivery. Its text is the reason."""
 
 
 class Postponed(HandledElsewhere):
-    """Ends a trace whose message was republished or parked, so it runs later. ``str()`` of it is the reason."""
+    """The exception that ends a trace whose message was republished or parked. Its text is the reason."""
 
 
 class Replaced(Ignore):
-    """Ends a trace whose task has replaced itself. A class of its own tells it from other ``Ignore`` exceptions."""
+    """The exception that ends a trace whose task has replaced itself."""
 
 
 def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision) -> None:
@@ -117,7 +117,7 @@ def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision
             counts = isinstance(decision, RetryLater) and decision.counts
             _republish(run, name, rank_us, delay, LockHeld(*facts), conflict=counts, duplicate=duplicate)
             logger.info(_REPUBLISHED, *_whose(run), delay, reason, extra=_extra(run, name))
-            # Monitors keep one state for all copies of a message. Of a duplicate, the other copy is running.
+            # Monitors keep one state for all copies of a message. If this is a duplicate, the other copy is running.
             raise HandledElsewhere(reason) if duplicate else Postponed(reason)
         case AckParked():
             _acknowledge_parked(run, name, answer, reason)
@@ -130,7 +130,7 @@ _REPUBLISHED: Final = "Task %s[%s] is republished, retrying in %.3g s: %s"
 
 
 def _earlier_run(answer: Refusal) -> tuple[str | None, str, float] | tuple[()]:
-    """Return task id, node and start of the run in the way; empty if there is none."""
+    """Return task id, node and start of the run that prevents this one; empty if there is none."""
     earlier = answer.by if isinstance(answer, Used | Unknown) else getattr(answer, "holder", None)
     return (earlier.task_id, earlier.node, earlier.since) if earlier else ()
 
@@ -146,7 +146,7 @@ def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
 def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) -> str:
     """Return the message as it will be parked, and store its state QUEUED.
 
-    The state is stored first: a slow process would otherwise write it over the end of the task.
+    The state is stored before parking. Otherwise a slow process could overwrite the end of the task with it.
 
     Raises:
         DLockError: The message could not be published again.
@@ -288,7 +288,7 @@ def _republish(
     conflict: bool,
     duplicate: bool = False,
 ) -> None:
-    """Publish the message before this delivery is acknowledged: a crash in between doubles it and never loses it.
+    """Publish the message before this delivery is acknowledged: a crash in between duplicates it and does not lose it.
 
     If the broker does not take the message, a delivery with late acknowledgement is rejected and requeued. One that
     was acknowledged on receipt ends in failure. A duplicate of a running message is dropped: the result belongs to

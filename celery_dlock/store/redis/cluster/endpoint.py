@@ -55,7 +55,7 @@ class NodeEndpoint:
             node_id = connection.read_response()
         except ResponseError as error:
             if isinstance(not_ready := error_from_reply(str(error)), StoreNotReady):
-                raise not_ready from error  # it can answer once its script or its loading is over
+                raise not_ready from error  # it can answer once its script has ended or its data is loaded
             return  # the permission may be missing: then only the address identifies the node
         if node_id != expected:
             raise UnexpectedNode(

@@ -13,8 +13,8 @@ from .slot_map import SlotMap
 
 __all__ = ["Members", "Outdated"]
 
-#: Seconds after which the next call confirms the map. Otherwise a process that was idle
-#: while a node left would not notice it. The node may own the same slot in its next Cluster.
+#: Seconds after which the next call confirms the map. Otherwise a process that was idle while a node left would not
+#: notice it. The node may own the same slot in its next Cluster.
 CONFIRM: Final = 10.0
 #: Seconds without any call after which a process forgets the map.
 UNUSED: Final = 3600.0
@@ -93,7 +93,7 @@ class Members:
 
     def accept(self, reported: SlotMap, now: float) -> None:
         self.map, self._confirmed, self._lagging_since = reported, now, math.inf
-        # A node that joined again is no foreign node any more.
+        # A node that joined again is not foreign any more.
         self.foreign -= set(reported.addresses())
         self._epoch = reported.epoch or 0
 

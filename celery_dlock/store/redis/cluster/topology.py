@@ -3,10 +3,12 @@
 redis-py's ``RedisCluster`` is not used, because it lacks three things that a lock store needs:
 
 - one deadline for a call, over all nodes and redirections that it meets;
-- pipelines in which a dead node fails its own commands only, because others' leases are renewed in the same pipeline;
+- pipelines in which a dead node fails its own commands only, because one pipeline renews leases on all nodes;
 - the check that a node still belongs to the same Cluster.
 
 Its connections, ``key_slot`` and ``MovedError`` are used.
+
+Above 300 lines: single calls, pipelines and subscriptions share how redirections are followed.
 """
 
 from __future__ import annotations
