@@ -182,7 +182,7 @@ class Holder:
         pid: Its process id; 0 if the lock is granted to a waiter.
         since: The acquisition, or the earlier run's success, in seconds since the epoch by the store's clock.
         owner: The owner; "" if there is none.
-        identity: The digest of its message's :class:`Identity`; "" for a ``Lock`` outside any message.
+        identity: The digest of its message's identity; "" for a ``Lock`` outside any message.
         token: Its fencing token; None for an earlier run.
         hold_count: How often the owner has entered the lock.
         releasing: Its body has ended, and its release follows.
