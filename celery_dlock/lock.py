@@ -1,4 +1,4 @@
-"""The lock itself, for any name and outside any task."""
+"""The public lock class, for any name, inside tasks and outside."""
 
 from __future__ import annotations
 
@@ -28,20 +28,31 @@ class Lock:
     """A distributed, reentrant lock.
 
     It excludes every other holder of the same name: other ``Lock`` objects, and tasks with ``scope="shared"`` whose key
-    gives this text. Each thread and each execution of a task is an owner. An owner that holds the lock re-enters it.
-    While the lock is held, the watchdog of this process renews the lease.
+    gives this text.
 
-    The tasks of one asyncio loop are one thread and so one owner: they do not exclude each other.
+    Each thread and each execution of a task is an owner. An owner that holds the lock can enter it again. The tasks of
+    one asyncio loop run in one thread, so they are one owner and do not exclude each other.
 
-    With the setting ``dlock_enabled=False`` it takes no lock and needs no store: each entry succeeds at once.
+    The watchdog renews the lease while the lock is held. The lease can still end before the work does: if the process
+    is paused, the network is cut or the store loses data. Then another owner can take the lock. Call
+    ``lock.lease.ensure()`` before a step that must not overlap, or pass ``lock.lease.token`` to the resource.
 
-    As a context manager it waits for the lock, and raises :class:`LockLost` on leaving if the lease ended before.
+    As a context manager, it waits for the lock without a limit. The end of the block raises :class:`LockLost` if the
+    lease ended before, unless the block itself raised.
+
+    With the setting ``dlock_enabled=False``, it takes no lock and needs no store: each entry succeeds at once.
 
     Args:
-        name: What to lock: a non-empty text, shown in the store, so keep secrets out of it; or a call's ``LockName``.
-        app: The app whose store to use; default: the current app.
-        ttl: Seconds (or a ``timedelta``), at least 1, that the lock outlives its last renewal; default ``dlock_ttl``.
-        durability: As a task's; default ``dlock_durability``.
+        name: The lock name: a non-empty text, or the ``LockName`` of a call. The text is visible in the store and in
+            logs, so it must not contain secrets.
+        app: The app whose lock store and settings are used. Default: the current app.
+        ttl: Seconds (or a ``timedelta``) from a renewal to the end of the lease, from 1 s to 366 days. If the process
+            dies, its lease ends by itself after this time. Default: the setting ``dlock_ttl``.
+        durability: The servers that must confirm each write, as in the task option ``durability``. Default: the setting
+            ``dlock_durability``.
+
+    Raises:
+        InvalidLockOptions: An argument is invalid.
     """
 
     def __init__(
@@ -63,29 +74,39 @@ class Lock:
 
     @property
     def name(self) -> str:
-        """The lock name, as the store knows it."""
+        """The lock name, as it appears in the store and in logs."""
         return self._name.text
 
     @property
     def lease(self) -> Lease | NullLease | None:
-        """The lease of this owner while it holds the lock; a null lease with ``dlock_enabled=False``."""
+        """The lease of this owner, or None if this owner does not hold the lock.
+
+        With ``dlock_enabled=False``, it is a lease without a token, which is never lost.
+        """
         if not self._runtime.enabled:
             return _NULL_LEASE
         return self._runtime.lock_client.held(self._name, self._runtime.owner_context())
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
-        """Acquire the lock. Return true if this owner holds it now.
+        """Acquire the lock, or enter it again if this owner holds it.
+
+        Leave each entry with :meth:`release`.
 
         Args:
-            blocking: Wait for a release.
-            timeout: Seconds (or a ``timedelta``) to wait at most; None: for ever.
+            blocking: Whether to wait while another owner holds the lock. Default: True.
+            timeout: Seconds (or a ``timedelta``) to wait at most, from 0 to 366 days. None, the default, means no
+                limit. It needs ``blocking=True``. It does not limit the wait for a store that does not answer.
+
+        Returns:
+            True if this owner holds the lock now; False if another owner still holds it.
 
         Raises:
-            InvalidLockOptions: An argument is invalid.
-            LockLost: This owner held the lock, and its lease is over. An inner entry never acquires anew.
-            StoreUnavailable: The store did not answer.
+            InvalidLockOptions: An argument or a ``dlock_`` setting is invalid.
+            LockLost: This owner has entered the lock before, and that lease is over. Leave the earlier entries first.
+            StoreUnavailable: The store did not answer, or cannot grant the lock now. The lock was not entered. If the
+                store grants it too late, the watchdog releases it.
         """
-        given: object = blocking  # perhaps a timeout, which is the first argument of some other locks
+        given: object = blocking  # perhaps a timeout: other lock classes take it first
         if not isinstance(given, bool):
             expected = "True or False; give a time to wait as timeout="
             raise invalid_value(f"Lock({self.name}).acquire: blocking", blocking, expected)
@@ -96,11 +117,14 @@ class Lock:
         return isinstance(self._acquire(timeout if blocking else 0.0), Lease | NullLease)
 
     def release(self) -> None:
-        """Leave the lock once. The outermost exit releases it.
+        """Leave the lock once. Leaving the outermost entry releases it.
+
+        If the store does not answer, this method returns, and the watchdog retries the release.
 
         Raises:
-            NotHeld: This owner does not hold it.
-            LockLost: The lease had ended before. Another owner may have held the lock meanwhile.
+            NotHeld: This owner does not hold the lock, or the running task itself holds it and releases it at its end.
+            LockLost: The lease ended before. The entry is left, but another owner may have held the lock meanwhile:
+                check the work, or undo it.
         """
         lease, scope = self.lease, self._runtime.owner_context()
         if isinstance(lease, NullLease):
@@ -115,11 +139,22 @@ class Lock:
             raise LockLost(f"the lease of {self.name} was over before its release")
 
     def locked(self) -> bool:
-        """Return whether an owner holds the lock now."""
+        """Return whether the lock is held now, by this owner or another one.
+
+        A lock that is kept after its body (``min_hold``, ``keep_on_retry``) or granted to a waiter counts as held. The
+        answer can be outdated at once: to take the lock only if it is free, call ``acquire(blocking=False)``.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+        """
         return self.holder() is not None
 
     def holder(self) -> Holder | None:
-        """Return the current holder, or None."""
+        """Return the current holder, or None if the lock is free or ``dlock_enabled`` is false.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+        """
         return self._runtime.lock_client.holder(self._name) if self._runtime.enabled else None
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
 """The runtime of one app: its settings and listeners and, per process, a store, a lease table and a watchdog.
 
-Above 300 lines: it is the one place that creates and connects the parts of a process.
+Above 300 lines: this is the only module that creates the parts of a process and connects them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 
-#: Timeouts, in seconds, of the watchdog's commands: the shortest one, and longer ones while no lease ends soon. They
-#: are no settings: a lease of a few seconds allows no more.
+#: Seconds that the watchdog waits for the store when a lease ends soon. This is not a setting: with a longer timeout, a
+#: lease of a few seconds could end before a second attempt.
 KEEPER_TIMEOUT = 0.4
+#: Seconds that it waits while no lease ends soon, so that a slow store costs no lease.
 PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
-#: Maximum number of timeouts in one release: its commands, and the connections that it opens for them.
+#: Maximum number of store timeouts in one release: for its commands, and for the connections that it opens.
 RELEASE_STEPS = 4
 
 
@@ -60,7 +61,7 @@ class WorkerHooks(Protocol):
 
     @property
     def aborter(self) -> BodyAborter | None:
-        """Stops the body of a lost lease (``on_lost="abort"``); None if the worker's pool cannot stop a body."""
+        """The aborter for bodies whose lease is lost (``on_lost="abort"``); None if the pool cannot stop a body."""
         ...
 
     def may_be_redelivered(self, acquisition: str) -> bool:
@@ -68,9 +69,9 @@ class WorkerHooks(Protocol):
         ...
 
     def kill_deadline(self, acquisition: str) -> float:
-        """Return when the process of this acquisition must have ended, after its hard time limit was enforced.
+        """Return the time by which the process of this acquisition must have ended, on the monotonic clock.
 
-        On the monotonic clock; 0 if no limit was enforced.
+        It follows the enforcement of a hard time limit. It is 0 if no limit was enforced.
         """
         ...
 
@@ -83,12 +84,12 @@ class WorkerHooks(Protocol):
         ...
 
     def hand_off(self, name: LockName, grant: Grant | None) -> None:
-        """Have the queue sweeper publish a granted message. None is ignored."""
+        """Make the queue sweeper publish a granted message. If ``grant`` is None, do nothing."""
         ...
 
 
 class _NoWorker:
-    """The hooks of a process that is no worker: a publisher, beat, a program that takes a `Lock`."""
+    """The hooks of a process that is no worker: a publisher, beat or a program that takes a ``Lock``."""
 
     aborter = None
 
@@ -105,26 +106,29 @@ class _NoWorker:
         return None
 
     def hand_off(self, name: LockName, grant: Grant | None) -> None:
-        """Do nothing: the queue sweeper of some worker finds the grant."""
+        """Do nothing: the queue sweeper of a worker finds the grant in the store."""
 
 
 NO_WORKER: Final = _NoWorker()
 
 
 class Runtime:
-    """The runtime of one app, kept on the app itself, so that two apps share nothing. :meth:`of` finds it."""
+    """The runtime of one app. Get it with :meth:`of`.
+
+    It is stored as an attribute of the app, so two apps share nothing.
+    """
 
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.clock: Clock = SystemClock()
         self.listeners = Listeners()
-        #: Attached by the worker before it forks; its pool children inherit it.
+        #: Set by the worker before it forks, so its pool children inherit the hooks.
         self.worker: WorkerHooks = NO_WORKER
-        #: Created before the worker forks. Only workers use it.
+        #: Created before the worker forks, so its pool children share it. Only workers use it.
         self.receive_order = ReceiveOrder()
-        #: Shared with the children: one timeout of the store opens the circuit breaker of all of them.
+        #: Shared with the pool children: one timeout of the store opens the circuit breaker of all of them.
         self._store_state = shared_words()
-        #: Shared with the children: when the worker last lost its broker's connection, on the monotonic clock.
+        #: Shared with the pool children: the value of `disconnected_at`, written by the main process.
         self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self._switch = Switch(app)
         self._settings: Settings | None = None
@@ -134,10 +138,10 @@ class Runtime:
 
     @classmethod
     def of(cls, app: Celery) -> Runtime:
-        """Return the runtime of ``app``. The first use creates it."""
+        """Return the runtime of ``app``. The first call creates it."""
         found: Runtime | None = vars(app).get(_ATTRIBUTE)
         if found is None:
-            # setdefault is atomic: two threads that come first at once get the same runtime.
+            # setdefault is atomic: two threads that create a runtime at the same time use the same one.
             found = vars(app).setdefault(_ATTRIBUTE, cls(app))
         return found
 
@@ -149,12 +153,12 @@ class Runtime:
 
     @property
     def enabled(self) -> bool:
-        """Whether this app takes locks at all (``dlock_enabled``)."""
+        """True if this app takes locks (``dlock_enabled``)."""
         return self._switch.on
 
     @functools.cached_property
     def node(self) -> str:
-        """This host's name. Needs no settings: calls without a lock have owners too."""
+        """The name of this host. It does not depend on the settings, because calls without a lock have owners too."""
         return socket.gethostname()
 
     @property
@@ -175,20 +179,20 @@ class Runtime:
 
     @property
     def lock_store(self) -> QueueStore:
-        """The store of this process, for every caller but its own threads."""
+        """The store of this process. The watchdog and the claim rollback have stores of their own."""
         return self._here().lock_store
 
     @property
     def claim_rollback(self) -> ClaimRollback:
-        """The part of this process that releases claims whose outcome is unknown."""
+        """The thread of this process that releases claims whose outcome is unknown."""
         return self._here().claim_rollback
 
     @property
     def disconnected_at(self) -> float:
-        """When the worker last lost its broker's connection; 0 if it never did.
+        """The time of the worker's last lost broker connection, on the monotonic clock; 0 if there was none.
 
-        The broker delivers again what it had delivered before. Celery drops the callbacks of a message whose pool
-        child has not said that it begins, so that child alone can see to it that the other copy does not run.
+        After the loss, the broker delivers each unacknowledged message again. If the pool child has not confirmed the
+        start of such a message, Celery drops its callbacks. Then only that child can prevent a second run.
         """
         return self._disconnected_at[0]
 
@@ -196,7 +200,7 @@ class Runtime:
     def disconnected_at(self, now: float) -> None:
         self._disconnected_at[0] = now
 
-    # These read the hooks at each call: the worker attaches them after this runtime was made.
+    # The next four methods read `self.worker` at each call, because the worker sets it after the runtime is created.
 
     def monitored_as(self) -> str | None:
         return self.worker.monitored_as()
@@ -211,7 +215,7 @@ class Runtime:
         self.worker.hand_off(slot.name, released.granted)
 
     def first_of(self, remark: str) -> bool:
-        """Return whether this process gives a remark for the first time, so that not each message repeats it."""
+        """Return true on the first call with this remark in this process. Use it to log a remark only once."""
         first = remark not in self._said
         self._said.add(remark)
         return first
@@ -225,7 +229,7 @@ class Runtime:
         return current_scope(self.node)
 
     def adopt(self, slots: LeaseTable) -> None:
-        """Use ``slots`` as the lease table of this pool child. The watchdog of the main process reads it."""
+        """Use ``slots`` as the lease table of the calling pool child. The watchdog of the main process reads it."""
         self._processes[os.getpid()] = self._begin(slots)
 
     def open_store(self, timeout: float) -> QueueStore:
@@ -250,7 +254,7 @@ class Runtime:
         pid = os.getpid()
         process = self._processes.get(pid)
         if process is None:
-            # setdefault is atomic: a lock can be released only through the lock client that acquired it.
+            # setdefault is atomic, so all threads use the same lock client. Another one could not release their locks.
             process = self._processes.setdefault(pid, self._begin(None))
         return process
 
@@ -299,7 +303,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """The parts of one process. A fork must not use them."""
+    """The parts of one process. A forked process must not use them; it creates its own."""
 
     lease_table: LeaseTable
     watchdog: Watchdog
@@ -311,7 +315,7 @@ class _Process:
 
 
 class _OwnSource(LeaseSource):
-    """The watchdog's own process as a lease source."""
+    """The lease source for a process that runs its own watchdog."""
 
     def __init__(self, slots: LocalLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
         self._slots = slots
@@ -337,7 +341,7 @@ class _OwnSource(LeaseSource):
 
 
 class _LossNotifier:
-    """Reports lost leases in another thread than the watchdog: a slow listener must not delay renewals."""
+    """The reporter of lost leases. It has its own thread, because a slow listener must not delay the watchdog."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -345,7 +349,7 @@ class _LossNotifier:
 
     def lost(self, slot: LeaseRecord, reason: str) -> None:
         name, owner = slot.name.text, owner_of(slot.acquisition)
-        logger.warning("the lease of %s is lost: %s", name, reason)  # log here: a listener may block
+        logger.warning("the lease of %s is lost: %s", name, reason)  # log here: a listener may block the thread
         self._errands.add(lambda: self._tell(name, owner, reason))
 
     def _tell(self, name: str, owner: str, reason: str) -> None:

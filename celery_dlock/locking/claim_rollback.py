@@ -1,4 +1,7 @@
-"""Release claims whose outcome is unknown. Their publisher has gone on and cannot do it."""
+"""The claim rollback: releases claims (``unique``) after the publisher got no answer from the store.
+
+The publisher does not wait for it, so a thread repeats the release until the store answers.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,35 @@ from ..utils.clock import Clock
 
 __all__ = ["ClaimRollback"]
 
-#: Seconds between two attempts.
+#: Seconds between two attempts while the store does not answer.
 AGAIN: Final = 0.5
-#: Maximum number of stored claims. Beyond it, the oldest ones end by their queued_ttl.
+#: Maximum number of claims that wait for their rollback. Beyond it, the oldest one is left to its ``queued_ttl``.
 MOST: Final = 10_000
 
 
 class ClaimRollback:
-    """A thread that runs while claims are to be rolled back.
+    """A thread that runs while there are claims to roll back.
 
-    If a slow store made the claim after all, it would refuse all later calls for a message that was never published.
-    The claim is released by its attempt id, so it takes effect neither now nor later.
+    The store may have made such a claim, or may make it later. It would then refuse other calls of the lock name, even
+    if the message of the claim was never published. The release names the attempt. A claim of this attempt that arrives
+    later has no effect.
 
     Args:
-        make_store: Creates a store for this thread only.
-        clock: The clock by which claims expire.
+        make_store: Creates the store of this thread, which no other thread uses.
+        clock: The clock by which claims expire here.
     """
 
     def __init__(self, make_store: Callable[[], ClaimStore], clock: Clock) -> None:
         self._make_store = make_store
         self._clock = clock
-        # append and popleft are atomic. A lock here could be held by an interrupted signal handler or greenlet.
+        # append and popleft are atomic, so no lock is needed. A lock could be held by the code that a signal handler
+        # interrupted, or by a suspended greenlet.
         self._left: collections.deque[tuple[LockName, ClaimRequest, float]] = collections.deque(maxlen=MOST)
         self._store: ClaimStore | None = None
         self._loop = Loop("unsure claims", self._turn, needed=lambda: bool(self._left), close=self._close)
 
     def take_back(self, name: LockName, publication: ClaimRequest) -> None:
-        """Queue a claim for release. Never blocks."""
+        """Release a claim as soon as the store answers, unless it has expired by then. Never blocks."""
         self._left.append((name, publication, self._clock.monotonic() + publication.life_ms / 1000))
         self._loop.wake()
 
@@ -55,7 +60,7 @@ class ClaimRollback:
             if self._clock.monotonic() < end:
                 self._store.release_claim(name, publication.task_id, publication.generation, publication.attempt)
         except StoreRefused:
-            pass  # it refused the claim for the same reason
+            pass  # the store refused the claim for the same reason
         except StoreUnavailable:
             return AGAIN
         self._left.popleft()

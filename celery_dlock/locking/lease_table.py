@@ -1,7 +1,7 @@
-"""The lease table: the leases of a process, recorded where the watchdog can read them without locks.
+"""The lease table: the records of one process's leases, which the watchdog reads without taking a lock.
 
-This module has the contract, and the table of a process that runs its own watchdog. The table of a pool child lies in
-memory shared with the worker's main process (:mod:`.shared_lease_table`).
+This module defines the protocols, and the table of a process that runs its own watchdog. The table of a pool child is
+in memory shared with the worker's main process (:mod:`.shared_lease_table`).
 """
 
 from __future__ import annotations
@@ -26,24 +26,31 @@ __all__ = [
 class LeaseState(IntEnum):
     """The state of an acquisition."""
 
+    #: The record is unused.
     FREE = 0
-    #: The acquire was sent. If its process dies now, the lock may or may not be taken.
+    #: The acquire may have been sent. If its process dies now, the lock may or may not be taken.
     ACQUIRING = 1
-    #: The lock is held and its lease is renewed.
+    #: The lock is held, and the watchdog renews its lease.
     HELD = 2
-    #: The release was sent.
+    #: The release may have been sent. If the process does not finish it in time, the watchdog releases the lock.
     RELEASING = 3
-    #: The release failed. The watchdog repeats it with the recorded release request.
+    #: A release failed, or an acquire was interrupted. The watchdog sends the recorded release request.
     RELEASE_DELEGATED = 4
 
 
 class LeaseRecord(Protocol):
-    """The record of one acquisition, written by its holder and read by the watchdog."""
+    """The record of one acquisition, used by the process of its owner and by the watchdog.
+
+    The process opens the record, and reports through it each step from the acquire to the release. The watchdog
+    records renewals and losses. The side that releases the lock calls :meth:`clear`.
+    """
 
     @property
     def name(self) -> LockName: ...
+    # The acquisition id: the owner and a number.
     @property
     def acquisition(self) -> str: ...
+    # Seconds from a renewal to the end of the lease.
     @property
     def ttl(self) -> float: ...
     @property
@@ -53,7 +60,7 @@ class LeaseRecord(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that holds the lock."""
+        """The id of the process that holds the lock."""
         ...
 
     @property
@@ -63,27 +70,30 @@ class LeaseRecord(Protocol):
         """The end of the lease on the monotonic clock."""
         ...
 
+    # Whether the lease was found to be over before its release.
     @property
     def lost(self) -> bool: ...
     @property
     def max_hold_until(self) -> float:
-        """The end of all renewals on the monotonic clock (``max_hold``); 0: none."""
+        """The time of the last allowed renewal (``max_hold``), on the monotonic clock; 0 for no limit."""
         ...
 
     @property
     def ending(self) -> str:
-        """The text of the release request that was delegated to the watchdog."""
+        """The text of the release request that was delegated to the watchdog; empty if none was."""
         ...
 
+    # Record that the lock was acquired. The lease ends at ``deadline`` on the monotonic clock.
     def held(self, deadline: float) -> None: ...
     def renewed(self, deadline: float) -> None:
-        """Record a renewal. A deadline never moves back."""
+        """Record a renewal. An earlier deadline than the recorded one has no effect."""
         ...
 
     def set_max_hold(self, until: float) -> None: ...
+    # Mark the lease as lost.
     def lose(self) -> None: ...
     def on_loss(self, stop: Callable[[], None] | None) -> None:
-        """Set the function that stops the body when the watchdog finds the lease lost."""
+        """Set the function that stops the body when the watchdog finds the lease lost; None: do not stop it."""
         ...
 
     def stop(self) -> None:
@@ -94,7 +104,9 @@ class LeaseRecord(Protocol):
         """Record that the release begins. Return false if the watchdog releases the lease, or has released it."""
         ...
 
+    # Make the watchdog send the release request ``ending``.
     def delegate_release(self, ending: str) -> None: ...
+    # Free the record, after the release or an acquire that took no lock.
     def clear(self) -> None: ...
 
 
@@ -102,11 +114,17 @@ class LeaseTable(Protocol):
     """The records of all leases of one process."""
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LeaseRecord:
-        """Return a record for a new acquisition. :meth:`find` finds it from its first step on."""
+        """Return a record for a new acquisition, in the state ``ACQUIRING``.
+
+        Open it before the acquire is sent. If the process dies or is interrupted, the record shows what to release.
+
+        Raises:
+            DLockError: A table in shared memory is full.
+        """
         ...
 
     def find(self, acquisition: str) -> LeaseRecord | None:
-        """Return the record that this process opened for ``acquisition``; None if it is free."""
+        """Return the record of an acquisition that this process opened; None if it is free."""
         ...
 
     def records(self) -> Sequence[LeaseRecord]:
@@ -115,12 +133,12 @@ class LeaseTable(Protocol):
 
     @property
     def scanned_at(self) -> float:
-        """The time of the watchdog's last scan, on the monotonic clock; 0 if unknown."""
+        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan and after its end."""
         ...
 
 
 class LocalSlot:
-    """The record of an acquisition in a process with its own watchdog."""
+    """The record of an acquisition, in a process that runs its own watchdog."""
 
     __slots__ = (
         "_slots", "_stop", "acquisition", "deadline", "durability", "ending", "lost", "max_hold_until", "name", "state",
@@ -186,7 +204,7 @@ class LocalLeaseTable:
 
     def __init__(self) -> None:
         self._taken: dict[str, LocalSlot] = {}
-        #: Set by the watchdog.
+        #: Set by the lease source of the watchdog.
         self.scanned_at = 0.0
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalSlot:
@@ -200,7 +218,7 @@ class LocalLeaseTable:
         self._taken.pop(slot.acquisition, None)
 
     def records(self) -> list[LocalSlot]:
-        # list() of a dict's values is atomic. A lock here could be held by a suspended greenlet.
+        # list() of a dict's values is atomic. A lock could be held by a suspended greenlet, and block the watchdog.
         slots = list(self._taken.values())
         for slot in slots:
             if slot.state is LeaseState.FREE:
@@ -209,12 +227,15 @@ class LocalLeaseTable:
 
 
 class BodyAborter(Protocol):
-    """Raises :class:`LockLost` in a body, at most once, when its lease is lost."""
+    """The part of a worker that raises :class:`LockLost` in a body when its lease is lost, at most once."""
 
     def enter(self, slot: LeaseRecord) -> None:
-        """Begin to watch the body that runs in the calling thread or greenlet."""
+        """Allow the abort of the body that the calling thread or greenlet is about to run under this lease."""
         ...
 
     def leave(self, slot: LeaseRecord) -> None:
-        """Stop watching a body. Idempotent. An exception that is on its way is raised here at the latest."""
+        """Forbid the abort, after the body. Idempotent.
+
+        An exception that is requested but not raised yet is raised during this call or not at all.
+        """
         ...

@@ -1,4 +1,7 @@
-"""The owner of locks: one delivery of one message, or one thread. Its context makes locks reentrant."""
+"""The owner of locks: one delivery of one message, or one thread.
+
+Its context lists the locks that it holds, so that it can re-enter them.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ _UNDONE: Final = ReleaseRequest(outcome_unknown=True, rolled_back=True)
 
 
 class OwnerContext:
-    """The identity of one owner, and the locks that it has entered and not left.
+    """The identity of one owner, and the leases that it has entered and not left.
 
     Args:
-        owner: An id that is new for each delivery. A task id does not do: the broker may deliver a message twice.
-        requester: The requester in the requests to the store.
-        task: The name of the executed task, or None.
-        task_id: The id of that task, or None.
-        outer: The context of the same owner around this one (an ``apply()`` inside a body).
-        delivered: The owner has a message, which can be republished until the store answers again.
+        owner: An id that is new for each delivery. A task id is not enough: the broker may deliver a message twice.
+        requester: The task, node and process that the store records for the owner.
+        task: The name of the executed task; None outside any task.
+        task_id: The id of that task; None outside any task.
+        outer: The context in which an execution without a message (``apply()``) runs, with the same owner; else None.
+        delivered: Whether the owner has a message. If the store does not answer, the message can be republished.
     """
 
     __slots__ = (
@@ -64,21 +67,22 @@ class OwnerContext:
         self.task = task
         self.task_id = task_id
         self.delivered = delivered
-        #: The release request of an acquisition with an unknown outcome. Its body has not begun.
+        #: The release request for an acquire that was interrupted or got no answer. The body has not begun.
         self.rollback = _UNDONE
         self.pid = os.getpid()
         self.ident = threading.get_ident()
-        #: Acquisitions that have begun and not ended, whether or not they are in ``entered``.
+        #: The acquisitions that have begun and not ended. One without a lease in ``entered`` was interrupted.
         self.open_acquisitions: set[str] = set()
+        #: The leases that this owner has entered and not left, innermost last. A re-entered lease occurs several times.
         self.entered: list[Lease] = []
-        #: The lease of the execution itself, which no ``Lock`` may release.
+        #: The lease of the running task itself. A ``Lock`` of the same name must not release it.
         self.own: Lease | None = None
         #: The leases that can be re-entered, by lock client and lock name.
         self.held: dict[tuple[int, LockName], Lease] = outer.held if outer else {}
         self.acquisition_numbers: Iterator[int] = outer.acquisition_numbers if outer else itertools.count(1)
 
     def drop(self, lease: Lease) -> None:
-        """Remove the innermost entry of ``lease``."""
+        """Remove the innermost entry of ``lease``; do nothing if there is none."""
         if self.entered and self.entered[-1] is lease:
             self.entered.pop()
             return
@@ -95,15 +99,16 @@ class OwnerContext:
 
 
 _scope: ContextVar[OwnerContext | None] = ContextVar("celery_dlock_scope", default=None)
-#: By class: gevent may replace ``threading.local`` after this import. Greenlets must not share a thread's context.
+#: One ``threading.local`` for each class of that name: gevent may replace the class after this import. With the
+#: original class, all greenlets of a thread would share one owner.
 _threads: dict[type, threading.local] = {}
 
 
 def current_scope(node: str) -> OwnerContext:
     """Return the context of the running execution or, outside of one, of this thread.
 
-    A forked process is another owner, because both processes run on. A thread to which the context was copied
-    (``asyncio.to_thread``, a spawned greenlet) is another owner too. Else two threads would hold one lock at once.
+    A forked process is another owner, because both processes run on. A thread or greenlet to which the context was
+    copied (``asyncio.to_thread``, for example) is another owner too. Otherwise two threads could hold one lock at once.
     """
     scope = _scope.get()
     if scope is not None and scope.pid == os.getpid() and scope.ident == threading.get_ident():
@@ -115,7 +120,7 @@ def current_scope(node: str) -> OwnerContext:
     return own
 
 
-#: Return the current context, to be restored after another one.
+#: Return the context of the running execution, or None. The caller restores it later with :func:`enter`.
 entered: Final[Callable[[], OwnerContext | None]] = _scope.get
-#: Make a context, or None, the current one.
+#: Set the context of the running execution; None outside of one.
 enter: Final[Callable[[OwnerContext | None], object]] = _scope.set

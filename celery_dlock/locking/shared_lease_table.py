@@ -1,9 +1,11 @@
 """The lease table of a pool child, in memory shared with the worker's main process.
 
 The main process maps the memory before the fork and can read it at any time, also after the child's death. It
-therefore knows the leases of a child without a message. No code here takes a lock, because a lock held at a fork
-stays held in the child. Each word has one writer: the child or the main process. A sequence number guards the text;
-it is odd while the child writes (a sequence lock).
+therefore knows the leases of a child without a message.
+
+The processes share no lock, because a child could die while it holds one. Instead, each word has one writer: the child
+or the main process. Only the mark of a lost lease is written by both. A sequence number guards the text (a sequence
+lock): while the child writes the text, the number is odd.
 """
 
 from __future__ import annotations
@@ -23,25 +25,27 @@ from .lease_table import LeaseState
 
 __all__ = ["SharedLeaseTable"]
 
-#: Bytes of one record; records of one child. Only pages that were written use memory.
+#: The size of a record in bytes, and the number of records per child. Pages that were never written use no memory.
 _SIZE: Final = 4096
 _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
-#: Words before the records: the child's pid, and the time of the last scan (on the monotonic clock).
+#: The words before the first record: the child's pid, and the time of the watchdog's last scan (monotonic clock).
 _PID, _LOOKED = range(2)
-#: Words of a record that the child writes ...
+#: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). _STOPS
+#: is the generation whose body may be stopped.
 _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
-#: ... of which these are written together, under the sequence number and in this order: from the second one to the
-#: state. Native, which stores whole words: who looks at one alone, to see whether the slot is free, finds the old or
-#: the new one. (Until when the lease may be renewed; who has to confirm what is written.)
+#: The words from _GENERATION to _STATE, which are written together under the sequence number. The native format ("@")
+#: stores each word at once. A reader that ignores the sequence number therefore gets the old or the new word, never a
+#: mix: `_free` reads the state in this way.
 _HEAD: Final = struct.Struct("@QddQQdQQ")
-#: The last one of the child's: the generation whose body is to be stopped. And those that the main process writes, each
-#: naming the generation it speaks of.
+#: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED, _LOST and _CLEARED contain
+#: the generation to which they apply. _RENEWED_UNTIL is the deadline after the renewal.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
+#: The offset of the text in a record, in bytes: lock name, acquisition id, release request.
 _TEXT: Final = 16 * 8
-#: Bytes of text.
+#: The maximum length of the text in bytes.
 _ROOM: Final = _SIZE - _TEXT
-#: Plain numbers: converting a word to an enum member would take longer than the rest of the work.
+#: Plain integers: converting a word to an enum member would take longer than the rest of the work on a record.
 _FREE, _HELD, _LEAVING, _LEFT = map(
     int, (LeaseState.FREE, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED)
 )
@@ -57,17 +61,17 @@ class SharedLeaseTable:
         self.floats = memoryview(self.memory).cast("d")
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedLeaseRecord] = {}
-        #: Interrupts the body of the child. Set by the main process.
+        #: Sends the child the signal that stops its body. Set by the main process.
         self.interrupt: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int:
-        """The pid of the child; 0 until it adopted the table."""
+        """The pid of the child; 0 until it calls :meth:`adopt`."""
         return self.words[_PID]
 
     @property
     def scanned_at(self) -> float:
-        """The time of the watchdog's last scan."""
+        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan and after its end."""
         return self.floats[_LOOKED]
 
     @scanned_at.setter
@@ -76,12 +80,16 @@ class SharedLeaseTable:
 
     def adopt(self) -> None:
         """Make this the table of the calling child."""
-        # Created after the fork, and taken by the threads of this child only.
+        # Created after the fork: only the threads of this child take it.
         self._opening = threading.Lock()
         self.words[_PID] = os.getpid()
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> SharedLeaseRecord:
-        """Return a record for a new acquisition. Called by the child."""
+        """Return a record for a new acquisition. Called by the child.
+
+        Raises:
+            DLockError: All records are taken, or the lock name and the acquisition id are too long for a record.
+        """
         with self._opening:
             for base in _BASES:
                 if self._free(base):
@@ -102,8 +110,9 @@ class SharedLeaseTable:
         """Return all records that are not free. Called by the main process.
 
         Args:
-            dead: The child is dead, so return half-written records too. Such an acquire was not sent yet, or its name
-                and acquisition are unchanged. Releasing either is harmless.
+            dead: Whether the child is dead. If it is, half-written records are returned too. Such a record belongs to
+                an acquire that was not sent yet, or its lock name and acquisition id are unchanged. Releasing either is
+                harmless.
         """
         slots = (self._read(base, dead=dead) for base in _BASES if not self._free(base))
         return [slot for slot in slots if slot is not None]
@@ -183,7 +192,7 @@ class SharedLeaseRecord:
         deadline = floats[base + _DEADLINE]
         if words[base + _RENEWED] == self._generation:
             renewed = floats[base + _RENEWED_UNTIL]
-            # Read again: the main process may have begun to write another generation meanwhile.
+            # Read the generation again: the main process may have begun another renewal between the two reads.
             if words[base + _RENEWED] == self._generation:
                 return max(deadline, renewed)
         return deadline
@@ -200,7 +209,8 @@ class SharedLeaseRecord:
         self._slots.words[self._base + _LOST] = self._generation
 
     def on_loss(self, stop: Callable[[], None] | None) -> None:
-        # Only a request: the main process stops the body by a signal. A fork of the body must not change it.
+        # Record only that the body may be stopped: the main process does it with a signal, and cannot call `stop`.
+        # A process that the body forked must not change the record.
         if self._slots.pid != os.getpid():
             return
         self._slots.words[self._base + _STOPS] = 0 if stop is None else self._generation
@@ -208,8 +218,6 @@ class SharedLeaseRecord:
     def stop(self) -> None:
         if self._slots.words[self._base + _STOPS] == self._generation:
             self._slots.interrupt()
-
-    # A late write for an acquisition that the watchdog has released must not change the record's next acquisition.
 
     def held(self, deadline: float) -> None:
         self._slots.floats[self._base + _DEADLINE] = deadline
@@ -221,6 +229,9 @@ class SharedLeaseRecord:
     def renewed(self, deadline: float) -> None:
         self._slots.floats[self._base + _DEADLINE] = max(self._slots.floats[self._base + _DEADLINE], deadline)
 
+    # The following methods check the generation. If the watchdog has released this acquisition, the record may belong
+    # to the next one, which a late write must not change.
+
     def begin_release(self) -> bool:
         if not self._ours() or self._slots.words[self._base + _STATE] == _LEFT:
             return False
@@ -229,7 +240,8 @@ class SharedLeaseRecord:
 
     def delegate_release(self, ending: str) -> None:
         if self._ours():
-            # Names and ids are cut so that the text fits. If it does not, the lock is released without its marks.
+            # Task names and ids are cut, so the text normally fits. If it does not, the watchdog releases the lock
+            # without the marks of the request.
             self.ending = ending if self._fits(ending) else ""
             self.write(LeaseState.RELEASE_DELEGATED)
 
@@ -247,7 +259,7 @@ class SharedLeaseRecord:
         data = f"{text}{owner}{self.ending}".encode()
         if len(data) > _ROOM:
             raise DLockError(f"{len(data)} bytes do not fit a slot of {_ROOM}")
-        # Names and acquisitions are ASCII.
+        # Lock names and acquisition ids are ASCII, so each character is one byte.
         lengths = len(text) << 32 | len(owner) << 16 | len(data) - len(text) - len(owner)
         deadline = until = 0.0
         if state is not LeaseState.ACQUIRING:
