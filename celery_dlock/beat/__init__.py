@@ -53,10 +53,10 @@ class TickScheduler(_Base):
 
     def is_due(self, entry: Any) -> Any:
         self._due.pop(entry.name, None)
-        plan, last = entry.schedule, entry.last_run_at
-        last = None if last is None else maybe_make_aware(last, timezone.utc)
+        plan, last = entry.schedule, _last_run(entry)
         now = now_of(plan)
         if not is_ours(plan):
+            entry.last_run_at = last
             state = super().is_due(entry)
             if state[0]:
                 self._due[entry.name] = latest_by_search(plan, now, last)
@@ -83,7 +83,11 @@ class TickScheduler(_Base):
     def reserve(self, entry: Any) -> Any:
         following: Any = super().reserve(entry)
         due = self._due.get(entry.name)
-        if due is None or not is_ours(entry.schedule):
+        if due is None:
+            return following
+        if not is_ours(entry.schedule):
+            if hasattr(following, "model"):  # the time of sending, which Django may refuse as it is
+                following.model.last_run_at = _for_django(maybe_make_aware(following.model.last_run_at, timezone.utc))
             return following
         # Celery records the time of sending and counts on from there: each run would come a little later.
         following.last_run_at = due
@@ -134,6 +138,18 @@ class TickScheduler(_Base):
             except Exception:
                 logger.exception("Beat entry %s: cannot send task %s, skipping this tick", entry.name, entry.task)
         return wait
+
+
+def _last_run(entry: Any) -> datetime | None:
+    """Return the time of an entry's last run, with a time zone; None if the entry does not know one."""
+    last: datetime | None = entry.last_run_at
+    if last is None or last.tzinfo is not None:
+        return last
+    if last == getattr(getattr(entry, "model", None), "date_changed", None):
+        # It has not run yet: django-celery-beat takes the time of its creation. Without time zones, Django stores local
+        # time. Read as UTC, it could lie hours ahead, and nothing would be due until then.
+        return last.astimezone()
+    return maybe_make_aware(last, timezone.utc)
 
 
 def _for_django(due: datetime) -> datetime:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -60,15 +61,30 @@ def test_every_tick_runs_exactly_once_with_two_beats_of(package, tmp_path):
     assert runs == Counter(first + EVERY * k for k in range(round((last - first) / EVERY) + 1))
 
 
-@pytest.mark.parametrize("kept", ["naive", "aware"])
-def test_django_beat_without_time_zones_keeps_due_times_and_goes_on(kept):
-    """`DJANGO_CELERY_BEAT_TZ_AWARE` says what django-celery-beat itself would keep; Django refuses an aware time."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.apps.django_without_time_zones", kept]
+def first_ticks_without_time_zones(kept, zone, kind):
+    """Return the due times of a beat's first ticks, and the last run that it keeps, all in seconds."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.apps.django_without_time_zones", kept, zone, kind]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr
     *due, last = run.stdout.split()
+    return [float(text) for text in due], datetime.fromisoformat(last).replace(tzinfo=timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+@pytest.mark.parametrize("kept", ["naive", "aware"])
+def test_django_beat_without_time_zones_keeps_due_times_and_goes_on(kept, zone):
+    """`DJANGO_CELERY_BEAT_TZ_AWARE` says what django-celery-beat itself would keep; Django refuses an aware time."""
+    due, last = first_ticks_without_time_zones(kept, zone, "often")
     assert len(due) == 3
-    assert datetime.fromisoformat(last).replace(tzinfo=timezone.utc).timestamp() == float(due[-1])
+    assert last == due[-1]
+    assert abs(last - time.time()) < 30
+
+
+@pytest.mark.parametrize("kept", ["naive", "aware"])
+def test_django_beat_without_time_zones_keeps_the_run_of_a_clocked_entry(kept):
+    due, last = first_ticks_without_time_zones(kept, "Asia/Tokyo", "clocked")
+    assert len(due) == 1
+    assert abs(last - due[0]) < 30
 
 
 @pytest.mark.parametrize("scheduler", ["celery.beat:PersistentScheduler", "celery_dlock.beat:DLockScheduler"])
