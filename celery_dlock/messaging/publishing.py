@@ -81,7 +81,7 @@ def publish(
         Unpublishable: The message is invalid: no later attempt could publish it.
         Exception: The broker did not accept the message. kombu's transports raise errors of their own libraries.
     """
-    policy = app.conf.task_publish_retry_policy
+    policy = app.conf.task_publish_retry_policy or {}
     message = {**fields, "body": body, "exchange": "", "routing_key": queue}
 
     def send() -> None:
