@@ -345,7 +345,7 @@ def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, mon
     store: Any = store_at(url_of(sentinels), timeout=TIMEOUT)
     replica = eventually(lambda: next(filter(is_replica, sentinels.replicas()), None), within=20)
     assert replica is not None
-    monkeypatch.setattr(store._topology._door, "_asked", lambda: ("127.0.0.1", replica.port))
+    monkeypatch.setattr(store._topology._endpoint, "_asked", lambda: ("127.0.0.1", replica.port))
     with pytest.raises(StoreNotReady, match=f"name 127.0.0.1:{replica.port} as the primary of 'mymaster', but it is a"):
         store.inspect(NAME)
 
