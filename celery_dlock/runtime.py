@@ -28,7 +28,7 @@ from .options.lock_options import LockOptions
 from .store.circuit_breaker import CircuitBreaker, shared_words
 from .store.factory import open_store
 from .store.model import Quarantine, owner_of
-from .utils import threads as native
+from .utils import threads
 from .utils.clock import Clock, SystemClock
 from .utils.fork_guard import no_fork
 from .utils.log import logger
@@ -46,7 +46,7 @@ __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 
 #: Seconds that the watchdog waits for the store when a lease ends soon. This is not a setting: with a longer timeout, a
 #: lease of a few seconds could end before a second attempt.
-KEEPER_TIMEOUT = 0.4
+WATCHDOG_TIMEOUT = 0.4
 #: Seconds that it waits while no lease ends soon, so that a slow store costs no lease.
 PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
 #: Maximum number of store timeouts in one release: for its commands, and for the connections that it opens.
@@ -132,7 +132,7 @@ class Runtime:
         self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self._switch = Switch(app)
         self._settings: Settings | None = None
-        self._said: set[str] = set()
+        self._remarks: set[str] = set()
         self._processes: dict[int, _Process] = {}
         signals.feed(self.listeners, app, self)
 
@@ -211,13 +211,13 @@ class Runtime:
     def _kill_deadline(self, acquisition: str) -> float:
         return self.worker.kill_deadline(acquisition)
 
-    def _freed(self, slot: LeaseRecord, released: Released) -> None:
-        self.worker.hand_off(slot.name, released.granted)
+    def _freed(self, record: LeaseRecord, released: Released) -> None:
+        self.worker.hand_off(record.name, released.granted)
 
     def first_of(self, remark: str) -> bool:
         """Return true on the first call with this remark in this process. Use it to log a remark only once."""
-        first = remark not in self._said
-        self._said.add(remark)
+        first = remark not in self._remarks
+        self._remarks.add(remark)
         return first
 
     def wake_watchdog(self) -> None:
@@ -228,16 +228,16 @@ class Runtime:
         """Return the owner context of the running execution or, outside of one, of this thread."""
         return current_scope(self.node)
 
-    def adopt(self, slots: LeaseTable) -> None:
-        """Use ``slots`` as the lease table of the calling pool child. The watchdog of the main process reads it."""
-        self._processes[os.getpid()] = self._begin(slots)
+    def adopt(self, lease_table: LeaseTable) -> None:
+        """Use this lease table in the calling pool child. The watchdog of the main process reads it."""
+        self._processes[os.getpid()] = self._begin(lease_table)
 
     def open_store(self, timeout: float) -> QueueStore:
         settings = self.settings
-        return open_store(settings.places, timeout=timeout, prefix=settings.prefix, probation=self._probation)
+        return open_store(settings.places, timeout=timeout, prefix=settings.prefix, quarantine=self._quarantine)
 
     @functools.cached_property
-    def _probation(self) -> Quarantine | None:
+    def _quarantine(self) -> Quarantine | None:
         settings = self.settings
         if len(settings.places) == 1:
             delay = settings.failover_quarantine
@@ -260,27 +260,27 @@ class Runtime:
 
     def _begin(self, kept: LeaseTable | None) -> _Process:
         settings = self.settings
-        teller = _LossNotifier(self)
-        keeper = Watchdog(
-            self.open_store(KEEPER_TIMEOUT),
+        notifier = _LossNotifier(self)
+        watchdog = Watchdog(
+            self.open_store(WATCHDOG_TIMEOUT),
             self.clock,
-            KEEPER_TIMEOUT,
-            teller.lost,
+            WATCHDOG_TIMEOUT,
+            notifier.lost,
             self._may_be_redelivered,
             {timeout: self.open_store(timeout) for timeout in PATIENT_TIMEOUTS},
             max(LINGER, RELEASE_STEPS * settings.timeout),
             self._kill_deadline,
         )
-        slots: LeaseTable
+        lease_table: LeaseTable
         if kept is None:
             own = LocalLeaseTable()
             source = _OwnSource(own, self._freed)
-            slots, wake = own, lambda: keeper.watch(source)
+            lease_table, wake = own, lambda: watchdog.watch(source)
         else:
-            slots, wake = kept, _kept_elsewhere
+            lease_table, wake = kept, _kept_elsewhere
         store = self.open_store(settings.timeout)
         breaker = CircuitBreaker(self._store_state, self.clock, settings.rest, settings.timeout)
-        handover = GrantPublisher(
+        grant_publisher = GrantPublisher(
             self.app,
             store,
             settings.turn,
@@ -288,17 +288,17 @@ class Runtime:
             settings.broker,
             self.monitored_as,
         )
-        locker = LockClient(
+        lock_client = LockClient(
             store,
-            slots,
+            lease_table,
             wake,
             self.clock,
             self.listeners,
-            handover.publish_next,
+            grant_publisher.publish_next,
             breaker,
         )
         unsure = ClaimRollback(lambda: self.open_store(settings.timeout), self.clock)
-        return _Process(slots, keeper, locker, handover, store, unsure, wake)
+        return _Process(lease_table, watchdog, lock_client, grant_publisher, store, unsure, wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,12 +317,12 @@ class _Process:
 class _OwnSource(LeaseSource):
     """The lease source for a process that runs its own watchdog."""
 
-    def __init__(self, slots: LocalLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
-        self._slots = slots
+    def __init__(self, lease_table: LocalLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
+        self._lease_table = lease_table
         self._on_freed = freed
 
     def records(self) -> Sequence[LeaseRecord]:
-        return self._slots.records()
+        return self._lease_table.records()
 
     def is_dead(self) -> bool:
         return False
@@ -334,10 +334,10 @@ class _OwnSource(LeaseSource):
         return True
 
     def on_scan(self, now: float) -> None:
-        self._slots.scanned_at = now
+        self._lease_table.scanned_at = now
 
-    def on_released(self, slot: LeaseRecord, released: Released) -> None:
-        self._on_freed(slot, released)
+    def on_released(self, record: LeaseRecord, released: Released) -> None:
+        self._on_freed(record, released)
 
 
 class _LossNotifier:
@@ -345,10 +345,10 @@ class _LossNotifier:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._errands = native.SerialExecutor()
+        self._errands = threads.SerialExecutor()
 
-    def lost(self, slot: LeaseRecord, reason: str) -> None:
-        name, owner = slot.name.text, owner_of(slot.acquisition)
+    def lost(self, record: LeaseRecord, reason: str) -> None:
+        name, owner = record.name.text, owner_of(record.acquisition)
         logger.warning("the lease of %s is lost: %s", name, reason)  # log here: a listener may block the thread
         self._errands.add(lambda: self._tell(name, owner, reason))
 

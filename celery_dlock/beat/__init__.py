@@ -86,7 +86,7 @@ class TickScheduler(_Base):
         if due is None:
             return following
         if not is_ours(entry.schedule):
-            if hasattr(following, "model"):  # the time of sending, which Django may refuse as it is
+            if hasattr(following, "model"):  # the time of sending, which Django may refuse with a time zone
                 following.model.last_run_at = _for_django(maybe_make_aware(following.model.last_run_at, timezone.utc))
             return following
         # Celery records the time of sending and counts on from there: each run would come a little later.

@@ -60,11 +60,11 @@ class LockClient:
 
     Args:
         store: The lock store.
-        slots: The lease table of this process. An acquisition is recorded there before its command is sent.
+        lease_table: The lease table of this process. An acquisition is recorded there before its command is sent.
         wake: Starts the watchdog if it does not run; returns false if it cannot be started.
         clock: The clock of all deadlines.
         listeners: The receivers of events.
-        hand_over: Publishes the message of a granted waiter. Never raises because of the broker.
+        publish_grant: Publishes the message of a granted waiter. Never raises because of the broker.
         breaker: The circuit breaker. If it is open, a delivered message skips the store, because it can be
             republished. A ``Lock`` always calls the store, because its caller has no other attempt.
     """
@@ -72,19 +72,19 @@ class LockClient:
     def __init__(
         self,
         store: QueueStore,
-        slots: LeaseTable,
+        lease_table: LeaseTable,
         wake: Callable[[], bool],
         clock: Clock,
         listeners: Listeners,
-        hand_over: Callable[[LockName, Grant], object] = lambda name, grant: None,
+        publish_grant: Callable[[LockName, Grant], object] = lambda name, grant: None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self._store = store
-        self._slots = slots
+        self._lease_table = lease_table
         self._wake = wake
         self._clock = clock
         self._listeners = listeners
-        self._hand_over = hand_over
+        self._publisher = publish_grant
         self._breaker = breaker or CircuitBreaker(shared_words(), clock, 0, 0)
         self._warned = False
 
@@ -191,9 +191,9 @@ class LockClient:
         thread.
         """
         for acquisition in scope.open_acquisitions - {lease.acquisition for lease in scope.entered}:
-            slot = self._slots.find(acquisition)
-            if slot is not None and slot.state is not LeaseState.RELEASE_DELEGATED:
-                slot.delegate_release(scope.rollback.text)
+            record = self._lease_table.find(acquisition)
+            if record is not None and record.state is not LeaseState.RELEASE_DELEGATED:
+                record.delegate_release(scope.rollback.text)
             for key in [key for key, lease in scope.held.items() if lease.acquisition == acquisition]:
                 del scope.held[key]
             scope.open_acquisitions.discard(acquisition)
@@ -273,75 +273,75 @@ class LockClient:
         for attempt in range(ATTEMPTS):
             acquisition = scope.next_acquisition()
             # Record the acquisition first. If this process dies before the reply, the watchdog must find it.
-            slot = self._slots.open(name, acquisition, ttl, claim.durability)
+            record = self._lease_table.open(name, acquisition, ttl, claim.durability)
             sent = self._clock.monotonic()
             try:
                 answer = self._breaker.call(self._store.acquire, name, acquisition, round(ttl * 1000), claim, part=part)
             except ReplyLost as error:
-                self._take_back(slot, scope, error)
+                self._take_back(record, scope, error)
                 # A duplicate delivery may have set ``dup`` in the lock. The rollback deleted it: set it again.
                 claim = claim._replace(republished=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
                 continue
             except StoreUnavailable as error:
-                self._undo(slot, scope, error)
+                self._undo(record, scope, error)
                 raise
             if isinstance(answer, Acquired):
-                slot.held(sent + ttl - drift_margin(ttl))
-                self._see_it_watched(slot, scope, sent)
+                record.held(sent + ttl - drift_margin(ttl))
+                self._see_it_watched(record, scope, sent)
                 return Lease(
-                    slot, answer.token, self._clock, self, owner=scope.owner, task=scope.task, task_id=scope.task_id,
+                    record, answer.token, self._clock, self, owner=scope.owner, task=scope.task, task_id=scope.task_id,
                     rank_us=answer.rank_us, seed=answer.seed, after_crash=answer.after_crash,
                 )  # fmt: skip
             if isinstance(answer, Parked | Duplicate | Used | Unknown):
                 # Publish before the record is cleared. If this process dies first, the watchdog gets the grant.
                 self._publish_grant(name, answer)
-            self._forget(slot, scope)
+            self._forget(record, scope)
             if not isinstance(answer, Tombstoned):
                 return answer
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
 
-    def _take_back(self, slot: LeaseRecord, scope: OwnerContext, error: ReplyLost) -> None:
+    def _take_back(self, record: LeaseRecord, scope: OwnerContext, error: ReplyLost) -> None:
         """Roll back an acquire of unknown outcome, so that it takes effect neither now nor later."""
         if isinstance(error, ReplyTimeout):
             raise error  # the watchdog rolls it back: the caller must not wait for a second timeout
-        self._undo(slot, scope, error)
+        self._undo(record, scope, error)
 
-    def _see_it_watched(self, slot: LeaseRecord, scope: OwnerContext, now: float) -> None:
+    def _see_it_watched(self, record: LeaseRecord, scope: OwnerContext, now: float) -> None:
         """Release the lock if no watchdog can be started. Log an error if the watchdog has not scanned lately."""
         if not self._wake():
-            self._give_back(slot, scope)
-            raise StoreNotReady(f"{slot.name} is not taken: the thread that renews leases cannot be started")
-        looked_at = self._slots.scanned_at
+            self._give_back(record, scope)
+            raise StoreNotReady(f"{record.name} is not taken: the thread that renews leases cannot be started")
+        looked_at = self._lease_table.scanned_at
         unwatched = 0 < looked_at < now - UNWATCHED
         if unwatched and not self._warned:
             logger.error(
                 "%s: the watchdog has not looked at the leases of this process for %.0f s; unless it does, this lease "
                 "is not renewed and ends in %.0f s",
-                slot.name, now - looked_at, slot.ttl,
+                record.name, now - looked_at, record.ttl,
             )  # fmt: skip
         self._warned = unwatched
 
-    def _undo(self, slot: LeaseRecord, scope: OwnerContext, error: StoreUnavailable) -> None:
+    def _undo(self, record: LeaseRecord, scope: OwnerContext, error: StoreUnavailable) -> None:
         if isinstance(error, ReplyLost | NotConfirmed):  # other errors: the store executed nothing
-            self._give_back(slot, scope)
+            self._give_back(record, scope)
         else:
-            self._forget(slot, scope)
+            self._forget(record, scope)
 
-    def _give_back(self, slot: LeaseRecord, scope: OwnerContext) -> None:
-        name, part = slot.name, self._store.shard(slot.name)
-        undone = self._breaker.call(self._store.release, name, slot.acquisition, scope.rollback, part=part)
-        self._publish_grant(slot.name, undone)
-        self._forget(slot, scope)
+    def _give_back(self, record: LeaseRecord, scope: OwnerContext) -> None:
+        name, part = record.name, self._store.shard(record.name)
+        released = self._breaker.call(self._store.release, name, record.acquisition, scope.rollback, part=part)
+        self._publish_grant(record.name, released)
+        self._forget(record, scope)
 
     def _publish_grant(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
         if answer.granted:
-            self._hand_over(name, answer.granted)
+            self._publisher(name, answer.granted)
 
-    def _forget(self, slot: LeaseRecord, scope: OwnerContext) -> None:
-        slot.clear()
-        scope.open_acquisitions.discard(slot.acquisition)
+    def _forget(self, record: LeaseRecord, scope: OwnerContext) -> None:
+        record.clear()
+        scope.open_acquisitions.discard(record.acquisition)
 
     def _used_before(self, name: LockName, held: Lease, claim: AcquireRequest) -> Used | None:
         """Return the earlier successful run of the name (``once_per``), nested or not; None if there is none."""

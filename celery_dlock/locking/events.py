@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..utils import threads as native
+from ..utils import threads
 from ..utils.log import logger
 
 __all__ = ["Event", "Kind", "Listeners"]
@@ -85,6 +85,6 @@ class Listeners:
             except BaseException as error:
                 # In the thread of a body, SystemExit and similar exceptions must reach the code that runs the body. In
                 # a background thread they are only logged: they would end the thread.
-                if native.is_kill(error) or not (isinstance(error, Exception) or native.in_background()):
+                if threads.is_kill(error) or not (isinstance(error, Exception) or threads.in_background()):
                     raise
                 logger.warning("a listener of dlock-%s failed", kind, exc_info=True)

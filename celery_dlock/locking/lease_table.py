@@ -137,18 +137,18 @@ class LeaseTable(Protocol):
         ...
 
 
-class LocalSlot:
+class LocalLeaseRecord:
     """The record of an acquisition, in a process that runs its own watchdog."""
 
     __slots__ = (
-        "_slots", "_stop", "acquisition", "deadline", "durability", "ending", "lost", "max_hold_until", "name", "state",
+        "_stop", "_table", "acquisition", "deadline", "durability", "ending", "lost", "max_hold_until", "name", "state",
         "ttl",
     )  # fmt: skip
 
     def __init__(
-        self, slots: LocalLeaseTable, name: LockName, acquisition: str, ttl: float, durability: Durability
+        self, records: LocalLeaseTable, name: LockName, acquisition: str, ttl: float, durability: Durability
     ) -> None:
-        self._slots = slots
+        self._table = records
         self.name = name
         self.acquisition = acquisition
         self.ttl = ttl
@@ -196,44 +196,44 @@ class LocalSlot:
 
     def clear(self) -> None:
         self.state = LeaseState.FREE
-        self._slots.forget(self)
+        self._table.forget(self)
 
 
 class LocalLeaseTable:
     """The lease table of a process that runs its own watchdog."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, LocalSlot] = {}
+        self._taken: dict[str, LocalLeaseRecord] = {}
         #: Set by the lease source of the watchdog.
         self.scanned_at = 0.0
 
-    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalSlot:
-        slot = self._taken[acquisition] = LocalSlot(self, name, acquisition, ttl, durability)
-        return slot
+    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalLeaseRecord:
+        record = self._taken[acquisition] = LocalLeaseRecord(self, name, acquisition, ttl, durability)
+        return record
 
-    def find(self, acquisition: str) -> LocalSlot | None:
+    def find(self, acquisition: str) -> LocalLeaseRecord | None:
         return self._taken.get(acquisition)
 
-    def forget(self, slot: LocalSlot) -> None:
-        self._taken.pop(slot.acquisition, None)
+    def forget(self, record: LocalLeaseRecord) -> None:
+        self._taken.pop(record.acquisition, None)
 
-    def records(self) -> list[LocalSlot]:
+    def records(self) -> list[LocalLeaseRecord]:
         # list() of a dict's values is atomic. A lock could be held by a suspended greenlet, and block the watchdog.
-        slots = list(self._taken.values())
-        for slot in slots:
-            if slot.state is LeaseState.FREE:
-                self.forget(slot)  # an exception interrupted clear()
-        return [slot for slot in slots if slot.state is not LeaseState.FREE]
+        records = list(self._taken.values())
+        for record in records:
+            if record.state is LeaseState.FREE:
+                self.forget(record)  # an exception interrupted clear()
+        return [record for record in records if record.state is not LeaseState.FREE]
 
 
 class BodyAborter(Protocol):
     """The part of a worker that raises :class:`LockLost` in a body when its lease is lost, at most once."""
 
-    def enter(self, slot: LeaseRecord) -> None:
+    def enter(self, record: LeaseRecord) -> None:
         """Allow the abort of the body that the calling thread or greenlet is about to run under this lease."""
         ...
 
-    def leave(self, slot: LeaseRecord) -> None:
+    def leave(self, record: LeaseRecord) -> None:
         """Forbid the abort, after the body. Idempotent.
 
         An exception that is requested but not raised yet is raised during this call or not at all.

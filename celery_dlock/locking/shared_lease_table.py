@@ -46,7 +46,7 @@ _TEXT: Final = 16 * 8
 #: The maximum length of the text in bytes.
 _ROOM: Final = _SIZE - _TEXT
 #: Plain integers: converting a word to an enum member would take longer than the rest of the work on a record.
-_FREE, _HELD, _LEAVING, _LEFT = map(
+_FREE, _HELD, _RELEASING, _RELEASE_DELEGATED = map(
     int, (LeaseState.FREE, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED)
 )
 
@@ -93,17 +93,17 @@ class SharedLeaseTable:
         with self._opening:
             for base in _BASES:
                 if self._free(base):
-                    slot = SharedLeaseRecord(self, base, next(self._generations), name, acquisition, ttl, durability)
-                    self._opened[base] = slot
-                    slot.write()
-                    return slot
+                    record = SharedLeaseRecord(self, base, next(self._generations), name, acquisition, ttl, durability)
+                    self._opened[base] = record
+                    record.write()
+                    return record
         raise DLockError(f"cannot take {name.text}: a worker process can hold at most {_COUNT} locks at once")
 
     def find(self, acquisition: str) -> SharedLeaseRecord | None:
         """Return the child's record of ``acquisition``; None if it is free. Called by the child."""
-        for slot in list(self._opened.values()):
-            if slot.acquisition == acquisition and slot.state is not LeaseState.FREE:
-                return slot
+        for record in list(self._opened.values()):
+            if record.acquisition == acquisition and record.state is not LeaseState.FREE:
+                return record
         return None
 
     def records(self, *, dead: bool = False) -> list[WatchdogRecord]:
@@ -114,8 +114,8 @@ class SharedLeaseTable:
                 an acquire that was not sent yet, or its lock name and acquisition id are unchanged. Releasing either is
                 harmless.
         """
-        slots = (self._read(base, dead=dead) for base in _BASES if not self._free(base))
-        return [slot for slot in slots if slot is not None]
+        records = (self._read(base, dead=dead) for base in _BASES if not self._free(base))
+        return [record for record in records if record is not None]
 
     def _free(self, base: int) -> bool:
         words = self.words
@@ -134,9 +134,9 @@ class SharedLeaseTable:
         name = LockName(self.memory[start:middle].decode("ascii", "replace"), words[base + _BUCKET])
         acquisition = self.memory[middle:end].decode("ascii", "replace")
         durability, ttl = from_number(words[base + _DURABILITY]), self.floats[base + _TTL]
-        slot = WatchdogRecord(self, base, words[base + _GENERATION], name, acquisition, ttl, durability)
-        slot.ending = self.memory[end : end + (lengths & 0xFFFF)].decode("utf-8", "replace")
-        return slot if words[base + _SEQUENCE] == sequence else None
+        record = WatchdogRecord(self, base, words[base + _GENERATION], name, acquisition, ttl, durability)
+        record.ending = self.memory[end : end + (lengths & 0xFFFF)].decode("utf-8", "replace")
+        return record if words[base + _SEQUENCE] == sequence else None
 
     def close(self) -> None:
         """Release the memory. Called by the main process after the child is dead and its records are free."""
@@ -151,11 +151,11 @@ _BASES: Final = tuple(range(_WORDS, _WORDS * (_COUNT + 1), _WORDS))
 class SharedLeaseRecord:
     """The record of an acquisition, as used by the child that holds the lock."""
 
-    __slots__ = ("_base", "_generation", "_slots", "acquisition", "durability", "ending", "name", "ttl")
+    __slots__ = ("_base", "_generation", "_table", "acquisition", "durability", "ending", "name", "ttl")
 
     def __init__(
         self,
-        slots: SharedLeaseTable,
+        records: SharedLeaseTable,
         base: int,
         generation: int,
         name: LockName,
@@ -163,7 +163,7 @@ class SharedLeaseRecord:
         ttl: float,
         durability: Durability = PRIMARY,
     ) -> None:
-        self._slots = slots
+        self._table = records
         self._base = base
         self._generation = generation
         self.name = name
@@ -174,21 +174,21 @@ class SharedLeaseRecord:
 
     @property
     def state(self) -> LeaseState:
-        return LeaseState(self._slots.words[self._base + _STATE]) if self._ours() else LeaseState.FREE
+        return LeaseState(self._table.words[self._base + _STATE]) if self._ours() else LeaseState.FREE
 
     def _ours(self) -> bool:
-        words, base = self._slots.words, self._base
+        words, base = self._table.words, self._base
         if words[base + _GENERATION] != self._generation or words[base + _CLEARED] == self._generation:
             return False
         return words[base + _STATE] != _FREE
 
     @property
     def pid(self) -> int:
-        return self._slots.pid
+        return self._table.pid
 
     @property
     def deadline(self) -> float:
-        words, floats, base = self._slots.words, self._slots.floats, self._base
+        words, floats, base = self._table.words, self._table.floats, self._base
         deadline = floats[base + _DEADLINE]
         if words[base + _RENEWED] == self._generation:
             renewed = floats[base + _RENEWED_UNTIL]
@@ -199,43 +199,43 @@ class SharedLeaseRecord:
 
     @property
     def lost(self) -> bool:
-        return self._slots.words[self._base + _LOST] == self._generation
+        return self._table.words[self._base + _LOST] == self._generation
 
     @property
     def max_hold_until(self) -> float:
-        return self._slots.floats[self._base + _UNTIL]
+        return self._table.floats[self._base + _UNTIL]
 
     def lose(self) -> None:
-        self._slots.words[self._base + _LOST] = self._generation
+        self._table.words[self._base + _LOST] = self._generation
 
     def on_loss(self, stop: Callable[[], None] | None) -> None:
         # Record only that the body may be stopped: the main process does it with a signal, and cannot call `stop`.
         # A process that the body forked must not change the record.
-        if self._slots.pid != os.getpid():
+        if self._table.pid != os.getpid():
             return
-        self._slots.words[self._base + _STOPS] = 0 if stop is None else self._generation
+        self._table.words[self._base + _STOPS] = 0 if stop is None else self._generation
 
     def stop(self) -> None:
-        if self._slots.words[self._base + _STOPS] == self._generation:
-            self._slots.interrupt()
+        if self._table.words[self._base + _STOPS] == self._generation:
+            self._table.interrupt()
 
     def held(self, deadline: float) -> None:
-        self._slots.floats[self._base + _DEADLINE] = deadline
-        self._slots.words[self._base + _STATE] = _HELD
+        self._table.floats[self._base + _DEADLINE] = deadline
+        self._table.words[self._base + _STATE] = _HELD
 
     def set_max_hold(self, until: float) -> None:
-        self._slots.floats[self._base + _UNTIL] = until
+        self._table.floats[self._base + _UNTIL] = until
 
     def renewed(self, deadline: float) -> None:
-        self._slots.floats[self._base + _DEADLINE] = max(self._slots.floats[self._base + _DEADLINE], deadline)
+        self._table.floats[self._base + _DEADLINE] = max(self._table.floats[self._base + _DEADLINE], deadline)
 
     # The following methods check the generation. If the watchdog has released this acquisition, the record may belong
     # to the next one, which a late write must not change.
 
     def begin_release(self) -> bool:
-        if not self._ours() or self._slots.words[self._base + _STATE] == _LEFT:
+        if not self._ours() or self._table.words[self._base + _STATE] == _RELEASE_DELEGATED:
             return False
-        self._slots.words[self._base + _STATE] = _LEAVING
+        self._table.words[self._base + _STATE] = _RELEASING
         return True
 
     def delegate_release(self, ending: str) -> None:
@@ -247,23 +247,23 @@ class SharedLeaseRecord:
 
     def clear(self) -> None:
         if self._ours():
-            self._slots.words[self._base + _STATE] = _FREE
+            self._table.words[self._base + _STATE] = _FREE
 
     def _fits(self, ending: str) -> bool:
         return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _ROOM
 
     def write(self, state: LeaseState = LeaseState.ACQUIRING) -> None:
         """Write the whole record under the sequence number."""
-        words, memory, base = self._slots.words, self._slots.memory, self._base
+        words, memory, base = self._table.words, self._table.memory, self._base
         text, owner = self.name.text, self.acquisition
         data = f"{text}{owner}{self.ending}".encode()
         if len(data) > _ROOM:
-            raise DLockError(f"{len(data)} bytes do not fit a slot of {_ROOM}")
+            raise DLockError(f"{len(data)} bytes do not fit a lease record of {_ROOM}")
         # Lock names and acquisition ids are ASCII, so each character is one byte.
         lengths = len(text) << 32 | len(owner) << 16 | len(data) - len(text) - len(owner)
         deadline = until = 0.0
         if state is not LeaseState.ACQUIRING:
-            deadline, until = self._slots.floats[base + _DEADLINE], self._slots.floats[base + _UNTIL]
+            deadline, until = self._table.floats[base + _DEADLINE], self._table.floats[base + _UNTIL]
         durability = 0 if self.durability is PRIMARY else as_number(self.durability)
         sequence = words[base + _SEQUENCE] | 1
         words[base + _SEQUENCE] = sequence
@@ -281,11 +281,11 @@ class WatchdogRecord(SharedLeaseRecord):
     __slots__ = ()
 
     def renewed(self, deadline: float) -> None:
-        words, base = self._slots.words, self._base
+        words, base = self._table.words, self._base
         deadline = max(deadline, self.deadline)
         words[base + _RENEWED] = 0
-        self._slots.floats[base + _RENEWED_UNTIL] = deadline
+        self._table.floats[base + _RENEWED_UNTIL] = deadline
         words[base + _RENEWED] = self._generation
 
     def clear(self) -> None:
-        self._slots.words[self._base + _CLEARED] = self._generation
+        self._table.words[self._base + _CLEARED] = self._generation

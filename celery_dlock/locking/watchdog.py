@@ -13,7 +13,7 @@ from typing import Protocol
 from ..errors import StoreRefused, StoreUnavailable
 from ..store.base import LockStore, ReleaseRequest
 from ..store.model import Released, Renewal
-from ..utils import threads as native
+from ..utils import threads
 from ..utils.background import Loop
 from ..utils.clock import Clock
 from ..utils.log import logger
@@ -55,7 +55,7 @@ class LeaseSource(Protocol):
         """Record that the watchdog scanned all sources at ``now``; 0: the watchdog ends."""
         ...
 
-    def on_released(self, slot: LeaseRecord, released: Released) -> None:
+    def on_released(self, record: LeaseRecord, released: Released) -> None:
         """Handle the watchdog's release of a lock, for example publish the grant that it made."""
         ...
 
@@ -150,7 +150,7 @@ class Watchdog:
         return TICK
 
     def _rest(self, seconds: float) -> None:
-        native.wait([fd for source in self._sources if (fd := source.pidfd()) is not None], seconds)
+        threads.wait([fd for source in self._sources if (fd := source.pidfd()) is not None], seconds)
 
     def _close(self) -> None:
         for source in list(self._sources):
@@ -196,56 +196,58 @@ class Watchdog:
             return  # the store did not answer, and no lease can wait for a second timeout
         began = self._clock.monotonic()
         # Releases that failed before come last: the server of another lock may answer.
-        for source, slot in sorted(look.ends, key=lambda end: end[1].acquisition in self._release_failed):
-            if not self._end(source, slot):
+        for source, record in sorted(look.ends, key=lambda end: end[1].acquisition in self._release_failed):
+            if not self._end(source, record):
                 # The store does not answer. Each further release would wait for its timeout.
                 self._unanswered((), (), look.held, "the store did not answer")
                 break
             if self._clock.monotonic() - began > TICK:
                 break  # many releases or a slow store: the next tick renews leases before it goes on
 
-    def _lose_what_ends(self, slots: Sequence[LeaseRecord], reason: str) -> None:
-        for slot in slots:
-            if self._ends(slot):
-                self._lose(slot, f"its deadline came unanswered: {reason}")
+    def _lose_what_ends(self, records: Sequence[LeaseRecord], reason: str) -> None:
+        for record in records:
+            if self._ends(record):
+                self._lose(record, f"its deadline came unanswered: {reason}")
 
-    def _ends(self, slot: LeaseRecord) -> bool:
+    def _ends(self, record: LeaseRecord) -> bool:
         """Return whether the lease would be over by the time that one more call has failed."""
-        grace = min(self._grace, slot.ttl * 2 / 3)  # a lease is never lost before its renewal is due
-        return slot.state is LeaseState.HELD and not slot.lost and slot.deadline - grace <= self._clock.monotonic()
+        grace = min(self._grace, record.ttl * 2 / 3)  # a lease is never lost before its renewal is due
+        return (
+            record.state is LeaseState.HELD and not record.lost and record.deadline - grace <= self._clock.monotonic()
+        )
 
     def _look_at(self, source: LeaseSource, look: _Look) -> None:
         now = self._clock.monotonic()
-        gone, slots = source.is_dead(), source.records()
-        for slot in slots:
-            look.seen.add(slot.acquisition)
-            if slot.state is LeaseState.HELD and not slot.lost and (reason := self._spent(slot, now)):
-                self._lose(slot, reason)
-            if slot.state is LeaseState.HELD and not slot.lost:
-                look.held.append(slot)
-                look.ends_at = min(look.ends_at, slot.deadline)
-            if gone or self._left(slot, now):
-                look.ends.append((source, slot))
-            elif slot.state is LeaseState.HELD and self._due(slot, now):
-                look.due.append(slot)
-        look.busy = look.busy or bool(slots) or not source.is_closed()
-        if gone and not slots:
+        gone, records = source.is_dead(), source.records()
+        for record in records:
+            look.seen.add(record.acquisition)
+            if record.state is LeaseState.HELD and not record.lost and (reason := self._spent(record, now)):
+                self._lose(record, reason)
+            if record.state is LeaseState.HELD and not record.lost:
+                look.held.append(record)
+                look.ends_at = min(look.ends_at, record.deadline)
+            if gone or self._left(record, now):
+                look.ends.append((source, record))
+            elif record.state is LeaseState.HELD and self._due(record, now):
+                look.due.append(record)
+        look.busy = look.busy or bool(records) or not source.is_closed()
+        if gone and not records:
             self._sources.remove(source)
 
-    def _due(self, slot: LeaseRecord, now: float) -> bool:
-        if slot.acquisition in self._refused or self._spent(slot, now):
+    def _due(self, record: LeaseRecord, now: float) -> bool:
+        if record.acquisition in self._refused or self._spent(record, now):
             return False
         # A lease is due after a third of its ttl. While rounds take long, renew it one round earlier.
-        return slot.deadline - slot.ttl * 2 / 3 <= now + self._lasted or (
-            slot.acquisition not in self._duplicate_reported and self._doubtful(slot.acquisition)
+        return record.deadline - record.ttl * 2 / 3 <= now + self._lasted or (
+            record.acquisition not in self._duplicate_reported and self._doubtful(record.acquisition)
         )
 
-    def _left(self, slot: LeaseRecord, now: float) -> bool:
-        if slot.state is LeaseState.RELEASE_DELEGATED:
+    def _left(self, record: LeaseRecord, now: float) -> bool:
+        if record.state is LeaseState.RELEASE_DELEGATED:
             return True
-        if slot.state is not LeaseState.RELEASING:
+        if record.state is not LeaseState.RELEASING:
             return False
-        return now - self._release_started.setdefault(slot.acquisition, now) >= self._linger
+        return now - self._release_started.setdefault(record.acquisition, now) >= self._linger
 
     def _renew(self, due: Sequence[LeaseRecord], held: Sequence[LeaseRecord], within: float | None = None) -> bool:
         """Renew the leases in ``due``. Return false if the store did not answer.
@@ -256,77 +258,77 @@ class Watchdog:
             within: Seconds after which a reply is of no use.
         """
         sent = self._clock.monotonic()
-        worded = {slot.acquisition for slot in due if self._doubtful(slot.acquisition)}
+        reporting = {record.acquisition for record in due if self._doubtful(record.acquisition)}
         renewals = [
             Renewal(
-                slot.name,
-                slot.acquisition,
-                round(slot.ttl * 1000),
-                (("dup", "1"),) if slot.acquisition in worded else (),
-                slot.durability,
+                record.name,
+                record.acquisition,
+                round(record.ttl * 1000),
+                (("dup", "1"),) if record.acquisition in reporting else (),
+                record.durability,
             )
-            for slot in due
+            for record in due
         ]
         try:
             answers = self._store.renew(renewals, within)
         except StoreUnavailable as error:
             self._unanswered(due, due, held, str(error))
             return isinstance(error, StoreRefused)
-        for slot, renewed in zip(due, answers, strict=True):
+        for record, renewed in zip(due, answers, strict=True):
             if renewed:
-                slot.renewed(sent + slot.ttl - drift_margin(slot.ttl))
-                self._duplicate_reported |= worded & {slot.acquisition}
-            elif renewed is False and slot.state is LeaseState.HELD:
+                record.renewed(sent + record.ttl - drift_margin(record.ttl))
+                self._duplicate_reported |= reporting & {record.acquisition}
+            elif renewed is False and record.state is LeaseState.HELD:
                 # Read the state again: if the holder released the lock since the scan, the lease is not lost.
-                self._refused.add(slot.acquisition)
-                self._lose(slot, "the store no longer knows it")
-        unknown = [slot for slot, renewed in zip(due, answers, strict=True) if renewed is None]
+                self._refused.add(record.acquisition)
+                self._lose(record, "the store no longer knows it")
+        unknown = [record for record, renewed in zip(due, answers, strict=True) if renewed is None]
         if unknown:
             self._unanswered(unknown, due, held, "not all that keep it have confirmed it")
         return True
 
     def _unanswered(
-        self, slots: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], held: Sequence[LeaseRecord], reason: str
+        self, records: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], held: Sequence[LeaseRecord], reason: str
     ) -> None:
-        """Report the unanswered leases in ``slots`` that end soon. Renew others that end soon.
+        """Report the unanswered leases in ``records`` that end soon. Renew others that end soon.
 
         A lease that was not in the request is not lost yet: another server may answer for it.
         """
-        self._lose_what_ends(slots, reason)
+        self._lose_what_ends(records, reason)
         # These leases were not due, but would be over by the time that one more call has failed.
-        others = [slot for slot in held if slot not in asked and self._ends(slot)]
+        others = [record for record in held if record not in asked and self._ends(record)]
         if others:
-            left = min(slot.deadline for slot in others) - self._clock.monotonic()
+            left = min(record.deadline for record in others) - self._clock.monotonic()
             self._renew(others, (), min(QUICK, max(0.02, left - 0.05)))
 
-    def _lose(self, slot: LeaseRecord, reason: str) -> None:
-        if not slot.lost:
-            slot.lose()
+    def _lose(self, record: LeaseRecord, reason: str) -> None:
+        if not record.lost:
+            record.lose()
             try:
-                slot.stop()  # with on_lost="abort", this raises LockLost in the body (worker/abort)
+                record.stop()  # with on_lost="abort", this raises LockLost in the body (worker/abort)
             finally:
-                self._lost(slot, reason)
+                self._lost(record, reason)
 
-    def _end(self, source: LeaseSource, slot: LeaseRecord) -> bool:
-        ending = ReleaseRequest.from_text(slot.ending) if slot.ending else ReleaseRequest(outcome_unknown=True)
+    def _end(self, source: LeaseSource, record: LeaseRecord) -> bool:
+        ending = ReleaseRequest.from_text(record.ending) if record.ending else ReleaseRequest(outcome_unknown=True)
         try:
-            released = self._store.release(slot.name, slot.acquisition, ending, slot.durability)
+            released = self._store.release(record.name, record.acquisition, ending, record.durability)
         except StoreUnavailable as error:
             refused = isinstance(error, StoreRefused)
-            self._not_ended(slot, error, refused=refused)
+            self._not_ended(record, error, refused=refused)
             return refused
-        slot.clear()
-        source.on_released(slot, released)
+        record.clear()
+        source.on_released(record, released)
         return True
 
-    def _not_ended(self, slot: LeaseRecord, error: StoreUnavailable, *, refused: bool) -> None:
+    def _not_ended(self, record: LeaseRecord, error: StoreUnavailable, *, refused: bool) -> None:
         now = self._clock.monotonic()
-        if slot.acquisition not in self._release_failed:
-            self._release_failed[slot.acquisition] = now
-            logger.warning("cannot free %s yet: %s", slot.name, error)
-        elif refused and now - self._release_failed[slot.acquisition] > slot.ttl:
-            logger.error("%s was not freed and is left to its ttl: %s", slot.name, error)
-            slot.clear()
+        if record.acquisition not in self._release_failed:
+            self._release_failed[record.acquisition] = now
+            logger.warning("cannot free %s yet: %s", record.name, error)
+        elif refused and now - self._release_failed[record.acquisition] > record.ttl:
+            logger.error("%s was not freed and is left to its ttl: %s", record.name, error)
+            record.clear()
 
     def _forget_all_but(self, seen: set[str]) -> None:
         self._refused &= seen
@@ -335,10 +337,10 @@ class Watchdog:
             for acquisition in since.keys() - seen:
                 del since[acquisition]
 
-    def _spent(self, slot: LeaseRecord, now: float) -> str:
+    def _spent(self, record: LeaseRecord, now: float) -> str:
         """Return the reason why the lease must not be renewed any more; "" if there is none."""
-        if 0 < slot.max_hold_until <= now:
+        if 0 < record.max_hold_until <= now:
             return "it was held for as long as max_hold allows"
-        if 0 < self._killed_by(slot.acquisition) <= now:
+        if 0 < self._killed_by(record.acquisition) <= now:
             return f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
         return ""

@@ -206,7 +206,7 @@ class GrantPublisher:
                 "%s: a parked message cannot be read; action required: see the dead letters, %s", name, where,
                 extra=log_fields(lock_name=name.text),
             )  # fmt: skip
-            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
+            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, dead_letter=True).granted
         if parked.broker != self.broker:
             self._leave_to_its_broker(name, grant, parked.broker)
             return None
@@ -226,7 +226,7 @@ class GrantPublisher:
                 name, parked.task, parked.task_id, where,
                 extra=log_fields(parked.task, parked.task_id, name.text),
             )  # fmt: skip
-            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, bury=True).granted
+            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, dead_letter=True).granted
         self._store.confirm_publish(name, grant.identity, self._grant_timeout_ms)
         return None
 

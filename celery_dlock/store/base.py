@@ -279,23 +279,23 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
     """The whole store contract: locks, claims, run marks, queues, and the records of workers."""
 
     def sweep(
-        self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
         """Grant the lock if it is free, and end a grant that no worker took in time.
 
         Args:
             name: The lock name.
             granter: A new text for each sweep. If the command is sent twice, its own grant is returned again.
-            turn_ms: Milliseconds from a lost grant to the waiter's next one, doubled with each loss.
+            grant_timeout_ms: Milliseconds from a lost grant to the waiter's next one, doubled with each loss.
             tries: The number of lost grants after which a message becomes a dead letter.
             foreign_ms: See :data:`FOREIGN_MS`.
         """
         ...
 
-    def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
+    def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         """Record that a granted message was published. Return false if the grant is over.
 
-        The waiter must take the lock within ``turn_ms`` milliseconds, doubled with each grant that it lost.
+        The waiter must take the lock within ``grant_timeout_ms`` milliseconds, doubled with each grant that it lost.
         """
         ...
 
@@ -311,7 +311,7 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def remove_waiter(
-        self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+        self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
         """Remove a waiter, and pass its grant on to the next one. A message that runs already is left alone.
 
@@ -319,7 +319,7 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
             name: The lock name.
             identity: The digest of the waiter's identity.
             granter: A new text for each call, as for :meth:`sweep`.
-            bury: Make it a dead letter, without a done mark. Else the done mark is set, so that no copy runs.
+            dead_letter: Make it a dead letter, without a done mark. Else the done mark is set, so that no copy runs.
             ended: Its end is stored: set the done mark even if it does not wait. Else its message is kept among the
                 dead letters until a call with ``ended``.
         """

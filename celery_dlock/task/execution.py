@@ -196,7 +196,7 @@ class Execution(Run):
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:
-        locker, scope = self.runtime.lock_client, self.scope
+        lock_client, scope = self.runtime.lock_client, self.scope
         while len(scope.entered) > (self.lease is not None):
             lease = scope.entered[-1]
             logger.warning(
@@ -205,11 +205,11 @@ class Execution(Run):
             )  # fmt: skip
             # Without a lease of its own, the run was interrupted before it knew of the one it got: no body has begun.
             rollback = scope.rollback if self.lease is None else ReleaseRequest()
-            locker.release(lease, scope, ending if lease is self.lease else rollback)
+            lock_client.release(lease, scope, ending if lease is self.lease else rollback)
         if self.lease is not None:
-            locker.release(self.lease, scope, ending)
+            lock_client.release(self.lease, scope, ending)
         if scope.open_acquisitions:
-            locker.delegate_release(scope)
+            lock_client.delegate_release(scope)
 
     # -- acquiring
 

@@ -49,22 +49,22 @@ class _SignalAborter:
         self._bodies: list[LeaseRecord] = []
         self._installed = False
 
-    def enter(self, slot: LeaseRecord) -> None:
+    def enter(self, record: LeaseRecord) -> None:
         if not self._installed:
             signal.signal(STOP_SIGNAL, self._signalled)
             self._installed = True
-        self._bodies.append(slot)
-        slot.on_loss(_signalled_by_main_process)
+        self._bodies.append(record)
+        record.on_loss(_signalled_by_main_process)
 
-    def leave(self, slot: LeaseRecord) -> None:
-        slot.on_loss(None)
-        if slot in self._bodies:
-            self._bodies.remove(slot)
+    def leave(self, record: LeaseRecord) -> None:
+        record.on_loss(None)
+        if record in self._bodies:
+            self._bodies.remove(record)
 
     def _signalled(self, *_: object) -> None:
-        for slot in self._bodies:
-            if slot.lost:
-                self._bodies.remove(slot)
+        for record in self._bodies:
+            if record.lost:
+                self._bodies.remove(record)
                 raise LockLost
 
 
@@ -77,15 +77,15 @@ class _ThreadAborter:
     def __init__(self) -> None:
         self._bodies: dict[str, _ThreadBody] = {}
 
-    def enter(self, slot: LeaseRecord) -> None:
-        body = self._bodies[slot.acquisition] = _ThreadBody()
-        slot.on_loss(body.stop)
+    def enter(self, record: LeaseRecord) -> None:
+        body = self._bodies[record.acquisition] = _ThreadBody()
+        record.on_loss(body.stop)
 
-    def leave(self, slot: LeaseRecord) -> None:
-        slot.on_loss(None)
-        if (body := self._bodies.get(slot.acquisition)) is not None:
+    def leave(self, record: LeaseRecord) -> None:
+        record.on_loss(None)
+        if (body := self._bodies.get(record.acquisition)) is not None:
             body.end()
-            self._bodies.pop(slot.acquisition, None)
+            self._bodies.pop(record.acquisition, None)
 
 
 class _ThreadBody:
@@ -127,8 +127,8 @@ class _GreenletAborter:
     def __init__(self) -> None:
         self._inside: set[str] = set()
 
-    def enter(self, slot: LeaseRecord) -> None:
-        acquisition = slot.acquisition
+    def enter(self, record: LeaseRecord) -> None:
+        acquisition = record.acquisition
         self._inside.add(acquisition)
         throw = self._thrower()
 
@@ -138,11 +138,11 @@ class _GreenletAborter:
                 throw()
 
         bridge = hub_bridge(self._library)
-        slot.on_loss(lambda: bridge.soon(abort))
+        record.on_loss(lambda: bridge.soon(abort))
 
-    def leave(self, slot: LeaseRecord) -> None:
-        slot.on_loss(None)
-        self._inside.discard(slot.acquisition)
+    def leave(self, record: LeaseRecord) -> None:
+        record.on_loss(None)
+        self._inside.discard(record.acquisition)
 
     def _thrower(self) -> Callable[[], None]:
         raise NotImplementedError

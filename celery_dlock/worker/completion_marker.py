@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ..keys.lock_name import LockName
-from ..runtime import KEEPER_TIMEOUT
+from ..runtime import WATCHDOG_TIMEOUT
 from ..store.model import Identity
 from ..utils import threads
 from ..utils.log import log_fields, logger
@@ -216,7 +216,7 @@ class CompletionMarker:
         done = 0
         try:
             # A store for this call only: the event loop and the sweeper's thread may be here at the same time.
-            store = self._runtime.open_store(KEEPER_TIMEOUT)
+            store = self._runtime.open_store(WATCHDOG_TIMEOUT)
             try:
                 # Open the connection first. The time that this takes must not be added to the age of the first mark.
                 store.inspect(ends[0].name)

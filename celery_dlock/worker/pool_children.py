@@ -175,5 +175,5 @@ class _Child(LeaseSource):
         if now:  # 0 means that the watchdog ended. The child must notice that the watchdog no longer looks.
             self._table.scanned_at = now
 
-    def on_released(self, slot: LeaseRecord, released: Released) -> None:
-        self._on_freed(slot, released)
+    def on_released(self, record: LeaseRecord, released: Released) -> None:
+        self._on_freed(record, released)

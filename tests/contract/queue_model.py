@@ -109,12 +109,12 @@ class Queue:
         lock.published, lock.due = True, now._replace(plus=self.turn_us * 2**lost)
         return True
 
-    def take_out(self, identity: str, granter: str, now: Stamp, *, bury: bool, ended: bool) -> tuple[str, Turn]:
+    def take_out(self, identity: str, granter: str, now: Stamp, *, dead_letter: bool, ended: bool) -> tuple[str, Turn]:
         lock = self.lock
         if isinstance(lock, Held) and lock.ask.identity == identity:
             return "", None
         entry = self.entries.get(identity) or self.dead.get(identity, "")
-        if not bury and (entry or ended):
+        if not dead_letter and (entry or ended):
             self.bucket.done[identity] = now
         if ended:
             self.dead.pop(identity, None)

@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 @contextmanager
 def at(url: str, probation: Quarantine | None) -> Iterator[RedisStore]:
-    made = open_store(locations_from_settings(url, {}), timeout=10, prefix="dlock", probation=probation)
+    made = open_store(locations_from_settings(url, {}), timeout=10, prefix="dlock", quarantine=probation)
     assert isinstance(made, RedisStore)
     yield made
     made.close()

@@ -246,9 +246,9 @@ def test_taking_a_waiter_out(store: RedisStore, client: redis.Redis, has_turn: b
 def test_dead_lettering_a_granted_waiter(store: RedisStore, client: redis.Redis) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    first = store.remove_waiter(NAME, digest("a"), "t.1", bury=True)
+    first = store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True)
     assert first.granted
-    assert store.remove_waiter(NAME, digest("a"), "t.1", bury=True).granted == first.granted
+    assert store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True).granted == first.granted
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
 
 

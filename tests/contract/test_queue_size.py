@@ -86,7 +86,10 @@ def turns(store: RedisStore, client: redis.Redis) -> Steps:
     yield "take a turn", lambda: take(store, "b.2", "b", grant_id=turn[-1])
     yield "bring back", lambda: given(store.release(NAME, "b.2", ending("b")).granted)
     yield "take out", lambda: store.remove_waiter(NAME, digest("a"), "t.1")
-    yield "bury", lambda: store.remove_waiter(NAME, str(client.hget(KEYS.lock, "identity")), "t.2", bury=True)
+    yield (
+        "dead_letter",
+        lambda: store.remove_waiter(NAME, str(client.hget(KEYS.lock, "identity")), "t.2", dead_letter=True),
+    )
 
 
 def commands_of(store: RedisStore, client: redis.Redis) -> dict[str, list[str]]:

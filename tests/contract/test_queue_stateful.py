@@ -144,13 +144,15 @@ class Scripts(Laws):
         self.client.zadd(keys.queue()[3], {keys.name: 1}, xx=True)
 
     @precondition(lambda self: any(queue.entries or queue.dead for queue in self.queues))
-    @rule(name=name, who=person, bury=seldom, ended=seldom)
-    def a_waiter_is_taken_out(self, *, name: int, who: str, bury: bool, ended: bool) -> None:
+    @rule(name=name, who=person, dead_letter=seldom, ended=seldom)
+    def a_waiter_is_taken_out(self, *, name: int, who: str, dead_letter: bool, ended: bool) -> None:
         identity, granter = Identity(f"{who}{name}").digest, f"t.{next(self.numbers)}"
 
         def once() -> object:
-            expected = self.queues[name].take_out(identity, granter, self.now(), bury=bury, ended=ended)
-            taken = self.store.remove_waiter(name_in(self.keys[name]), identity, granter, bury=bury, ended=ended)
+            expected = self.queues[name].take_out(identity, granter, self.now(), dead_letter=dead_letter, ended=ended)
+            taken = self.store.remove_waiter(
+                name_in(self.keys[name]), identity, granter, dead_letter=dead_letter, ended=ended
+            )
             self.same((taken.entry, told(taken.granted)), expected)
             if ended:
                 self.owed[name].discard(identity)

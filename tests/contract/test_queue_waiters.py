@@ -54,11 +54,11 @@ def test_granted_waiter_that_is_removed_passes_the_grant_on(store: RedisStore, c
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("bury", [False, True])
-def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, bury: bool) -> None:
+@pytest.mark.parametrize("dead_letter", [False, True])
+def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, dead_letter: bool) -> None:
     take(store, "a.1", "a")
     before = client.hgetall(KEYS.lock)
-    assert store.remove_waiter(NAME, digest("a"), "t.1", bury=bury, ended=True) == QueueStepResult()
+    assert store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=dead_letter, ended=True) == QueueStepResult()
     assert client.hgetall(KEYS.lock) == before
     assert not client.exists(KEYS.done(digest("a")), KEYS.dead())
 
@@ -76,7 +76,7 @@ def test_taking_out_what_does_not_wait_marks_it_only_if_its_end_is_stored(
 def test_dead_letter_keeps_its_entry_and_may_still_run(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
     park(store, "a.1", "a")
-    assert store.remove_waiter(NAME, digest("a"), "t.1", bury=True).entry == entry_of("a")
+    assert store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True).entry == entry_of("a")
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
     assert not client.exists(KEYS.done(digest("a")), *KEYS.queue()[:3])
 
@@ -120,7 +120,7 @@ def test_unreadable_entry_is_granted_as_any_other(store: RedisStore, client: red
     assert store.inspect(NAME)
     assert store.list_waiters(NAME, 5).count == 2
     assert isinstance(store.acquire(NAME, "l.1", TTL, plain_claim()), Held)
-    assert whose(store.remove_waiter(NAME, digest("a"), "t.1", bury=True).granted) == digest("b")
+    assert whose(store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True).granted) == digest("b")
     assert client.hgetall(KEYS.dead()) == {digest("a"): f"{first}\nrest"}
 
 

@@ -38,7 +38,7 @@ def test_a_dead_letter_that_is_published_by_hand_runs(
         with stage.hold(stage.tasks.parcel, n):
             (result,) = stage.park(task, n, serializer=serializer, compression=compression)
             store = store_at(stage.app.conf.dlock_url, timeout=3)
-            store.remove_waiter(name_in(stage.keys(task, n)), Identity(result.id).digest, uuid4().hex, bury=True)
+            store.remove_waiter(name_in(stage.keys(task, n)), Identity(result.id).digest, uuid4().hex, dead_letter=True)
             store.close()
         told = recipe(stage.app)
         with stage.lock_server.client(2, decode_responses=False) as client:

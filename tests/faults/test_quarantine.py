@@ -33,7 +33,7 @@ class Contender:
     def __init__(self, server: Server, ttl: float, probation: Quarantine | None) -> None:
         self._ttl = ttl
         self._store = open_store(
-            locations_from_settings(server.url(), {}), timeout=5, prefix="dlock", probation=probation
+            locations_from_settings(server.url(), {}), timeout=5, prefix="dlock", quarantine=probation
         )
         self.believed: dict[LockKeys, tuple[float, float]] = {}
 

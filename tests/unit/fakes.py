@@ -15,7 +15,7 @@ from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
 from celery_dlock.locking.watchdog import TICK, Watchdog
 from celery_dlock.options.durability import PRIMARY, Durability
-from celery_dlock.runtime import KEEPER_TIMEOUT
+from celery_dlock.runtime import WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseListener, ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Holder, Released, Renewal, Requester
 
@@ -225,7 +225,7 @@ def a_name(text: str = "x") -> LockName:
 class KeeperScene:
     """One keeper, one process, and what the keeper told. No thread: the test ticks."""
 
-    def __init__(self, *, timeout: float = KEEPER_TIMEOUT, patient: tuple[float, ...] = ()) -> None:
+    def __init__(self, *, timeout: float = WATCHDOG_TIMEOUT, patient: tuple[float, ...] = ()) -> None:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
         self.source = FakeSource()

@@ -296,9 +296,9 @@ def pass_on(keys: LockKeys, grant: Grant, *, foreign: bool, present: bool) -> Co
     return _PASS_ON, (keys.lock, keys.queue()[3], grant.identity, grant.grant_id, keys.name, origin)
 
 
-def remove_waiter(keys: LockKeys, identity: str, granter: str, *, bury: bool, ended: bool) -> Command:
+def remove_waiter(keys: LockKeys, identity: str, granter: str, *, dead_letter: bool, ended: bool) -> Command:
     names = (keys.lock, *keys.queue(), keys.dead(), keys.done(identity), keys.channel)
-    return _REMOVE_WAITER, (*names, keys.name, identity, "0" if bury else _DONE, granter, "1" if ended else "0")
+    return _REMOVE_WAITER, (*names, keys.name, identity, "0" if dead_letter else _DONE, granter, "1" if ended else "0")
 
 
 def list_waiters(keys: LockKeys, limit: int) -> Command:

@@ -158,22 +158,22 @@ class RedisStore:
     # -- queues
 
     def sweep(
-        self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
-        reply = self._run_safe(commands.sweep(self._keys(name), granter, turn_ms, tries, foreign_ms))
+        reply = self._run_safe(commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms))
         buried, _, why = reply[3].decode().partition(" ")
         return QueueStepResult("", replies.grant(*reply[:3]), buried, why == "foreign")
 
-    def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
-        return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, turn_ms)))
+    def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
+        return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, grant_timeout_ms)))
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         return bool(self._run_safe(commands.pass_on(self._keys(name), grant, foreign=foreign, present=present)))
 
     def remove_waiter(
-        self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+        self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
-        command = commands.remove_waiter(self._keys(name), identity, granter, bury=bury, ended=ended)
+        command = commands.remove_waiter(self._keys(name), identity, granter, dead_letter=dead_letter, ended=ended)
         entry, *granted = self._run_safe(command)
         return QueueStepResult(entry.decode("utf-8", "replace"), replies.grant(*granted))
 

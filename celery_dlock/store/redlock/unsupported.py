@@ -29,17 +29,19 @@ class QueuesUnsupported:
     def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         return None
 
-    def sweep(self, name: LockName, granter: str, turn_ms: int, tries: int, foreign_ms: int = 0) -> QueueStepResult:
+    def sweep(
+        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = 0
+    ) -> QueueStepResult:
         return QueueStepResult()
 
-    def confirm_publish(self, name: LockName, identity: str, turn_ms: int) -> bool:
+    def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         return False
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         return False
 
     def remove_waiter(
-        self, name: LockName, identity: str, granter: str, *, bury: bool = False, ended: bool = False
+        self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
         return QueueStepResult()
 

@@ -14,7 +14,7 @@ from celery_dlock.keys.key_spec import LockName
 from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
 from celery_dlock.locking.watchdog import TICK, Watchdog
 from celery_dlock.options.durability import PRIMARY, Durability
-from celery_dlock.runtime import KEEPER_TIMEOUT, PATIENT_TIMEOUTS
+from celery_dlock.runtime import PATIENT_TIMEOUTS, WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Released, Renewal
 from tests.unit.fakes import FakeStore, KeeperScene, Kept, a_name
@@ -70,9 +70,9 @@ class PatientScene(KeeperScene):
         self.refused: set[str] = set()
         self.ends: list[tuple[str, ReleaseRequest]] = []
         self.keeper = Watchdog(
-            WaitingStore(self, KEEPER_TIMEOUT),
+            WaitingStore(self, WATCHDOG_TIMEOUT),
             self.clock,
-            KEEPER_TIMEOUT,
+            WATCHDOG_TIMEOUT,
             self._lost,
             patient={patience: WaitingStore(self, patience) for patience in PATIENT_TIMEOUTS},
         )
@@ -121,11 +121,11 @@ def test_near_the_end_it_is_hasty(scene: PatientScene) -> None:
         scene.run(TICK)
     patiences = [call.patience for call in scene.made]
     assert patiences == sorted(patiences, reverse=True)
-    assert set(patiences) == {KEEPER_TIMEOUT, *PATIENT_TIMEOUTS}
+    assert set(patiences) == {WATCHDOG_TIMEOUT, *PATIENT_TIMEOUTS}
     for call in scene.made:
-        assert call.patience == KEEPER_TIMEOUT or call.left >= 3 * call.patience
+        assert call.patience == WATCHDOG_TIMEOUT or call.left >= 3 * call.patience
     # ... and it is never hasty without need: the next longer patience would not have left two tries.
-    longer = dict(zip((KEEPER_TIMEOUT, *PATIENT_TIMEOUTS), PATIENT_TIMEOUTS, strict=False))
+    longer = dict(zip((WATCHDOG_TIMEOUT, *PATIENT_TIMEOUTS), PATIENT_TIMEOUTS, strict=False))
     for call in scene.made:
         assert call.patience == PATIENT or call.left < 3 * longer[call.patience] + TICK + 1e-6
 
@@ -135,14 +135,14 @@ def test_a_short_lease_is_never_waited_for_patiently(scene: PatientScene, ttl: f
     (slot,) = scene.holds(ttl)
     scene.run(20)
     assert slot.deadline > scene.clock.now
-    assert {call.patience for call in scene.made} == {KEEPER_TIMEOUT}
+    assert {call.patience for call in scene.made} == {WATCHDOG_TIMEOUT}
 
 
 def test_one_short_lease_makes_the_keeper_hasty_for_all(scene: PatientScene) -> None:
     """All are renewed by one thread, so what a long lease can wait for a short one cannot."""
     scene.holds(30.0, 1.0)
     scene.run(15)
-    assert {call.patience for call in scene.made} == {KEEPER_TIMEOUT}
+    assert {call.patience for call in scene.made} == {WATCHDOG_TIMEOUT}
 
 
 def test_a_lease_that_is_lost_already_makes_nobody_hasty(scene: PatientScene) -> None:
@@ -274,7 +274,7 @@ def test_an_unanswered_release_is_never_given_up(scene: PatientScene, caplog: py
 def test_a_refused_renewal_is_no_answer_of_the_others(scene: PatientScene) -> None:
     """A renewal that is refused as a whole is tried again at the next tick, until the end comes near."""
     (slot,) = scene.holds(4.0)
-    hasty = scene.keeper._stores[KEEPER_TIMEOUT]
+    hasty = scene.keeper._stores[WATCHDOG_TIMEOUT]
     renew, refusals = hasty.renew, 3
 
     def refusing(renewals: list[Renewal], within: float | None = None) -> list[bool]:

@@ -42,11 +42,13 @@ class Store:
         self.passed: list[str] = []
         self.attended: set[str] = set()
 
-    def remove_waiter(self, name: Any, identity: str, token: str, *, bury: bool = False, ended: bool = False) -> Any:
-        self.ends.append("dead letter" if bury else "ended" if ended else "taken out")
+    def remove_waiter(
+        self, name: Any, identity: str, token: str, *, dead_letter: bool = False, ended: bool = False
+    ) -> Any:
+        self.ends.append("dead letter" if dead_letter else "ended" if ended else "taken out")
         return SimpleNamespace(entry=None, granted=None)
 
-    def confirm_publish(self, name: Any, identity: str, turn_ms: int) -> None:
+    def confirm_publish(self, name: Any, identity: str, grant_timeout_ms: int) -> None:
         self.ends.append("published")
 
     def decline_grant(self, name: Any, grant: Grant, *, foreign: bool, present: bool = False) -> None:

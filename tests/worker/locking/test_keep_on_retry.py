@@ -65,7 +65,9 @@ def test_reserved_lock_names_its_holder_and_its_token_grows(stage, tasks):
     result = tasks.keeps.delay(n, seconds=DELAY)
     first_ended(stage, result)
     lock = tasks.keeps.lock_for(n)
-    holder = eventually(lambda: (found := lock.holder()) and found.reserved_for_retry and found, 5, message="it is kept")
+    holder = eventually(
+        lambda: (found := lock.holder()) and found.reserved_for_retry and found, 5, message="it is kept"
+    )
     assert (holder.task, holder.task_id) == ("retrying.keeps", result.id)
     assert 25 < holder.expires_in <= 30 + DELAY  # the countdown, and a ttl of 30 s
     assert not lock.acquire(blocking=False)

@@ -131,7 +131,9 @@ class TestItChanges:
     def test_whether_its_retry_keeps_the_lock(self, stage, tasks):
         n = stage.fresh()
         result = tasks.lets_go.apply_async((n,), {"seconds": 1.0}, dlock={"keep_on_retry": True})
-        eventually(lambda: (found := tasks.lets_go.lock_for(n).holder()) and found.reserved_for_retry, 5, message="it is kept")
+        eventually(
+            lambda: (found := tasks.lets_go.lock_for(n).holder()) and found.reserved_for_retry, 5, message="it is kept"
+        )
         assert result.get(timeout=10) == n
 
 

@@ -133,7 +133,7 @@ def queues() -> Iterator[Case]:
     yield "pass_on", commands.pass_on(KEYS, Grant(DIGEST, "e", "turn"), foreign=True, present=True), passed
     removed = {**queue, "done": KEYS.done(DIGEST), "identity": DIGEST, "granter": "s.1", "ended": "1"}
     removed["done_ms"] = str(commands.DONE_MS)
-    yield "remove_waiter", commands.remove_waiter(KEYS, DIGEST, "s.1", bury=False, ended=True), removed
+    yield "remove_waiter", commands.remove_waiter(KEYS, DIGEST, "s.1", dead_letter=False, ended=True), removed
     yield "list_waiters", commands.list_waiters(KEYS, 5), {**lock, **waiters, "limit": "5"}
 
 
@@ -205,4 +205,4 @@ def test_builder_parameters_are_records_or_names_of_the_header(name: str) -> Non
     header = {one.name for one in (*script.keys, *script.args)}
     hints = typing.get_type_hints(builder)
     plain = {one for one in inspect.signature(builder).parameters if not names_of(hints[one])}
-    assert plain - header <= {"quarantine", "tick", "sent", "present", "bury"}
+    assert plain - header <= {"quarantine", "tick", "sent", "present", "dead_letter"}
