@@ -301,7 +301,7 @@ def of_redlock(delay: float) -> Quarantine:
     """As the members of a Redlock have it."""
     app = Celery("here", broker="memory://", set_as_current=False)
     app.conf.update(dlock_url=["redis://a", "redis://b", "redis://c"], dlock_restart_delay=delay)
-    found = Runtime.of(app)._probation
+    found = Runtime.of(app)._quarantine
     assert found is not None
     return found
 

@@ -119,7 +119,7 @@ def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     """And parks under the next number, once, at its rank."""
     party = Party(proxy.url(), timeout=2)
     handed: list[tuple[LockName, Grant]] = []
-    party.locker._hand_over = lambda name, grant: handed.append((name, grant))
+    party.locker._publisher = lambda name, grant: handed.append((name, grant))
     take(store, "h.1", "h")
     park(store, "a.1", "a", rank_us=10)
     expire(client)
