@@ -69,7 +69,12 @@ def _on_grid(plan: Any, now: datetime) -> datetime:
     wall = epoch + _floor(shown.replace(tzinfo=None) - epoch, plan.run_every)
     # In an hour that the clock shows twice, only intervals up to an hour are due twice.
     fold = shown.fold if plan.run_every <= _HOUR else 0
-    return wall.replace(tzinfo=shown.tzinfo, fold=fold).astimezone(timezone.utc)
+    latest = wall.replace(tzinfo=shown.tzinfo, fold=fold).astimezone(timezone.utc)
+    if latest > now:
+        # The clock leaves this time out. It would count as an hour later, but no due time may lie ahead.
+        wall += _floor(now - latest, plan.run_every)
+        latest = wall.replace(tzinfo=shown.tzinfo).astimezone(timezone.utc)
+    return latest
 
 
 def _floor(since: timedelta, step: timedelta) -> timedelta:

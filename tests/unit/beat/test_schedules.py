@@ -72,6 +72,20 @@ def test_a_relative_day_begins_at_midnight_where_the_app_lives(now, latest):
     assert next_to(schedule(timedelta(days=1), relative=True, app=APP), now)[0] == latest
 
 
+@pytest.mark.parametrize(
+    ("zone", "minutes", "now", "latest"),
+    [
+        ("Europe/Berlin", 40, "2026-03-29T01:00", "2026-03-29T01:00:00"),  # the clock leaves out 2:40
+        ("Europe/Berlin", 40, "2026-03-29T01:20", "2026-03-29T01:20:00"),
+        ("Pacific/Chatham", 60, "2026-09-26T14:00", "2026-09-26T13:15:00"),  # and 3:00
+        ("Pacific/Chatham", 60, "2026-09-26T14:15", "2026-09-26T14:15:00"),
+    ],
+)
+def test_relative_interval_is_never_due_ahead_of_now(zone, minutes, now, latest):
+    app = Celery("zone", set_as_current=False, timezone=zone)
+    assert next_to(schedule(timedelta(minutes=minutes), relative=True, app=app), now)[0] == latest
+
+
 NIGHTLY = {"minute": 30, "hour": 2}
 HALF_HOURLY = {"minute": "*/30"}
 
