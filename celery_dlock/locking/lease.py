@@ -122,7 +122,7 @@ class Lease:
 
     @property
     def idempotency_key(self) -> str:
-        """The idempotency key: 32 hexadecimal digits by which a gateway recognizes a repetition.
+        """The idempotency key, 32 hexadecimal digits by which a gateway recognizes a repetition.
 
         It stays the same until a run of the name succeeds and its ``once_per`` period is over. A failure, a retry or
         a crash does not change it. ``task.forget()`` changes it.
