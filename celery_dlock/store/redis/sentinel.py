@@ -260,12 +260,11 @@ class SentinelEndpoint:
             raise error_from_reply(address)
         if not address:
             raise StoreRefused(self._unknown_primary(sentinel[1]))
-        primary = address[0].decode(), int(address[1])
-        if type(state) is ErrorReply:
-            return _Answer(sentinel, primary)  # the permission for it may be missing
-        fields = dict(zip(state[::2], state[1::2], strict=True))
-        down = not _DOWN.isdisjoint(fields[b"flags"].split(b","))
-        return _Answer(sentinel, primary, int(fields[b"config-epoch"]), down)
+        try:
+            return _parsed(sentinel, address, state)
+        except (LookupError, TypeError, ValueError) as error:
+            # A service that imitates a sentinel. Another exception would bypass on_store_error.
+            raise StoreRefused(f"unexpected reply {str(address)[:40]!r}: is it a sentinel?") from error
 
     def _explained(self, sentinel: _Sentinel, error: StoreUnavailable) -> StoreUnavailable:
         host, port = sentinel[0]
@@ -281,6 +280,16 @@ class SentinelEndpoint:
         names = [] if type(reply) is ErrorReply else [dict(zip(m[::2], m[1::2], strict=True))[b"name"] for m in reply]
         known = ", ".join(repr(name.decode("utf-8", "replace")) for name in names) or "nothing"
         return f"it watches {known} and no {self._place.master_name!r}: correct master_name"
+
+
+def _parsed(sentinel: _Sentinel, address: Any, state: Any) -> _Answer:
+    """Return the answer in the replies to ``get-master-addr-by-name`` and ``master``."""
+    primary = address[0].decode(), int(address[1])
+    if not isinstance(state, list):
+        return _Answer(sentinel, primary)  # the permission for it may be missing
+    fields = dict(zip(state[::2], state[1::2], strict=True))
+    down = not _DOWN.isdisjoint(fields.get(b"flags", b"").split(b","))
+    return _Answer(sentinel, primary, int(fields.get(b"config-epoch", -1)), down)
 
 
 def _both(connection: RespConnection, commands: Sequence[bytes]) -> tuple[Any, Any]:

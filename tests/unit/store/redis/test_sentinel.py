@@ -39,3 +39,39 @@ def test_an_older_epoch_than_known_is_followed_only_if_most_sentinels_tell_it(do
     with pytest.raises(StoreUnavailable, match="no sentinel that answers knows the last failover"):
         chosen(door, (OLD, 3, False))
     assert chosen(door, (OTHER, 1, False), (OTHER, 1, False)) == OTHER
+
+
+GOOD = [b"new", b"1"], [b"flags", b"master", b"config-epoch", b"4"]
+ODD_REPLIES = {
+    "no flags or epoch": ([b"new", b"1"], []),
+    "nil state": ([b"new", b"1"], None),
+    "port that is no number": ([b"new", b"x"], GOOD[1]),
+    "one field of the address": ([b"new"], GOOD[1]),
+    "host that is not UTF-8": ([b"\xff", b"1"], GOOD[1]),
+    "number for an address": (7, GOOD[1]),
+    "odd number of fields": ([b"new", b"1"], [b"flags"]),
+    "epoch that is no number": ([b"new", b"1"], [b"config-epoch", b"x"]),
+}
+
+
+class Sentinel:
+    def __init__(self, reply: object) -> None:
+        self.reply = reply
+
+    def call(self, *_asked: object) -> object:
+        return self.reply
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("reply", ODD_REPLIES.values(), ids=list(ODD_REPLIES))
+def test_odd_reply_of_a_sentinel_is_a_value_or_store_unavailable(door: SentinelEndpoint, reply: object) -> None:
+    """Another exception would bypass ``on_store_error``, also where other sentinels answer well."""
+    replies = (reply, GOOD, GOOD)
+    door._sentinels = [(known[0], Sentinel(one)) for known, one in zip(door._sentinels, replies, strict=True)]  # type: ignore[misc]  # a fake pool
+    assert door._asked() == NEW
+    door._sentinels = [(known[0], Sentinel(reply)) for known in door._sentinels]  # type: ignore[misc]  # a fake pool
+    try:
+        assert door._asked() == NEW
+    except StoreUnavailable as error:
+        assert "is it a sentinel?" in str(error)  # noqa: PT017  # some of these replies are complete enough
