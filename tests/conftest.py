@@ -72,8 +72,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # At the end one process would be busy with a long one and the others idle.
     def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(TESTS)
-        return next((number for number, long in enumerate(LONG) if path.is_relative_to(long)), len(LONG))
+        # Not relative_to: a module outside of this folder may import this conftest.
+        return next((number for number, long in enumerate(LONG) if item.path.is_relative_to(TESTS / long)), len(LONG))
 
     items.sort(key=place)
 
