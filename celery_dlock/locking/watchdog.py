@@ -168,7 +168,7 @@ class Watchdog:
         try:
             self._round(look)
         except Exception as error:
-            # Whatever the error is, leases that end before the next renewal must be reported.
+            # Report the leases that end before the next renewal: after any error, their holders can still act now.
             self._lose_what_ends(self.held, f"the watchdog failed: {type(error).__name__}")
             raise
         finally:

@@ -42,7 +42,7 @@ local function running_call()
   -- min_hold has no holder. Neither runs.
   local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 9) ~= 'reserved:')
   local runs = holder and not granted and not ended and while_running == '1'
-  -- A retry (generation above 0) follows a call of its own id, which is not in its way.
+  -- A retry (generation above 0) follows a call with its own id. That call does not refuse the retry.
   if (granted or runs) and (number == 0 or id ~= short_id) then
     local state = granted and 'waiting' or 'running'
     return {state, id or '', found[3] or '', found[4] or '', found[5] or found[6] or '0'}
