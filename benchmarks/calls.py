@@ -98,8 +98,8 @@ def _bare(client: redis.Redis) -> Iterator[Case]:
         client.evalsha(nothing, 1, "bare")
 
     def same() -> None:
-        client.evalsha(acquire, 3, *keys, "o.1", "30000", "", "0", "0", "0", "", "0", "", "", "node", "1", "0")
-        client.evalsha(release, 3, *keys, "o.1", "0", "0", "0")
+        client.evalsha(acquire, 3, *keys, "o.1", "30000", "", "0", "0", "", "", "node 1")
+        client.evalsha(release, 2, *keys[:2], "o.1")
 
     yield Case(EMPTY, empty)
     yield Case(FLOOR, same)

@@ -13,6 +13,7 @@ from statistics import median
 import psutil
 from celery import Celery, Task
 
+from benchmarks import figures
 from benchmarks.tables import spread, table
 from benchmarks.targets import Target
 from tests.support.polling import eventually
@@ -99,8 +100,8 @@ def running(server: Server, folder: Path) -> Iterator[Worker]:
         kill_session(process)
 
 
-def measure(server: Server, folder: Path, rounds: int, tasks: int) -> list[Target]:
-    """Print the cost of a task, and return the targets."""
+def measure(server: Server, folder: Path, rounds: int, tasks: int) -> Costs:
+    """Print the cost of a task of each kind, and return it by round."""
     costs: Costs = {kind: [] for kind in KINDS}
     with running(server, folder) as worker:
         for kind in KINDS:
@@ -109,6 +110,11 @@ def measure(server: Server, folder: Path, rounds: int, tasks: int) -> list[Targe
             for kind in KINDS if turn % 2 else reversed(KINDS):
                 costs[kind].append(worker.drain(kind, tasks, f"round-{turn}-{kind}"))
     _print(costs, tasks)
+    return costs
+
+
+def targets(costs: Costs) -> list[Target]:
+    """Return the targets."""
     cpu, rate = _ratios(costs, OURS, PLAIN, "cpu"), _ratios(costs, OURS, THEIRS, "rate")
     return [
         Target("CPU of a singleton task by that of a plain one", median(cpu), 1.25),
@@ -116,14 +122,23 @@ def measure(server: Server, folder: Path, rounds: int, tasks: int) -> list[Targe
     ]
 
 
-def _print(costs: Costs, tasks: int) -> None:
-    def micros(kind: str, part: str) -> str:
-        return f"{median(getattr(cost, part) for cost in costs[kind]) * 1e6:.0f}"
+def record(costs: Costs) -> None:
+    """Record the CPU of a task by process, for the plots."""
+    parts = {"pool child": "children", "main process": "main", "lock store, broker and results": "server"}
+    bars = {SHOWN[kind]: {shown: _micros(costs, kind, part) for shown, part in parts.items()} for kind in KINDS}
+    figures.record("task", "CPU of one task without a body, µs", bars, command="benchmarks/cycle.py --only drain")
 
+
+def _micros(costs: Costs, kind: str, part: str) -> float:
+    values: list[float] = [getattr(cost, part) for cost in costs[kind]]
+    return median(values) * 1e6
+
+
+def _print(costs: Costs, tasks: int) -> None:
     rows = [
         [
             SHOWN[kind],
-            *(micros(kind, part) for part in ("cpu", "main", "children", "server")),
+            *(f"{_micros(costs, kind, part):.0f}" for part in ("cpu", "main", "children", "server")),
             spread(_ratios(costs, kind, PLAIN, "cpu")),
             f"{median(cost.rate for cost in costs[kind]):.0f}",
             spread(_ratios(costs, kind, PLAIN, "rate")),

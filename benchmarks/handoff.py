@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, help="rounds of each kind of hand-off (default 60)")
     parser.add_argument("--crowd", type=int, help="how many wait for one lock (default 100000)")
     parser.add_argument("--only", choices=PARTS, help="one part; the profile is made only so")
+    parser.add_argument("--record", action="store_true", help="write the figures to docs/images/benchmarks")
     asked = parser.parse_args()
     if asked.only == "profile":
         # The worker reads this variable. Stamps cost time, so no other figure is taken with them.
@@ -32,13 +33,13 @@ def main() -> int:
     parts = (asked.only,) if asked.only else PARTS[:3]
     with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, Server(Path(name) / "server") as server:
         stage = Stage(server, Path(name) / "stage")
-        targets = _measure(stage, parts, asked.turns or turns, asked.crowd or crowd)
+        targets = _measure(stage, parts, asked.turns or turns, asked.crowd or crowd, record=asked.record)
     print(f"load of this machine, 1 and 5 minutes: {' '.join(f'{load:.1f}' for load in os.getloadavg()[:2])}\n")
     print(*targets, sep="\n")
     return 0 if all(target.reached for target in targets) else 1
 
 
-def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int) -> list[Target]:
+def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int, *, record: bool) -> list[Target]:
     targets = []
     if set(parts) - {"scale"}:
         with working(stage):
@@ -49,7 +50,10 @@ def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int) -> list
                 print(rounds.compare(), rounds.behind_backlog(max(5, turns // 4)), sep="\n\n", end="\n\n")
             if "rounds" in parts:
                 rounds.gather_crowd(crowd)
-                targets += handoff_rounds.measure(rounds, turns)
+                samples = handoff_rounds.measure(rounds, turns)
+                targets += handoff_rounds.targets(rounds, samples)
+                if record:
+                    handoff_rounds.record(samples)
     if "scale" in parts:
         stage.locks.flushall()
         targets += queue_scale.measure(stage, crowd)

@@ -11,6 +11,7 @@ from statistics import mean, median
 
 from celery import chain
 
+from benchmarks import figures
 from benchmarks.handoff_environment import CHILDREN, Event, Stage, gaps
 from benchmarks.tables import percentile, spread, table
 from benchmarks.targets import Target
@@ -26,6 +27,9 @@ BACKLOG = 500
 CALLS = 200
 #: Seconds after which a body that has not ended is at its gate.
 AT_GATE = 0.03
+
+#: Seconds by kind, and for each kind by round.
+Samples = dict[str, list[list[float]]]
 
 FLOOR = "plain task, publish to start (the floor)"
 OUTSIDE = "... published by a plain process"
@@ -212,9 +216,9 @@ def _fill(stage: Stage) -> int:
     return length
 
 
-def measure(rounds: Rounds, turns: int) -> list[Target]:
-    """Print what each kind takes, and return the targets."""
-    samples: dict[str, list[list[float]]] = {kind: [] for kind in rounds.kinds}
+def measure(rounds: Rounds, turns: int) -> Samples:
+    """Print what each kind takes, and return its samples by round, in seconds."""
+    samples: Samples = {kind: [] for kind in rounds.kinds}
     for turn in range(-1, turns):
         kinds = list(rounds.kinds)
         for kind in kinds if turn % 2 else reversed(kinds):
@@ -222,14 +226,12 @@ def measure(rounds: Rounds, turns: int) -> list[Target]:
             if turn >= 0:  # the first one warms up
                 samples[kind].append(took)
 
-    def ratios(kind: str, floor: str) -> list[float]:
-        return [median(ours) / median(its) for ours, its in zip(samples[kind], samples[floor], strict=True)]
-
     rows = []
     for kind, blocks in samples.items():
         flat = [took * 1e3 for block in blocks for took in block]
-        figures = (f"{percentile(flat, percent):.2f}" for percent in (10, 50, 90))
-        rows.append([kind, str(len(flat)), *figures, spread(ratios(kind, FLOOR)), spread(ratios(kind, OUTSIDE))])
+        shown = (f"{percentile(flat, percent):.2f}" for percent in (10, 50, 90))
+        by_floor, by_outside = (spread(_ratios(samples, kind, floor)) for floor in (FLOOR, OUTSIDE))
+        rows.append([kind, str(len(flat)), *shown, by_floor, by_outside])
     head = [
         "from one body to the next",
         "samples",
@@ -240,4 +242,21 @@ def measure(rounds: Rounds, turns: int) -> list[Target]:
         "by that of a plain process",
     ]
     print(f"{turns} rounds, {BLOCK} or more of each in turn\n\n{table(head, rows)}\n")
-    return [Target(f"{kind}, by the floor", median(ratios(kind, FLOOR)), 1.5) for kind in (ONE, rounds.many)]
+    return samples
+
+
+def targets(rounds: Rounds, samples: Samples) -> list[Target]:
+    """Return the targets."""
+    kinds = (ONE, rounds.many)
+    return [Target(f"{kind}, by the floor", median(_ratios(samples, kind, FLOOR)), 1.5) for kind in kinds]
+
+
+def record(samples: Samples) -> None:
+    """Record the median of each kind, for the plots."""
+    bars = {kind: median(took for block in blocks for took in block) * 1e3 for kind, blocks in samples.items()}
+    title = "From the end of one body to the start of the next, median in ms"
+    figures.record("handoff", title, bars, command="benchmarks/handoff.py --only rounds")
+
+
+def _ratios(samples: Samples, kind: str, floor: str) -> list[float]:
+    return [median(ours) / median(its) for ours, its in zip(samples[kind], samples[floor], strict=True)]

@@ -16,7 +16,7 @@ from celery_dlock.keys.key_spec import BUCKETS
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, QueueRequest
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.worker.queue_sweeper import ROUND, QueueSweeper
+from celery_dlock.worker.queue_sweeper import SWEEP_INTERVAL, QueueSweeper
 from tests.support.stores import name_in
 
 #: Repetitions of each step on each queue, in turns.
@@ -100,8 +100,8 @@ class Queue:
     def _take(self, granted: Grant) -> None:
         task_id = json.loads(granted.entry.partition("\n")[0])[1]
         self._acquisition = f"{task_id}.2"
-        claim = AcquireRequest(BY, Identity(task_id), queue=QueueRequest(grant_id=granted.grant_id))
-        self._store.acquire(name_in(self._keys), self._acquisition, TTL_MS, claim)
+        request = AcquireRequest(BY, Identity(task_id), queue=QueueRequest(grant_id=granted.grant_id))
+        self._store.acquire(name_in(self._keys), self._acquisition, TTL_MS, request)
 
 
 def park(stage: Stage, keys: LockKeys, identity: Identity, entry: str) -> None:
@@ -185,14 +185,14 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
     growth = rows[3][1] / len(locks[few:]) * few / rows[2][1]
     shown_rows = [[row[0], f"{row[1] * 1e3:.1f}", *row[2:]] for row in rows]
     head = ["one round of the sweeper", "ms in all", "µs per lock due", "server's µs, of a lock or of all"]
-    print(f"{BUCKETS} buckets, a round every {ROUND} s by one of all workers; each grant is published\n")
+    print(f"{BUCKETS} buckets, a round every {SWEEP_INTERVAL} s by one of all workers; each grant is published\n")
     print(f"{table(head, shown_rows)}\n")
     return [Target(f"sweep and publish one lock, {count - few:,} due by {few:,} due", growth, GROWTH)]
 
 
 def _round(stage: Stage, sweeper: QueueSweeper, shown: str, due: int) -> list[Any]:
     clocks = Clocks(stage)
-    sweeper._next_round = 0.0  # noqa: SLF001  # do not wait for the next round
+    sweeper._next_sweep = 0.0  # noqa: SLF001  # do not wait for the next round
     clocks.time("round", sweeper._sweep_due)  # noqa: SLF001  # the sweeper thread calls it
     micros, server = clocks.micros["round"][0], clocks.server["round"][0]
     each = [f"{micros / due:.0f}" if due else "-", f"{(server if not due else server / due):.0f}"]

@@ -8,6 +8,7 @@ No clock and so no noise: what `sys.settrace` counts is the same in every run of
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from celery.app.trace import build_tracer
 from celery.worker import state
@@ -25,6 +27,7 @@ from kombu.transport.virtual import Message
 from kombu.utils import json
 
 from benchmarks.tables import table
+from celery_dlock.keys import key_spec
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 from celery_dlock.messaging.message import PROPERTY, Delivery, RawMessage
 from celery_dlock.runtime import Runtime
@@ -64,22 +67,37 @@ class Child:
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
         from benchmarks.app import app  # noqa: PLC0415 (it reads the server's address when it is imported)
 
-        slots = SharedLeaseTable()
-        slots.adopt()
-        Runtime.of(app).adopt(slots)
+        self._runtime = Runtime.of(app)
+        self._adopt()
         self._tracers: dict[str, Callable[..., Any]] = {}
         for kind in KINDS:
             task = app.tasks[f"benchmarks.app.{kind}"]
             task.__trace__ = build_tracer(task.name, task, app=app)
             self._tracers[kind] = task.__trace__
 
+    def _adopt(self) -> None:
+        slots = SharedLeaseTable()
+        slots.adopt()
+        self._runtime.adopt(slots)
+
+    def start_metrics(self) -> None:
+        """Count for the metrics from now on."""
+        self._runtime.counts.start(self._runtime.app.tasks)
+        self._adopt()
+
     def steps(self, kind: str) -> Counter[str]:
         """Count the steps of one run, by function."""
         for _ in range(WARM):
-            self._run(kind)
-        return count_steps(lambda: self._run(kind))
+            self._tracers[kind](*self._message(kind))
+        tracer, message = self._tracers[kind], self._message(kind)
+        ended = []
+        counted = count_steps(lambda: ended.append(tracer(*message)))
+        if ended[0].info is not None:
+            raise AssertionError(f"{kind}: {ended[0]}")
+        return counted
 
-    def _run(self, kind: str) -> None:
+    def _message(self, kind: str) -> tuple[str, tuple[int], dict[str, Any], dict[str, Any]]:
+        """Make what the pool child receives from the main process: task id, arguments and request."""
         task_id, now = str(uuid.uuid4()), time.monotonic()
         request: dict[str, Any] = {"id": task_id, "delivery_info": {}, "hostname": "bench@localhost", "properties": {}}
         if kind == "singleton":
@@ -88,9 +106,7 @@ class Child:
             delivery = Delivery(uuid.uuid4().hex, now, now, monitored=False, rank_us=None, conflict_retries=0, raw=raw)
             request["properties"] = {PROPERTY: tuple(delivery)}
             request["headers"] = {}
-        state = self._tracers[kind](task_id, (uuid.uuid4().int,), {}, request)
-        if state.info is not None:
-            raise AssertionError(f"{kind}: {state}")
+        return task_id, (uuid.uuid4().int,), {}, request
 
 
 class MainProcess:
@@ -168,12 +184,20 @@ class _Channel:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, Server(Path(name) / "server") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="dlock-bench-") as name,
+        Server(Path(name) / "server") as server,
+        # Counting makes the lock name so slow on a busy machine that it would be measured again, and reported.
+        mock.patch.object(key_spec, "SLOW", math.inf),
+    ):
         child = Child(server)
         counted = {kind: child.steps(kind) for kind in KINDS}
+        child.start_metrics()
+        metered = child.steps("singleton")
         received = {kind: MainProcess(kind).steps() for kind in RECEIVED}
     plain = counted["plain"].total()
     rows = [[kind, f"{steps.total()}", f"{steps.total() - plain:+}"] for kind, steps in counted.items()]
+    rows.append(["singleton, metrics on", f"{metered.total()}", f"{metered.total() - plain:+}"])
     print("in the pool child:", table(["task", "steps", "by plain"], rows), sep="\n", end="\n\n")
     totals = {kind: [steps.total() for steps in parts] for kind, parts in received.items()}
     rows = [[kind, *map(str, parts), f"{sum(parts) - sum(totals['plain']):+}"] for kind, parts in totals.items()]

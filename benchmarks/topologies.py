@@ -16,6 +16,7 @@ from typing import Any
 
 from celery import Celery
 
+from benchmarks import figures
 from benchmarks.tables import percentile, table
 from celery_dlock import Lock
 from celery_dlock.errors import StoreNotReady
@@ -121,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, help="how many, at least 20 (default 200)")
     parser.add_argument("--block", type=int, default=10, help="how many cycles of one before the next (default 10)")
+    parser.add_argument("--record", action="store_true", help="write the figures to docs/images/benchmarks")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, ExitStack() as stack:
         took = measure(started(Path(name), stack), max(asked.rounds, 20), asked.block)
@@ -131,6 +133,10 @@ def main() -> int:
         rows.append([topology, declared, f"{p50:.2f}", f"{p99:.2f}", f"{p50 / plain:.2f}", str(len(of))])
     print(f"an acquire and its release, {max(asked.rounds, 20)} rounds, {asked.block} of each in a row\n")
     print(table(["servers", "declared", "p50 ms", "p99 ms", "x one server", "cycles"], rows))
+    if asked.record:
+        bars = {", ".join(way): percentile(took[way], 50) for way in took if way != SLOW}
+        title = "An acquire and its release, median in ms"
+        figures.record("stores", title, bars, command="benchmarks/topologies.py")
     return 0
 
 

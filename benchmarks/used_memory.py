@@ -1,4 +1,4 @@
-"""Memory that a million run marks take in the store.
+"""Memory that a million run marks take in the store, and a tenth as many claims.
 
 python -m benchmarks.used_memory [names]
 """
@@ -13,6 +13,7 @@ import redis
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
+from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.servers import Server
@@ -22,6 +23,7 @@ BATCH = 10_000
 #: With the digest 39 characters, as the name of a task with a short key.
 NAME = "sms:n:"
 YEAR_MS = 366 * 24 * 3600 * 1000
+HOUR_MS = 3600 * 1000
 
 
 def name_of(number: int) -> LockName:
@@ -44,6 +46,20 @@ def real_mark(store: RedisStore, client: redis.Redis) -> str:
     return str(client.get(keys.run()))
 
 
+def claims_memory(server: Server, count: int) -> float:
+    """Return the bytes of one claim, from names claimed as publishers of a task with ``unique`` do."""
+    client, store = server.client(), store_at(server.url(), timeout=5)
+    before = client.info("memory")["used_memory"]
+    for number in range(1, count + 1):
+        task_id = str(uuid.uuid4())
+        by = Requester.of("shop.sms", task_id, "web1", 12345)
+        request = ClaimRequest(task_id, 0, HOUR_MS, refuse_while_running=False, requester=by, attempt=uuid.uuid4().hex)
+        if store.claim([(name_of(number), request)]) != [None]:
+            raise AssertionError(f"claim {number} was refused")
+    store.close()
+    return float(client.info("memory")["used_memory"] - before) / count
+
+
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
@@ -61,6 +77,9 @@ def main() -> None:
         version = info.get("valkey_version") or info["redis_version"]
         print(f"{count} used names: {used / 1e6:.0f} MB, {used / count:.0f} bytes each (mark {len(mark)}), {version}")
         store.close()
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+        claims = max(1, count // 10)
+        print(f"{claims} claims: {claims_memory(server, claims):.0f} bytes each")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from celery import Celery
 from celery.app import app_or_default
 
 from .errors import LockHeld, LockLost, NotHeld
@@ -16,7 +17,6 @@ from .runtime import Runtime
 from .store.model import AcquireRequest, Held, Holder, held_by
 
 if TYPE_CHECKING:
-    from celery import Celery
     from typing_extensions import Self
 
 __all__ = ["Lock"]
@@ -65,6 +65,8 @@ class Lock:
             self._name = shared_name(given)
         else:
             raise invalid_value("Lock: name", name, "a non-empty str")
+        if app is not None and not isinstance(app, Celery):
+            raise invalid_value(f"Lock({name}): app", app, "a Celery app, or none for the current app")
         self._runtime = Runtime.of(app if app is not None else app_or_default())
         self._ttl = None if ttl is None else ttl_seconds(f"Lock({name}): ttl", ttl)
         self._durability = None if durability is None else durability_of(f"Lock({name}): durability", durability)
@@ -126,15 +128,15 @@ class Lock:
             LockLost: The lease ended before. The entry is left, but another owner may have held the lock meanwhile:
                 check the work, or undo it.
         """
-        lease, scope = self.lease, self._runtime.owner_context()
+        lease, context = self.lease, self._runtime.owner_context()
         if isinstance(lease, NullLease):
             return
         if lease is None:
             raise NotHeld(f"{self.name} is not held by this owner")
-        if lease is scope.own and scope.entered.count(lease) == 1:
+        if lease is context.own and context.entered.count(lease) == 1:
             raise NotHeld(f"{self.name} is held by the running task itself, which releases it at its end")
         lost = lease.lost
-        ours = self._runtime.lock_client.release(lease, scope)
+        ours = self._runtime.lock_client.release(lease, context)
         if lost or not ours:
             raise LockLost(f"the lease of {self.name} was over before its release")
 
@@ -175,9 +177,10 @@ class Lock:
         runtime = self._runtime
         if not runtime.enabled:
             return _NULL_LEASE
-        scope, ttl = runtime.owner_context(), self._ttl or runtime.settings.ttl
-        claim = AcquireRequest(scope.requester, durability=runtime.settings.confirmed_by(self._durability))
-        answer = runtime.lock_client.acquire_within(self._name, scope, ttl, claim, timeout)
+        context, ttl = runtime.owner_context(), self._ttl or runtime.settings.ttl
+        durability = runtime.settings.confirmed_by(self._durability)
+        request = AcquireRequest(context.requester, notify=timeout != 0, durability=durability)
+        answer = runtime.lock_client.acquire_within(self._name, context, ttl, request, timeout)
         if isinstance(answer, Held):
-            runtime.listeners.emit("refused", name=self.name, owner=scope.owner, reason=held_by(answer.holder))
+            runtime.listeners.emit("refused", name=self.name, owner=context.owner, reason=held_by(answer.holder))
         return answer

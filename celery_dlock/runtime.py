@@ -9,33 +9,38 @@ import functools
 import mmap
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import signals
 from .config.settings import Settings
 from .config.switch import Switch
+from .counters.meter import Counts
+from .counters.recorder import Recorder
+from .keys.lock_name import task_of_name
 from .locking.claim_rollback import ClaimRollback
 from .locking.client import LockClient
-from .locking.events import Listeners
+from .locking.events import Listeners, Loss
+from .locking.lease_source import LocalLeaseSource
 from .locking.lease_table import BodyAborter, LeaseRecord, LeaseTable, LocalLeaseTable
-from .locking.owner import OwnerContext, current_scope
-from .locking.watchdog import LINGER, LeaseSource, Watchdog
+from .locking.owner import OwnerContext, current_context
+from .locking.watchdog import LINGER, Watchdog
 from .messaging.handoff import GrantPublisher
 from .messaging.receive_order import ReceiveOrder
 from .options.lock_options import LockOptions
-from .store.circuit_breaker import CircuitBreaker, shared_words
+from .store.circuit_breaker import CircuitBreaker, shared_states
 from .store.factory import open_store
-from .store.model import Quarantine, owner_of
+from .store.model import owner_of
+from .store.server_model import Quarantine
+from .tracing import NO_SPANS, NoSpans, spans_of
 from .utils import threads
 from .utils.clock import Clock, SystemClock
 from .utils.fork_guard import no_fork
 from .utils.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from celery import Celery
 
     from .keys.key_spec import LockName
@@ -127,13 +132,15 @@ class Runtime:
         #: Created before the worker forks, so its pool children share it. Only workers use it.
         self.receive_order = ReceiveOrder()
         #: Shared with the pool children: one timeout of the store opens the circuit breaker of all of them.
-        self._store_state = shared_words()
+        self._store_state = shared_states()
         #: Shared with the pool children: the value of `disconnected_at`, written by the main process.
         self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self._switch = Switch(app)
-        self._settings: Settings | None = None
         self._remarks: set[str] = set()
-        self._processes: dict[int, _Process] = {}
+        self.counts = Counts()
+        #: What writes to spans, from the first use of the settings on.
+        self.spans: NoSpans = NO_SPANS
+        self._processes = _Processes(lambda: self._begin(None))
         signals.feed(self.listeners, app, self)
 
     @classmethod
@@ -145,11 +152,13 @@ class Runtime:
             found = vars(app).setdefault(_ATTRIBUTE, cls(app))
         return found
 
-    @property
+    @functools.cached_property
     def settings(self) -> Settings:
-        if self._settings is None:
-            self._settings = Settings.of(self.app)
-        return self._settings
+        """The settings of the app, read and checked at their first use."""
+        settings = Settings.of(self.app)
+        if self.spans is NO_SPANS:
+            self.spans = spans_of(self.listeners, wanted=settings.opentelemetry)
+        return settings
 
     @property
     def enabled(self) -> bool:
@@ -163,7 +172,7 @@ class Runtime:
 
     @property
     def lock_client(self) -> LockClient:
-        return self._here().lock_client
+        return self._processes[os.getpid()].lock_client
 
     @property
     def watchdog(self) -> Watchdog:
@@ -212,6 +221,9 @@ class Runtime:
         return self.worker.kill_deadline(acquisition)
 
     def _freed(self, record: LeaseRecord, released: Released) -> None:
+        if released.ours:
+            task = self.worker.describe(owner_of(record.acquisition)).get("task", task_of_name(record.name))
+            self.counts.count("released", task, "watchdog")
         self.worker.hand_off(record.name, released.granted)
 
     def first_of(self, remark: str) -> bool:
@@ -226,7 +238,7 @@ class Runtime:
 
     def owner_context(self) -> OwnerContext:
         """Return the owner context of the running execution or, outside of one, of this thread."""
-        return current_scope(self.node)
+        return current_context(self.node)
 
     def adopt(self, lease_table: LeaseTable) -> None:
         """Use this lease table in the calling pool child. The watchdog of the main process reads it."""
@@ -234,12 +246,12 @@ class Runtime:
 
     def open_store(self, timeout: float) -> QueueStore:
         settings = self.settings
-        return open_store(settings.places, timeout=timeout, prefix=settings.prefix, quarantine=self._quarantine)
+        return open_store(settings.locations, timeout=timeout, prefix=settings.prefix, quarantine=self._quarantine)
 
     @functools.cached_property
     def _quarantine(self) -> Quarantine | None:
         settings = self.settings
-        if len(settings.places) == 1:
+        if len(settings.locations) == 1:
             delay = settings.failover_quarantine
             return Quarantine(delay) if delay else None
         delay = self._longest_ttl() if settings.restart_delay is None else settings.restart_delay
@@ -250,43 +262,57 @@ class Runtime:
         own = self.settings.ttl
         return max([own, *(options.ttl_or(own) for options in ours if isinstance(options, LockOptions))])
 
+    @contextmanager
+    def started_anew(self, clock: Clock) -> Iterator[None]:
+        """Return a context in which all parts are new, by this clock and the settings as they are now. For tests."""
+        kept = dict(vars(self))
+        for cached in ("settings", "_quarantine"):
+            vars(self).pop(cached, None)
+        self.clock, self._store_state, self._remarks = clock, shared_states(), set()
+        self._processes = _Processes(lambda: self._begin(None))
+        try:
+            yield
+        finally:
+            vars(self).clear()
+            vars(self).update(kept)
+
     def _here(self) -> _Process:
-        pid = os.getpid()
-        process = self._processes.get(pid)
-        if process is None:
-            # setdefault is atomic, so all threads use the same lock client. Another one could not release their locks.
-            process = self._processes.setdefault(pid, self._begin(None))
-        return process
+        return self._processes[os.getpid()]
 
     def _begin(self, kept: LeaseTable | None) -> _Process:
         settings = self.settings
         notifier = _LossNotifier(self)
+        recorder = None if self.counts.meter is None else self.counts.meter.recorder
+        margin = functools.partial(recorder.observe, "renewal_margin_seconds") if recorder else _uncounted
         watchdog = Watchdog(
-            self.open_store(WATCHDOG_TIMEOUT),
+            self._watchdog_store(WATCHDOG_TIMEOUT, recorder),
             self.clock,
             WATCHDOG_TIMEOUT,
             notifier.lost,
             self._may_be_redelivered,
-            {timeout: self.open_store(timeout) for timeout in PATIENT_TIMEOUTS},
+            {timeout: self._watchdog_store(timeout, recorder) for timeout in PATIENT_TIMEOUTS},
             max(LINGER, RELEASE_STEPS * settings.timeout),
             self._kill_deadline,
+            margin,
         )
         lease_table: LeaseTable
         if kept is None:
             own = LocalLeaseTable()
-            source = _OwnSource(own, self._freed)
+            source = LocalLeaseSource(own, self._freed)
             lease_table, wake = own, lambda: watchdog.watch(source)
         else:
             lease_table, wake = kept, _kept_elsewhere
         store = self.open_store(settings.timeout)
-        breaker = CircuitBreaker(self._store_state, self.clock, settings.rest, settings.timeout)
+        failed = recorder.store_failed if recorder else _uncounted
+        breaker = CircuitBreaker(self._store_state, self.clock, settings.breaker_reset, settings.timeout, failed)
         grant_publisher = GrantPublisher(
             self.app,
             store,
-            settings.turn,
+            settings.grant_timeout,
             self.app.producer_or_acquire,
             settings.broker,
             self.monitored_as,
+            self.counts,
         )
         lock_client = LockClient(
             store,
@@ -296,9 +322,17 @@ class Runtime:
             self.listeners,
             grant_publisher.publish_next,
             breaker,
+            recorder,
         )
         unsure = ClaimRollback(lambda: self.open_store(settings.timeout), self.clock)
         return _Process(lease_table, watchdog, lock_client, grant_publisher, store, unsure, wake)
+
+    def _watchdog_store(self, timeout: float, recorder: Recorder | None) -> QueueStore:
+        store = self.open_store(timeout)
+        if recorder is not None:
+            for command in ("renew", "release"):
+                vars(store)[command] = recorder.timed(command, getattr(store, command))
+        return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,30 +348,16 @@ class _Process:
     wake_watchdog: Callable[[], bool]
 
 
-class _OwnSource(LeaseSource):
-    """The lease source for a process that runs its own watchdog."""
+class _Processes(dict[int, _Process]):
+    """The parts of each process, by its pid. They are created when a process first uses them."""
 
-    def __init__(self, lease_table: LocalLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
-        self._lease_table = lease_table
-        self._on_freed = freed
+    def __init__(self, begin: Callable[[], _Process]) -> None:
+        super().__init__()
+        self._begin = begin
 
-    def records(self) -> Sequence[LeaseRecord]:
-        return self._lease_table.records()
-
-    def is_dead(self) -> bool:
-        return False
-
-    def pidfd(self) -> None:
-        return None
-
-    def is_closed(self) -> bool:
-        return True
-
-    def on_scan(self, now: float) -> None:
-        self._lease_table.scanned_at = now
-
-    def on_released(self, record: LeaseRecord, released: Released) -> None:
-        self._on_freed(record, released)
+    def __missing__(self, pid: int) -> _Process:
+        # setdefault is atomic, so all threads use the same lock client. Another one could not release their locks.
+        return self.setdefault(pid, self._begin())
 
 
 class _LossNotifier:
@@ -347,15 +367,20 @@ class _LossNotifier:
         self._runtime = runtime
         self._errands = threads.SerialExecutor()
 
-    def lost(self, record: LeaseRecord, reason: str) -> None:
-        name, owner = record.name.text, owner_of(record.acquisition)
-        logger.warning("the lease of %s is lost: %s", name, reason)  # log here: a listener may block the thread
-        self._errands.add(lambda: self._tell(name, owner, reason))
+    def lost(self, record: LeaseRecord, reason: Loss) -> None:
+        owner = owner_of(record.acquisition)
+        logger.warning("the lease of %s is lost: %s", record.name, reason)  # log here: a listener may block the thread
+        self._errands.add(lambda: self._tell(record.name, owner, reason))
 
-    def _tell(self, name: str, owner: str, reason: str) -> None:
+    def _tell(self, name: LockName, owner: str, reason: Loss) -> None:
         with no_fork():
             facts = self._runtime.worker.describe(owner)
-            self._runtime.listeners.emit("lost", name=name, owner=owner, reason=reason, **facts)
+            self._runtime.counts.count("lost", facts.get("task", task_of_name(name)), reason.cause.value)
+            self._runtime.listeners.emit("lost", name=name.text, owner=owner, reason=reason, **facts)
+
+
+def _uncounted(_fact: object) -> None:
+    """Do nothing: metrics are off."""
 
 
 def _kept_elsewhere() -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "lock_bypassed",
     "lock_lost",
     "lock_misfired",
+    "lock_operator",
     "lock_queued",
     "lock_refused",
     "lock_released",
@@ -49,6 +50,8 @@ lock_queued = Signal(name="lock_queued", providing_args=_ARGS)
 lock_bypassed = Signal(name="lock_bypassed", providing_args=_ARGS)
 #: A tick came too late and does not run (``misfire_grace``). ``lock_skipped`` is sent for it, too.
 lock_misfired = Signal(name="lock_misfired", providing_args=_ARGS)
+#: An operator acted on a lock name; ``event.owner`` is ``user@host``, and ``event.reason`` is the action.
+lock_operator = Signal(name="lock_operator", providing_args=_ARGS)
 
 _SIGNALS: Final[dict[Kind, Signal]] = {
     "acquired": lock_acquired,
@@ -59,14 +62,24 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
     "queued": lock_queued,
     "bypassed": lock_bypassed,
     "misfired": lock_misfired,
+    "operator": lock_operator,
 }
 
 
-class Watched(Protocol):
+class Monitored(Protocol):
     """The worker, as far as monitor events need it."""
 
     def monitored_as(self) -> str | None:
         """Return the name under which the worker sends events; None while it sends none."""
+        ...
+
+
+class Watched(Protocol):
+    """The runtime, as far as monitor events need it."""
+
+    @property
+    def worker(self) -> Monitored:
+        """The worker of this process. It is set after the listeners."""
         ...
 
 
@@ -76,7 +89,7 @@ def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:
     Args:
         listeners: The source of the events.
         app: The app whose broker carries the monitor events.
-        watched: The worker.
+        watched: The runtime of the app.
     """
 
     def signal(event: Event) -> None:
@@ -90,8 +103,8 @@ def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:
             "token": event.token,
             "reason": event.reason,
         }
-        with app.events.default_dispatcher(hostname=watched.monitored_as()) as dispatcher:
+        with app.events.default_dispatcher(hostname=watched.worker.monitored_as()) as dispatcher:
             dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
 
-    listeners.add(signal, lambda kind: bool(_SIGNALS[kind].receivers))
-    listeners.add(monitor, lambda kind: watched.monitored_as() is not None)
+    listeners.add(signal, lambda kind: _SIGNALS[kind].receivers)
+    listeners.add(monitor, lambda _kind: watched.worker.monitored_as())

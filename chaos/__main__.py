@@ -19,7 +19,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long faults strike")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two faults, on average")
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), metavar="KIND", help="only these faults; none: none")
-    parser.add_argument("--no-renewal", action="store_true", help="nobody renews: the checker has to find overlaps")
+    parser.add_argument(
+        "--no-renewal", action="store_true", help="no lease is renewed: the checker has to find overlaps"
+    )
     parser.add_argument("--schedule", action="store_true", help="print the schedule and end")
     parser.add_argument("--keep", type=Path, help="where to leave history, logs and resource")
     given = parser.parse_args()

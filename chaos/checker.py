@@ -17,7 +17,7 @@ KINDS_OF_CHILD = ("kill child", "exit in body")
 
 @dataclass
 class Findings:
-    """What a run showed. `broken` is empty if the promise was kept."""
+    """The results of a run. `broken` is empty if every promise was kept."""
 
     executions: int = 0
     hows: Counter[str] = field(default_factory=Counter)
@@ -32,11 +32,11 @@ class Findings:
 
 
 def judge(record: Record) -> Findings:
-    """What the record of a run shows."""
+    """Check the record of a run."""
     story = Story.of(record.events)
     found = check(story, record.landed, record.ends, record.waiting, record.trails, TTL)
     found.broken += too_late(record.freed, TTL)
-    found.broken += [f"a lock was never given back: {lock}" for lock in record.locks_left]
+    found.broken += [f"a lock was never released: {lock}" for lock in record.locks_left]
     return found
 
 
@@ -73,13 +73,13 @@ def _overlaps(story: Story, ttl: float, found: Findings) -> None:
         here = inside.setdefault(run.name, [])
         here[:] = [other for other in here if other.end > run.start]
         for other in here:
-            elder, younger = sorted((other, run), key=lambda one: one.token)
-            why, kept = why_overlapping(elder, younger, story.windows, ttl)
+            earlier, later = sorted((other, run), key=lambda one: one.token)
+            why, kept = why_overlapping(earlier, later, story.windows, ttl)
             found.overlaps[why] += 1
             if not kept:
-                found.broken.append(f"overlap, {why}: {elder} and {younger}")
-            if why != "data lost" and any(asked > younger.start for asked in elder.ensured):
-                found.broken.append(f"ensure() passed although another was inside: {elder} and {younger}")
+                found.broken.append(f"overlap, {why}: {earlier} and {later}")
+            if why != "data lost" and any(asked > later.start for asked in earlier.ensured):
+                found.broken.append(f"ensure() passed although another was inside: {earlier} and {later}")
         here.append(run)
 
 

@@ -1,4 +1,4 @@
-"""What became of a message, as results, queues and logs tell."""
+"""The end of a message, as results, queues and logs show it."""
 
 import json
 import re
@@ -34,7 +34,7 @@ class Ends:
         self.of: dict[str, str] = {}
 
     def look(self, sent: Sequence[str]) -> int:
-        """How many of `sent` have no end yet."""
+        """Return the number of messages of `sent` without an end."""
         open_ = [task_id for task_id in sent if task_id not in self.of]
         for start in range(0, len(open_), 500):
             ids = open_[start : start + 500]
@@ -48,7 +48,7 @@ class Ends:
 
 
 def waiting(ids: Iterable[str], broker: Server, store: Server) -> dict[str, str]:
-    """Where each of these messages still is."""
+    """Return the place of each of these messages that is still in the broker or the store."""
     places: list[tuple[str, str]] = []
     with broker.client() as client:
         places += [("queue", text) for text in client.lrange("celery", 0, -1)]
@@ -61,7 +61,7 @@ def waiting(ids: Iterable[str], broker: Server, store: Server) -> dict[str, str]
 
 
 def held(store: Server) -> set[str]:
-    """Locks that somebody holds, each with its token."""
+    """Return the held locks, each with its token."""
     with store.client() as client:
         found = {key: client.hget(key, "token") for key in client.scan_iter("dlock:*:lock:*")}
     # A grant has no holder, and no token.
@@ -69,7 +69,7 @@ def held(store: Server) -> set[str]:
 
 
 def trails(logs: Iterable[Path]) -> dict[str, Trail]:
-    """What the workers' logs say of each message, in order of time."""
+    """Return the log lines of the workers about each message, in order of time."""
     wall = time.time() - time.monotonic()
     found: dict[str, Trail] = {}
     for log in logs:

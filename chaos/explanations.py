@@ -1,4 +1,4 @@
-"""Which fault explains an overlap, a lost or a doubled message; nothing where none does."""
+"""Explain an overlap, a lost or a doubled message by a fault; by nothing if no fault explains it."""
 
 from collections.abc import Sequence
 
@@ -23,37 +23,37 @@ VISIBILITY = 6.0
 RESTORED = 4.0
 #: Seconds after the end of a body within which its message is acknowledged.
 ACKNOWLEDGED = 1.5
-GIVEN_BACK = "given back by a worker that was told to end, and taken by its last request"
-#: Seconds from the moment at which the broker takes a message for lost until the holder's keeper has left word.
+RETURNED = "returned by a worker at its shutdown, and taken by its last request"
+#: Seconds from the moment at which the broker takes a message for lost until the holder's watchdog has left word.
 WORD = 0.6
 
 
-def why_overlapping(elder: Run, younger: Run, windows: Sequence[Window], ttl: float) -> tuple[str, bool]:
+def why_overlapping(earlier: Run, later: Run, windows: Sequence[Window], ttl: float) -> tuple[str, bool]:
     """Why two were inside, the one with the older token and the one with the newer; and is that as promised?"""
-    until = max(elder.start, younger.start)
-    if any(w.kind == "FLUSHALL" and w.touches(elder.start - STEP, until) for w in windows):
+    until = max(earlier.start, later.start)
+    if any(w.kind == "FLUSHALL" and w.touches(earlier.start - STEP, until) for w in windows):
         return "data lost", True
-    if _paused(elder, until, windows) >= ttl / 2:
+    if _paused(earlier, until, windows) >= ttl / 2:
         return "holder paused", True
-    if any(w.kind in AWAY and w.touches(elder.start - ttl / 2, until) for w in windows):
-        return _store_away(elder, younger, windows)
+    if any(w.kind in AWAY and w.touches(earlier.start - ttl / 2, until) for w in windows):
+        return _store_away(earlier, later, windows)
     return "no fault", False
 
 
-def _store_away(elder: Run, younger: Run, windows: Sequence[Window]) -> tuple[str, bool]:
-    stopped = [w for w in windows if w.kind in CHILD_PAUSES and elder.pid in w.pids]
-    if any(w.touches(younger.start - STEP, younger.start) for w in stopped):
+def _store_away(earlier: Run, later: Run, windows: Sequence[Window]) -> tuple[str, bool]:
+    stopped = [w for w in windows if w.kind in CHILD_PAUSES and earlier.pid in w.pids]
+    if any(w.touches(later.start - STEP, later.start) for w in stopped):
         return "store away, holder paused", True
-    if elder.told > younger.start:
-        return "store away, holder NOT told", False
+    if earlier.told > later.start:
+        return "store away, holder NOT notified", False
     # Who is to be aborted must be out; the exception strikes at its next step.
-    if elder.task == ABORTS and elder.end > younger.start + STEP:
+    if earlier.task == ABORTS and earlier.end > later.start + STEP:
         return "store away, holder NOT aborted", False
-    return "store away, holder told", True
+    return "store away, holder notified", True
 
 
 def _paused(run: Run, until: float, windows: Sequence[Window]) -> float:
-    """Seconds for which nobody could renew, or for which it was stopped between its lock and its first step."""
+    """Return the seconds without a possible renewal, or of a stop between the lock and the first step of the body."""
     total = 0.0
     for window in windows:
         before = window.start < run.start and window.end >= run.start - STEP
@@ -67,7 +67,7 @@ def _paused(run: Run, until: float, windows: Sequence[Window]) -> float:
 def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Window]) -> str:
     """Why a message has neither an end nor a place; "" if it must not be so."""
     if runs and runs[-1].how == "GreenletExit":
-        # Celery's gevent pool gives back a killed greenlet as a success, so that its message is acknowledged.
+        # Celery's gevent pool reports a killed greenlet as a success, so that its message is acknowledged.
         return "killed in a gevent pool by a cold shutdown"
     last, at, log = trail[-1] if trail else ("", sent.at, "")
     after = [window for window in windows if window.end >= at - STEP]
@@ -82,20 +82,20 @@ def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Wi
         back = at + VISIBILITY
         again = [window for window in after if back - STEP <= window.start and window.target == "worker"]
         return _why_popped(back, RESTORED, again)
-    return GIVEN_BACK if last == "received" and _given_back(at, log, runs, after) else ""
+    return RETURNED if last == "received" and _returned(at, log, runs, after) else ""
 
 
-def _given_back(at: float, log: str, runs: Sequence[Run], after: Sequence[Window]) -> bool:
-    """Did it wait for its ETA in a worker that was told to end?
+def _returned(at: float, log: str, runs: Sequence[Run], after: Sequence[Window]) -> bool:
+    """Return whether the message waited for its ETA in a worker that got SIGTERM.
 
-    That gives it back while its own BRPOP still stands. Seen in the broker's append-only file: the next command took it
-    out again, and nobody noted it.
+    Such a worker returns the message while its own BRPOP is still pending. Seen in the broker's append-only file: the
+    next command popped the message, and no worker recorded it.
     """
     return any(w.kind == "SIGTERM" and w.log == log for w in after) and not any(run.start >= at for run in runs)
 
 
 def _why_popped(at: float, within: float, after: Sequence[Window]) -> str:
-    """Why nobody has a message that lay in the broker; kombu takes it from its list before it notes that it has it."""
+    """Explain a message that left the broker and has no worker: kombu pops it before it records it."""
     soon = [window for window in after if window.start <= at + within]
     if any(window.deadly and window.main in window.pids for window in soon):
         return "taken from the broker by a killed worker"

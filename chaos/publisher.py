@@ -1,7 +1,8 @@
-"""Sends messages at a steady rate, with a broker that may be away."""
+"""Senders of messages at a steady rate."""
 
 import random
 import threading
+from abc import ABC, abstractmethod
 from typing import Any
 
 from kombu.exceptions import KombuError
@@ -10,37 +11,55 @@ from redis.exceptions import RedisError
 from chaos.history import History
 
 #: As in tests.support.apps.chaos; one that stands twice is sent twice as often.
-TASKS = ("skips", "retries", "queues", "queues", "waits", "aborts", "retries_early", "queues_early")
+TASKS = ("skips", "retries", "queues", "queues", "debounces", "waits", "aborts", "retries_early", "queues_early")
 #: Seconds inside: most are short, some longer than a lease.
 SECONDS = ((0.05, 0.4), (0.05, 0.4), (0.4, 1.5), (2.0, 4.0))
 WEIGHTS = (4, 3, 2, 1)
-#: No more than so many without an end, lest a run ends with a backlog.
+#: Most messages without an end.
 MOST = 60
 
 
-class Publisher:
-    """Its thread's `run` sends until `stop`; `sent` are the ids, in order."""
+class SteadySender(ABC):
+    """Sends messages at a steady rate: `run`, in a thread of its own, until `stop`.
 
-    def __init__(self, module: Any, history: History, names: list[str], rate: float, chance: random.Random) -> None:
-        self._module, self._history, self._names, self._rate, self._chance = module, history, names, rate, chance
+    Args:
+        rate: Messages a second.
+        chance: The source of random numbers.
+        most: No more messages than this are without an end, lest a run ends with a backlog.
+    """
+
+    def __init__(self, rate: float, chance: random.Random, most: int) -> None:
+        self._rate, self._chance, self._most = rate, chance, most
+        #: Ids of the messages, in order.
         self.sent: list[str] = []
-        #: How many of those have no end yet; told by the run.
+        #: Number of those without an end; the run counts them.
         self.unended = 0
         self._stop = threading.Event()
-        self._number = 0
-        self._exits = 0
 
     def stop(self) -> None:
         self._stop.set()
 
+    def run(self) -> None:
+        while not self._stop.wait(self._chance.uniform(0.5, 1.5) / self._rate):
+            if self.unended < self._most:
+                self._send()
+
+    @abstractmethod
+    def _send(self) -> None: ...
+
+
+class Publisher(SteadySender):
+    """Sends to the tasks of `tests.support.apps.chaos`, with a broker that may be away."""
+
+    def __init__(self, module: Any, history: History, names: list[str], rate: float, chance: random.Random) -> None:
+        super().__init__(rate, chance, MOST)
+        self._module, self._history, self._names = module, history, names
+        self._number = 0
+        self._exits = 0
+
     def send_exit(self) -> None:
         """The next message's body kills its process."""
         self._exits += 1
-
-    def run(self) -> None:
-        while not self._stop.wait(self._chance.uniform(0.5, 1.5) / self._rate):
-            if self.unended < MOST:
-                self._send()
 
     def _send(self) -> None:
         chance = self._chance
@@ -57,7 +76,7 @@ class Publisher:
         try:
             message.apply_async()
         except (OSError, KombuError, RedisError) as error:
-            # The broker may have it or not: nobody can be held to it.
+            # The broker may have it or not, so its end is not checked.
             self._history.note("unsure", **facts, error=type(error).__name__)
             return
         self._history.note("sent", **facts)

@@ -1,4 +1,4 @@
-"""How long a key stays taken after its holder's death: asked of the store itself, every few milliseconds."""
+"""The time that a key stays taken after its holder's death: the store is asked every few milliseconds."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from tests.support.servers import Server
 LOOK = 0.01
 #: Faults that do not keep a lock from being freed; all others of its worker or its store make a measure worthless.
 HARMLESS = ("SCRIPT FLUSH", "CLIENT KILL", "broker CLIENT KILL", "restart broker", "exit in body")
-#: Seconds after which a store that was away is back for everybody.
+#: Seconds after which all processes have found a store again that was away.
 RECOVERY = 1.5
 
 
@@ -83,7 +83,7 @@ class Freeing:
                 self._away[event["number"]] = event["at"]
 
     def _fault(self, event: Event) -> None:
-        # The store's concern everybody; the death of one child is nothing to the others.
+        # A fault of the store concerns all processes; the death of one child concerns no other.
         if event["kind"] != "kill child":
             self._drop(event.get("main"))
         if event["target"] != "worker":

@@ -22,7 +22,7 @@ def create(path: str | Path, names: list[str]) -> None:
 
 
 def write(path: str | Path, name: str, token: int, task: str) -> bool:
-    """What a task does to the resource; false where a newer holder has written before."""
+    """Write to the resource as a task does. Return False if a newer holder has written before."""
     with _opened(path) as db:
         db.execute("BEGIN IMMEDIATE")
         fenced = "UPDATE resource SET token = ? WHERE name = ? AND token <= ?"

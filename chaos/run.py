@@ -1,12 +1,11 @@
 """One run: servers, workers, messages and faults; afterwards everything is left to come to its end."""
 
-import contextlib
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from chaos.publisher import Publisher
 from chaos.release_latency import Freeing
 from chaos.schedule import TTL, Fault, schedule
 from chaos.workers import APP, POOLS, Fleet
+from tests.support.environ import environment
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
@@ -32,14 +32,14 @@ QUIET = 6.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of.
+    """The settings of a run.
 
     Attributes:
         seconds: How long faults strike.
         every: Seconds between two of them on average.
         drain: Seconds that all messages then have to end.
         kinds: Kinds of faults; None: all, empty: none.
-        renewal: With False nobody renews a lock, and the checker has to find that.
+        renewal: With False no lease is renewed, and the checker has to find the overlaps.
     """
 
     seed: int
@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass
 class Record:
-    """What is left of a run, for the checker."""
+    """The results of a run, for the checker."""
 
     events: list[Event]
     landed: list[tuple[str, int, str]]
@@ -79,27 +79,12 @@ class Record:
     workers_ended: int = 0
     stuck: int = 0
     seconds: float = 0.0
-    #: Locks that were never given back.
+    #: Locks that were never released.
     locks_left: list[str] = field(default_factory=list)
 
 
-@contextlib.contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
-    """These variables until the end of the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def run(settings: Settings, folder: Path, say: Callable[[str], None] = lambda line: None) -> Record:
-    """Do one run in `folder`, which is its own; `say` is told of each fault as it strikes."""
+    """Do one run in `folder`, which is its own; `say` gets a line for each fault as it strikes."""
     history, written = History(folder / "history.jsonl"), folder / "resource.sqlite"
     names = [f"n{number}" for number in range(settings.names)]
     resource.create(written, names)
@@ -167,7 +152,7 @@ class _Run:
         return waiting(unended, self.targets.broker, self.targets.store)
 
     def _stuck(self) -> set[str]:
-        """Locks that nobody gave back although every body and every lease of the dead is long over."""
+        """Return the locks that are still held although every body and every lease of a dead process is long over."""
         stuck = held(self.targets.store)
 
         def some() -> bool:
@@ -178,7 +163,7 @@ class _Run:
         return stuck
 
     def _something_goes_on(self) -> bool:
-        """False once nobody waits and nobody can be inside: what has no end then is lost."""
+        """Return False once no message waits and no body can run: a message without an end is then lost."""
         if not self.publisher.unended:
             return False
         quiet = time.time() - self.history.path.stat().st_mtime > QUIET

@@ -1,4 +1,4 @@
-"""Which fault strikes whom and when: the same for the same seed."""
+"""The schedule of faults and their targets: the same for the same seed."""
 
 import random
 from collections.abc import Iterator

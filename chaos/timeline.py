@@ -1,4 +1,4 @@
-"""The history as what happened: who was inside when, and what befell whom."""
+"""The history as runs of bodies, faults and messages, with their times."""
 
 import math
 from collections.abc import Iterable
@@ -77,7 +77,7 @@ class Story:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Story":
-        """What these events tell; they come in the order of their time."""
+        """Return the story of these events, which are in the order of their time."""
         teller = _Teller()
         for event in events:
             getattr(teller, f"on_{event['what']}")(event, event["at"] / 1e9)

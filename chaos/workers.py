@@ -15,7 +15,7 @@ from tests.support.processes import kill_session, living_children, spawn
 APP = "tests.support.apps.chaos"
 #: Pool and concurrency of each worker.
 POOLS = (("prefork", 2), ("prefork", 2), ("threads", 2), ("gevent", 3))
-#: A worker that was told to end has so long; then it is killed, and noted as stuck.
+#: Seconds that a worker has after SIGTERM; then it is killed and recorded as stuck.
 PATIENCE = 25.0
 
 
@@ -74,7 +74,7 @@ class Member:
 
 
 class Fleet:
-    """All workers; `look` notes whoever is gone and starts the ended again."""
+    """All workers; `look` records the processes that ended and starts them again."""
 
     def __init__(
         self, folder: Path, environ: Mapping[str, str], history: History, pools: list[tuple[str, int]]

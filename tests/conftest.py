@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -71,11 +72,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # At the end one process would be busy with a long one and the others idle.
-    def place(item: pytest.Item) -> int:
+    @cache
+    def place(path: Path) -> int:
         # Not relative_to: a module outside of this folder may import this conftest.
-        return next((number for number, long in enumerate(LONG) if item.path.is_relative_to(TESTS / long)), len(LONG))
+        return next((number for number, long in enumerate(LONG) if path.is_relative_to(TESTS / long)), len(LONG))
 
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item.path))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,6 +16,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "A store call that is sent twice has the effect of one. An acquire of unknown outcome is released "
             "with a tombstone."
         ),
+        "stores-agree": (
+            "The rules of the memory store are written in Python. In every history of commands they give the answers "
+            "of the Lua scripts, and keep the same facts."
+        ),
         "lease-deadline-precedes-request": (
             "A lease's deadline counts from before the request was sent. It moves only after the store confirmed."
         ),
@@ -36,6 +40,9 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         ),
         "lease-is-recorded-before-acquire": (
             "A pool child writes its lease to shared memory before it asks the store. A fork inherits no taken mutex."
+        ),
+        "counters-are-exact": (
+            "Metrics show what happened, exactly: in every pool, under threads, and also for pool children that died."
         ),
         "watchdog-renews": (
             "One thread of the main process renews all leases. An error in one renewal stops no other renewal."
@@ -126,7 +133,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "Only the copy that was published for a grant takes it. Any other copy is acknowledged and changes nothing."
         ),
         "failed-grants-pass-on": (
-            "A failed grant passes to the next waiter. After `dlock_turn_tries` failures the message becomes a "
+            "A failed grant passes to the next waiter. After `dlock_grant_attempts` failures the message becomes a "
             "dead letter."
         ),
         "running-message-is-no-waiter": (
@@ -155,6 +162,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "dead-letter-can-be-replayed": "A dead letter that an operator publishes runs.",
         "unused-queue-costs-little": (
             "A worker without queues asks the store twice a minute. Its publishers ask nothing."
+        ),
+        "debounce-runs-the-newest-call": (
+            "Of the calls of a burst, only the newest starts, once, and after debounce_max at the latest. "
+            "The others end REVOKED."
         ),
         "queue-protocol-is-explored": (
             "No order of the queue protocol's steps breaks an invariant: neither in the model, nor in random "
@@ -193,7 +204,13 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         ),
         "absent-node-costs-only-its-locks": "A Cluster node that is away costs the leases on the other nodes nothing.",
         "waiters-wake-across-slots": (
-            "A waiting call is woken through the channel that it subscribed to, also after its slot moved."
+            "A waiting call is woken at the server that owns its lock, also after its slot moved or after a failover."
+        ),
+        "one-waiter-per-release": (
+            "A release wakes one waiting call, the first of the line. Without a waiting call it sends nothing more."
+        ),
+        "no-wake-up-is-lost": (
+            "A woken call that does not take the lock passes its wake-up on. A death or an expiry costs one slow poll."
         ),
         "durability-is-confirmed": (
             "A lock counts only if all requested replicas and disks confirmed it. An unconfirmed renewal does "
@@ -390,5 +407,30 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "If a worker ends before a message starts, its claim stays until the redelivery starts."
         ),
         "no-claim-without-store": "Without a store, nothing is published unless the task runs without a lock too.",
+    },
+    "Operators": {
+        "operators-see-each-state": (
+            "An operator sees each lock name that is held, granted, kept, used, of unknown outcome or claimed."
+        ),
+        "operators-free-no-successor": (
+            "An operator's release frees only the acquisition that was shown. If its lease is fresh, it needs force."
+        ),
+        "admin-actions-are-permitted": (
+            "An action in Django's admin needs its permission and a POST with Django's token. Django and the store "
+            "record it."
+        ),
+        "stale-page-hits-no-successor": (
+            "A form of the dashboard names the holder, run, claim or message that it showed, and acts on no later one."
+        ),
+        "forged-requests-change-nothing": (
+            "The dashboard changes something only by a POST from its own site, with the cookie and its token."
+        ),
+        "dashboard-access-is-asked": (
+            "The dashboard shows nothing and does nothing that access() does not permit. By default it only reads."
+        ),
+        "dashboard-shows-text-as-text": (
+            "Text of tasks and operators is never markup or a script on a page of the dashboard."
+        ),
+        "operators-slow-no-client": "No command of an operator takes the store longer than 20 ms.",
     },
 }

@@ -1,4 +1,4 @@
-"""Write the options, the settings and the scripts into the documentation: `make reference`.
+"""Write the options, the settings, the scripts and the command line into the documentation: `make reference`.
 
 Options are the fields of `LockOptions` with their docstrings, settings the entries of `SETTINGS`. A script is described
 by the header of its Lua file. Each is written down there once. Text of a page outside the two marks is written by hand.
@@ -10,19 +10,26 @@ import ast
 import itertools
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import click  # noqa: E402  # after the path to the package
+
+from celery_dlock.cli import dlock  # noqa: E402
 from celery_dlock.config.known_settings import SETTINGS  # noqa: E402  # after the path to it
+from celery_dlock.counters.catalog import METRICS  # noqa: E402
 from celery_dlock.options.lock_options import UNSET, LockOptions  # noqa: E402
 
 SOURCE: Final = ROOT / "celery_dlock/options/lock_options.py"
 OPTIONS: Final = ROOT / "docs/reference/options.md"
 SETTINGS_PAGE: Final = ROOT / "docs/reference/settings.md"
+METRICS_PAGE: Final = ROOT / "docs/reference/metrics.md"
 SCRIPTS_PAGE: Final = ROOT / "docs/contributing/wire-format.md"
+CLI_PAGE: Final = ROOT / "docs/reference/command-line.md"
 SCRIPTS: Final = ROOT / "celery_dlock/store/redis/scripts"
 BEGIN: Final = "<!-- Made by tools/reference.py. Edit the texts in celery_dlock/, then run `make reference`. -->"
 END: Final = "<!-- The end of what tools/reference.py made. -->"
@@ -32,7 +39,7 @@ CHAPTERS: Final = {
     "What is locked": ("key", "scope"),
     "A held lock": (
         "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "wait_timeout", "after_wait",
-        "queue_limit", "queue_overflow",
+        "queue_limit", "queue_overflow", "debounce", "debounce_max",
     ),
     "How long": ("ttl", "min_hold", "max_hold", "keep_on_retry"),
     "After a success": ("once_per", "on_used", "after_crash", "misfire_grace"),
@@ -57,13 +64,52 @@ SEE: Final = {
     "dlock_call_options": f"{EXPLANATION}/security.md",
     "dlock_enabled": f"{HOW_TO}/test-your-tasks.md",
     "dlock_broker": f"{EXPLANATION}/how-the-queue-works.md",
+    "dlock_metrics_port": f"{HOW_TO}/monitor-and-alert.md#prometheus",
 }
 
 
 def main() -> None:
     """Write the pages."""
-    for page, text in ((OPTIONS, options()), (SETTINGS_PAGE, settings()), (SCRIPTS_PAGE, scripts())):
+    pages = (
+        (OPTIONS, options()),
+        (SETTINGS_PAGE, settings()),
+        (METRICS_PAGE, metrics()),
+        (SCRIPTS_PAGE, scripts()),
+        (CLI_PAGE, command_line()),
+    )
+    for page, text in pages:
         page.write_text(updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def command_line() -> str:
+    """Return the commands with their arguments and options, from click."""
+    return "\n\n".join(_command(words, command) for words, command in _commands(dlock, ("dlock",)))
+
+
+def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            default = command.commands["list"]
+            yield (*words, name), default
+            yield from (one for one in _commands(command, (*words, name)) if one[1] is not default)
+        else:
+            yield (*words, name), command
+
+
+def _command(words: tuple[str, ...], command: click.Command) -> str:
+    arguments = [one for one in command.params if isinstance(one, click.Argument)]
+    usage = " ".join(
+        [*words, *(str(one.name).upper() if one.required else f"[{one.name}]".upper() for one in arguments)]
+    )
+    text = [f"### `{usage}`", " ".join((command.help or "").split())]
+    lines = [_option(one) for one in command.params if isinstance(one, click.Option)]
+    return "\n\n".join([*text, "\n".join(lines)]) if lines else "\n\n".join(text)
+
+
+def _option(option: click.Option) -> str:
+    names = " / ".join([*option.opts, *option.secondary_opts])
+    default = f" Default: `{option.default}`." if option.show_default else ""
+    return f"- `{names}`: {option.help}{default}"
 
 
 def updated(page: str, text: str) -> str:
@@ -101,8 +147,11 @@ def docstrings() -> dict[str, str]:
 def default_of(name: str) -> str:
     """Return the default of an option as Markdown."""
     default = LockOptions.default(name)
-    if default is UNSET:
-        return "not set"
+    return "not set" if default is UNSET else value(default)
+
+
+def value(default: object) -> str:
+    """Return the default of an option or a setting as Markdown."""
     if isinstance(default, float):
         return f"{default:g} s"
     return '`"' + default + '"`' if isinstance(default, str) else f"`{default!r}`"
@@ -110,11 +159,22 @@ def default_of(name: str) -> str:
 
 def settings() -> str:
     """Return the table of the settings."""
-    rows = ["| setting | default | meaning |", "| --- | --- | --- |"]
+    rows = ["| setting | default | values | meaning |", "| --- | --- | --- | --- |"]
     for name, setting in SETTINGS.items():
         see = f" ([more]({SEE[name]}))" if name in SEE else ""
         meaning = " ".join(markdown(setting.meaning).split())  # a row is one line
-        rows.append(f"| `{name}` | {markdown(setting.default)} | {meaning}{see} |")
+        shown = markdown(setting.default_text) or value(setting.default)
+        rows.append(f"| `{name}` | {shown} | {markdown(setting.values.text)} | {meaning}{see} |")
+    return "\n".join(rows)
+
+
+def metrics() -> str:
+    """Return the table of the metrics."""
+    rows = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for metric in METRICS:
+        values = f" ({', '.join(f'`{value}`' for value in metric.values)})" if metric.values else ""
+        labels = ", ".join(f"`{label}`" for label in metric.labels) + values or "none"
+        rows.append(f"| `{metric.exported}` | {metric.kind} | {labels} | {metric.meaning} |")
     return "\n".join(rows)
 
 

@@ -15,12 +15,12 @@ __all__ = ["DueTimes", "adjacent_due_times", "is_ours", "latest_by_search", "now
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NO_TIME, _SECOND, _HOUR, _DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 _HOURS: Final = 24
-#: No change of a zone's clock shifts it by more hours.
-_SHIFT: Final = 3 * _HOUR
+#: A clock change, as at the start of summer time, moves a zone's clock by less than this.
+_MAX_SHIFT: Final = 3 * _HOUR
 #: Days to search: a crontab for the 29th of February is due every eight years at worst.
 _HORIZON: Final = 8 * 366 + 1
-#: Due times to check one by one, after the search.
-_WALK: Final = 1000
+#: The highest number of due times that :func:`_walk` goes through, one by one.
+_MAX_WALK: Final = 1000
 
 
 class DueTimes(NamedTuple):
@@ -57,7 +57,8 @@ def adjacent_due_times(plan: Any, now: datetime) -> DueTimes:
     if isinstance(plan, crontab):
         return DueTimes(_first(plan, now, -1), _first(plan, now, 1))
     latest = _on_grid(plan, now)
-    # When a zone's clock is put back, a relative interval is due later than this. Beat then asks again soon.
+    # If the clock is put back during a relative interval, the interval ends later than computed here. Beat then wakes
+    # too early, and asks again a second later.
     return DueTimes(latest, max(latest + plan.run_every, now + _SECOND) if plan.relative else latest + plan.run_every)
 
 
@@ -71,7 +72,8 @@ def _on_grid(plan: Any, now: datetime) -> datetime:
     fold = shown.fold if plan.run_every <= _HOUR else 0
     latest = wall.replace(tzinfo=shown.tzinfo, fold=fold).astimezone(timezone.utc)
     if latest > now:
-        # The clock leaves this time out. It would count as an hour later, but no due time may lie ahead.
+        # The clock skips this wall time in spring, so it converts to an instant after `now`. Go back by as many whole
+        # intervals as it takes to reach `now` or earlier.
         wall += _floor(now - latest, plan.run_every)
         latest = wall.replace(tzinfo=shown.tzinfo).astimezone(timezone.utc)
     return latest
@@ -108,18 +110,20 @@ def _falls_on(plan: Any, day: date) -> bool:
 
 
 def _of_day(plan: Any, day: date, zone: tzinfo, now: datetime) -> Iterator[datetime]:
-    """Yield a day's due times.
+    """Yield the due times of a day that can be the nearest to ``now``.
 
-    For an hour far from ``now`` whose minutes run in order, yield only the first and the last. No other is next to
-    ``now``.
+    In an hour that does not contain ``now``, only the first or the last of them can be the nearest. So most hours yield
+    two due times. An hour near ``now``, or in which the clock changes, yields all of them.
     """
     hourly = len(plan.hour) == _HOURS
     minutes = sorted(plan.minute)
-    steady = (now - _SHIFT).astimezone(zone).utcoffset() == (now + _SHIFT).astimezone(zone).utcoffset()
+    before, after = (now - _MAX_SHIFT).astimezone(zone), (now + _MAX_SHIFT).astimezone(zone)
+    steady = before.utcoffset() == after.utcoffset()
     for hour in sorted(plan.hour):
         about = datetime(day.year, day.month, day.day, hour, tzinfo=zone)
-        near = abs(about.astimezone(timezone.utc) - now) < (_HOUR if steady else _SHIFT)
-        # Pacific/Chatham changes its clock at 2:45: 3:50 is due before 3:10, which the clock leaves out.
+        near = abs(about.astimezone(timezone.utc) - now) < (_HOUR if steady else _MAX_SHIFT)
+        # The clock changes in this hour, so its minutes may not be due in order. Pacific/Chatham skips 2:45 to 3:45:
+        # 3:10 is due when the clock shows 4:10, which is after 3:50.
         uneven = about.utcoffset() != about.replace(minute=59).utcoffset()
         for minute in minutes if near or uneven else (minutes[0], minutes[-1]):
             shown = about.replace(minute=minute)
@@ -135,11 +139,11 @@ def _of_day(plan: Any, day: date, zone: tzinfo, now: datetime) -> Iterator[datet
 def latest_by_search(plan: Any, now: datetime, last: datetime | None) -> datetime:
     """Return the last due time at or before ``now``, for a schedule that only computes the next one after an instant.
 
-    The cost grows with the logarithm of the time since ``last``. The result is a whole second: the answer of such a
-    schedule may depend slightly on where the search began.
+    The cost grows with the logarithm of the time since ``last``. The result is rounded to a whole second,
+    because the answers of such a schedule may vary slightly with the instant where the search began.
 
     Args:
-        plan: The schedule, which is due.
+        plan: A schedule that is due at ``now``.
         now: The current time.
         last: The time of the entry's last run.
     """
@@ -164,7 +168,7 @@ def _search(following: Callable[[datetime], datetime | None], now: datetime, sin
     step, start = timedelta(minutes=1), now
     while (found := due_after(start)) is None:
         if start <= since:
-            return now  # due, with an unknown start
+            return now  # no due time found since the last run, although the schedule is due
         start, step = max(since, now - step), 2 * step
     late = min(now, start + step)
     while late - start > _SECOND:
@@ -177,9 +181,13 @@ def _search(following: Callable[[datetime], datetime | None], now: datetime, sin
 
 
 def _walk(due_after: Callable[[datetime], datetime | None], found: datetime) -> datetime:
-    """Repeat the last steps from an instant that all beats share, so that all find the same due time."""
+    """Return the last due time. Search again from one hour before the full hour of ``found``: for 10:20, from 9:00.
+
+    The schedule's answers may depend on where a search begins. Here all beats begin at the same hour, so that all find
+    the same due time.
+    """
     at, latest = _EPOCH + ((found - _EPOCH) // _HOUR - 1) * _HOUR, found
-    for _ in range(_WALK):
+    for _ in range(_MAX_WALK):
         later = due_after(at)
         if later is None or later - at < _SECOND:
             return latest

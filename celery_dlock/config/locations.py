@@ -46,11 +46,11 @@ def locations_from_settings(urls: Any, more: Any) -> tuple[StoreLocation, ...]:
             f"invalid dlock_url={given}: expected a URL that starts with one of {allowed}, or a list of them"
         )
     _check_use(urls, more)
-    places = tuple(StoreLocation.of(url, more=more) for url in urls)
-    if expected := _expected_for_redlock(places):
-        seen = ", ".join(place.shown for place in places)
+    locations = tuple(StoreLocation.of(url, more=more) for url in urls)
+    if expected := _expected_for_redlock(locations):
+        seen = ", ".join(location.shown for location in locations)
         raise InvalidLockOptions(f"invalid dlock_url=[{seen}] for Redlock: expected {expected}")
-    return places
+    return locations
 
 
 def _check(more: Any) -> None:
@@ -93,17 +93,17 @@ def _invalid(reason: str) -> InvalidLockOptions:
     return InvalidLockOptions(f"dlock_transport_options: {reason}")
 
 
-def _expected_for_redlock(places: tuple[StoreLocation, ...]) -> str:
+def _expected_for_redlock(locations: tuple[StoreLocation, ...]) -> str:
     """Return what Redlock requires and these locations do not fulfil; "" if they fulfil everything."""
-    if len(places) < _MIN_SERVERS or len(places) % 2 == 0:
+    if len(locations) < _MIN_SERVERS or len(locations) % 2 == 0:
         return (
-            f"an odd number of servers, at least {_MIN_SERVERS}, and these are {len(places)}; an even number tolerates "
-            "no more failures than one server less"
+            f"an odd number of servers, at least {_MIN_SERVERS}, and these are {len(locations)}; an even number "
+            "tolerates no more failures than one server less"
         )
-    if others := [place.shown for place in places if place.kind != "server"]:
+    if others := [location.shown for location in locations if location.kind != "server"]:
         return f"single servers, and {others[0]} is more than one server"
     # Two databases of one server fail together. One server with two names is found later, by its run id.
-    at = [(place.addresses, place.options.get("path")) for place in places]
-    if twice := [place.shown for n, place in enumerate(places) if at[n] in at[:n]]:
+    at = [(location.addresses, location.options.get("path")) for location in locations]
+    if twice := [location.shown for n, location in enumerate(locations) if at[n] in at[:n]]:
         return f"independent servers, and {twice[0]} is named twice"
     return ""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import get_transport_cls
 
 from ..errors import InvalidLockOptions, NoLockStore
-from ..options.durability import PRIMARY, Durability, check_timeout, durability_of
+from ..options.durability import PRIMARY, Durability, check_timeout
 from ..options.durability import shown as shown_durability
-from ..options.lock_options import DEFAULT_TTL
 from ..options.permissions import Permissions
-from ..options.validation import did_you_mean, invalid_value, seconds_within, ttl_seconds, unmet_requirement
+from ..options.validation import invalid_value, unmet_requirement
 from ..store.location import StoreLocation, shown
+from ..utils.text import did_you_mean
 from .celery_connections import location_from_broker, location_from_result_backend
 from .known_settings import SETTINGS
 from .locations import locations_from_settings
@@ -37,7 +37,7 @@ class Settings:
     defaults. Only fields that differ from a setting are described here. Durations are seconds.
     """
 
-    places: tuple[StoreLocation, ...]
+    locations: tuple[StoreLocation, ...]
     """The locations from ``dlock_url`` and ``dlock_transport_options``; several for Redlock.
 
     If ``dlock_url`` is not set: the broker's server, or else the result backend's.
@@ -46,19 +46,21 @@ class Settings:
     prefix: str
     ttl: float
     timeout: float
-    rest: float
-    turn: float
-    turn_tries: int
+    breaker_reset: float
+    grant_timeout: float
+    grant_attempts: int
     doubtful_after: float | None
     """The age of an unacknowledged delivery from which a Redis broker may have delivered its message again.
 
     It comes from the broker's ``visibility_timeout``. None for brokers without one.
     """
 
-    durability: Durability = PRIMARY
-    failover_quarantine: float = 0.0
-    restart_delay: float | None = None
-    broker: str | None = None
+    durability: Durability
+    failover_quarantine: float
+    restart_delay: float | None
+    broker: str | None
+    metrics_port: tuple[str, int] | None
+    opentelemetry: bool
 
     def confirmed_by(self, own: Durability | None, option: str = "durability") -> Durability:
         """Return the durability that each write of a lock must have.
@@ -72,10 +74,15 @@ class Settings:
         """
         if own is None:
             return self.durability
-        if own != PRIMARY and len(self.places) > 1:
+        if own != PRIMARY and len(self.locations) > 1:
             raise InvalidLockOptions(
                 f"invalid {option}={shown_durability(own)}: expected 'primary' on a Redlock, because its servers have "
                 "no replicas"
+            )
+        if own != PRIMARY and self.locations[0].kind == "memory":
+            raise InvalidLockOptions(
+                f"invalid {option}={shown_durability(own)}: expected 'primary' with dlock_url='memory://', which has "
+                "neither replicas nor a disk"
             )
         check_timeout(option, own, self.timeout)
         return own
@@ -92,29 +99,16 @@ class Settings:
         unknown = sorted(key for key in _keys(conf) if key.lower().startswith("dlock_") and key not in _KNOWN)
         if unknown:
             alike = did_you_mean(unknown[0].lower(), _KNOWN, "dlock_")
-            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; known are {', '.join(_KNOWN)}")
-        prefix = conf.get("dlock_prefix", "dlock")
-        if not isinstance(prefix, str) or not prefix or any(c in "{}" or c.isspace() for c in prefix):
-            raise invalid_value("dlock_prefix", prefix, "a non-empty text without braces or spaces")
-        ttl = conf.get("dlock_ttl")
-        seconds = DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl)
-        timeout = seconds_within("dlock_timeout", conf.get("dlock_timeout", 3.0), 0.05, 60.0)
-        rest = seconds_within("dlock_rest", conf.get("dlock_rest", 2.0), 0.0, 60.0)
-        turn = ttl_seconds("dlock_turn", conf.get("dlock_turn", 60.0))
-        tries = conf.get("dlock_turn_tries", 5)
-        if not isinstance(tries, int) or isinstance(tries, bool) or tries < 1:
-            raise invalid_value("dlock_turn_tries", tries, "a whole number of at least 1")
+            raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; all settings: docs/reference/settings.md")
         permissions_of(app)
-        settings = cls(_places(app), prefix, seconds, timeout, rest, turn, tries, _doubtful_after(app))
-        durability = durability_of("dlock_durability", conf.get("dlock_durability", "primary"))
-        quarantine, delay = _pauses(conf, redlock=len(settings.places) > 1)
-        return replace(
-            settings,
-            durability=settings.confirmed_by(durability, "dlock_durability"),
-            failover_quarantine=quarantine,
-            restart_delay=delay,
-            broker=_broker_name(conf.get("dlock_broker")),
-        )
+        plain = {name: _value(app, setting) for name in _FIELDS if (setting := f"dlock_{name}") in SETTINGS}
+        settings = cls(locations=_locations(app), doubtful_after=_doubtful_after(app), **plain)
+        settings.confirmed_by(settings.durability, "dlock_durability")
+        _check_pauses(settings)
+        return settings
+
+
+_FIELDS = tuple(field.name for field in fields(Settings))
 
 
 def permissions_of(app: Celery) -> Permissions:
@@ -123,18 +117,12 @@ def permissions_of(app: Celery) -> Permissions:
     Raises:
         InvalidLockOptions: ``dlock_call_options`` or ``dlock_ttl`` is invalid.
     """
-    conf: Any = app.conf
-    ttl = conf.get("dlock_ttl")
-    return Permissions.of(conf.get("dlock_call_options"), DEFAULT_TTL if ttl is None else ttl_seconds("dlock_ttl", ttl))
+    return Permissions.of(_value(app, "dlock_call_options"), _value(app, "dlock_ttl"))
 
 
-def _broker_name(given: Any) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, str) or not given.strip():
-        raise invalid_value("dlock_broker", given, "a non-empty text, the same in all apps of one broker")
-    # Every parked message contains this text, so a URL must not show its password.
-    return shown(given) if "://" in given else given
+def _value(app: Celery, name: str) -> Any:
+    setting = SETTINGS[name]
+    return setting.value(name, app.conf.get(name, setting.default))
 
 
 def _keys(conf: Any) -> set[str]:
@@ -149,28 +137,25 @@ def _keys(conf: Any) -> set[str]:
     return ours | {key for key in keys if not key.isupper()}
 
 
-def _pauses(conf: Any, *, redlock: bool) -> tuple[float, float | None]:
-    """Return ``dlock_failover_quarantine`` and ``dlock_restart_delay``. Only one of them applies to a store."""
-    quarantine, delay = conf.get("dlock_failover_quarantine", 0.0), conf.get("dlock_restart_delay")
-    quarantine = seconds_within("dlock_failover_quarantine", quarantine, 0.0)
-    delay = None if delay is None else seconds_within("dlock_restart_delay", delay, 0.0)
+def _check_pauses(settings: Settings) -> None:
+    """Check that the pause after a restart that is set applies to the store; the other one has no effect on it."""
+    redlock, quarantine, delay = len(settings.locations) > 1, settings.failover_quarantine, settings.restart_delay
     if redlock and quarantine:
         reason = "0 on a Redlock; set dlock_restart_delay instead"
         raise invalid_value("dlock_failover_quarantine", quarantine, reason)
     if delay and not redlock:
         raise unmet_requirement("dlock_restart_delay", delay, "a Redlock; set dlock_failover_quarantine instead")
-    return quarantine, delay
 
 
-def _places(app: Celery) -> tuple[StoreLocation, ...]:
-    own, options = app.conf.get("dlock_url"), app.conf.get("dlock_transport_options")
+def _locations(app: Celery) -> tuple[StoreLocation, ...]:
+    own, options = _value(app, "dlock_url"), _value(app, "dlock_transport_options")
     if own is not None:
         return locations_from_settings(own, options or {})
     if options:
         raise InvalidLockOptions("dlock_transport_options needs dlock_url, which is not set: set dlock_url as well")
-    place = location_from_broker(app) or location_from_result_backend(app)
-    if place is not None:
-        return (place,)
+    location = location_from_broker(app) or location_from_result_backend(app)
+    if location is not None:
+        return (location,)
     candidates = (_first(app.conf.broker_write_url), _first(app.conf.result_backend))
     seen = " and ".join(repr(shown(url)) for url in candidates if url)
     if not seen:

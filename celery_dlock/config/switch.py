@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..options.validation import invalid_value
 from ..utils.log import logger
+from .known_settings import SETTINGS
 
 if TYPE_CHECKING:
     from celery import Celery
 
 __all__ = ["Switch"]
 
-_SETTING = "dlock_enabled"
+_NAME = "dlock_enabled"
+_SETTING = SETTINGS[_NAME]
 
 
 class Switch:
@@ -36,14 +37,12 @@ class Switch:
         """
         conf: Any = self._app.conf
         if self._loaded is None:
-            self._loaded = conf.get(_SETTING, True)
+            self._loaded = conf.get(_NAME, _SETTING.default)
         # Look up only values that were assigned since then: a complete look-up costs each task 20 to 40 us.
-        value = conf.maps[0].get(_SETTING, self._loaded)
+        value = conf.maps[0].get(_NAME, self._loaded)
         if value is True:
             return True
-        if value is not False:
-            raise invalid_value(_SETTING, value, "True, or False to take no lock at all (for tests)")
-        if not self._warned:
+        if not _SETTING.value(_NAME, value) and not self._warned:
             self._warned = True
             logger.warning("dlock_enabled is False: tasks run and are published without locks")
         return False

@@ -21,7 +21,7 @@ class ArgumentBinder:
         signature: The task's, without ``self``.
     """
 
-    __slots__ = ("_by_position", "_defaults", "_plain", "_signature", "_task", "names")
+    __slots__ = ("_by_position", "_defaults", "_only_positions", "_plain", "_signature", "_task", "names")
 
     def __init__(self, task_name: str, signature: Signature) -> None:
         parameters = signature.parameters.values()
@@ -31,10 +31,14 @@ class ArgumentBinder:
         self.names = tuple(signature.parameters)
         self._plain = all(parameter.kind in _NAMED for parameter in parameters)
         self._by_position = sum(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+        #: The number of arguments if each of them may be given by position and by name; else -1.
+        self._only_positions = self._by_position if self._by_position == len(self.names) else -1
         self._defaults = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The arguments' values; ``LockKeyError`` where a call does not fit the signature."""
+        if len(args) == self._only_positions and not kwargs:
+            return args
         values = self._quick(args, kwargs) if self._plain else None
         return self._slow(args, kwargs) if values is None else values
 

@@ -37,7 +37,8 @@ def form_of(value: Any, label: str) -> bytes:
         LockKeyError: The value has no stable form. The message names the path and the type, never the value.
     """
     try:
-        return _form(value, 0)
+        write = _AS_THEY_ARE.get(type(value), _reduced_form)
+        return write(value, 0)
     except UnstableValue as error:
         raise error.located(label) from None
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from ..errors import InvalidLockOptions, LockKeyError
 from ..utils.clock import SystemClock
 from ..utils.log import logger
-from ..utils.text import cut, written
+from ..utils.text import cut, did_you_mean, written
 from .arguments import ArgumentBinder
 from .canonical import form_of, text_form
 from .lock_name import BUCKETS, LockName, escape, name_builder, not_text, shared_name
@@ -41,14 +41,14 @@ _KEYS: Final = (
 class KeySpec:
     """The compiled ``key`` of a task, which names its calls.
 
-    Raises :class:`InvalidLockOptions` for a key that this signature cannot serve; correct it at the definition.
+    Raises :class:`InvalidLockOptions` if the key does not fit the signature of the task.
 
     Args:
-        task_name: Stands in every name of scope ``"task"``.
-        signature: The task's, without ``self``.
+        task_name: The name of the task. It is part of each lock name of scope ``"task"``.
+        signature: The signature of the task, without ``self``.
         key: None for all bound arguments, a template, argument names, or a callable.
-        scope: With ``"shared"`` the task's name is left out, and equal keys of any tasks and ``Lock`` exclude.
-        carried: A message brought the key, whose template may name arguments and their items only.
+        scope: With ``"shared"``, all tasks and ``Lock`` objects with an equal key share one lock.
+        carried: The key comes from a message, so its template may use only arguments and their items.
     """
 
     __slots__ = ("_binding", "_name", "_shared", "_task")
@@ -64,7 +64,7 @@ class KeySpec:
     ) -> None:
         self._task = task_name
         self._binding = ArgumentBinder(task_name, signature)
-        if scope not in ("task", "shared"):  # a tuple: what is not hashable is refused too
+        if scope not in ("task", "shared"):  # a tuple, so that an unhashable value is refused, too
             raise self._invalid("scope", scope, "unknown scope", _SCOPES)
         self._shared = scope == "shared"
         if self._shared and key is None:
@@ -124,18 +124,22 @@ class KeySpec:
             raise self._invalid("key", key, "it names no argument", _KEYS)
         for name in key:
             if not isinstance(name, str) or name not in self._binding.names:
-                raise self._invalid("key", key, f"{name!r} names no argument", self._expected_names())
+                meant = did_you_mean(name, self._binding.names)
+                raise self._invalid("key", key, f"{name!r} names no argument{meant}", self._expected_names())
         return key
 
     def _by_arguments(self, names: Sequence[str]) -> Callable[[_Values], LockName]:
-        chosen = sorted(set(names))  # sorted: the order in which names are listed or declared tells nothing
-        picks = [(self._binding.names.index(name), f"task {self._task!r}: argument {name!r}") for name in chosen]
-        whose = ("shared",) if self._shared else ("task", self._task)
+        chosen = sorted(set(names))  # sorted: the order of the names must not change the lock name
+        indexes = [self._binding.names.index(name) for name in chosen]
+        in_order = indexes == list(range(len(indexes)))
+        labels = [f"task {self._task!r}: argument {name!r}" for name in chosen]
+        parts = ("shared",) if self._shared else ("task", self._task)
         shown = escape(",".join(chosen) if self._shared else self._task)
-        make = name_builder(*whose, "arguments", *chosen)
+        make = name_builder(*parts, "arguments", *chosen)
 
         def name_of(values: _Values) -> LockName:
-            return make(shown, b"".join([form_of(values[index], label) for index, label in picks]))
+            picked = values if in_order else [values[index] for index in indexes]
+            return make(shown, b"".join(map(form_of, picked, labels)))
 
         return name_of
 
@@ -174,7 +178,7 @@ class KeySpec:
         try:
             takes = signature(key)
         except (TypeError, ValueError):
-            return  # a builtin without a signature: the first call tells
+            return  # a builtin without a signature: the first call raises if it does not fit
         call = self._binding.example()
         try:
             takes.bind(*call.args, **call.kwargs)
@@ -185,7 +189,11 @@ class KeySpec:
 
     def _expected_names(self) -> str:
         names = self._binding.names
-        return f"only the argument names {', '.join(map(repr, names))}" if names else "no argument names: it has none"
+        return (
+            f"only the argument names {', '.join(map(repr, names))}"
+            if names
+            else "no argument names: the task has none"
+        )
 
     def _invalid(self, option: str, value: object, reason: str, expected: str) -> InvalidLockOptions:
         return InvalidLockOptions(

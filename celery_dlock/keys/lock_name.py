@@ -13,7 +13,17 @@ from typing import Final, NamedTuple
 from ..errors import LockKeyError
 from .canonical import text_form, utf8
 
-__all__ = ["BUCKETS", "LockName", "escape", "idempotency_key", "name_builder", "not_text", "shared_name"]
+__all__ = [
+    "BUCKETS",
+    "LockName",
+    "escape",
+    "idempotency_key",
+    "name_builder",
+    "name_from_text",
+    "not_text",
+    "shared_name",
+    "task_of_name",
+]
 
 #: Part of the wire format: workers that disagree on it would not exclude one another.
 BUCKETS: Final = 1024
@@ -21,6 +31,7 @@ BUCKETS: Final = 1024
 _SHOWN_LENGTH: Final = 100
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.@=,/+:-]*")
 _UNSAFE_BYTE: Final = re.compile(rb"[^A-Za-z0-9_.@=,/+:-]")
+_DIGEST: Final = re.compile(r"\A[!-~]+:([0-9a-f]{32})\Z")
 _CUT_ESCAPE: Final = re.compile(r"%[0-9A-F]?\Z")
 
 
@@ -39,6 +50,11 @@ class LockName(NamedTuple):
         return self.text
 
 
+def task_of_name(name: LockName) -> str:
+    """Return the name of the task whose lock this is; another text if it has a shared key, or is no task's lock."""
+    return name.text.partition(":")[0]
+
+
 def name_builder(*parts: str) -> Callable[[str, bytes], LockName]:
     """Return a function that makes lock names of one kind from the readable text and the forms to hash.
 
@@ -54,6 +70,21 @@ def name_builder(*parts: str) -> Callable[[str, bytes], LockName]:
         return LockName(f"{shown}:{hexadecimal}", int(hexadecimal[:3], 16) >> 2)
 
     return name
+
+
+def name_from_text(text: str) -> LockName:
+    """Return the lock name with this text, as logs and events show it.
+
+    Raises:
+        LockKeyError: The text does not end with a digest, so it is no lock name.
+    """
+    digest = _DIGEST.search(text)
+    if digest is None:
+        raise LockKeyError(
+            f"invalid lock name {text[:_SHOWN_LENGTH]!r}: expected readable text, a colon and 32 hexadecimal digits, "
+            "as in logs and events"
+        )
+    return LockName(text, int(digest[1][:3], 16) >> 2)
 
 
 def idempotency_key(name: str, seed: str) -> str:

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from ..errors import LockKeyError
+from ..utils.text import did_you_mean
 from .canonical import form_of, plain, text_form
 from .normalize import UnstableValue, key_text
 
@@ -119,7 +120,7 @@ def _compiled(field: str, spec: str, conversion: str | None, names: Sequence[str
     if not name or name.isdigit():
         raise ValueError(f"field {{{field}}} is positional; write an argument's name")
     if name not in names:
-        raise ValueError(f"field {{{field}}} names no argument")
+        raise ValueError(f"field {{{field}}} names no argument{did_you_mean(name, names)}")
     if conversion not in _CONVERSIONS:
         raise ValueError(f"field {{{field}}} has an unknown conversion !{conversion}")
     _check_spec(field, spec)

@@ -43,14 +43,14 @@ class ClaimRollback:
         # interrupted, or by a suspended greenlet.
         self._left: collections.deque[tuple[LockName, ClaimRequest, float]] = collections.deque(maxlen=MOST)
         self._store: ClaimStore | None = None
-        self._loop = Loop("unsure claims", self._turn, needed=lambda: bool(self._left), close=self._close)
+        self._loop = Loop("unsure claims", self._run_round, needed=lambda: bool(self._left), close=self._close)
 
     def take_back(self, name: LockName, publication: ClaimRequest) -> None:
         """Release a claim as soon as the store answers, unless it has expired by then. Never blocks."""
         self._left.append((name, publication, self._clock.monotonic() + publication.life_ms / 1000))
         self._loop.wake()
 
-    def _turn(self) -> float | None:
+    def _run_round(self) -> float | None:
         if not self._left:
             return None
         if self._store is None:

@@ -9,14 +9,16 @@ from ..errors import DLockError, LockLost, StoreUnavailable
 from ..keys.lock_name import idempotency_key
 from ..options.validation import Seconds, seconds_within
 from ..store.base import ReleaseRequest
-from ..utils.clock import Clock
+from ..store.model import Acquired
+from ..utils.clock import Clock, SystemClock
+from .events import Loss, LossCause
 from .lease_table import LeaseRecord
 
 __all__ = ["BypassLease", "Lease", "NullLease", "Renewer", "drift_margin", "loss_grace"]
 
 
 def drift_margin(ttl: float) -> float:
-    """Return how many seconds earlier than in the store a lease ends here, to allow for clock drift.
+    """Return by how many seconds this process shortens a lease of ``ttl`` seconds, to allow for clock drift.
 
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/ (1 % of the ttl and 2 ms).
     """
@@ -24,7 +26,7 @@ def drift_margin(ttl: float) -> float:
 
 
 def loss_grace(ttl: float) -> float:
-    """Return how many seconds before its end an unconfirmed lease counts as lost.
+    """Return how many seconds before its end a lease counts as lost, if no renewal was confirmed.
 
     The holder needs this time to stop: its process may not be scheduled at once.
     """
@@ -38,9 +40,19 @@ class Renewer(Protocol):
         """Renew the lease. If the store no longer has it, mark it as lost and return false."""
         ...
 
-    def lose(self, lease: Lease, reason: str) -> None:
+    def lose(self, lease: Lease, reason: Loss) -> None:
         """Mark the lease as lost and report it, once."""
         ...
+
+
+class _Now:
+    """The default of :attr:`Lease.taken_at`: the current time.
+
+    If an exception strikes before ``taken_at`` is set, the lock then counts as held for 0 seconds.
+    """
+
+    def __get__(self, lease: object, owner: object = None) -> float:
+        return SystemClock.monotonic()
 
 
 class Lease:
@@ -60,59 +72,32 @@ class Lease:
         after_crash: True if an earlier run (``once_per``) died and may have done its work. Check before repeating it.
     """
 
-    __slots__ = (
-        "_clock",
-        "_renewer",
-        "acquisition",
-        "after_crash",
-        "hold_count",
-        "inner_use",
-        "lock_name",
-        "name",
-        "over",
-        "owner",
-        "pid",
-        "rank_us",
-        "record",
-        "releasing",
-        "seed",
-        "task",
-        "task_id",
-        "token",
-        "ttl",
-    )  # fmt: skip
+    hold_count = 1
+    over = False
+    releasing = False
+    #: The release request of a nested run that succeeded (``once_per``). The outermost release stores its run mark.
+    inner_use: ReleaseRequest | None = None
+    #: When the lock was taken, on the monotonic clock. Set while metrics are on.
+    taken_at: float = _Now()  # type: ignore[assignment]  # a descriptor; setting the attribute shadows it
 
     def __init__(
         self,
         record: LeaseRecord,
-        token: int,
+        acquired: Acquired,
         clock: Clock,
         renewer: Renewer,
         *,
         owner: str,
         task: str | None = None,
         task_id: str | None = None,
-        rank_us: int = 0,
-        seed: str = "",
-        after_crash: bool = False,
     ) -> None:
-        self.seed = seed
-        self.after_crash = after_crash
-        self.rank_us = rank_us
+        token, _, self.rank_us, self.seed, self.after_crash = acquired
+        self.token: int | None = token
         self.record = record
         self.lock_name = record.name
-        self.name = record.name.text
         self.owner = owner
         self.task = task
         self.task_id = task_id
-        self.acquisition = record.acquisition
-        self.ttl = record.ttl
-        self.token: int | None = token
-        self.hold_count = 1
-        self.over = False
-        self.releasing = False
-        #: The release request of a nested run that succeeded (``once_per``). The outermost release stores its run mark.
-        self.inner_use: ReleaseRequest | None = None
         self.pid = os.getpid()
         self._clock = clock
         self._renewer = renewer
@@ -131,8 +116,23 @@ class Lease:
             DLockError: The task has no ``once_per``, or this run is nested in a lock that another task acquired.
         """
         if not self.seed:
-            raise DLockError(f"{self.name}: there is an idempotency_key only under once_per")
+            raise DLockError(f"{self.name}: no idempotency key: expected a task with once_per that acquired this lock")
         return idempotency_key(self.name, self.seed)
+
+    @property
+    def name(self) -> str:
+        """The lock name."""
+        return self.lock_name.text
+
+    @property
+    def acquisition(self) -> str:
+        """The acquisition id: the owner and the number of this acquisition."""
+        return self.record.acquisition
+
+    @property
+    def ttl(self) -> float:
+        """Seconds from a renewal to the end of the lease."""
+        return self.record.ttl
 
     @property
     def held(self) -> bool:
@@ -153,8 +153,10 @@ class Lease:
     def ensure(self) -> None:
         """Renew the lease, or raise if it is over.
 
+        If the store does not answer and the lease has time left, return without a renewal.
+
         Raises:
-            LockLost: The lease is over, or the store did not answer before its deadline. Stop the work, because
+            LockLost: The lease is over, or is about to end and the store does not answer. Stop the work, because
                 another call may run.
         """
         if not self.over and not self.record.lost:
@@ -164,7 +166,8 @@ class Lease:
             except StoreUnavailable as error:
                 if self.remaining() > loss_grace(self.ttl):
                     return
-                self._renewer.lose(self, f"its deadline came unanswered: {error}")
+                reason = f"no renewal was confirmed before its deadline: {error}"
+                self._renewer.lose(self, Loss(LossCause.UNANSWERED, reason))
         raise LockLost(f"the lease of {self.name} is over")
 
     def extend(self, seconds: Seconds) -> None:

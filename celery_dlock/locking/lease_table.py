@@ -6,6 +6,7 @@ in memory shared with the worker's main process (:mod:`.shared_lease_table`).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -28,7 +29,7 @@ class LeaseState(IntEnum):
 
     #: The record is unused.
     FREE = 0
-    #: The acquire may have been sent. If its process dies now, the lock may or may not be taken.
+    #: The acquire may have been sent. If the process dies now, it is unknown whether the lock is held.
     ACQUIRING = 1
     #: The lock is held, and the watchdog renews its lease.
     HELD = 2
@@ -42,7 +43,7 @@ class LeaseRecord(Protocol):
     """The record of one acquisition, used by the process of its owner and by the watchdog.
 
     The process opens the record, and reports through it each step from the acquire to the release. The watchdog
-    records renewals and losses. The side that releases the lock calls :meth:`clear`.
+    records renewals and losses. Whichever of the two releases the lock calls :meth:`clear`.
     """
 
     @property
@@ -92,6 +93,10 @@ class LeaseRecord(Protocol):
     def set_max_hold(self, until: float) -> None: ...
     # Mark the lease as lost.
     def lose(self) -> None: ...
+    def set_aside(self) -> None:
+        """Record that the watchdog will not renew the lease again. From then on, it only watches the release."""
+        ...
+
     def on_loss(self, stop: Callable[[], None] | None) -> None:
         """Set the function that stops the body when the watchdog finds the lease lost; None: do not stop it."""
         ...
@@ -141,8 +146,8 @@ class LocalLeaseRecord:
     """The record of an acquisition, in a process that runs its own watchdog."""
 
     __slots__ = (
-        "_stop", "_table", "acquisition", "deadline", "durability", "ending", "lost", "max_hold_until", "name", "state",
-        "ttl",
+        "_stop", "_table", "acquisition", "deadline", "durability", "ending", "has_deadline_entry", "look_at", "lost",
+        "max_hold_until", "name", "put_off", "state", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -157,6 +162,10 @@ class LocalLeaseRecord:
         self._stop: Callable[[], None] | None = None
         self.lost = False
         self.ending = ""
+        #: For the watchdog's schedule: the time of the next look at this record, whether that look was put off, and
+        #: whether the deadline is scheduled.
+        self.look_at = math.inf
+        self.put_off = self.has_deadline_entry = False
         self.state = LeaseState.ACQUIRING
 
     @property
@@ -174,17 +183,25 @@ class LocalLeaseRecord:
         if self.state in (LeaseState.RELEASE_DELEGATED, LeaseState.FREE):
             return False
         self.state = LeaseState.RELEASING
+        self._table.note(self)
         return True
 
     def delegate_release(self, ending: str) -> None:
+        if self.state is LeaseState.FREE:
+            return
         self.ending = ending
         self.state = LeaseState.RELEASE_DELEGATED
+        self._table.note(self)
 
     def set_max_hold(self, until: float) -> None:
         self.max_hold_until = until
+        self._table.note(self)
 
     def lose(self) -> None:
         self.lost = True
+
+    def set_aside(self) -> None:
+        self.look_at = -math.inf
 
     def on_loss(self, stop: Callable[[], None] | None) -> None:
         self._stop = stop
@@ -204,11 +221,14 @@ class LocalLeaseTable:
 
     def __init__(self) -> None:
         self._taken: dict[str, LocalLeaseRecord] = {}
+        #: The records whose state has changed since the watchdog's last look, other than to held or to free.
+        self._changed: dict[str, LocalLeaseRecord] = {}
         #: Set by the lease source of the watchdog.
         self.scanned_at = 0.0
 
     def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalLeaseRecord:
         record = self._taken[acquisition] = LocalLeaseRecord(self, name, acquisition, ttl, durability)
+        self._changed[acquisition] = record
         return record
 
     def find(self, acquisition: str) -> LocalLeaseRecord | None:
@@ -216,9 +236,24 @@ class LocalLeaseTable:
 
     def forget(self, record: LocalLeaseRecord) -> None:
         self._taken.pop(record.acquisition, None)
+        self._changed.pop(record.acquisition, None)
+
+    def note(self, record: LocalLeaseRecord) -> None:
+        """Note that the watchdog must look at this record in its next tick. Call this after the change."""
+        if record.acquisition in self._taken:
+            self._changed[record.acquisition] = record
+
+    def changed(self) -> list[LocalLeaseRecord]:
+        """Return the records that were noted since the last call, the earliest first."""
+        # Each pop is atomic. If a record is noted again after its pop, the next call returns it again.
+        noted = [self._changed.pop(acquisition, None) for acquisition in list(self._changed)]
+        return [record for record in noted if record is not None]
+
+    def __len__(self) -> int:
+        return len(self._taken)
 
     def records(self) -> list[LocalLeaseRecord]:
-        # list() of a dict's values is atomic. A lock could be held by a suspended greenlet, and block the watchdog.
+        # list() of a dict's values is atomic. A suspended greenlet could hold a lock, and block the watchdog.
         records = list(self._taken.values())
         for record in records:
             if record.state is LeaseState.FREE:
@@ -227,7 +262,7 @@ class LocalLeaseTable:
 
 
 class BodyAborter(Protocol):
-    """The part of a worker that raises :class:`LockLost` in a body when its lease is lost, at most once."""
+    """The part of a worker that raises :class:`LockLost` in a body, at most once, when the body's lease is lost."""
 
     def enter(self, record: LeaseRecord) -> None:
         """Allow the abort of the body that the calling thread or greenlet is about to run under this lease."""

@@ -18,7 +18,7 @@ from ..store.base import ReleaseRequest
 from ..store.model import Requester
 from .lease import Lease
 
-__all__ = ["OwnerContext", "current_scope", "enter", "entered"]
+__all__ = ["OwnerContext", "current_context", "enter", "entered"]
 
 
 _UNDONE: Final = ReleaseRequest(outcome_unknown=True, rolled_back=True)
@@ -32,25 +32,14 @@ class OwnerContext:
         requester: The task, node and process that the store records for the owner.
         task: The name of the executed task; None outside any task.
         task_id: The id of that task; None outside any task.
-        outer: The context in which an execution without a message (``apply()``) runs, with the same owner; else None.
+        outer: For an execution without a message (``apply()``), the context of its caller, which has the same owner.
         delivered: Whether the owner has a message. If the store does not answer, the message can be republished.
     """
 
-    __slots__ = (
-        "acquisition_numbers",
-        "delivered",
-        "entered",
-        "held",
-        "ident",
-        "open_acquisitions",
-        "own",
-        "owner",
-        "pid",
-        "requester",
-        "rollback",
-        "task",
-        "task_id",
-    )
+    #: The release request for an acquire that was interrupted or got no answer. The body has not begun.
+    rollback = _UNDONE
+    #: The lease of the running task itself. A ``Lock`` of the same name must not release it.
+    own: Lease | None = None
 
     def __init__(
         self,
@@ -67,28 +56,29 @@ class OwnerContext:
         self.task = task
         self.task_id = task_id
         self.delivered = delivered
-        #: The release request for an acquire that was interrupted or got no answer. The body has not begun.
-        self.rollback = _UNDONE
         self.pid = os.getpid()
         self.ident = threading.get_ident()
         #: The acquisitions that have begun and not ended. One without a lease in ``entered`` was interrupted.
         self.open_acquisitions: set[str] = set()
         #: The leases that this owner has entered and not left, innermost last. A re-entered lease occurs several times.
         self.entered: list[Lease] = []
-        #: The lease of the running task itself. A ``Lock`` of the same name must not release it.
-        self.own: Lease | None = None
         #: The leases that can be re-entered, by lock client and lock name.
-        self.held: dict[tuple[int, LockName], Lease] = outer.held if outer else {}
-        self.acquisition_numbers: Iterator[int] = outer.acquisition_numbers if outer else itertools.count(1)
+        self.held: dict[tuple[object, LockName], Lease]
+        self.acquisition_numbers: Iterator[int]
+        if outer is None:
+            self.held, self.acquisition_numbers = {}, itertools.count(1)
+        else:
+            self.held, self.acquisition_numbers = outer.held, outer.acquisition_numbers
 
     def drop(self, lease: Lease) -> None:
         """Remove the innermost entry of ``lease``; do nothing if there is none."""
-        if self.entered and self.entered[-1] is lease:
-            self.entered.pop()
+        entered = self.entered
+        if entered and entered[-1] is lease:
+            entered.pop()
             return
-        for index in reversed(range(len(self.entered))):
-            if self.entered[index] is lease:
-                del self.entered[index]
+        for index in reversed(range(len(entered))):
+            if entered[index] is lease:
+                del entered[index]
                 return
 
     def next_acquisition(self) -> str:
@@ -98,29 +88,30 @@ class OwnerContext:
         return acquisition
 
 
-_scope: ContextVar[OwnerContext | None] = ContextVar("celery_dlock_scope", default=None)
-#: One ``threading.local`` for each class of that name: gevent may replace the class after this import. With the
-#: original class, all greenlets of a thread would share one owner.
+_context: ContextVar[OwnerContext | None] = ContextVar("celery_dlock_owner_context", default=None)
+#: The contexts outside of executions, by the class ``threading.local`` in use. gevent may replace that class after this
+#: import. With an instance of the original class, all greenlets of a thread would share one owner.
 _threads: dict[type, threading.local] = {}
 
 
-def current_scope(node: str) -> OwnerContext:
+def current_context(node: str) -> OwnerContext:
     """Return the context of the running execution or, outside of one, of this thread.
 
-    A forked process is another owner, because both processes run on. A thread or greenlet to which the context was
-    copied (``asyncio.to_thread``, for example) is another owner too. Otherwise two threads could hold one lock at once.
+    A forked process is another owner than its parent, because both continue to run. A thread or greenlet to which the
+    context was copied (``asyncio.to_thread``, for example) is another owner too. Otherwise two threads could hold one
+    lock at once.
     """
-    scope = _scope.get()
-    if scope is not None and scope.pid == os.getpid() and scope.ident == threading.get_ident():
-        return scope
+    context = _context.get()
+    if context is not None and context.pid == os.getpid() and context.ident == threading.get_ident():
+        return context
     thread = _threads.get(threading.local) or _threads.setdefault(threading.local, threading.local())
-    own: OwnerContext | None = getattr(thread, "scope", None)
+    own: OwnerContext | None = getattr(thread, "context", None)
     if own is None or own.pid != os.getpid():
-        own = thread.scope = OwnerContext(uuid.uuid4().hex, Requester.of(None, None, node, os.getpid()))
+        own = thread.context = OwnerContext(uuid.uuid4().hex, Requester.of(None, None, node, os.getpid()))
     return own
 
 
 #: Return the context of the running execution, or None. The caller restores it later with :func:`enter`.
-entered: Final[Callable[[], OwnerContext | None]] = _scope.get
+entered: Final[Callable[[], OwnerContext | None]] = _context.get
 #: Set the context of the running execution; None outside of one.
-enter: Final[Callable[[OwnerContext | None], object]] = _scope.set
+enter: Final[Callable[[OwnerContext | None], object]] = _context.set

@@ -1,11 +1,13 @@
 """The lease table of a pool child, in memory shared with the worker's main process.
 
-The main process maps the memory before the fork and can read it at any time, also after the child's death. It
-therefore knows the leases of a child without a message.
+The main process maps the memory before the fork. It can read the leases at any time, also after the child's death, and
+needs no message from the child.
 
 The processes share no lock, because a child could die while it holds one. Instead, each word has one writer: the child
 or the main process. Only the mark of a lost lease is written by both. A sequence number guards the text (a sequence
 lock): while the child writes the text, the number is odd.
+
+Above 300 lines: the layout of a record stands beside the code of both processes that use it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from ..errors import DLockError
 from ..keys.key_spec import LockName
@@ -31,24 +33,32 @@ _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
 #: The words before the first record: the child's pid, and the time of the watchdog's last scan (monotonic clock).
 _PID, _LOOKED = range(2)
-#: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). _STOPS
-#: is the generation whose body may be stopped.
+#: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). If
+#: _STOPS equals the generation, the body may be stopped.
 _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
 #: The words from _GENERATION to _STATE, which are written together under the sequence number. The native format ("@")
-#: stores each word at once. A reader that ignores the sequence number therefore gets the old or the new word, never a
-#: mix: `_free` reads the state in this way.
-_HEAD: Final = struct.Struct("@QddQQdQQ")
+#: stores each number at once. A reader that ignores the sequence number therefore gets the old or the new one, never a
+#: mix: `_is_free` reads the state in this way.
+_HEAD: Final = struct.Struct("@QddQHHIdQQ")
+#: The three lengths in the word _LENGTHS: release request, acquisition id, lock name.
+_TEXT_LENGTHS: Final = struct.Struct("@HHI")
 #: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED, _LOST and _CLEARED contain
 #: the generation to which they apply. _RENEWED_UNTIL is the deadline after the renewal.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
+#: The number of words before the text of a record.
+_NUMBERS: Final = 16
 #: The offset of the text in a record, in bytes: lock name, acquisition id, release request.
-_TEXT: Final = 16 * 8
+_TEXT: Final = _NUMBERS * 8
 #: The maximum length of the text in bytes.
 _ROOM: Final = _SIZE - _TEXT
 #: Plain integers: converting a word to an enum member would take longer than the rest of the work on a record.
-_FREE, _HELD, _RELEASING, _RELEASE_DELEGATED = map(
-    int, (LeaseState.FREE, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED)
-)
+_FREE, _ACQUIRING, _HELD, _RELEASING, _RELEASE_DELEGATED = map(int, LeaseState)
+#: The states in which the child must not begin a release: the watchdog releases the lease, or has released it.
+_ENDED: Final = (_FREE, _RELEASE_DELEGATED)
+
+
+#: The place of a record: its first word in the memory, its bytes, and its words as whole numbers and as floats.
+_Slot: TypeAlias = "tuple[int, memoryview[int], memoryview[int], memoryview[float]]"
 
 
 class SharedLeaseTable:
@@ -59,6 +69,18 @@ class SharedLeaseTable:
         # A view stores a whole word at once. A slice, or a struct of a fixed byte order, may write byte by byte.
         self.words = memoryview(self.memory).cast("Q")
         self.floats = memoryview(self.memory).cast("d")
+        #: Made once, because each task opens a record, and each scan reads all of them.
+        memory = memoryview(self.memory)
+        self._slots: Final = [
+            (
+                base,
+                memory[base * 8 : base * 8 + _SIZE],
+                self.words[base : base + _NUMBERS],
+                self.floats[base : base + _NUMBERS],
+            )
+            for base in range(_WORDS, _WORDS * (_COUNT + 1), _WORDS)
+        ]
+        memory.release()
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedLeaseRecord] = {}
         #: Sends the child the signal that stops its body. Set by the main process.
@@ -80,7 +102,7 @@ class SharedLeaseTable:
 
     def adopt(self) -> None:
         """Make this the table of the calling child."""
-        # Created after the fork: only the threads of this child take it.
+        # Create the lock after the fork, so that only threads of this child can hold it.
         self._opening = threading.Lock()
         self.words[_PID] = os.getpid()
 
@@ -91,11 +113,11 @@ class SharedLeaseTable:
             DLockError: All records are taken, or the lock name and the acquisition id are too long for a record.
         """
         with self._opening:
-            for base in _BASES:
-                if self._free(base):
-                    record = SharedLeaseRecord(self, base, next(self._generations), name, acquisition, ttl, durability)
-                    self._opened[base] = record
-                    record.write()
+            for slot in self._slots:
+                if _is_free(slot[2]):
+                    record = SharedLeaseRecord(self, slot, next(self._generations), name, acquisition, ttl, durability)
+                    self._opened[slot[0]] = record
+                    record.write(_ACQUIRING)
                     return record
         raise DLockError(f"cannot take {name.text}: a worker process can hold at most {_COUNT} locks at once")
 
@@ -110,53 +132,56 @@ class SharedLeaseTable:
         """Return all records that are not free. Called by the main process.
 
         Args:
-            dead: Whether the child is dead. If it is, half-written records are returned too. Such a record belongs to
-                an acquire that was not sent yet, or its lock name and acquisition id are unchanged. Releasing either is
-                harmless.
+            dead: Whether the child is dead. If it is, half-written records are returned too. Releasing
+                such a record is harmless. Either its acquire was not sent yet, or the write did not change its lock
+                name and acquisition id.
         """
-        records = (self._read(base, dead=dead) for base in _BASES if not self._free(base))
+        records = (self._read(slot, dead=dead) for slot in self._slots if not _is_free(slot[2]))
         return [record for record in records if record is not None]
 
-    def _free(self, base: int) -> bool:
-        words = self.words
-        return words[base + _STATE] == _FREE or words[base + _CLEARED] == words[base + _GENERATION]
-
-    def _read(self, base: int, *, dead: bool) -> WatchdogRecord | None:
-        """Return the record at ``base``; None while the child writes it."""
-        words = self.words
-        sequence = words[base + _SEQUENCE]
+    def _read(self, slot: _Slot, *, dead: bool) -> WatchdogRecord | None:
+        """Return the record in a slot; None while the child writes it."""
+        _, memory, words, floats = slot
+        sequence = words[_SEQUENCE]
         if sequence % 2 and not dead:
             return None
-        lengths = words[base + _LENGTHS]
-        start = base * 8 + _TEXT
-        middle = start + (lengths >> 32)
-        end = middle + (lengths >> 16 & 0xFFFF)
-        name = LockName(self.memory[start:middle].decode("ascii", "replace"), words[base + _BUCKET])
-        acquisition = self.memory[middle:end].decode("ascii", "replace")
-        durability, ttl = from_number(words[base + _DURABILITY]), self.floats[base + _TTL]
-        record = WatchdogRecord(self, base, words[base + _GENERATION], name, acquisition, ttl, durability)
-        record.ending = self.memory[end : end + (lengths & 0xFFFF)].decode("utf-8", "replace")
-        return record if words[base + _SEQUENCE] == sequence else None
+        of_ending, of_acquisition, of_name = _TEXT_LENGTHS.unpack_from(memory, _LENGTHS * 8)
+        middle = _TEXT + of_name
+        end = middle + of_acquisition
+        name = LockName(str(memory[_TEXT:middle], "ascii", "replace"), words[_BUCKET])
+        acquisition = str(memory[middle:end], "ascii", "replace")
+        durability, ttl = from_number(words[_DURABILITY]), floats[_TTL]
+        record = WatchdogRecord(self, slot, words[_GENERATION], name, acquisition, ttl, durability)
+        record.ending = str(memory[end : end + of_ending], "utf-8", "replace")
+        return record if words[_SEQUENCE] == sequence else None
 
     def close(self) -> None:
         """Release the memory. Called by the main process after the child is dead and its records are free."""
+        for _, memory, words, floats in self._slots:
+            memory.release()
+            words.release()
+            floats.release()
         self.words.release()
         self.floats.release()
         self.memory.close()
 
 
-_BASES: Final = tuple(range(_WORDS, _WORDS * (_COUNT + 1), _WORDS))
+def _is_free(words: memoryview[int]) -> bool:
+    return words[_STATE] == _FREE or words[_CLEARED] == words[_GENERATION]
 
 
 class SharedLeaseRecord:
     """The record of an acquisition, as used by the child that holds the lock."""
 
-    __slots__ = ("_base", "_generation", "_table", "acquisition", "durability", "ending", "name", "ttl")
+    __slots__ = (
+        "_base", "_floats", "_generation", "_memory", "_table", "_words",
+        "acquisition", "durability", "ending", "name", "ttl",
+    )  # fmt: skip
 
     def __init__(
         self,
         records: SharedLeaseTable,
-        base: int,
+        slot: _Slot,
         generation: int,
         name: LockName,
         acquisition: str,
@@ -164,7 +189,7 @@ class SharedLeaseRecord:
         durability: Durability = PRIMARY,
     ) -> None:
         self._table = records
-        self._base = base
+        self._base, self._memory, self._words, self._floats = slot
         self._generation = generation
         self.name = name
         self.acquisition = acquisition
@@ -174,13 +199,11 @@ class SharedLeaseRecord:
 
     @property
     def state(self) -> LeaseState:
-        return LeaseState(self._table.words[self._base + _STATE]) if self._ours() else LeaseState.FREE
+        return LeaseState(self._words[_STATE]) if self._ours() else LeaseState.FREE
 
     def _ours(self) -> bool:
-        words, base = self._table.words, self._base
-        if words[base + _GENERATION] != self._generation or words[base + _CLEARED] == self._generation:
-            return False
-        return words[base + _STATE] != _FREE
+        words = self._words
+        return words[_GENERATION] == self._generation != words[_CLEARED] and words[_STATE] != _FREE
 
     @property
     def pid(self) -> int:
@@ -188,54 +211,58 @@ class SharedLeaseRecord:
 
     @property
     def deadline(self) -> float:
-        words, floats, base = self._table.words, self._table.floats, self._base
-        deadline = floats[base + _DEADLINE]
-        if words[base + _RENEWED] == self._generation:
-            renewed = floats[base + _RENEWED_UNTIL]
+        words, floats = self._words, self._floats
+        deadline = floats[_DEADLINE]
+        if words[_RENEWED] == self._generation:
+            renewed = floats[_RENEWED_UNTIL]
             # Read the generation again: the main process may have begun another renewal between the two reads.
-            if words[base + _RENEWED] == self._generation:
+            if words[_RENEWED] == self._generation:
                 return max(deadline, renewed)
         return deadline
 
     @property
     def lost(self) -> bool:
-        return self._table.words[self._base + _LOST] == self._generation
+        return self._words[_LOST] == self._generation
 
     @property
     def max_hold_until(self) -> float:
-        return self._table.floats[self._base + _UNTIL]
+        return self._floats[_UNTIL]
 
     def lose(self) -> None:
-        self._table.words[self._base + _LOST] = self._generation
+        self._words[_LOST] = self._generation
+
+    def set_aside(self) -> None:
+        """Do nothing: the watchdog reads all records of a child in each tick."""
 
     def on_loss(self, stop: Callable[[], None] | None) -> None:
-        # Record only that the body may be stopped: the main process does it with a signal, and cannot call `stop`.
+        # Record only that the body may be stopped. The main process cannot call `stop`, so it sends a signal instead.
         # A process that the body forked must not change the record.
         if self._table.pid != os.getpid():
             return
-        self._table.words[self._base + _STOPS] = 0 if stop is None else self._generation
+        self._words[_STOPS] = 0 if stop is None else self._generation
 
     def stop(self) -> None:
-        if self._table.words[self._base + _STOPS] == self._generation:
+        if self._words[_STOPS] == self._generation:
             self._table.interrupt()
 
     def held(self, deadline: float) -> None:
-        self._table.floats[self._base + _DEADLINE] = deadline
-        self._table.words[self._base + _STATE] = _HELD
+        self._floats[_DEADLINE] = deadline
+        self._words[_STATE] = _HELD
 
     def set_max_hold(self, until: float) -> None:
-        self._table.floats[self._base + _UNTIL] = until
+        self._floats[_UNTIL] = until
 
     def renewed(self, deadline: float) -> None:
-        self._table.floats[self._base + _DEADLINE] = max(self._table.floats[self._base + _DEADLINE], deadline)
+        self._floats[_DEADLINE] = max(self._floats[_DEADLINE], deadline)
 
-    # The following methods check the generation. If the watchdog has released this acquisition, the record may belong
-    # to the next one, which a late write must not change.
+    # The following methods check the generation. If the watchdog has released this acquisition, the slot may contain
+    # the record of a later one. A late write must not change that record.
 
     def begin_release(self) -> bool:
-        if not self._ours() or self._table.words[self._base + _STATE] == _RELEASE_DELEGATED:
+        words, generation = self._words, self._generation
+        if words[_GENERATION] != generation or words[_CLEARED] == generation or words[_STATE] in _ENDED:
             return False
-        self._table.words[self._base + _STATE] = _RELEASING
+        words[_STATE] = _RELEASING
         return True
 
     def delegate_release(self, ending: str) -> None:
@@ -243,36 +270,34 @@ class SharedLeaseRecord:
             # Task names and ids are cut, so the text normally fits. If it does not, the watchdog releases the lock
             # without the marks of the request.
             self.ending = ending if self._fits(ending) else ""
-            self.write(LeaseState.RELEASE_DELEGATED)
+            self.write(_RELEASE_DELEGATED, self._floats[_DEADLINE], self._floats[_UNTIL])
 
     def clear(self) -> None:
-        if self._ours():
-            self._table.words[self._base + _STATE] = _FREE
+        words = self._words
+        if words[_GENERATION] == self._generation != words[_CLEARED]:
+            words[_STATE] = _FREE
 
     def _fits(self, ending: str) -> bool:
         return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _ROOM
 
-    def write(self, state: LeaseState = LeaseState.ACQUIRING) -> None:
+    def write(self, state: int, deadline: float = 0.0, until: float = 0.0) -> None:
         """Write the whole record under the sequence number."""
-        words, memory, base = self._table.words, self._table.memory, self._base
-        text, owner = self.name.text, self.acquisition
-        data = f"{text}{owner}{self.ending}".encode()
+        words, memory, ending = self._words, self._memory, self.ending.encode()
+        # Lock names and acquisition ids are ASCII, so each character is one byte.
+        text, bucket = self.name
+        acquisition = self.acquisition
+        data = f"{text}{acquisition}".encode() + ending
         if len(data) > _ROOM:
             raise DLockError(f"{len(data)} bytes do not fit a lease record of {_ROOM}")
-        # Lock names and acquisition ids are ASCII, so each character is one byte.
-        lengths = len(text) << 32 | len(owner) << 16 | len(data) - len(text) - len(owner)
-        deadline = until = 0.0
-        if state is not LeaseState.ACQUIRING:
-            deadline, until = self._table.floats[base + _DEADLINE], self._table.floats[base + _UNTIL]
         durability = 0 if self.durability is PRIMARY else as_number(self.durability)
-        sequence = words[base + _SEQUENCE] | 1
-        words[base + _SEQUENCE] = sequence
-        start = base * 8
-        memory[start + _TEXT : start + _TEXT + len(data)] = data
+        sequence = words[_SEQUENCE] | 1
+        words[_SEQUENCE] = sequence
+        memory[_TEXT : _TEXT + len(data)] = data
         _HEAD.pack_into(
-            memory, start + 8, self._generation, deadline, self.ttl, self.name.bucket, lengths, until, durability, state
-        )
-        words[base + _SEQUENCE] = sequence + 1
+            memory, 8, self._generation, deadline, self.ttl, bucket, len(ending), len(acquisition), len(text),
+            until, durability, state,
+        )  # fmt: skip
+        words[_SEQUENCE] = sequence + 1
 
 
 class WatchdogRecord(SharedLeaseRecord):
@@ -281,11 +306,11 @@ class WatchdogRecord(SharedLeaseRecord):
     __slots__ = ()
 
     def renewed(self, deadline: float) -> None:
-        words, base = self._table.words, self._base
+        words = self._words
         deadline = max(deadline, self.deadline)
-        words[base + _RENEWED] = 0
-        self._table.floats[base + _RENEWED_UNTIL] = deadline
-        words[base + _RENEWED] = self._generation
+        words[_RENEWED] = 0
+        self._floats[_RENEWED_UNTIL] = deadline
+        words[_RENEWED] = self._generation
 
     def clear(self) -> None:
-        self._table.words[self._base + _CLEARED] = self._generation
+        self._words[_CLEARED] = self._generation

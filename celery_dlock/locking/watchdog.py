@@ -6,73 +6,56 @@ Above 300 lines: renewal, loss and release share one scan and its time budget, s
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..store.base import LockStore, ReleaseRequest
-from ..store.model import Released, Renewal
+from ..store.model import Renewal
 from ..utils import threads
 from ..utils.background import Loop
 from ..utils.clock import Clock
 from ..utils.log import logger
+from .events import Loss, LossCause
 from .lease import drift_margin
+from .lease_source import LeaseSource
 from .lease_table import LeaseRecord, LeaseState
+from .renewal_schedule import renewal_due
 
-__all__ = ["KILL_GRACE", "LeaseSource", "Watchdog"]
+__all__ = ["KILL_GRACE", "Watchdog"]
 
 
-#: Seconds between two scans of the lease tables, unless a child dies.
+#: Seconds from one scan of the lease tables to the next, unless a child dies.
 TICK = 0.2
-#: Maximum seconds for a renewal at the other servers while one server does not answer.
+#: Shortest pause in seconds between two scans. A scan that waited for the store shortens the pause after it.
+PAUSE = 0.05
+#: If one server does not answer, maximum seconds for the renewals at the other servers.
 QUICK = 0.1
+#: Ticks after which the watchdog forgets what it knows of released acquisitions.
+FORGET_TICKS = 25
 #: Consecutive ticks with nothing to watch after which the watchdog ends.
 IDLE_TICKS = 50
 #: Maximum seconds that a process needs to end after Celery kills it for its hard time limit.
 KILL_GRACE = 10.0
-#: Seconds after which an unfinished release counts as failed. The runtime raises it if the store timeout is long.
+#: Seconds after which an unfinished release counts as failed. With a long store timeout, the runtime sets more.
 LINGER = 15.0
+#: Maximum renewals in one call. The leases of the next call, or of another server, wait until this one is answered.
+BATCH = 500
 
-
-class LeaseSource(Protocol):
-    """A process whose leases the watchdog renews: this process or a pool child."""
-
-    def records(self) -> Sequence[LeaseRecord]: ...
-    def is_dead(self) -> bool:
-        """Return whether the process is dead. The watchdog then releases its leases."""
-        ...
-
-    def pidfd(self) -> int | None:
-        """Return a descriptor that becomes readable when the process dies; None if there is none."""
-        ...
-
-    def is_closed(self) -> bool:
-        """Return whether the watchdog may end while this source has no leases."""
-        ...
-
-    def on_scan(self, now: float) -> None:
-        """Record that the watchdog scanned all sources at ``now``; 0: the watchdog ends."""
-        ...
-
-    def on_released(self, record: LeaseRecord, released: Released) -> None:
-        """Handle the watchdog's release of a lock, for example publish the grant that it made."""
-        ...
+_DEADLINE = operator.attrgetter("deadline")
 
 
 @dataclass(slots=True)
-class _Look:
+class _Scan:
     """The result of one scan of the lease tables."""
 
     due: list[LeaseRecord] = field(default_factory=list)
     ends: list[tuple[LeaseSource, LeaseRecord]] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-    held: list[LeaseRecord] = field(default_factory=list)
-    ends_at: float = math.inf
     busy: bool = False
     #: The sources whose scan succeeded.
-    at: list[LeaseSource] = field(default_factory=list)
-    #: The last error of another source.
+    sources: list[LeaseSource] = field(default_factory=list)
+    #: The last error of a source whose scan failed.
     error: Exception | None = None
 
 
@@ -81,20 +64,21 @@ class Watchdog:
 
     A lease is renewed after a third of its ttl, or one round earlier if rounds take long. The watchdog never calls
     the broker, which could delay renewals. It takes no lock that other code takes. It finds leases only in lease
-    tables. It reads the time and sleeps through its arguments, so a test can be its scheduler.
+    tables. It reads the time only from ``clock``, so a test can control its schedule.
 
     Args:
         store: A store that no other thread uses.
         clock: The clock of all deadlines.
         timeout: Seconds that one call to ``store`` may take.
-        patient: Stores with longer timeouts, by timeout. They are used while no lease ends soon, so that a slow store
-            costs no lease.
+        patient: Clients of the same store with longer timeouts, by timeout. The watchdog uses one of them while no
+            lease ends soon, because a slow server may still answer in time.
         lost: Called once for each lost lease, with its record and the reason. Must not block.
         doubtful: Returns whether another delivery of the acquisition's message may exist. If so, a renewal sets the
             field ``dup`` of the lock. The release then sets the done mark, which ends the other delivery.
         linger: Seconds after which an unfinished release counts as failed.
         killed_by: Returns the time by which the acquisition's process must have ended after its hard time limit; 0:
             no limit was enforced. After that time, the lease counts as lost.
+        renewed: Called after each renewal, with the seconds that the lease had left when it was requested.
     """
 
     def __init__(
@@ -102,22 +86,25 @@ class Watchdog:
         store: LockStore,
         clock: Clock,
         timeout: float,
-        lost: Callable[[LeaseRecord, str], None],
+        lost: Callable[[LeaseRecord, Loss], None],
         doubtful: Callable[[str], bool] = lambda acquisition: False,
         patient: Mapping[float, LockStore] | None = None,
         linger: float = LINGER,
         killed_by: Callable[[str], float] = lambda acquisition: 0.0,
+        renewed: Callable[[float], object] = lambda margin: None,
     ) -> None:
         self._stores = {timeout: store, **(patient or {})}
         self._hasty = timeout
         self._store = store
         self._clock = clock
-        # Seconds that one more failed call takes. A lease that ends sooner is reported while its holder can still act.
+        # Seconds that one more failed call takes. A lease that ends sooner is reported as lost now, so that its holder
+        # can still stop.
         self._grace = TICK + timeout + QUICK + 0.1
         self._lost = lost
         self._doubtful = doubtful
         self._linger = linger
         self._killed_by = killed_by
+        self._renewed = renewed
         self._sources: list[LeaseSource] = []
         self._refused: set[str] = set()
         self._duplicate_reported: set[str] = set()
@@ -125,10 +112,23 @@ class Watchdog:
         self._release_failed: dict[str, float] = {}
         #: Seconds that the last round took. If a server does not answer, the next round takes as long again.
         self._lasted = 0.0
+        #: Whether the last renewal call failed.
+        self._failing = False
         self._idle = 0
-        self._loop = Loop("watchdog", self._turn, needed=self._busy, close=self._close, rest=self._rest)
-        #: The leases that were held and not lost at the last scan.
-        self.held: Sequence[LeaseRecord] = ()
+        #: The start of the last round that succeeded, on the monotonic clock; 0 before it.
+        self.scanned_at = 0.0
+        self._loop = Loop("watchdog", self._run_round, needed=self._busy, close=self._close, wait=self._wait)
+        self._ticks_to_forget = FORGET_TICKS
+
+    @property
+    def held(self) -> list[LeaseRecord]:
+        """The leases that are held and not lost. Any thread may read this."""
+        return [record for source in list(self._sources) for record in source.held()]
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs. It ends when there is nothing to watch."""
+        return self._loop.running.taken
 
     def watch(self, source: LeaseSource) -> bool:
         """Renew the leases of this source from now on. Return false if the thread cannot be started."""
@@ -140,16 +140,17 @@ class Watchdog:
         """Make sure that the thread runs; return False if it cannot be started. Never blocks."""
         return self._loop.wake()
 
-    def _turn(self) -> float | None:
+    def _run_round(self) -> float | None:
         idle, self._idle = self._idle, 0  # reset also if the round fails or ends the thread
         if self.tick():
-            return TICK
+            # Count a wait for a silent server as part of the pause: more leases became due meanwhile.
+            return max(PAUSE, TICK - self._lasted)
         if idle + 1 >= IDLE_TICKS:
             return None
         self._idle = idle + 1
         return TICK
 
-    def _rest(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         threads.wait([fd for source in self._sources if (fd := source.pidfd()) is not None], seconds)
 
     def _close(self) -> None:
@@ -159,103 +160,130 @@ class Watchdog:
             store.close()
 
     def _busy(self) -> bool:
-        return any(source.records() or not source.is_closed() for source in list(self._sources))
+        return any(not source.is_empty() or not source.is_closed() for source in list(self._sources))
 
     def tick(self) -> bool:
         """Scan all sources, renew and release. Return whether a source has leases or can still get some."""
         began = self._clock.monotonic()
-        look = _Look()
+        scan = _Scan()
         try:
-            self._round(look)
+            self._round(scan)
         except Exception as error:
-            # Report the leases that end before the next renewal: after any error, their holders can still act now.
-            self._lose_what_ends(self.held, f"the watchdog failed: {type(error).__name__}")
+            # After any error, report the leases that end before the next renewal. Their holders can still stop now.
+            self._lose_ending_soon(self.held, f"the watchdog failed: {type(error).__name__}")
             raise
         finally:
             self._lasted = self._clock.monotonic() - began
-        for source in look.at:
+        for source in scan.sources:
             source.on_scan(began)
-        if look.error is not None:
-            raise look.error
-        return look.busy
+        if scan.error is not None:
+            raise scan.error
+        self.scanned_at = began
+        return scan.busy
 
-    def _round(self, look: _Look) -> None:
+    def _round(self, scan: _Scan) -> None:
         for source in list(self._sources):
             try:
-                self._look_at(source, look)
-                look.at.append(source)
+                self._scan_source(source, scan)
+                scan.sources.append(source)
             except Exception as error:  # noqa: BLE001  # raised after the other sources' leases are renewed
-                look.error = error
-        self._forget_all_but(look.seen)
-        self.held = look.held
-        # Three calls must fit before the first lease ends: this one, and two more if it fails.
-        budget = (look.ends_at - self._clock.monotonic() - TICK) / 3
-        self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
+                scan.error = error
+        self._forget()
         # Renew first: a release can wait for one round trip, a lease cannot.
-        if look.due and not self._renew(look.due, look.held):
+        if not self._renew_all(scan):
             return  # the store did not answer, and no lease can wait for a second timeout
+        if scan.ends:
+            self._choose_store(scan)
         began = self._clock.monotonic()
         # Releases that failed before come last: the server of another lock may answer.
-        for source, record in sorted(look.ends, key=lambda end: end[1].acquisition in self._release_failed):
+        for source, record in sorted(scan.ends, key=lambda end: self._release_order(end[1])):
             if not self._end(source, record):
                 # The store does not answer. Each further release would wait for its timeout.
-                self._unanswered((), (), look.held, "the store did not answer")
+                self._unanswered((), (), "the store did not answer")
                 break
             if self._clock.monotonic() - began > TICK:
                 break  # many releases or a slow store: the next tick renews leases before it goes on
 
-    def _lose_what_ends(self, records: Sequence[LeaseRecord], reason: str) -> None:
-        for record in records:
-            if self._ends(record):
-                self._lose(record, f"its deadline came unanswered: {reason}")
+    def _release_order(self, record: LeaseRecord) -> tuple[float, str]:
+        """Return a sort key: the release that first failed most recently comes last, and no two are equal."""
+        return self._release_failed.get(record.acquisition, 0.0), record.acquisition
 
-    def _ends(self, record: LeaseRecord) -> bool:
+    def _renew_all(self, scan: _Scan) -> bool:
+        """Renew what is due, in one call for each batch. Return false if the store did not answer a call."""
+        due = scan.due
+        if len(due) > BATCH:
+            due.sort(key=_DEADLINE)
+        for start in range(0, len(due), BATCH):
+            self._choose_store(scan)
+            if not self._renew(due[start : start + BATCH]):
+                return False
+        return True
+
+    def _choose_store(self, scan: _Scan) -> None:
+        """Use the most patient store with which enough calls fit before the first lease ends.
+
+        Three calls must fit: this one, and two more if it fails. After a failed call, only two must fit. If three had
+        to fit each time, every repetition would leave a slow store less time to answer.
+        """
+        ends_at = min((source.first_deadline() for source in scan.sources), default=math.inf)
+        budget = (ends_at - self._clock.monotonic() - TICK) / (2 if self._failing else 3)
+        self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
+
+    def _lose_ending_soon(self, records: Sequence[LeaseRecord], reason: str) -> None:
+        for record in records:
+            if self._ends_soon(record):
+                self._lose(
+                    record, Loss(LossCause.UNANSWERED, f"no renewal was confirmed before its deadline: {reason}")
+                )
+
+    def _ends_soon(self, record: LeaseRecord) -> bool:
         """Return whether the lease would be over by the time that one more call has failed."""
         grace = min(self._grace, record.ttl * 2 / 3)  # a lease is never lost before its renewal is due
         return (
             record.state is LeaseState.HELD and not record.lost and record.deadline - grace <= self._clock.monotonic()
         )
 
-    def _look_at(self, source: LeaseSource, look: _Look) -> None:
+    def _scan_source(self, source: LeaseSource, scan: _Scan) -> None:
         now = self._clock.monotonic()
-        gone, records = source.is_dead(), source.records()
+        gone = source.is_dead()
+        records = source.records() if gone else source.due_records(now, now + self._lasted)
+        if gone:
+            scan.ends += [(source, record) for record in records]
         for record in records:
-            look.seen.add(record.acquisition)
-            if record.state is LeaseState.HELD and not record.lost and (reason := self._spent(record, now)):
+            if record.state is not LeaseState.HELD:
+                if not gone and self._release_is_pending(record, now):
+                    scan.ends.append((source, record))
+            elif reason := self._loss_reason(record, now):
                 self._lose(record, reason)
-            if record.state is LeaseState.HELD and not record.lost:
-                look.held.append(record)
-                look.ends_at = min(look.ends_at, record.deadline)
-            if gone or self._left(record, now):
-                look.ends.append((source, record))
-            elif record.state is LeaseState.HELD and self._due(record, now):
-                look.due.append(record)
-        look.busy = look.busy or bool(records) or not source.is_closed()
+                record.set_aside()
+            elif not gone and self._due(record, now):
+                scan.due.append(record)
+        scan.busy = scan.busy or not source.is_closed() or not source.is_empty()
         if gone and not records:
             self._sources.remove(source)
 
     def _due(self, record: LeaseRecord, now: float) -> bool:
-        if record.acquisition in self._refused or self._spent(record, now):
+        if record.acquisition in self._refused:
             return False
         # A lease is due after a third of its ttl. While rounds take long, renew it one round earlier.
-        return record.deadline - record.ttl * 2 / 3 <= now + self._lasted or (
+        return renewal_due(record) <= now + self._lasted or (
             record.acquisition not in self._duplicate_reported and self._doubtful(record.acquisition)
         )
 
-    def _left(self, record: LeaseRecord, now: float) -> bool:
+    def _release_is_pending(self, record: LeaseRecord, now: float) -> bool:
         if record.state is LeaseState.RELEASE_DELEGATED:
             return True
         if record.state is not LeaseState.RELEASING:
             return False
         return now - self._release_started.setdefault(record.acquisition, now) >= self._linger
 
-    def _renew(self, due: Sequence[LeaseRecord], held: Sequence[LeaseRecord], within: float | None = None) -> bool:
+    def _renew(self, due: Sequence[LeaseRecord], within: float | None = None, *, rescue: bool = True) -> bool:
         """Renew the leases in ``due``. Return false if the store did not answer.
 
         Args:
             due: The leases to renew.
-            held: All held leases.
             within: Seconds after which a reply is of no use.
+            rescue: If the store does not confirm a renewal, renew other leases that end soon.
         """
         sent = self._clock.monotonic()
         reporting = {record.acquisition for record in due if self._doubtful(record.acquisition)}
@@ -269,39 +297,54 @@ class Watchdog:
             )
             for record in due
         ]
+        self._failing = True
         try:
             answers = self._store.renew(renewals, within)
         except StoreUnavailable as error:
-            self._unanswered(due, due, held, str(error))
+            self._unanswered(due, due, str(error), rescue=rescue)
             return isinstance(error, StoreRefused)
+        self._failing = False
         for record, renewed in zip(due, answers, strict=True):
             if renewed:
+                self._renewed(record.deadline - sent)
                 record.renewed(sent + record.ttl - drift_margin(record.ttl))
-                self._duplicate_reported |= reporting & {record.acquisition}
+                if record.acquisition in reporting:
+                    self._duplicate_reported.add(record.acquisition)
             elif renewed is False and record.state is LeaseState.HELD:
                 # Read the state again: if the holder released the lock since the scan, the lease is not lost.
                 self._refused.add(record.acquisition)
-                self._lose(record, "the store no longer knows it")
+                record.set_aside()
+                self._lose(record, Loss(LossCause.FORGOTTEN, "the store no longer knows it"))
         unknown = [record for record, renewed in zip(due, answers, strict=True) if renewed is None]
         if unknown:
-            self._unanswered(unknown, due, held, "not all that keep it have confirmed it")
+            self._unanswered(unknown, due, "too few servers confirmed the renewal", rescue=rescue)
         return True
 
     def _unanswered(
-        self, records: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], held: Sequence[LeaseRecord], reason: str
+        self, records: Sequence[LeaseRecord], asked: Sequence[LeaseRecord], reason: str, *, rescue: bool = True
     ) -> None:
-        """Report the unanswered leases in ``records`` that end soon. Renew others that end soon.
+        """Report as lost those leases in ``records`` that end soon.
 
-        A lease that was not in the request is not lost yet: another server may answer for it.
+        Then try to renew the leases outside the request that end soon. They are not lost yet: another server may
+        answer for them.
+
+        Args:
+            records: The leases whose renewal was not confirmed.
+            asked: All leases of the request.
+            reason: Why the renewal was not confirmed.
+            rescue: Whether to renew the other leases that end soon.
         """
-        self._lose_what_ends(records, reason)
-        # These leases were not due, but would be over by the time that one more call has failed.
-        others = [record for record in held if record not in asked and self._ends(record)]
+        self._lose_ending_soon(records, reason)
+        if not rescue:
+            return
+        # Find leases outside the request that would be over before one more call could fail.
+        known = {record.acquisition for record in asked}
+        others = [record for record in self.held if self._ends_soon(record) and record.acquisition not in known]
         if others:
             left = min(record.deadline for record in others) - self._clock.monotonic()
-            self._renew(others, (), min(QUICK, max(0.02, left - 0.05)))
+            self._renew(others, min(QUICK, max(0.02, left - 0.05)), rescue=False)
 
-    def _lose(self, record: LeaseRecord, reason: str) -> None:
+    def _lose(self, record: LeaseRecord, reason: Loss) -> None:
         if not record.lost:
             record.lose()
             try:
@@ -325,22 +368,32 @@ class Watchdog:
         now = self._clock.monotonic()
         if record.acquisition not in self._release_failed:
             self._release_failed[record.acquisition] = now
-            logger.warning("cannot free %s yet: %s", record.name, error)
+            logger.warning("cannot release %s yet, retrying: %s", record.name, error)
         elif refused and now - self._release_failed[record.acquisition] > record.ttl:
-            logger.error("%s was not freed and is left to its ttl: %s", record.name, error)
+            logger.error("%s was not released and is left to its ttl: %s", record.name, error)
             record.clear()
 
-    def _forget_all_but(self, seen: set[str]) -> None:
-        self._refused &= seen
-        self._duplicate_reported &= seen
-        for since in (self._release_started, self._release_failed):
-            for acquisition in since.keys() - seen:
-                del since[acquisition]
+    def _forget(self) -> None:
+        """Forget released acquisitions from time to time. Their ids are never used again."""
+        self._ticks_to_forget -= 1
+        if self._ticks_to_forget > 0:
+            return
+        self._ticks_to_forget = FORGET_TICKS
+        remembered: tuple[set[str] | dict[str, float], ...]
+        remembered = self._refused, self._duplicate_reported, self._release_started, self._release_failed
+        if any(remembered):
+            known = {record.acquisition for source in self._sources for record in source.records()}
+            self._refused &= known
+            self._duplicate_reported &= known
+            for since in (self._release_started, self._release_failed):
+                for acquisition in since.keys() - known:
+                    del since[acquisition]
 
-    def _spent(self, record: LeaseRecord, now: float) -> str:
-        """Return the reason why the lease must not be renewed any more; "" if there is none."""
+    def _loss_reason(self, record: LeaseRecord, now: float) -> Loss | None:
+        """Return the reason why the lease must not be renewed any more; None if there is none."""
         if 0 < record.max_hold_until <= now:
-            return "it was held for as long as max_hold allows"
+            return Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows")
         if 0 < self._killed_by(record.acquisition) <= now:
-            return f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
-        return ""
+            text = f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
+            return Loss(LossCause.TIME_LIMIT, text)
+        return None

@@ -1,7 +1,7 @@
 """The hand-off: publishes the message of a granted waiter, or ends a waiter that can no longer run.
 
-A message that cannot be read or published becomes a dead letter here. A message that no worker took in time, or that
-only workers of other brokers saw, becomes one in ``sweep.lua``.
+A message that cannot be read or published becomes a dead letter here. ``sweep.lua`` makes a dead letter
+of a message that no worker started in time, and of one that no worker of its own broker published.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
+from ..counters.meter import Counts
 from ..errors import StoreUnavailable, Unpublishable
-from ..keys.lock_name import LockName
+from ..keys.lock_name import LockName, task_of_name
 from ..store.model import Grant, Identity
 from ..utils.fork_guard import no_fork
 from ..utils.log import log_fields, logger
@@ -34,22 +35,22 @@ if TYPE_CHECKING:
 __all__ = ["GrantPublisher", "end"]
 
 
-#: Lock names for which one process remembers that it warned of a message of another broker.
+#: Maximum number of entries in ``_left_at``. It is then emptied, so warnings may be logged again.
 MAX_WARNED: Final = 10_000
-#: Seconds for which a process leaves a lock to the workers of another broker after it met a message of that broker.
-#: These workers need less. It is less than 2 s, because the next message may be this process's own.
+#: Seconds for which a process does not sweep a lock after it left that lock's message to the workers of another broker.
+#: Those workers find the message within that time. Keep it below 2 s: the message after it may be for this process.
 LEAVE_FOR: Final = 1.5
 
 
 class GrantPublisher:
     """Publishes the messages of granted waiters.
 
-    If a hand-off fails, the grant becomes due, and a sweep hands it out again.
+    If a hand-off fails, the grant stays in the store. The queue sweeper finds it there and publishes its message.
 
     Args:
         app: The app whose broker to use.
         store: The store of the queues.
-        grant_timeout: Seconds from the publication until the grant is due.
+        grant_timeout: Seconds that a published message has to start before its grant is lost.
         producer: Opens a connection to the broker.
         broker: The broker's identity; None: its URL without user and password.
         monitored_as: Returns the worker's node name while it sends monitor events; else None.
@@ -63,15 +64,17 @@ class GrantPublisher:
         producer: Callable[[], AbstractContextManager[Any]],
         broker: str | None = None,
         monitored_as: Callable[[], str | None] = lambda: None,
+        counts: Counts | None = None,
     ) -> None:
         self._app = app
+        self._counts = counts or Counts()
         self._store = store
         self._grant_timeout_ms = round(grant_timeout * 1000)
         self._producer = producer
         self._monitored_as = monitored_as
-        # Not a cached property: before Python 3.12 that has one lock for all processes of a fork.
+        # Not a cached_property: before Python 3.12 it has a lock, which a forked child could inherit locked.
         self._broker = broker
-        #: Lock names for which it warned of a message of another broker, and when it last left one to that broker.
+        #: When a message of another broker was last left to that broker's workers, by lock name.
         self._left_at: dict[LockName, float] = {}
 
     @property
@@ -116,7 +119,7 @@ class GrantPublisher:
         Args:
             name: The lock name.
             identity: The digest of the waiter's identity.
-            reason: The reason for which it ends REVOKED here; "": its end is stored already.
+            reason: Store REVOKED with this reason; "": the caller has stored the result.
 
         Raises:
             StoreUnavailable: The waiter may still be queued.
@@ -124,24 +127,32 @@ class GrantPublisher:
         with no_fork():
             self.publish_next(name, self._taken_out(name, identity, reason))
 
-    def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError) -> None:
-        """End a waiter that was taken out. If its end cannot be stored, it stays among the dead letters."""
+    def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError) -> bool:
+        """Store the end of a waiter, then delete its message. Return whether that was done.
+
+        Until then the message stays where it is: among the dead letters or, under debounce, in the queue.
+        """
         try:
             with no_fork():
-                if end(self._app, waiter.entry, error):
-                    self._taken_out(name, waiter.identity)
-                    self._release_claim(name, waiter.entry)
-                    self._send_revoked(ParkedMessage.read(waiter.entry).task_id)
+                if not end(self._app, waiter.entry, error):
+                    return False
+                granted = self._taken_out(name, waiter.identity)
+                self._release_claim(name, waiter.entry)
+                self._send_revoked(ParkedMessage.read(waiter.entry).task_id)
+                # Under debounce, the replaced call may have had the grant, which has now passed to the next waiter.
+                self.publish_next(name, granted)
         except StoreUnavailable as away:
             logger.warning(
-                "%s: a message that has ended is still among the dead letters: %s",
+                "%s: a message that has ended is still among the dead letters, delete it there: %s",
                 name,
                 away,
                 extra=log_fields(lock_name=name.text),
             )
+            return False
+        return True
 
     def _send_revoked(self, task_id: str) -> None:
-        """Send the end of a waiter that never started. Monitors show it as RETRY since it was parked."""
+        """Send ``task-revoked`` for a waiter that never started. Without it, monitors would show RETRY for ever."""
         node = self._monitored_as()
         if node is None:
             return
@@ -158,7 +169,7 @@ class GrantPublisher:
 
     def _release_claim(self, name: LockName, entry: str) -> None:
         headers = ParkedMessage.read(entry).raw.headers
-        identity = Identity(headers["id"], headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
+        identity = Identity.of(headers["id"], headers)
         self._store.release_claim(name, identity.task_id, identity.generation)
 
     def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
@@ -172,9 +183,9 @@ class GrantPublisher:
             if len(self._left_at) >= MAX_WARNED:
                 self._left_at.clear()
             logger.warning(
-                "%s: the next message was parked under the broker %s, and this process publishes to %s; it waits for a "
-                "worker of that broker and becomes a dead letter if none comes. "
-                "If both are one broker, set dlock_broker=%r",
+                "%s: the next message was parked under the broker %s, and this process publishes to %s; the message "
+                "waits for a worker of its broker and becomes a dead letter if there is none. "
+                "If both URLs lead to the same broker, set dlock_broker=%r",
                 name, broker, self.broker, broker, extra=log_fields(lock_name=name.text),
             )  # fmt: skip
         self._left_at[name] = time.monotonic()
@@ -184,16 +195,16 @@ class GrantPublisher:
     def left_to_others(self, name: LockName) -> bool:
         """Return whether this process has just left this lock's next message to the workers of another broker.
 
-        If this process looked again, it could be first each time, and these workers would never get the message.
+        If this process swept the lock again at once, those workers might never be the first to find the message.
         """
         return time.monotonic() - self._left_at.get(name, -LEAVE_FOR) < LEAVE_FOR
 
     def _keep(self, name: LockName, grant: Grant) -> None:
-        """Store that a worker of the message's own broker saw it. It does not become a dead letter then."""
+        """Record that a worker of the message's own broker tried to publish it: it must not become a dead letter."""
         try:
             self._store.decline_grant(name, grant, foreign=False)
         except StoreUnavailable as error:
-            logger.debug("%s: %s", name, error)
+            logger.debug("%s: cannot record the failed hand-off: %s", name, error)
 
     def _publish(self, name: LockName, grant: Grant) -> Grant | None:
         """Publish one granted message; return the next grant if this message ended instead."""
@@ -201,12 +212,12 @@ class GrantPublisher:
             parked = ParkedMessage.read(grant.entry)
         except ValueError:
             where = self._store.dead_letters_at(name)
-            # Without the traceback, which does not tell whose message it is.
+            # Log no traceback: it does not help to identify the message.
             logger.error(  # noqa: TRY400
                 "%s: a parked message cannot be read; action required: see the dead letters, %s", name, where,
                 extra=log_fields(lock_name=name.text),
             )  # fmt: skip
-            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, dead_letter=True).granted
+            return self._make_dead_letter(name, grant, task_of_name(name))
         if parked.broker != self.broker:
             self._leave_to_its_broker(name, grant, parked.broker)
             return None
@@ -226,9 +237,16 @@ class GrantPublisher:
                 name, parked.task, parked.task_id, where,
                 extra=log_fields(parked.task, parked.task_id, name.text),
             )  # fmt: skip
-            return self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, dead_letter=True).granted
+            return self._make_dead_letter(name, grant, parked.task)
         self._store.confirm_publish(name, grant.identity, self._grant_timeout_ms)
+        self._counts.observe("wait_seconds", max(0.0, time.time() - parked.rank_us / 1e6), parked.task)
         return None
+
+    def _make_dead_letter(self, name: LockName, grant: Grant, task: str) -> Grant | None:
+        """Set the message aside; return the next grant."""
+        removed = self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex, dead_letter=True)
+        self._counts.count("dead_letters", task)
+        return removed.granted
 
 
 def end(app: Celery, entry: str, reason: TaskRevokedError) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from ..errors import DLockError
 from ..store.model import Identity
-from .publishing import Producers, confirms, publish
+from .publishing import Producers, publish
 from .validation import MAX_COUNT, is_count
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ class Delivery(NamedTuple):
         grant_id: Under the queue policy, the grant for which this message was published.
         store_retries: How often the message was republished since then for another reason: the store did not answer,
             or a duplicate delivery was running.
-        maybe_duplicated: A message in the chain of republications was delivered more than once, so a duplicate may
-            exist.
         redelivered: The broker had flagged the republished message as redelivered. If the message is done by now, this
             delivery must not run.
         number: Under the queue policy, its number in :class:`~celery_dlock.messaging.receive_order.ReceiveOrder`.
@@ -83,7 +81,6 @@ class Delivery(NamedTuple):
     conflict_retries: int = 0
     grant_id: str = ""
     store_retries: int = 0
-    maybe_duplicated: bool = False
     redelivered: bool = False
     number: int = 0
     predecessor: int = 0
@@ -101,7 +98,6 @@ class RepublishHeader(NamedTuple):
     conflict_retries: int = 0
     grant_id: str = ""
     store_retries: int = 0
-    maybe_duplicated: bool = False
     redelivered: bool = False
 
     @classmethod
@@ -114,12 +110,12 @@ class RepublishHeader(NamedTuple):
             return cls()
         rank, grant = header.get("rank"), header.get("grant", "")
         conflict_retries, store_retries = header.get("conflict_retries"), header.get("store_retries", 0)
-        maybe_duplicated, redelivered = header.get("maybe_duplicated", False), header.get("redelivered", False)
+        redelivered = header.get("redelivered", False)
         if not _is_rank(rank) or not is_count(conflict_retries) or not is_count(store_retries):
             return cls()
-        if not _is_grant_id(grant) or not isinstance(maybe_duplicated, bool) or not isinstance(redelivered, bool):
+        if not _is_grant_id(grant) or not isinstance(redelivered, bool):
             return cls()
-        return cls(rank, conflict_retries, grant, store_retries, maybe_duplicated, redelivered)
+        return cls(rank, conflict_retries, grant, store_retries, redelivered)
 
 
 def next_count(count: int) -> int:
@@ -146,7 +142,6 @@ def publish_again(
     rank_us: int | None,
     delay: float,
     conflict: bool,
-    maybe_duplicated: bool,
     redelivered: bool,
     expires: bool,
 ) -> None:
@@ -162,7 +157,6 @@ def publish_again(
         delay: Seconds from now to the ETA.
         rank_us: The rank that the message keeps; None: it gets one at its next receipt.
         conflict: The reason is a held lock, so this counts as a conflict retry.
-        maybe_duplicated: A duplicate of the message may exist.
         redelivered: This is a duplicate delivery: if the message is done by then, it must not run.
         expires: Keep the message's expiry. A duplicate of a running message has none: it must not end that run as
             REVOKED.
@@ -180,8 +174,6 @@ def publish_again(
         "rank": rank_us,
         "conflict_retries": next_count(delivery.conflict_retries) if conflict else delivery.conflict_retries,
         "store_retries": 0 if conflict else next_count(delivery.store_retries),
-        # If the broker's confirmation is lost, the message is published twice.
-        "maybe_duplicated": maybe_duplicated or confirms(app.producer_pool.connections.connection),
         "redelivered": redelivered,
     }
     if delivery.grant_id:

@@ -16,7 +16,7 @@ DISKS_TTL: Final = 15.0
 
 
 def check_combinations(options: LockOptions) -> None:
-    """Check options whose values are valid, each on its own.
+    """Check options against one another. Each value by itself is already known to be valid.
 
     Raises:
         InvalidLockOptions: Two options contradict each other.
@@ -28,8 +28,9 @@ def check_combinations(options: LockOptions) -> None:
             "retry_delay", options.retry_delay, f"seconds up to retry_delay_max ({options.retry_delay_max})"
         )
     if options.max_hold is not None and as_seconds(options.max_hold) < as_seconds(options.min_hold):
-        raise invalid_value("max_hold", options.max_hold, f"None or seconds from min_hold ({options.min_hold})")
+        raise invalid_value("max_hold", options.max_hold, f"None or at least min_hold ({options.min_hold})")
     _check_queue(options)
+    _check_debounce(options)
     _check_window(options)
     _check_store_error(options)
     _check_durability(options)
@@ -43,8 +44,25 @@ def _check_queue(options: LockOptions) -> None:
         raise unmet_requirement("queue_overflow", overflow, "a queue_limit")
 
 
+def _check_debounce(options: LockOptions) -> None:
+    if options.debounce is None:
+        return
+    if options.debounce_max is not None and as_seconds(options.debounce_max) < as_seconds(options.debounce):
+        raise invalid_value("debounce_max", options.debounce_max, f"None or at least debounce ({options.debounce})")
+    reasons = {
+        "queue_limit, because only the newest call waits": options.queue_limit is not None,
+        "queue_overflow, because a newer call replaces the waiting one": options.queue_overflow != "raise",
+        "unique, because unique keeps the first call and debounce the last one": options.claims,
+        "once_per='tick', because each tick is to run": options.once_per == "tick",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise invalid_value("debounce", options.debounce, f"None with {reason}")
+
+
 def _check_window(options: LockOptions) -> None:
-    # If the message of a claimed call is lost, its name would stay taken for longer than after a success.
+    # A lost message blocks its name for queued_ttl. That time must not be longer than once_per, the block after a
+    # success.
     window: object = options.once_per
     if options.claims and isinstance(window, float) and window < as_seconds(options.queued_ttl):
         raise invalid_value(
@@ -61,7 +79,7 @@ def _check_store_error(options: LockOptions) -> None:
     reasons = {
         "on_lost='abort', because a body without a lock has no lease to lose": options.on_lost == "abort",
         "once_per, because only the store can record a success": options.once_per is not None,
-        # Its entry would stay in the queue, and the call would run once more when it is granted.
+        # If a waiting call ran without the lock, its queue entry would remain and run the call once more.
         "on_conflict='queue', because the call may already wait in the store": options.on_conflict == "queue",
     }
     for reason, holds in reasons.items():

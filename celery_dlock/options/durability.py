@@ -41,7 +41,7 @@ PRIMARY: Final = Durability()
 #: Default seconds that a write waits for its confirmations. A replica reports once a second what it wrote to disk, and
 #: a primary with ``appendfsync everysec`` writes to its disk once a second.
 DEFAULT_TIMEOUT, DEFAULT_DISK_TIMEOUT = 0.5, 1.5
-#: The largest number of replicas: it fits into the word of a lease record, and is larger than any deployment.
+#: The largest number of replicas. It fits into one word of a lease record, and no deployment has that many.
 MAX_REPLICAS: Final = 1000
 _MIN_TIMEOUT: Final = 0.001
 _EXPECTED: Final = (
@@ -129,9 +129,10 @@ def shown(durability: Durability) -> str:
 
 
 def strongest(durabilities: Iterable[Durability]) -> list[Durability]:
-    """Return the durabilities that cover all of these: the strongest of each kind.
+    """Return the strongest durability of each kind: one with replicas in memory, one with disks.
 
-    Its timeout counts too: if the writes that need most replicas are confirmed, all are.
+    The strongest needs the most replicas; of equal ones, it has the longest timeout. If its writes are confirmed, those
+    of all others of its kind are confirmed too.
     """
     found: dict[bool, Durability] = {}
     for one in durabilities:

@@ -1,7 +1,7 @@
 """The options of a singleton task: :class:`LockOptions`.
 
 The docstrings of its fields are the only description of the options. The options reference is generated from them:
-the first sentence is the summary, and the rest is the detail. They are why this module is longer than others.
+the first sentence is the summary, and the rest is the detail. These docstrings make this module longer than 300 lines.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..errors import InvalidLockOptions
+from ..utils.text import did_you_mean
 from .combinations import check_combinations
 from .durability import Durability, durability_of
 from .other_libraries import equivalent
 from .requirements import ineffective_options
-from .validation import FOREVER, Seconds, as_seconds, did_you_mean, unmet_requirement
+from .validation import ALL_OPTIONS, FOREVER, Seconds, as_seconds, unmet_requirement
 from .values import CHECKS, DEFAULT_TTL
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Unset:
         return "UNSET"
 
 
-#: The ``skip_result`` of a task that has none. Any other value is a result, ``None`` too.
+#: The default of ``skip_result``: no result was given. ``None`` cannot mean that, because it is a valid result.
 UNSET: Final = _Unset()
 
 Key = str | Sequence[str] | Callable[..., str] | None
@@ -82,21 +83,22 @@ class LockOptions:
     """The shortest time that the lock is held, counted from its acquisition.
 
     A body that ends earlier does not release the lock before this time. If two schedulers send the same call and their
-    clocks differ by less, only one call runs. A release on behalf of a dead process also respects this time.
+    clocks differ by less than ``min_hold``, only one call runs. ``min_hold`` also applies if the watchdog releases
+    the lock of a dead process.
     """
 
     max_hold: Seconds | None = None
     """The longest time that the lock is held; at least 1 s and at least ``min_hold``.
 
     After this time the lease is not renewed and counts as lost, even if the body still runs. ``on_lost`` then decides
-    about the body. ``None`` sets no limit. The time limits of Celery do not set it. A pool child that still lives 10 s
-    after Celery killed it for its hard time limit loses its lease too.
+    about the body. ``None`` sets no limit. Celery's time limits do not change ``max_hold``. A pool child that still
+    lives 10 s after Celery killed it for its hard time limit loses its lease too.
     """
 
     keep_on_retry: bool = False
     """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
 
-    With ``True``, no other call can run before the retry, also if ``autoretry_for`` causes it. The retry takes the
+    With ``True``, no other call can run before the retry. A retry by ``autoretry_for`` counts too. The retry takes the
     lock with a new fencing token. If the retry never comes, the lock expires after its countdown and one ``ttl``, or
     after the rest of ``min_hold`` if that is longer.
     """
@@ -128,7 +130,7 @@ class LockOptions:
     """
 
     retry_delay_max: Seconds = 60.0
-    """The longest delay before such a retry; at least ``retry_delay``."""
+    """The longest delay before a retry of a call whose lock is held; at least ``retry_delay``."""
 
     retry_limit: int | None = None
     """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
@@ -141,7 +143,7 @@ class LockOptions:
     wait_timeout: Seconds = 10.0
     """The longest time that a call blocks its worker slot for a held lock; at least 0 s.
 
-    The release wakes the call. Requires ``on_conflict='wait'``.
+    A release wakes the call that has waited for the longest time. Requires ``on_conflict='wait'``.
     """
 
     after_wait: str = "raise"
@@ -161,11 +163,30 @@ class LockOptions:
     """The treatment of a call when ``queue_limit`` calls already wait.
 
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
-    - ``"skip"``: the call is skipped. Needs ``queue_limit``.
+    - ``"skip"``: the call is skipped. A call that ran before (``retries > 0``) is retried instead. Needs
+      ``queue_limit``.
     - ``"drop_oldest"``: the oldest waiter ends REVOKED, and the call waits. Needs ``queue_limit``.
     - ``"keep_latest"``: all waiters end REVOKED, and the call waits alone. ``queue_limit`` must be 1 or ``None``.
 
     Requires ``on_conflict='queue'``.
+    """
+
+    debounce: Seconds | None = None
+    """The time for which a call waits for newer calls of its lock name; from 0.001 s.
+
+    Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
+    the last call of a burst runs, once. If the lock is held by then, the call goes on waiting; a running body is never
+    stopped. Newer means received later. A call with an ETA ranks as if it was received at its ETA. Such a call is due
+    at its ETA, but not before ``debounce`` has passed since a worker received its message. Retries (``retries > 0``)
+    and eager calls do not wait. ``None`` switches the option off. Cannot be combined with ``unique``,
+    ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
+    """
+
+    debounce_max: Seconds | None = None
+    """The longest time for which newer calls delay the body, counted from the first waiting call.
+
+    When this time is over, the newest call is due, even if newer calls are still coming. ``None`` means ten times
+    ``debounce``. Must be at least ``debounce``. Requires ``debounce``.
     """
 
     unique: str | None = None
@@ -186,9 +207,9 @@ class LockOptions:
     queued_ttl: Seconds = 3600.0
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
-    It counts from the ETA of the call. It limits how long a lost message blocks its name: a message that was purged, or
-    never published because its publisher died. ``once_per`` must not be shorter. Requires ``unique='queued'`` or
-    ``unique='queued+running'``.
+    The time counts from the ETA of the call. It limits how long a lost message blocks its name. A message is lost if
+    its queue was purged, or if its publisher died before publishing it. A duration of ``once_per`` must be at least
+    ``queued_ttl``. Requires ``unique='queued'`` or ``unique='queued+running'``.
     """
 
     once_per: Seconds | str | None = None
@@ -216,7 +237,8 @@ class LockOptions:
 
     - ``"run"``: the call runs (at least once), with ``lease.after_crash`` and the same ``lease.idempotency_key``.
     - ``"hold"``: calls end FAILURE with :class:`UnknownOutcome` (at most once), until ``task.resolve()`` is called.
-      Without it, that lasts for ``max_hold`` (24 h if not set) and ``once_per``, counted from the start of the body.
+      Without that call, they fail for ``max_hold`` (24 h if not set) plus ``once_per``, counted from the start of the
+      body.
 
     Requires ``once_per``.
     """
@@ -230,16 +252,17 @@ class LockOptions:
     on_lost: str = "continue"
     """The treatment of a body whose lease is lost.
 
-    With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``,
-    :class:`LockLost` is raised once in the body, before the lease ends. It interrupts neither a long C call nor, in a
-    thread, ``time.sleep``. ``"abort"`` has no effect in the solo pool and in an eager call.
+    With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``, the worker
+    raises :class:`LockLost` once in the body. If the store does not answer, the worker raises it before the lease
+    expires. The exception interrupts neither a long C call nor, in a thread, ``time.sleep``. ``"abort"`` has no effect
+    in the solo pool and in an eager call.
     """
 
     after_lost: str = "fail"
     """The treatment of a task that ends with :class:`LockLost` because its lease was lost.
 
-    With ``"fail"`` it ends FAILURE. With ``"retry"`` its message is published again; this is not one of the task's own
-    retries.
+    With ``"fail"`` it ends FAILURE. With ``"retry"`` its message is published again. That does not count towards the
+    task's ``max_retries``.
     """
 
     on_store_error: str = "retry"
@@ -255,9 +278,10 @@ class LockOptions:
     """The servers that must confirm a write about the lock before it counts.
 
     - ``"primary"``: only the server that executes it.
-    - ``{"replicas": n, "timeout": s}``: and n of its replicas.
-    - ``{"fsync": "local", "timeout": s}``: and its disk.
-    - ``{"fsync": n, "timeout": s}``: and its disk and the disks of n replicas. Needs a ``ttl`` of at least 15 s.
+    - ``{"replicas": n, "timeout": s}``: that server, and n of its replicas.
+    - ``{"fsync": "local", "timeout": s}``: that server, after it wrote to its disk.
+    - ``{"fsync": n, "timeout": s}``: that server and n of its replicas, after each wrote to its disk. Needs a ``ttl``
+      of at least 15 s.
 
     ``n`` is 1 to 1000. ``timeout`` is optional: 0.001 to 30 s, at most half of ``dlock_timeout``; 0.5 s by default, and
     1.5 s for disks. If a write is not confirmed in time, the lock is released and ``on_store_error`` applies. ``None``
@@ -269,8 +293,7 @@ class LockOptions:
         def __new__(cls, *_args: Any, **options: Any) -> Self:
             # The dataclass would raise a TypeError that suggests no option.
             for name in options.keys() - cls.__dataclass_fields__.keys():
-                known = ", ".join(cls.names())
-                raise InvalidLockOptions(f"unknown option {name!r}{cls.meant(name)}; known are {known}")
+                raise InvalidLockOptions(f"unknown option {name!r}{cls.meant(name)}; {ALL_OPTIONS}")
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -309,6 +332,15 @@ class LockOptions:
         return 1 if self.queue_overflow == "keep_latest" else self.queue_limit or 0
 
     @property
+    def debounce_ms(self) -> tuple[int, int]:
+        """``debounce`` and ``debounce_max`` in milliseconds; (0, 0) if calls are not debounced."""
+        if self.debounce is None:
+            return 0, 0
+        wait = as_seconds(self.debounce)
+        last = 10 * wait if self.debounce_max is None else as_seconds(self.debounce_max)
+        return round(wait * 1000), round(last * 1000)
+
+    @property
     def skips_with_result(self) -> bool:
         return self.skip_result is not UNSET
 
@@ -340,10 +372,10 @@ class LockOptions:
 def tick_mark_ttl(misfire_grace: float) -> float:
     """Return the seconds for which a tick's run is remembered, counted from its success.
 
-    A later message of the same tick must meet the mark or be a misfire; else the tick would run twice. Two clocks
-    differ by at most the skew. A run starts at ``due - skew`` of its worker's clock at the earliest, or its stamp is
-    refused. By the store's clock that is ``due - 2 skew``, and the mark is written later. A message that is no misfire
-    starts at ``due + misfire_grace`` of its worker's clock at the latest: ``due + misfire_grace + skew`` by the store's
-    clock. The difference is ``misfire_grace + 3 skew``.
+    A later message of the same tick must find the mark or be a misfire. Otherwise the tick would run twice. Two clocks
+    differ by at most the skew. A run starts at ``due - skew`` of its worker's clock at the earliest, because the worker
+    refuses an earlier message. By the store's clock that is ``due - 2 skew``, and the mark is written later. A message
+    that is no misfire starts at ``due + misfire_grace`` of its worker's clock at the latest: ``due + misfire_grace +
+    skew`` by the store's clock. The difference is ``misfire_grace + 3 skew``.
     """
     return misfire_grace + 3 * SKEW + _MARGIN

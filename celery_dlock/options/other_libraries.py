@@ -7,26 +7,27 @@ from typing import Final
 __all__ = ["UNMISTAKABLE", "equivalent"]
 
 _TIMES: Final = (
-    "none for a running task, whose lock is renewed; max_hold for a body that hangs, queued_ttl for a lost message"
+    "remove it, because the lock of a running task is renewed; "
+    "set max_hold for a body that hangs, or queued_ttl for a lost message"
 )
-_KEY: Final = "key=[...], with unique='queued+running'"
-_WAIT: Final = "on_conflict='wait' with wait_timeout"
+_KEY: Final = "use key=[...] with unique='queued+running'"
+_WAIT: Final = "use on_conflict='wait' with wait_timeout"
 _EQUIVALENTS: Final = {
     # celery-once: keys of its dict `once`
-    "once": "unique='queued+running'",
+    "once": "use unique='queued+running'",
     "keys": _KEY,
-    "graceful": "on_duplicate='return', the default",
-    "unlock_before_run": "unique='queued', with on_conflict='retry'",
+    "graceful": "remove it, because on_duplicate='return' is the default",
+    "unlock_before_run": "use unique='queued' with on_conflict='retry'",
     "timeout": _TIMES,
     # celery-singleton
     "unique_on": _KEY,
-    "raise_on_duplicate": "on_duplicate='raise', with unique='queued+running'",
+    "raise_on_duplicate": "use on_duplicate='raise' with unique='queued+running'",
     "lock_expiry": _TIMES,
     # redis-py's Lock
     "lock_timeout": _TIMES,
-    "lock_ttl": "ttl",
-    "lock_key": "key",
-    "lock_name": "key",
+    "lock_ttl": "use ttl",
+    "lock_key": "use key",
+    "lock_name": "use key",
     "blocking": _WAIT,
     "blocking_timeout": _WAIT,
 }
@@ -35,6 +36,6 @@ UNMISTAKABLE: Final = ("once", "unique_on", "raise_on_duplicate", "lock_expiry",
 
 
 def equivalent(name: object) -> str:
-    """Return the equivalent of another library's option, for an error; "" if there is none."""
+    """Return what to write instead of another library's option, for an error; "" if the option is unknown."""
     found = _EQUIVALENTS.get(name) if isinstance(name, str) else None
-    return f" (of another library; here: {found})" if found else ""
+    return f" (of another library: {found})" if found else ""

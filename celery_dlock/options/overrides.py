@@ -16,8 +16,8 @@ __all__ = ["overridden"]
 def overridden(options: LockOptions, chosen: Mapping[str, Any]) -> LockOptions:
     """Return ``options`` with the fields in ``chosen`` replaced.
 
-    An option that is not chosen and loses its effect returns to its default: ``queue_limit``, if ``on_conflict``
-    becomes ``"skip"``.
+    If an option is not chosen and has no effect beside the chosen ones, it returns to its default. For example, if
+    ``on_conflict`` becomes ``"skip"``, ``queue_limit`` becomes None.
 
     Args:
         options: The options to start from.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from ..errors import InvalidLockOptions
-from ..utils.text import written
+from ..utils.text import did_you_mean, written
 from .lock_options import LockOptions
-from .validation import as_seconds, did_you_mean, invalid_value
+from .validation import ALL_OPTIONS, as_seconds, invalid_value
 
 __all__ = ["BOUNDED", "ENABLED", "SETTING", "Permissions"]
 
@@ -55,10 +55,8 @@ class Permissions(NamedTuple):
             raise invalid_value(SETTING, setting, f"{BOUNDED!r}, {_ALL!r} or a list of options")
         for name in setting:
             if name not in known:
-                raise InvalidLockOptions(
-                    f"{SETTING}: unknown option {written(name)}{did_you_mean(name, known)}; "
-                    f"known are {', '.join(known)}"
-                )
+                meant = did_you_mean(name, known)
+                raise InvalidLockOptions(f"{SETTING}: unknown option {written(name)}{meant}; {ALL_OPTIONS}")
         return cls(frozenset(setting), False, ttl)  # noqa: FBT003  # a NamedTuple's field
 
     def refusal(self, own: LockOptions, call: LockOptions, chosen: Iterable[str]) -> str:
@@ -123,9 +121,24 @@ def _once(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     if window is None or (limit is not None and window <= limit):
         return ""
     if limit is None:
-        # Only calls with once_per read the run mark. With scope="task" these are calls of this task that chose it too.
+        # Only calls with once_per read the run mark. With scope="task", no other task can read the mark of this call.
         return "" if call.scope == "task" else "None, which is the task's own"
     return f"at most the task's own ({limit:g} s)"
+
+
+def _debounce(own: LockOptions, call: LockOptions, _ttl: float) -> str:
+    """A debounced call removes other waiters and decides when they run."""
+    if call.debounce is None or call.debounce_ms == own.debounce_ms:
+        return ""
+    if call.scope == "shared":
+        return f"the task's own ({written(own.debounce)}) with scope='shared'"
+    if own.debounce is None or all(
+        chosen <= most for chosen, most in zip(call.debounce_ms, own.debounce_ms, strict=True)
+    ):
+        return ""
+    return (
+        f"at most the task's own (debounce {own.debounce_ms[0] / 1000:g}, debounce_max {own.debounce_ms[1] / 1000:g})"
+    )
 
 
 def _only_own_in_shared(name: str, harmful: Callable[[Any], bool]) -> _Bound:
@@ -148,6 +161,8 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "misfire_grace": _once,
     "queued_ttl": _at_most("queued_ttl"),
     "wait_timeout": _at_most("wait_timeout"),
+    "debounce": _debounce,
+    "debounce_max": _debounce,
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),
     "queue_overflow": _only_own_in_shared("queue_overflow", _EVICTING.__contains__),
 }

@@ -1,8 +1,8 @@
-"""The options that have an effect only with a certain choice of another one.
+"""The options that have an effect only with a certain value of another option.
 
-This table is the only place that says so. The checks of :class:`LockOptions` refuse such an option without the choice
-it needs. An override that takes the choice away resets the option to its default. The options reference prints the
-table.
+This table is the only place that states these requirements. The checks of :class:`LockOptions` refuse an option whose
+requirement is not met. If an override removes the required value, the option returns to its default. The options
+reference prints the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _can_skip(options: Any) -> bool:
 def _can_retry(options: Any) -> bool:
     if options.on_conflict == "wait":
         return bool(options.after_wait != "raise")
-    # "skip" retries a call that ran before: its work is half done.
+    # "skip" retries a call that already ran and called self.retry(), because the work is half done.
     return options.on_conflict not in ("raise", "queue")
 
 
@@ -66,6 +66,10 @@ REQUIRES: Final[Mapping[str, Requirement]] = {
     "after_wait": _WAIT,
     "queue_limit": _QUEUE,
     "queue_overflow": _QUEUE,
+    "debounce": _QUEUE,
+    "debounce_max": Requirement(
+        "debounce", lambda options: options.debounce is not None and options.on_conflict == "queue", "debounce"
+    ),
     "on_duplicate": _UNIQUE,
     "queued_ttl": _UNIQUE,
     "on_used": _ONCE_PER,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -12,11 +11,11 @@ from ..errors import InvalidLockOptions
 from ..utils.text import written
 
 __all__ = [
+    "ALL_OPTIONS",
     "FOREVER",
     "MAX_SECONDS",
     "Seconds",
     "as_seconds",
-    "did_you_mean",
     "either",
     "invalid_value",
     "seconds_within",
@@ -26,6 +25,8 @@ __all__ = [
 
 Seconds = float | timedelta
 
+#: The end of an error for an unknown option.
+ALL_OPTIONS: Final = "all options: docs/reference/options.md"
 MIN_TTL: Final = 1.0
 MAX_SECONDS: Final = 366 * 24 * 3600.0
 #: The meaning of ``once_per="forever"``: ten years.
@@ -107,16 +108,3 @@ def either(choices: Sequence[str]) -> str:
     """Return the choices as a list for an error: ``'skip', 'retry' or 'wait'``."""
     shown = [repr(choice) for choice in choices]
     return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-
-
-def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """Return the suggestion for an unknown name in an error; "" if no known name is similar.
-
-    Args:
-        name: The unknown name.
-        known: The known names.
-        prefix: The beginning that all known names share. It counts for no similarity.
-    """
-    found = {each.removeprefix(prefix): each for each in known}
-    alike = difflib.get_close_matches(str(name).removeprefix(prefix), found, 1)
-    return f" (did you mean {found[alike[0]]!r}?)" if alike else ""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import InvalidLockOptions
+from ..utils.text import did_you_mean
 from .durability import durability_of
-from .validation import FOREVER, did_you_mean, either, invalid_value, seconds_within, ttl_seconds
+from .validation import FOREVER, either, invalid_value, seconds_within, ttl_seconds
 
 __all__ = [
     "AFTER_WAIT",
@@ -22,7 +23,7 @@ AFTER_WAIT: Final = ("raise", "skip", "retry")
 OVERFLOW: Final = ("raise", "skip", "drop_oldest", "keep_latest")
 UNIQUE: Final = ("queued", "queued+running")
 
-#: One particular object: only if the author wrote no ttl, the setting ``dlock_ttl`` applies.
+#: Compared by identity: if ``ttl`` is this object, the author wrote no ttl, and the setting ``dlock_ttl`` applies.
 DEFAULT_TTL: Final[float] = float("30")
 
 _KEYS: Final = (
@@ -128,6 +129,8 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "after_wait": _one_of(*AFTER_WAIT),
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
+    "debounce": _seconds_or_none(0.001),
+    "debounce_max": _seconds_or_none(0.001),
     "unique": _unique,
     "on_duplicate": _one_of("return", "raise"),
     "queued_ttl": _seconds(1.0),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import ReplyLost, ReplyTimeout
@@ -15,6 +14,7 @@ from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
 from .model import Acquired, AcquireRequest, Grant, Holder, LastRun, Refusal, Released, Renewal, Requester
 from .queue_model import ClaimRequest, ExistingCall, Waiting
+from .server_model import StoreInfo
 
 __all__ = [
     "FOREIGN_MS",
@@ -24,16 +24,15 @@ __all__ = [
     "QueueStore",
     "ReleaseListener",
     "ReleaseRequest",
-    "StoreInfo",
-    "UseStore",
+    "RunMarkStore",
     "call_again_if_reply_lost",
 ]
 
 T = TypeVar("T")
 
 #: The longest release request, in characters, that fits into a lease record beside the longest name.
-MOST_TEXT: Final = 1200
-_NOBODY: Final = Requester.of(None, None, "", 0).text
+MAX_TEXT_LENGTH: Final = 1200
+_NO_REQUESTER: Final = Requester.of(None, None, "", 0).text
 
 
 class ReleaseRequest(NamedTuple):
@@ -42,18 +41,19 @@ class ReleaseRequest(NamedTuple):
     Args:
         final: The message is acknowledged and its result is stored. If copies may exist, set the done mark.
         identity: The digest of the message's :class:`~celery_dlock.store.model.Identity`; "" outside of a message.
-        used_ms: Milliseconds that this success uses the name (``once_per``); 0: the run did not succeed.
-        requester: The run that succeeded: the text of a :class:`~celery_dlock.store.model.Requester`.
-        outcome_unknown: The acquire may still arrive, so leave a tombstone that refuses it.
+        used_ms: Milliseconds that the run mark of a success is kept (``once_per``); 0: the run did not succeed.
+        requester: The requester of a successful run: the text of a :class:`~celery_dlock.store.model.Requester`.
+        outcome_unknown: The acquire may still arrive, so leave a tombstone that refuses it. This says nothing about the
+            outcome of the body.
         queue: The task's policy is to queue, so the lock is expected to have waiters.
-        once: The acquisition has a run mark (``once_per``) and its body did not die. Without a success, the run mark
-            returns to what it was before: free, or outcome unknown.
-        tick: The tick of the run mark; "" for the run mark of the name.
-        seed: The seed of the idempotency key that the body read.
-        window_ms: Milliseconds that the run mark keeps the seed after a run without a success.
+        once: The acquisition has a run mark (``once_per``), and the body's process is alive. If the run did not
+            succeed, the release frees the name, or restores the mark of an earlier run whose outcome is unknown.
+        tick: The due time of the schedule entry that this run serves (``once_per="tick"``); "" without a tick.
+        seed: The text from which ``lease.idempotency_key`` of this run was made.
+        window_ms: Milliseconds that the run mark keeps the seed if the run did not succeed.
         reserved_for: The identity of the retry that the lock is reserved for (``keep_on_retry``); "" for none.
         reserved_ms: Milliseconds that the reservation lasts at most.
-        rolled_back: The body did not begin, so ``min_hold`` does not apply. Only with ``outcome_unknown``.
+        rolled_back: With ``outcome_unknown``: the body did not begin, so ``min_hold`` does not apply.
     """
 
     final: bool = False
@@ -75,11 +75,11 @@ class ReleaseRequest(NamedTuple):
         """The request as JSON, for a release that is delegated to the watchdog."""
         text = json.dumps(self)
         # A lease record has limited space. If the text is too long, drop the requester.
-        return text if len(text) <= MOST_TEXT else json.dumps(self._replace(requester=_NOBODY))
+        return text if len(text) <= MAX_TEXT_LENGTH else json.dumps(self._replace(requester=_NO_REQUESTER))
 
     @classmethod
     def from_text(cls, text: str) -> ReleaseRequest:
-        """Parse :attr:`text`. If its writer was killed and the text is damaged, the request only releases the lock."""
+        """Parse :attr:`text`. If a killed writer left it damaged, only release the lock, without marks."""
         try:
             return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
         except (ValueError, TypeError):
@@ -103,10 +103,21 @@ def call_again_if_reply_lost(call: Callable[..., T], *args: Any) -> T:
 
 
 class ReleaseListener(Protocol):
-    """A listener for releases of one lock."""
+    """A listener for releases of one lock. Each release wakes the caller that has waited for the longest time."""
 
     def wait(self, timeout: float) -> bool:
-        """Block at most ``timeout`` s. Return whether a release was reported. Either answer may be wrong: try again."""
+        """Block at most ``timeout`` s. Return whether a release woke this caller. In both cases, try the lock again.
+
+        Raises:
+            StoreUnavailable: No connection could be opened, or the store refused.
+        """
+        ...
+
+    def pass_on(self) -> None:
+        """Wake the next caller. Call this if this one was woken, but will neither take the lock nor wait any longer.
+
+        Never raises because of the store. If the store does not answer, the other callers poll.
+        """
         ...
 
 
@@ -114,14 +125,14 @@ class LockStore(Protocol):
     """The store of locks.
 
     For each lock name, a call takes effect as a whole or not at all. Every command is safe to send twice: if a reply
-    is lost, store or caller repeats it with equal arguments. A lost race is a result, not an error.
+    is lost, the store or the caller repeats it with equal arguments. A lost race is a result, not an error.
 
     An acquisition is the text ``owner.number``. Each new acquire has a new number. Every method that sends a command
-    raises :class:`~celery_dlock.errors.StoreUnavailable` if the store did not execute it. If that is unknown, it
-    raises the subclass :class:`~celery_dlock.errors.ReplyLost`.
+    raises :class:`~celery_dlock.errors.StoreUnavailable` if the store did not execute the command. If it is unknown
+    whether the store did, the method raises the subclass :class:`~celery_dlock.errors.ReplyLost`.
     """
 
-    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         """Take the lock, or return why it was refused. If the request has a queue entry, park a message that must wait.
 
         Safe to send twice: an acquisition that holds the lock already gets the same token again. Otherwise the first of
@@ -132,25 +143,25 @@ class LockStore(Protocol):
             name: The lock name.
             acquisition: The acquisition that is to hold the lock.
             ttl_ms: Milliseconds that the lock is held without a renewal.
-            claim: The caller, and what it needs.
+            request: The caller, its message, and the task's options.
 
         Raises:
-            InvalidLockOptions: The request has a place in a queue, and this store has no queues.
+            InvalidLockOptions: The request is one of the queue policy, and this store has no queues.
             NotConfirmed: Too few servers confirmed the write (``durability``). The caller must release the acquisition.
             StoreQuarantined: The store may have lost leases, and grants nothing new for a while.
         """
         ...
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
-        """Move the deadlines of leases, and set facts in their locks. Never creates a lock, and never shortens a lease.
+        """Move the deadlines of leases, and set ``Renewal.fields``. Never creates a lock or shortens a lease.
 
         Args:
             renewals: The leases to renew.
             within: Seconds after which a reply is of no use; None: the store's timeout.
 
         Returns:
-            One result for each renewal: false if the acquisition does not hold the lock. None if the lock's server did
-            not answer or refused, or if too few servers confirmed the renewal. If no server answers, this raises.
+            One result for each renewal. False: the acquisition does not hold the lock. None: the lock's server did not
+            answer or refused, or too few servers confirmed the renewal. If no server answers, this raises.
         """
         ...
 
@@ -160,22 +171,27 @@ class LockStore(Protocol):
         """End an acquisition, set its marks, and grant the lock to the next waiter.
 
         If another acquisition holds the lock, the lock does not change, but the marks are set. If too few servers
-        confirm the marks (``durability``), the release still counts, and the store logs that once.
+        confirm the marks (``durability``), the release still counts. The store logs the first such case.
         """
         ...
 
     def shard(self, name: LockName) -> int:
-        """Return the number of the part of the store that has the lock. Parts fail independently. Sends nothing."""
+        """Return the number of the shard that has the lock, below :data:`~.circuit_breaker.SHARDS`. Sends nothing.
+
+        Shards are servers that fail independently. A number is a hash, so two shards may have the same one (rarely).
+        """
         ...
 
     def inspect(self, name: LockName) -> Holder | None:
         """Return the holder of the lock; None if the lock is free."""
         ...
 
-    def release_listener(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
-        """Listen for releases of the lock. After entering, none is missed while the connection lasts.
+    def release_listener(self, name: LockName) -> ReleaseListener:
+        """Return a listener for releases of the lock.
 
-        A release is reported only if an acquire with ``notify`` was refused before.
+        A release wakes a caller only if callers may wait: an acquire with ``notify`` was refused, or the holder itself
+        had waited. If no caller waits at that moment, the wake-up is kept for 2 s. So a caller that was refused and
+        then begins to wait misses no release in between.
         """
         ...
 
@@ -184,7 +200,7 @@ class LockStore(Protocol):
         ...
 
 
-#: Milliseconds that a granted message waits for a worker of its broker, while only workers of other brokers sweep.
+#: Milliseconds until a granted message becomes a dead letter because no worker of its broker publishes it.
 FOREIGN_MS: Final = 5 * 60 * 1000
 
 
@@ -195,43 +211,25 @@ class QueueStepResult(NamedTuple):
         entry: The entry of the waiter that was removed; "" if there was none.
         granted: The waiter that the lock is reserved for. The caller must publish its message.
         dead_letter: The identity of the waiter that became a dead letter; "" if none did.
-        foreign_broker: The dead letter's message was not published, because no worker of its broker came.
+        foreign_broker: The dead letter's message was not published, because no worker of its broker swept the lock.
+        lost_grant: This sweep ended a grant whose message was published and not started in time.
     """
 
     entry: str = ""
     granted: Grant | None = None
     dead_letter: str = ""
     foreign_broker: bool = False
-
-
-class StoreInfo(NamedTuple):
-    """The configuration of a store.
-
-    Args:
-        durable: The data survives a restart, except for at most the last second.
-        eviction: The eviction policy of a full store: ``noeviction``, or one that deletes keys; "" if it is unknown.
-        unreachable: The servers that did not answer, each with the reason.
-        can_confirm_fsync: The store can confirm that a write is on disk (WAITAOF).
-        replicas: The smallest number of replicas of one of its servers; None if it is unknown.
-        duplicate_servers: A text that names servers with two names in the configuration; "" if there are none.
-    """
-
-    durable: bool
-    eviction: str
-    unreachable: tuple[str, ...] = ()
-    can_confirm_fsync: bool = False
-    replicas: int | None = None
-    duplicate_servers: str = ""
+    lost_grant: bool = False
 
 
 class ClaimStore(Protocol):
     """The store of claims, which a publisher makes (``unique``). Errors and repetition are as in :class:`LockStore`."""
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
-        """Claim lock names. For each, return None, or the call that has the name already.
+        """Claim lock names. For each, return None, or the existing call that has the name.
 
-        That is another claim, a waiter, or (``refuse_while_running``) a running call. A call's retry is not refused
-        because of its own task id.
+        An existing call is another claim, a waiter, or (``refuse_while_running``) a running call. A retry has the same
+        task id as the call that it repeats. It may claim the name while that call still has it.
 
         Raises:
             InvalidLockOptions: This store has no claims.
@@ -246,12 +244,13 @@ class ClaimStore(Protocol):
             name: The lock name.
             task_id: The task id of the claim.
             generation: The generation of the message. A claim of a later generation (a retry) stays.
-            attempt: Release only the claim of this attempt, and refuse it if it arrives later; "": of any attempt.
+            attempt: Release only the claim that this publication made. If its claim command arrives after this release,
+                it claims nothing. "": the claim may be that of any publication.
         """
         ...
 
     def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
-        """Extend claims (lock name, task id, milliseconds from now that it lasts at least). Never creates a claim."""
+        """Extend claims. A claim (lock name, task id, ms) then lasts at least ms from now. Never creates a claim."""
         ...
 
     def close(self) -> None:
@@ -259,23 +258,26 @@ class ClaimStore(Protocol):
         ...
 
 
-class UseStore(Protocol):
-    """The store of run marks (``once_per``), for operators. With a ``tick``, only the run of that tick counts."""
+class RunMarkStore(Protocol):
+    """The store of run marks (``once_per``), for operators.
+
+    With a ``tick``, only the run of that tick counts. With a ``mark``, only the run whose ``RunView`` has it.
+    """
 
     def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
         """Return the last run of the name; None if there is no run mark, or its run ended without a success."""
         ...
 
-    def forget_run(self, name: LockName, tick: str = "") -> bool:
+    def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
         """Delete the run mark of the name. Return false if there was none. A body that runs now goes on."""
         ...
 
-    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "", mark: str = "") -> bool:
         """Record for ``window_ms`` whether a run with unknown outcome did its work. Return false if there is none."""
         ...
 
 
-class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
+class QueueStore(LockStore, ClaimStore, RunMarkStore, Protocol):
     """The whole store contract: locks, claims, run marks, queues, and the records of workers."""
 
     def sweep(
@@ -285,8 +287,8 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
 
         Args:
             name: The lock name.
-            granter: A new text for each sweep. If the command is sent twice, its own grant is returned again.
-            grant_timeout_ms: Milliseconds from a lost grant to the waiter's next one, doubled with each loss.
+            granter: A new text for each sweep. If the command is sent twice, both copies return the same grant.
+            grant_timeout_ms: Milliseconds that a waiter is set aside after it lost a grant, doubled with each loss.
             tries: The number of lost grants after which a message becomes a dead letter.
             foreign_ms: See :data:`FOREIGN_MS`.
         """
@@ -300,12 +302,12 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        """Leave the publication of a grant to another worker. Return false if it is published, or the grant is over.
+        """Leave a granted message to another worker. Return false if it was published, or the grant is over.
 
         Args:
             name: The lock name.
             grant: The grant.
-            foreign: Its message is of another broker. If no worker of that broker comes, it becomes a dead letter.
+            foreign: The message is of another broker. If no worker of that broker sweeps, it becomes a dead letter.
             present: That broker has running workers, so the message does not become a dead letter.
         """
         ...
@@ -313,15 +315,15 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
-        """Remove a waiter, and pass its grant on to the next one. A message that runs already is left alone.
+        """Remove a waiter, and grant the lock to the next one if this one had a grant. If its message runs, do nothing.
 
         Args:
             name: The lock name.
             identity: The digest of the waiter's identity.
             granter: A new text for each call, as for :meth:`sweep`.
-            dead_letter: Make it a dead letter, without a done mark. Else the done mark is set, so that no copy runs.
-            ended: Its end is stored: set the done mark even if it does not wait. Else its message is kept among the
-                dead letters until a call with ``ended``.
+            dead_letter: Make it a dead letter, without a done mark. If false, set the done mark, so that no copy runs.
+            ended: The task's result is stored: delete the message, and set the done mark even if it no longer waits. If
+                false, keep it as a dead letter. The caller then stores the result, and calls again with ``ended``.
         """
         ...
 
@@ -368,7 +370,7 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         """Return the locks that a sweep has to visit within ``within`` seconds, at most ``most`` of each bucket.
 
-        The locks of a server that does not answer are missing. If no lock is found, this raises its error.
+        The locks of a server that does not answer are missing. If no lock is found, raise that server's error.
         """
         ...
 
@@ -388,7 +390,7 @@ class QueueStore(LockStore, ClaimStore, UseStore, Protocol):
         ...
 
     def announce_workers(self, broker: str, life_ms: int) -> None:
-        """Record that a broker has running workers, for at least so many milliseconds."""
+        """Record for at least ``life_ms`` milliseconds that a broker has running workers."""
         ...
 
     def has_workers(self, broker: str) -> bool:

@@ -10,10 +10,12 @@ from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
     from .base import QueueStore
-    from .model import Quarantine
+    from .memory.store import MemoryStore
+    from .operator import OperatorStore
     from .redis.topology import Topology
+    from .server_model import Quarantine
 
-__all__ = ["open_store"]
+__all__ = ["open_operator_store", "open_store"]
 
 
 def open_store(
@@ -30,6 +32,9 @@ def open_store(
     Raises:
         InvalidLockOptions: No connection can be configured from the options of a location.
     """
+    if locations[0].kind == "memory":
+        return _memory_store(locations[0], prefix)
+
     from .redis.store import RedisStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
 
     if len(locations) > 1:
@@ -39,6 +44,36 @@ def open_store(
         members = [RedisStore(_topology(location, timeout, names), prefix, quarantine) for location in locations]
         return RedlockStore(members, [location.shown for location in locations], timeout=timeout)
     return RedisStore(_topology(locations[0], timeout), prefix, quarantine)
+
+
+def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, prefix: str) -> OperatorStore:
+    """Return the store at these locations, with the commands that operators need. Opens no connection.
+
+    Args: as for :func:`open_store`.
+
+    Raises:
+        InvalidLockOptions: No connection can be configured from the options, or the locations are those of a Redlock.
+    """
+    if locations[0].kind == "memory":
+        return _memory_store(locations[0], prefix)
+
+    from .redis.operator import RedisOperatorStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
+
+    if len(locations) > 1:
+        places = ", ".join(location.shown for location in locations)
+        raise InvalidLockOptions(
+            f"cannot show the locks of a Redlock as a whole: its servers ({places}) may differ, and only a majority "
+            "of them holds a lock; give one of them, in an app whose dlock_url is that server"
+        )
+    return RedisOperatorStore(_topology(locations[0], timeout), prefix)
+
+
+def _memory_store(location: StoreLocation, prefix: str) -> MemoryStore:
+    from .memory.records import Memory  # noqa: PLC0415  # not at import time
+    from .memory.store import MemoryStore  # noqa: PLC0415  # not at import time
+
+    # The location belongs to the settings of one app, so two apps share no data. setdefault is atomic.
+    return MemoryStore(location.shared.setdefault(f"memory {prefix}", Memory()))
 
 
 def _topology(location: StoreLocation, timeout: float, names: dict[str, str] | None = None) -> Topology:

@@ -30,11 +30,12 @@ __all__ = [
 ]
 
 Address: TypeAlias = tuple[str, int]
-Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
+Kind: TypeAlias = Literal["server", "sentinel", "cluster", "memory"]
 
 _SOCKETS = ("unix", "redis+socket")
 _CLUSTERS = ("redis+cluster", "rediss+cluster")
-SCHEMES: Final = ("redis", "rediss", *_SOCKETS, "sentinel", *_CLUSTERS)
+_MEMORY = "memory"
+SCHEMES: Final = ("redis", "rediss", *_SOCKETS, "sentinel", *_CLUSTERS, _MEMORY)
 
 #: Options of redis-py that are ignored: timeouts, retries and pools are those of this library.
 IGNORED_OPTIONS: Final = frozenset((
@@ -43,7 +44,7 @@ IGNORED_OPTIONS: Final = frozenset((
 ))  # fmt: skip
 #: The beginning of a second URL.
 _ANOTHER: Final = re.compile(r"[,;]\s*[a-z+]+://")
-#: A host with its port, and the beginning of a value in a query. Only these may be shown.
+#: A host with its port: only such a text may be shown. The next one matches the beginning of a value in a query.
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[^:=\[\]]*)(:\d{1,5})?")
 _QUERY: Final = re.compile(r"[?#&][^=]*=")
 #: Characters that no host has. Without this check, errors would show a query without its "?", with a password.
@@ -53,23 +54,24 @@ _FORMS: Final = {
     **dict.fromkeys(_SOCKETS, "/path of the socket"),
     **dict.fromkeys(_CLUSTERS, "host:port,host:port"),
     "sentinel": "host:port;sentinel://host:port/number of the database",
+    _MEMORY: " and nothing behind it",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """The location of one store: a server, a Sentinel set or a Cluster.
+    """The location of one store: a server, a Sentinel set, a Cluster, or the memory of the process.
 
     Args:
-        kind: The kind of servers at the addresses.
+        kind: The kind of servers at the addresses, or ``"memory"``.
         shown: The URL without user and password.
         setting: The setting that names the URL.
         addresses: The addresses of the server, of the sentinels, or of some Cluster nodes; empty for a Unix socket.
         options: The connection options for redis-py, except host and port. They contain the secrets.
         master_name: The name of the primary, as the sentinels know it.
         sentinel_options: The connection options for the sentinels, for redis-py's client.
-        shared: The knowledge about the servers that all connections of this process share.
-        logged: The facts that one connection has logged, so that the others do not log them again.
+        shared: What is known about the servers, or the data of a memory store. All stores of this process share it.
+        logged: The facts that a connection of this process has logged. The others do not log them again.
     """
 
     kind: Kind
@@ -89,8 +91,8 @@ class StoreLocation:
         Args:
             url: A URL with one of the :data:`SCHEMES`.
             setting: The setting that holds the URL, for errors.
-            more: Options that the query may leave out: ``master_name``, ``sentinel_kwargs``, ``credential_provider``
-                and ``ssl``.
+            more: Options beside the URL: ``master_name``, ``sentinel_kwargs``, ``credential_provider`` and ``ssl``. The
+                query precedes ``master_name`` and ``credential_provider`` of these.
 
         Raises:
             InvalidLockOptions: The URL cannot be used. The message shows no password.
@@ -119,14 +121,14 @@ class StoreLocation:
 
 
 class _Form(ValueError):
-    """The URL does not have the form of its scheme."""
+    """The URL does not have the form that its scheme requires."""
 
 
 def _with_hosts(found: StoreLocation) -> StoreLocation:
     """Return the location if its hosts can be hosts.
 
     Raises:
-        _Form: A host contains a character that no host has.
+        _Form: A host contains a character that is not allowed in host names.
     """
     if any(_NO_HOST.search(host) for host, _ in found.addresses):
         raise _Form
@@ -140,7 +142,7 @@ def shown(url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    # Not by urlsplit: a password may contain a character that ends the host.
+    # Do not use urlsplit: a password may contain a character that ends the host.
     scheme, colon, rest = url.partition(":")
     if not rest.startswith("/"):
         return _public(url.lstrip("/"))  # without a scheme, the URL begins with the secrets
@@ -176,7 +178,7 @@ def safe_error_text(error: Exception) -> str:
         # The error of urlsplit quotes user and password, or the text in brackets.
         return "its host cannot be read, or its password is not percent-encoded"
     if str(error).startswith("invalid literal for int()"):
-        # The error of Celery's backend quotes the path: perhaps the end of a password that contains / ? or #.
+        # Celery's backend quotes the path in its error. It may be the end of a password that contains / ? or #.
         return "no number of a database, or its password is not percent-encoded"
     if "unexpected keyword argument" in str(error):
         # If a password ended the host early, its rest is read as the query.
@@ -206,7 +208,7 @@ def _server(url: str, scheme: str, setting: str, more: dict[str, Any]) -> StoreL
         raise _Form
     from redis.connection import parse_url  # noqa: PLC0415  # importing celery_dlock loads no driver
 
-    # By hand, because urlunsplit drops the slashes of a URL without a host.
+    # Build the URL here, because urlunsplit drops the slashes of a URL without a host.
     bare = f"{'unix' if scheme in _SOCKETS else scheme}://{parts.netloc}{parts.path}"
     options = dict(parse_url(bare)) | _asked(parts.query, more)
     if scheme != "rediss" and any(key.startswith("ssl_") for key, _ in parse_qsl(parts.query)):
@@ -261,11 +263,19 @@ def _cluster(url: str, scheme: str, setting: str, more: dict[str, Any]) -> Store
     return StoreLocation("cluster", shown(url), setting, tuple(_address(node, 6379) for node in nodes), options)
 
 
-_READERS: Final = {"sentinel": _sentinels, **dict.fromkeys(_CLUSTERS, _cluster)}
+def _memory(url: str, _scheme: str, setting: str, more: dict[str, Any]) -> StoreLocation:
+    if url != f"{_MEMORY}://":
+        raise _Form
+    if used := sorted(key for key, value in more.items() if value):
+        raise ValueError(f"{used[0]} needs a server, and this store is in the memory of the process")
+    return StoreLocation("memory", url, setting)
+
+
+_READERS: Final = {"sentinel": _sentinels, _MEMORY: _memory, **dict.fromkeys(_CLUSTERS, _cluster)}
 
 
 def _one(what: str, given: Iterable[str]) -> str:
-    """Return the value that some addresses give, if the others give the same or none."""
+    """Return the value that all addresses with a value agree on; "" if none has one."""
     different = set(given) - {""}
     if len(different) > 1:
         raise ValueError(f"its addresses name different {what}")
@@ -319,7 +329,7 @@ def provided(provider: Any) -> dict[str, Any]:
     """
     from redis import CredentialProvider  # noqa: PLC0415  # importing celery_dlock loads no driver
 
-    # Do not show a text that names no class: it may be the secret itself.
+    # If the text names no class, do not show it: it may be the secret itself.
     found = _made(_named(provider)) if isinstance(provider, str) else provider
     if not isinstance(found, CredentialProvider):
         raise ValueError(f"credential_provider=<{type(found).__name__}> is no redis.CredentialProvider")  # noqa: TRY004  # a setting
@@ -337,8 +347,8 @@ def _named(path: str) -> Any:
     """Return the class at a dotted path.
 
     Raises:
-        ValueError: There is none; the error does not quote the path.
-        ImportError: Its module could not be imported, because another one is missing.
+        ValueError: There is no such class. The error does not quote the path.
+        ImportError: The module of the class imports a module that is missing.
     """
     if "." not in path:
         raise ValueError("credential_provider is no dotted path of a class")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
+from .operator_model import OPERATOR
 
 __all__ = [
     "CUT",
@@ -27,7 +29,6 @@ __all__ = [
     "LastRun",
     "NoMajority",
     "Parked",
-    "Quarantine",
     "QueueRequest",
     "Queued",
     "Refusal",
@@ -44,6 +45,7 @@ __all__ = [
 
 #: Characters of a task's name and id that the store keeps. An id of that length may be the beginning of a longer one.
 CUT = 150
+_CUT, _NODE_CUT = slice(CUT), slice(80)
 
 
 def shown_time(seconds: float) -> str:
@@ -52,7 +54,7 @@ def shown_time(seconds: float) -> str:
 
 
 class Identity(NamedTuple):
-    """The identity of a message. Copies that the library publishes keep it; retries and replacements get a new one.
+    """The identity of a message. A republished copy keeps it. A retry or a replacement has a new one.
 
     Args:
         task_id: The task id.
@@ -63,6 +65,16 @@ class Identity(NamedTuple):
     task_id: str
     retries: int = 0
     nesting: int = 0
+
+    @classmethod
+    def of(cls, task_id: str, facts: Mapping[str, Any]) -> Identity:
+        """Return the identity of a message.
+
+        Args:
+            task_id: Its task id.
+            facts: Its headers, or the options of its publication. A missing or empty number is 0.
+        """
+        return cls(task_id, facts.get("retries") or 0, facts.get("replaced_task_nesting") or 0)
 
     @property
     def digest(self) -> str:
@@ -82,20 +94,17 @@ def _digest(identity: Identity) -> str:
 
 
 class Requester(NamedTuple):
-    """The requester, as stored in the lock. Missing parts are empty strings.
-
-    It never contains arguments of the call, which may be secrets. ``node`` is the node name of its worker.
-    """
+    """The requester, as stored in the lock, never with arguments: they may be secrets. Missing parts are empty."""
 
     task: str
     task_id: str
-    node: str
+    node: str  # the node name of its worker
     pid: str
 
     @classmethod
     def of(cls, task: str | None, task_id: str | None, node: str, pid: int) -> Requester:
-        """Return a requester with shortened texts: a publisher chooses them, and a lease record has limited space."""
-        return cls((task or "")[:CUT], (task_id or "")[:CUT], node[:80], str(pid))
+        """Return a requester with texts cut to fit a lease record. Publishers choose their lengths."""
+        return cls((task or "")[_CUT], (task_id or "")[_CUT], node[_NODE_CUT], str(pid))
 
     @property
     def text(self) -> str:
@@ -109,9 +118,10 @@ class QueueRequest(NamedTuple):
     Args:
         entry: The message to park, as text. "": do not park, and return :class:`Queued` if the message has to wait.
         limit: The highest number of waiters of the lock; 0: no limit.
-        evict_oldest: If the queue is full, the oldest waiter makes room. Else this message is not parked.
+        evict_oldest: If the queue is full, evict the oldest waiter. If false, this message is not parked.
         after_us: The rank of the message that the worker received before this one. This message is ranked after it.
         grant_id: The id of the grant for which this copy was published; "" for any other copy.
+        debounce: ``LockOptions.debounce_ms`` of a debounced call.
     """
 
     entry: str = ""
@@ -119,6 +129,7 @@ class QueueRequest(NamedTuple):
     evict_oldest: bool = False
     after_us: int = 0
     grant_id: str = ""
+    debounce: tuple[int, int] | tuple[()] = ()
 
 
 class Grant(NamedTuple):
@@ -141,17 +152,18 @@ class AcquireRequest(NamedTuple):
     Args:
         requester: The caller, as shown to other callers.
         identity: The identity of the caller's message; None for a ``Lock`` outside any message.
-        redelivered: The broker flagged this delivery or its original. If the message has a done mark, it must not run.
+        redelivered: The broker flagged this delivery, or the one that it copies. With a done mark, it must not run.
         republished: The library published this copy, so the original may still be delivered.
-        age_us: Microseconds since the later of receipt and ETA, by the worker's monotonic clock.
-        rank_us: The rank that a republished copy keeps; None: the store computes it from its time and ``age_us``.
+        age_us: Microseconds since the worker received the message, or since its ETA if that is later.
+        rank_us: The rank that a republished copy keeps; None: the store computes it from its clock and ``age_us``.
         once: The task has ``once_per``: if the run mark says that an earlier run succeeded, refuse.
         tick: The tick whose run mark counts; "" for the run mark of the name.
-        run_mark_ms: Milliseconds that the run mark of this run is kept from its start, if its process dies.
+        run_mark_ms: If the process dies, milliseconds that the run mark of this run is kept from the run's start.
         hold_if_unknown: Refuse if the outcome of an earlier run is unknown.
-        notify: If the lock is held, its release must wake the release listeners of the lock.
+        notify: If the lock is held, the caller waits: the holder's release must wake a caller.
+        waited: The caller has waited. Others may still wait, so its own release must wake one. Needs ``notify``.
         min_hold_ms: Milliseconds from the acquisition that the lock stays held at least, even if it is released.
-        queue: The place in the queue, under the queue policy; None under every other policy.
+        queue: The part that the queue policy adds; None under every other policy.
         durability: The servers that must confirm that the lock was taken or the message parked.
     """
 
@@ -166,6 +178,7 @@ class AcquireRequest(NamedTuple):
     run_mark_ms: int = 24 * 3600 * 1000
     hold_if_unknown: bool = False
     notify: bool = False
+    waited: bool = False
     min_hold_ms: int = 0
     queue: QueueRequest | None = None
     durability: Durability = PRIMARY
@@ -178,16 +191,16 @@ class Holder:
     Args:
         task: The name of its task; None for a ``Lock`` outside any task.
         task_id: The id of its task; None for a ``Lock`` outside any task.
-        node: The node name of its worker, or the host name.
-        pid: Its process id; 0 if the lock is granted to a waiter.
-        since: The acquisition, or the earlier run's success, in seconds since the epoch by the store's clock.
-        owner: The owner; "" if there is none.
+        node: The node name of its worker, or the host name. For an operator's hold: the reason.
+        pid: Its process id; 0 if the lock is granted to a waiter, or held by an operator.
+        since: The time of the acquisition, or of the earlier run's success, in seconds since the epoch (store's clock).
+        owner: The owner; "" if there is none; ``operator:`` and a name for an operator's hold.
         identity: The digest of its message's identity; "" for a ``Lock`` outside any message.
         token: Its fencing token; None for an earlier run.
         hold_count: How often the owner has entered the lock.
         releasing: Its body has ended, and its release follows.
         expires_in: Seconds until its lease expires.
-        kept_by_min_hold: The holder has released the lock, which stays held until ``min_hold`` has passed.
+        kept_by_min_hold: The holder has released the lock, and ``min_hold`` keeps it until its time has passed.
     """
 
     task: str | None
@@ -206,8 +219,10 @@ class Holder:
     reserved_for_retry: bool = False
 
     def __str__(self) -> str:
+        if self.owner.startswith(OPERATOR):
+            return f"operator {self.owner.removeprefix(OPERATOR)} ({self.node or 'no reason given'})"
         if self.pid == 0:  # a grant
-            return f"{self.task}[{self.task_id}], whose turn it is"
+            return f"{self.task}[{self.task_id}] (granted, not started)"
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
         why = " (ended; kept by min_hold)" if self.kept_by_min_hold else " (its retry is to come: keep_on_retry)"
         return f"{who} on {self.node}" + (why if self.kept_by_min_hold or self.reserved_for_retry else "")
@@ -220,7 +235,7 @@ class Acquired(NamedTuple):
         token: The fencing token, higher than every earlier one of the name.
         since: The time of the acquisition, in seconds since the epoch by the store's clock.
         rank_us: The rank of the caller's message.
-        seed: Under ``once_per``: the text from which the idempotency key is made. "" without it.
+        seed: Under ``once_per``: the text from which the idempotency key is made; otherwise "".
         after_crash: Under ``once_per``: the process of an earlier run died, and its outcome is unknown.
     """
 
@@ -246,7 +261,7 @@ class Held(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The message has to wait (queue policy) and was not parked: the request has no entry, or the queue is full.
+    """The message has to wait (queue policy), but was not parked. The request has no entry, or the queue is full.
 
     Args:
         waiting: The number of waiters.
@@ -264,15 +279,17 @@ class Parked(NamedTuple):
 
     Args:
         rank_us: The rank of the message.
-        position: The position among the waiters, from 1; 0 if it was evicted itself or has a grant already.
+        position: The position among the waiters, from 1; 0 if the message was evicted itself or has a grant already.
         granted: The grant that this call made, because the lock was free. The caller must publish its message.
-        evicted: The waiter that made room, which may be this message. The caller must store its end.
+        evicted: The evicted waiter, which may be this message. The caller must store its result.
+        newer: Under ``debounce``, the id of the call that evicted it.
     """
 
     rank_us: int
     position: int
     granted: Grant | None
     evicted: Grant | None
+    newer: str = ""
 
 
 class Used(NamedTuple):
@@ -280,8 +297,8 @@ class Used(NamedTuple):
 
     Args:
         by: The earlier run.
-        same_message: The earlier run was one of the same message.
-        granted: The next grant, if this message had one. The caller must publish its message.
+        same_message: The earlier run was a run of the same message.
+        granted: The grant of the next waiter, if this message had a grant. The caller must publish its message.
     """
 
     by: Holder
@@ -297,7 +314,7 @@ class Unknown(NamedTuple):
 
 
 class Duplicate(NamedTuple):
-    """The message has a done mark: a delivery of it has finished. ``granted`` is as in :class:`Used`.
+    """The message has a done mark: an earlier delivery of it has finished. ``granted``: see :class:`Used`.
 
     A message whose rank is later than its done mark is a new message with the same id, unless it is ``redelivered``.
     """
@@ -310,7 +327,7 @@ class Tombstoned(NamedTuple):
 
 
 class NoMajority(NamedTuple):
-    """No owner got the lock on a majority of the servers (Redlock). Servers that granted it release it again."""
+    """No owner got a majority of the servers (Redlock). The store has released the lock where this call took it."""
 
 
 Refusal = Held | Used | Unknown | Duplicate | Tombstoned | NoMajority | Queued | Parked
@@ -322,7 +339,7 @@ class Renewal(NamedTuple):
     Args:
         name: The lock name.
         acquisition: The acquisition: owner and number.
-        ttl_ms: Milliseconds from now that the lock is held at least. A longer rest is not shortened.
+        ttl_ms: Milliseconds from now that the lock is held at least. A later deadline is not moved.
         fields: Names and values of fields to set in the lock, if the acquisition still holds it.
         durability: The servers that must confirm the renewal.
     """
@@ -364,30 +381,16 @@ class Released(NamedTuple):
     """The result of a release.
 
     Args:
-        ours: The acquisition held the lock until this release, or a lost reply hides whether it did.
+        ours: The acquisition held the lock until this release, or a reply was lost, so this is unknown.
         duplicate_seen: Another delivery of the message was seen, or the watchdog recorded that one may exist.
-        granted: The waiter that the lock is now reserved for. The caller must publish its message.
+        granted: The waiter for which the lock is now reserved. The caller must publish its message.
+        woke: The release woke a caller that waited in its thread or pool slot.
     """
 
     ours: bool
     duplicate_seen: bool
     granted: Grant | None = None
-
-
-class Quarantine(NamedTuple):
-    """The quarantine of a server that may have lost leases: it grants nothing new for a while.
-
-    Args:
-        delay: Seconds that a quarantine lasts. No lease may last longer.
-        setting: The name of the setting that defines the delay, for error messages.
-    """
-
-    delay: float
-    setting: str = "dlock_failover_quarantine"
-
-    @property
-    def delay_ms(self) -> str:
-        return str(round(self.delay * 1000))
+    woke: bool = False
 
 
 def owner_of(acquisition: str) -> str:

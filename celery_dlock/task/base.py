@@ -25,7 +25,15 @@ from ..runtime import Runtime
 from ..store.model import LastRun
 from ..store.queue_model import Waiting
 from . import hooks, once_per, unique
-from .call_options import ARGUMENT, OPTIONS_HEADER, headers_for, options_of, reject_misplaced_options
+from .call_options import (
+    ARGUMENT,
+    OPTIONS_HEADER,
+    Call,
+    headers_for,
+    options_of,
+    reject_argument_of_body,
+    reject_misplaced_options,
+)
 from .definition import apply_decorator_options, inherit_app_task, warn_of_lost_calls
 from .execution import current
 from .outcomes import HandledElsewhere, Replaced, Skipped
@@ -78,8 +86,15 @@ class SingletonTask(_Task):
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         task = super().__new__(cls)
         # Wrap on the instance: the tracer reads the methods from there, so a subclass cannot bypass the wrappers.
-        task.before_start = hooks.wrap_before_start(task, task.before_start)  # type: ignore[method-assign]
-        task.after_return = hooks.wrap_after_return(task, task.after_return)  # type: ignore[method-assign]
+        # Call the inherited methods directly, unless a subclass has its own: those below only call super().
+        inherited: Any = super(SingletonTask, task)
+        before_start, after_return = task.before_start, task.after_return
+        if cls.before_start is SingletonTask.before_start:
+            before_start = inherited.before_start
+        if cls.after_return is SingletonTask.after_return:
+            after_return = inherited.after_return
+        task.before_start = hooks.wrap_before_start(task, before_start)  # type: ignore[method-assign]
+        task.after_return = hooks.wrap_after_return(task, after_return)  # type: ignore[method-assign]
         body = task.run
         task.run = hooks.wrap_body(task, body)  # type: ignore[method-assign]
         name = str(cls.name or cls.__name__)
@@ -97,7 +112,7 @@ class SingletonTask(_Task):
     @classmethod
     def bind(cls, app: Celery) -> Celery:
         # By name: a publisher must not import the worker package.
-        app.steps["worker"].add("celery_dlock.worker:KeeperStep")
+        app.steps["worker"].add("celery_dlock.worker:SingletonStep")
         bound = super().bind(app)
         mask_secrets(app)
         # Check as early as the app is configured. The worker checks again, because the app may be configured later.
@@ -240,6 +255,8 @@ class SingletonTask(_Task):
 
     stores_started = False
     _lock_spec: KeySpec | None = None
+    _own_call: Call | None = None
+    _runtime: Runtime | None = None
 
     @property
     def lock_spec(self) -> KeySpec:
@@ -248,6 +265,13 @@ class SingletonTask(_Task):
             options = self.lock_options
             self._lock_spec = KeySpec(self.name, task_signature(self.name, self.run), options.key, options.scope)
         return self._lock_spec
+
+    @property
+    def own_call(self) -> Call:
+        """The options of each call that chooses none."""
+        if self._own_call is None:
+            self._own_call = Call(self.lock_options, self.lock_spec)
+        return self._own_call
 
     @property
     def lock_ttl(self) -> float:
@@ -263,7 +287,9 @@ class SingletonTask(_Task):
 
     @property
     def dlock(self) -> Runtime:
-        return Runtime.of(self.app)
+        if self._runtime is None:
+            self._runtime = Runtime.of(self.app)
+        return self._runtime
 
     # -- overrides of Celery's own methods
 
@@ -296,6 +322,7 @@ class SingletonTask(_Task):
             LockKeyError: With ``unique``: the arguments give no lock name.
             StoreUnavailable: With ``unique``: the store did not answer, and the call is not published.
         """
+        reject_argument_of_body(self, args[1] if len(args) > 1 else kwargs.get("kwargs"))
         self._carry(kwargs)
         check_topology_support(self.app.conf.get("dlock_url"), options_of(self, kwargs.get("headers")), self.name)
         return unique.publish(self, super().apply_async, args, kwargs)

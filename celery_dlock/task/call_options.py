@@ -15,7 +15,8 @@ from ..options.lock_options import LockOptions
 from ..options.other_libraries import UNMISTAKABLE, equivalent
 from ..options.overrides import overridden
 from ..options.permissions import ENABLED, Permissions
-from ..utils.text import written
+from ..options.validation import ALL_OPTIONS
+from ..utils.text import did_you_mean, written
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -32,6 +33,7 @@ __all__ = [
     "call_of",
     "headers_for",
     "options_of",
+    "reject_argument_of_body",
     "reject_misplaced_options",
 ]
 
@@ -55,6 +57,8 @@ class Called(Protocol):
     def locks_enabled(self) -> bool: ...
     @property
     def lock_spec(self) -> KeySpec: ...
+    @property
+    def own_call(self) -> Call: ...
     @property
     def call_permissions(self) -> Permissions: ...
 
@@ -99,24 +103,29 @@ class Call(NamedTuple):
         return self.spec.name_of(args, kwargs)
 
 
-def call_of(task: Called, headers: Mapping[str, Any] | None) -> Call:
+def call_of(task: Called, headers: Mapping[str, Any] | None, *, enabled: bool | None = None) -> Call:
     """Return the options of a call from the headers of its message.
+
+    Args:
+        task: The task that is called.
+        headers: The headers of the message.
+        enabled: Whether the app takes locks, if the caller knows it (``dlock_enabled``).
 
     Raises:
         InvalidLockOptions: The header is malformed, or holds options that this worker's task does not allow.
     """
-    header = (headers or {}).get(OPTIONS_HEADER)
-    if not task.locks_enabled:
+    header = headers.get(OPTIONS_HEADER) if headers else None
+    if not (task.locks_enabled if enabled is None else enabled):
         return Call(task.lock_options, task.lock_spec, enabled=False)
     if header is None:
-        return Call(task.lock_options, task.lock_spec)
+        return task.own_call
     named_task, chosen = _read(header)
     if chosen is None:
         raise InvalidLockOptions(
             f"task {task.name!r}: invalid header {OPTIONS_HEADER!r}: expected one that apply_async(dlock={{...}}) made"
         )
     if named_task != task.name:
-        return Call(task.lock_options, task.lock_spec)  # a body has passed the headers of another task on
+        return task.own_call  # a body has passed the headers of another task on
     try:
         return _call_from(task, chosen)
     except InvalidLockOptions:
@@ -169,6 +178,27 @@ def reject_misplaced_options(task: Called, given: Mapping[str, Any]) -> None:
             raise _invalid(task, f"misplaced {option}={value!r}: expected {ARGUMENT}={{{option!r}: {value!r}}}")
 
 
+def reject_argument_of_body(task: Called, arguments: Any) -> None:
+    """Reject ``dlock`` among the arguments of the body: ``delay()`` and ``s()`` pass every keyword on to the body.
+
+    Args:
+        task: The task that is called.
+        arguments: The keyword arguments of the body.
+
+    Raises:
+        InvalidLockOptions: The body has no argument of that name.
+    """
+    if not arguments or ARGUMENT not in arguments:
+        return
+    parameters = inspect.signature(task.run).parameters
+    if ARGUMENT not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        raise _invalid(
+            task,
+            f"misplaced argument {ARGUMENT!r}: delay() and s() pass it to the task's function, which has no such "
+            f"argument; expected apply_async(args, kwargs, {ARGUMENT}={{...}}) or s(...).set({ARGUMENT}={{...}})",
+        )
+
+
 def headers_for(task: Called, chosen: Any, headers: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the headers of a message that carries a call's options.
 
@@ -212,10 +242,8 @@ def _reject_unknown(task: Called, chosen: Mapping[Any, Any]) -> None:
     known = LockOptions.names()
     for name in chosen:
         if name != ENABLED and name not in known:
-            meant = LockOptions.meant(name)
-            raise _invalid(
-                task, f"dlock: unknown option {written(name)}{meant}; known are {ENABLED}, {', '.join(known)}"
-            )
+            meant = equivalent(name) or did_you_mean(name, (ENABLED, *known))
+            raise _invalid(task, f"dlock: unknown option {written(name)}{meant}; {ALL_OPTIONS}")
 
 
 def _key_spec(task: Called, options: LockOptions, changed: Mapping[str, Any]) -> KeySpec:

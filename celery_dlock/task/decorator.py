@@ -16,8 +16,9 @@ from ..locking.lease import BypassLease, Lease, NullLease
 from ..options.lock_options import LockOptions
 from ..options.other_libraries import equivalent
 from ..options.overrides import overridden
-from ..options.validation import did_you_mean
+from ..options.validation import ALL_OPTIONS
 from ..store.model import LastRun
+from ..utils.text import did_you_mean
 from .base import SingletonTask
 from .validation import task_signature
 
@@ -49,7 +50,7 @@ class TypedTask(Protocol[P, R_co]):
     def lock_for(self, *args: P.args, **kwargs: P.kwargs) -> Lock: ...
     def used(self, *args: P.args, **kwargs: P.kwargs) -> LastRun | None: ...
     def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool: ...
-    # A type cannot combine the function's signature with a keyword of its own.
+    # Python's types cannot add the keyword `sent` to the function's signature, so this accepts any arguments.
     def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool: ...
     @property
     def lease(self) -> Lease | BypassLease | NullLease: ...
@@ -119,7 +120,7 @@ def _define(function: Callable[..., Any], app: Celery | None, options: dict[str,
     except InvalidLockOptions as error:
         raise InvalidLockOptions(f"task {name!r}: {error}") from None
     signature = task_signature(name, function, bind=bool(options.get("bind")))
-    # Check the key here: a shared task is made when an app is finalized, far from the line to correct.
+    # Check the key here, so that the traceback shows the definition. Celery creates a shared task only later.
     KeySpec(name, signature, lock_options.key, lock_options.scope)
     make: Any = app.task if app is not None else shared_task
     return make(base=base, dlock_chosen=chosen, **for_celery)(function)
@@ -145,9 +146,7 @@ def _hint(key: str) -> str:
 def _check_celery_options(options: dict[str, Any], base: object) -> None:
     for key in options:
         if key not in _CELERY_KEYWORDS and not hasattr(Task, key):
-            raise InvalidLockOptions(
-                f"unknown option {key!r}{_hint(key)}; lock options are {', '.join(LockOptions.names())}"
-            )
+            raise InvalidLockOptions(f"unknown option {key!r}{_hint(key)}; {ALL_OPTIONS}")
     if not (isinstance(base, type) and issubclass(base, SingletonTask)):
         raise InvalidLockOptions(f"invalid base={base!r}: expected a subclass of SingletonTask")
     if not isinstance(base.lock_options, LockOptions):

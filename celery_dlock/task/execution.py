@@ -15,8 +15,9 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from ..errors import LockLost, StoreUnavailable
 from ..keys.key_spec import LockName
 from ..locking import owner
-from ..locking.lease import BypassLease, Lease
+from ..locking.lease import Lease
 from ..messaging.results import store_started
+from ..messaging.ticks import Tick
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Queued, Refusal
@@ -36,16 +37,15 @@ __all__ = ["Execution", "current", "running"]
 
 #: Seconds that a call waits in its pool slot for a holder whose body has ended. After them the policy decides.
 RELEASING_WAIT = 1.0
-#: Seconds that a message waits for the one that its worker received before it, and seconds between two checks.
+#: Seconds that a message waits until its predecessor in the receive order has a rank, and seconds between two checks.
 PREDECESSOR_WAIT, PREDECESSOR_POLL = 1.0, 0.002
 
-_ATTRIBUTE = "_celery_dlock"
 _running: ContextVar[Execution | None] = ContextVar("celery_dlock_execution", default=None)
 
 
 def current(request: Any) -> Execution | None:
     """Return the execution that a request belongs to."""
-    execution = vars(request).get(_ATTRIBUTE)
+    execution = getattr(request, "dlock_execution", None)
     # Celery makes attributes of a message's headers, so a publisher may have put another value there.
     return execution if isinstance(execution, Execution) else None
 
@@ -57,59 +57,73 @@ running: Final[Callable[[], Execution | None]] = _running.get
 class Execution(Run):
     """The life of one run: begin, body, finish."""
 
-    #: How often the body has entered the task by calling it directly.
+    #: The number of calls of the body that are running: more than 1 if the body calls its own task directly.
     _depth = 0
     _finished = _republished = False
     _reservation: RetryReservation | None = None
-    #: The claim to release, once the message has started or ended.
+    #: The claim that this run has to release when its message starts or ends.
     _claimed: LockName | None = None
 
     def begin(self, args: Any, kwargs: Any) -> None:
-        """Acquire the lock and return, or apply the policy's decision and raise what ends the trace.
+        """Acquire the lock and return. If the lock is refused, apply the policy's decision.
 
         Raises:
             Ignore: The body does not run, and the message is to be acknowledged.
-            LockHeld: The policy is to fail.
+            LockHeld, NameUsed, UnknownOutcome: The policy's decision is to fail the task.
             LockKeyError: The call takes a lock and its arguments give no lock name.
             StoreUnavailable: Neither the store nor the broker could be reached.
         """
-        name = self.call.spec.name_of(args, kwargs) if self.call.enabled else None
-        # In this order, an interruption finds either nothing changed or a run that the last exit hook can finish.
+        call, delivery = self.call, self.delivery
+        name = call.spec.name_of(args, kwargs) if call.enabled else None
+        # Keep this order. If an exception interrupts it, the last exit hook can restore what was changed.
         self._before, self._outer = _running.get(), owner.entered()
         _running.set(self)
-        owner.enter(self.scope)
-        vars(self.request)[_ATTRIBUTE] = self
+        owner.enter(self.context)
+        self.request.dlock_execution = self
         try:
             if name is None:
                 self._store_started()
                 return
-            if self.options.claims and self.delivery is not None:
-                self._claimed = name
-            if self.delivery is not None and self.delivery.predecessor:
-                self._wait_for(self.delivery.predecessor)
+            if delivery is not None:
+                if self.options.claims:
+                    self._claimed = name
+                if delivery.predecessor:
+                    self._wait_for(delivery.predecessor)
             self._acquire(name)
-            self._check_misfire(name)
+            if delivery is not None and (self.task.stores_started or self.queues) and (self.lease or self.bypass):
+                self._store_started()
+            if self.tick is not None:
+                self._check_misfire(name, self.tick)
         finally:
-            if self.delivery is not None and self.delivery.number:
-                self.runtime.receive_order.record(self.delivery.number, self.rank_us or 0)
+            if delivery is not None and delivery.number:
+                self.runtime.receive_order.record(delivery.number, self.rank_us or 0)
 
     def body(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the body's value, or ``skip_value`` if this run skips its body."""
+        self.body_is_next = False
         if self.skipped:
             return self.skip_value
         self._depth += 1
         try:
             if self._depth > 1:
                 return body(*args, **kwargs)
-            value = self._abortable(body, args, kwargs)
+            value = self._abortable(body, args, kwargs) if self.options.on_lost == "abort" else body(*args, **kwargs)
+        except LockLost as error:
+            if self._depth > 1 or self.lease is None or not self.lease.lost or self.options.after_lost == "fail":
+                raise
+            self._republished = True
+            outcomes.rerun_after_loss(self, self.lease.record.name, error)
+        else:
             self.returned = True
             return value
         finally:
             self._depth -= 1
             # Celery publishes callbacks, errbacks and the chain's next step between here and after_return.
-            # A body that calls its own task passes here too, and has not ended.
+            # A nested call of the task also reaches this line, but then the outer body has not ended.
             if not self._depth:
-                self._announce_end_if_followed()
+                request = self.request
+                if request.chain or request.callbacks or request.errbacks or request.chord:
+                    self.announce_end()
 
     def announce_end(self, *, retries: bool = False) -> None:
         """Tell the store that the body has ended. Call this before a message that follows this one is published.
@@ -123,7 +137,7 @@ class Execution(Run):
             self.runtime.lock_client.announce_release(self.lease, reserved_for)
 
     def reserve_for_retry(self, published: Retry) -> None:
-        """Keep the lock for the retry of this run, which has been published, if ``keep_on_retry`` says so."""
+        """Under ``keep_on_retry``, reserve the lock for the retry that this run has just published."""
         self._reservation = reservation_for_retry(self, published)
 
     def finish(
@@ -135,20 +149,20 @@ class Execution(Run):
             final: The message will be acknowledged, and its end is stored.
             success: That end is a success.
             died: The run was unwound from outside (SystemExit, a killed greenlet): how far its body got is unknown.
-            copies_end: Copies of the message end with it. False if the task rejected or ignored its message: it may
-                have been published again, so its copies have to run.
+            copies_end: Duplicates of the message must not run. False if the task rejected or ignored the message: the
+                task may have published it again, so the new copy has to run.
         """
         if self._finished:
             return
         if self._claimed is not None and final and not self.keeps_claim:
             self._release_claim()
-        scope = self.scope
+        context = self.context
         ends = final and copies_end and not self._republished
         ending = release_request(self, final=ends, success=success, died=died)
         if self._reservation is not None and final and not ending.used_ms:
             ending = ending._replace(reserved_for=self._reservation.identity, reserved_ms=self._reservation.life_ms)
         # A run that took no lock must not open the store, which may not even be configured.
-        if self.lease is not None or scope.entered or scope.open_acquisitions:
+        if self.lease is not None or context.entered or context.open_acquisitions:
             self._release(ending)
         # Change this state last. A soft time limit may strike anywhere above, and then the next exit hook must find
         # the run unfinished.
@@ -156,132 +170,147 @@ class Execution(Run):
         _running.set(self._before)
         self._finished = True
         # Break the cycle of request and run, which would keep the call's arguments until the next garbage collection.
-        vars(self.request).pop(_ATTRIBUTE, None)
+        self.request.dlock_execution = None
 
     # -- the body
 
     def _abortable(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the body. Under ``on_lost="abort"``, stop it when its lease is lost."""
-        aborter = self.runtime.worker.aborter if self.options.on_lost == "abort" else None
+        """Run the body, and stop it when its lease is lost (``on_lost="abort"``)."""
+        aborter = self.runtime.worker.aborter
+        if aborter is None or self.delivery is None or self.lease is None:
+            return body(*args, **kwargs)
+        record = self.lease.record
         try:
-            if aborter is None or self.delivery is None or self.lease is None:
-                return body(*args, **kwargs)
-            record = self.lease.record
             try:
-                try:
-                    aborter.enter(record)
-                    if record.lost:
-                        raise LockLost  # lost before the body began, so there is nothing to stop
-                    return body(*args, **kwargs)
-                finally:
-                    aborter.leave(record)
+                aborter.enter(record)
+                if record.lost:
+                    raise LockLost  # lost before the body began, so there is nothing to stop
+                return body(*args, **kwargs)
             finally:
-                aborter.leave(record)  # again: a signal may interrupt the first call
-        except LockLost as error:
-            if self.lease is None or not self.lease.lost or self.options.after_lost == "fail":
-                raise
-            self._republished = True
-            outcomes.rerun_after_loss(self, self.lease.record.name, error)
-
-    def _announce_end_if_followed(self) -> None:
-        request = self.request
-        if request.chain or request.callbacks or request.errbacks or request.chord:
-            self.announce_end()
+                aborter.leave(record)
+        finally:
+            aborter.leave(record)  # again: a signal may interrupt the first call
 
     # -- releasing
 
     def _release_claim(self) -> None:
-        # If the store did not answer at the start of the run, its end tries again.
+        # Called at the start and at the end of the run. If the store did not answer at the start, the end tries again.
         if self._claimed is not None and unique.release_claim(self.task, self._claimed, self.identity):
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:
-        lock_client, scope = self.runtime.lock_client, self.scope
-        while len(scope.entered) > (self.lease is not None):
-            lease = scope.entered[-1]
+        lock_client, context = self.runtime.lock_client, self.context
+        while len(context.entered) > (self.lease is not None):
+            lease = context.entered[-1]
             logger.warning(
                 "Task %s[%s] left %s held; releasing it now", self.task.name, self.request.id, lease.name,
                 extra=log_fields(self.task.name, self.request.id, lease.name),
             )  # fmt: skip
-            # Without a lease of its own, the run was interrupted before it knew of the one it got: no body has begun.
-            rollback = scope.rollback if self.lease is None else ReleaseRequest()
-            lock_client.release(lease, scope, ending if lease is self.lease else rollback)
+            # If self.lease is None, the acquire may have been interrupted after the store granted it: roll it back.
+            rollback = context.rollback if self.lease is None else ReleaseRequest()
+            lock_client.release(lease, context, ending if lease is self.lease else rollback)
         if self.lease is not None:
-            lock_client.release(self.lease, scope, ending)
-        if scope.open_acquisitions:
-            lock_client.delegate_release(scope)
+            lock_client.release(self.lease, context, ending)
+        if context.open_acquisitions:
+            lock_client.delegate_release(context)
 
     # -- acquiring
 
     def _acquire(self, name: LockName) -> None:
         window_ms, tick = run_window(self) if self.options.once_per else (0, "")
         if window_ms:
-            self.scope.rollback = rollback_request(self, window_ms, tick)
+            self.context.rollback = rollback_request(self, window_ms, tick)
         request = acquire_request(self, window_ms, tick)
-        patience, waited, met_releasing, leaving = 0.0, False, False, False
-        while True:
-            answer = self._try_acquire(name, request, patience, leaving=leaving)
-            if isinstance(answer, (Lease, BypassLease)):
-                return
+        refusal = self._try_acquire(name, request)
+        if refusal is not None:
+            self._settle(name, request, refusal)
+
+    def _settle(self, name: LockName, request: AcquireRequest, refusal: Refusal) -> None:
+        """Apply the policy to a refusal. Return if a later attempt acquired the lock, or if the body is skipped."""
+        answer: Refusal | None = refusal
+        timeout, waited, met_releasing, while_releasing = 0.0, False, False, False
+        began = self.runtime.clock.monotonic()
+        while answer is not None:
             if self.rank_us is not None:
                 request = request._replace(rank_us=self.rank_us)  # every attempt keeps the rank of the first
             if isinstance(answer, Held) and answer.holder.releasing and not met_releasing:
-                met_releasing, leaving, patience = True, True, RELEASING_WAIT
-                continue
-            parking = bool(request.queue and request.queue.entry)
-            decision = policy.decide(answer, self.options, self._conflict_context(waited=waited, parking=parking))
-            if isinstance(decision, Wait):
-                waited, leaving, patience = True, False, decision.timeout
-            elif isinstance(decision, Park):
-                entry = outcomes.parked_entry(self, name, decision, self.rank_us)
-                request = request._replace(queue=queue_request(self, entry))
+                met_releasing, while_releasing, timeout = True, True, RELEASING_WAIT
             else:
-                outcomes.apply_decision(self, name, answer, decision)
-                return
+                parking = bool(request.queue and request.queue.entry)
+                decision = policy.decide(answer, self.options, self._conflict_context(waited=waited, parking=parking))
+                if isinstance(decision, Wait):
+                    waited, while_releasing, timeout = True, False, decision.timeout
+                elif isinstance(decision, Park):
+                    entry = outcomes.parked_entry(self, name, decision, self.rank_us)
+                    request = request._replace(queue=queue_request(self, entry))
+                else:
+                    outcomes.apply_decision(self, name, answer, decision)
+                    return
+            # With notify, the script has marked the lock, so its release wakes this call: wait without asking again.
+            refused = answer if isinstance(answer, Held) and request.notify else None
+            answer = self._try_acquire(name, request, timeout, while_releasing=while_releasing, refused=refused)
+        self.runtime.spans.waited(self.runtime.clock.monotonic() - began)
 
     def _try_acquire(
-        self, name: LockName, request: AcquireRequest, patience: float, *, leaving: bool
-    ) -> Lease | BypassLease | Refusal:
-        answer: Lease | BypassLease | Refusal
+        self,
+        name: LockName,
+        request: AcquireRequest,
+        timeout: float = 0.0,
+        *,
+        while_releasing: bool = False,
+        refused: Held | None = None,
+    ) -> Refusal | None:
+        """Ask for the lock. Return the refusal; None if the body may run: under its lease, or without the lock."""
+        context = self.context
         try:
             ttl = self.options.ttl_or(self.runtime.settings.ttl)
-            answer = self.runtime.lock_client.acquire_within(name, self.scope, ttl, request, patience, leaving=leaving)
+            client = self.runtime.lock_client
+            if timeout:
+                answer = client.acquire_within(
+                    name, context, ttl, request, timeout, while_releasing=while_releasing, refused=refused
+                )
+            else:
+                answer = client.acquire(name, context, ttl, request)
         except StoreUnavailable as error:
-            answer = self.bypass = outcomes.apply_on_store_error(self, name, error)
-        if isinstance(answer, Lease):
-            self.lease = self.scope.own = answer
-            if self.options.max_hold is not None and answer.hold_count == 1:
-                # A time limit ends no lease: most pools never enforce one, and prefork does not while its broker is
-                # away.
-                max_hold = as_seconds(self.options.max_hold)
-                answer.record.set_max_hold(self.runtime.clock.monotonic() + max_hold)
-            if self._claimed is not None:
-                self._release_claim()
-        if self.delivery is not None and isinstance(answer, (Lease, BypassLease)):
-            self._store_started()
-        if isinstance(answer, (Lease, Held, Queued)):
-            self.rank_us = answer.rank_us
-        return answer
+            self.bypass = outcomes.apply_on_store_error(self, name, error)
+            return None
+        if not isinstance(answer, Lease):
+            if isinstance(answer, (Held, Queued)):
+                self.rank_us = answer.rank_us
+            return answer
+        self.lease = context.own = answer
+        self.rank_us = answer.rank_us
+        if self.options.max_hold is not None and answer.hold_count == 1:
+            # The watchdog enforces max_hold. Celery's time limit is not enough: most pools never enforce it, and
+            # prefork does not enforce it while the broker is unreachable.
+            max_hold = as_seconds(self.options.max_hold)
+            answer.record.set_max_hold(self.runtime.clock.monotonic() + max_hold)
+        if self._claimed is not None:
+            self._release_claim()
+        return None
 
-    def _check_misfire(self, name: LockName) -> None:
+    def _check_misfire(self, name: LockName, tick: Tick) -> None:
         """End a run that is too late for its tick.
 
-        Check this under the lock only: before it, the message may be a copy of one that runs or has run.
+        Call this only after the lock is acquired. Before that, the message may be a duplicate of a running or finished
+        one.
         """
-        if self.tick is None or self.skipped:
+        if self.skipped:
             return
-        late = self.runtime.clock.wall() - self.tick.due
+        late = self.runtime.clock.wall() - tick.due
         if late > as_seconds(self.options.misfire_grace):
-            reason = f"{self.tick.entry!r} was due {late:.0f} s ago (misfire_grace)"
+            reason = f"{tick.entry!r} was due {late:.0f} s ago (misfire_grace)"
             misfire = outcomes.report_misfire(self, name, reason)
             # The next tick may already ask for the lock, and must not be refused because of this run.
             self.announce_end()
             outcomes.skip(self, name, misfire)
 
     def _store_started(self) -> None:
+        if self.delivery is not None and self.delivery.grant_id and self.delivery.rank_us:
+            self.runtime.spans.waited(self.runtime.clock.wall() - self.delivery.rank_us / 1e6)
         if self.task.stores_started:
             store_started(self.task, self.request)
-        elif self._may_read_queued():
+        elif self.queues and self._may_have_stored_queued():
             try:
                 store_started(self.task, self.request)
             except SoftTimeLimitExceeded:
@@ -292,16 +321,16 @@ class Execution(Run):
                     extra=log_fields(self.task.name, self.request.id, self.lease.name if self.lease else ""),
                 )  # fmt: skip
 
-    def _may_read_queued(self) -> bool:
+    def _may_have_stored_queued(self) -> bool:
         """Return whether this delivery, or one before it, may have stored QUEUED."""
         delivery = self.delivery
-        if not self.queues or delivery is None:
+        if delivery is None:
             return False
         flagged = bool((self.request.delivery_info or {}).get("redelivered"))
         return bool(self.refused_because or delivery.grant_id or delivery.is_copy or flagged)
 
     def _wait_for(self, predecessor: int) -> None:
-        """Wait until the message received before this one has its rank. Else a faster child would overtake it."""
+        """Wait until the predecessor has a rank. Otherwise a faster pool child would overtake the predecessor."""
         clock = self.runtime.clock
         end = clock.monotonic() + PREDECESSOR_WAIT
         while not self.runtime.receive_order.has_recorded(predecessor) and clock.monotonic() < end:

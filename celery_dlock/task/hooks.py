@@ -35,6 +35,7 @@ def wrap_before_start(task: LockedTask, before_start: Callable[..., None]) -> Ca
         run.begin(args, kwargs)
         if not run.skipped:
             before_start(task_id, args, kwargs)
+        run.body_is_next = True
 
     return acquire_first
 
@@ -44,7 +45,10 @@ def wrap_body(task: LockedTask, body: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(body)
     def run_under_lease(*args: Any, **kwargs: Any) -> Any:
-        run = current(task.request)
+        # If Celery's tracer calls the body, ``running()`` finds the run. Reading ``task.request`` would be slower.
+        run = running()
+        if run is None or not run.body_is_next or run.task is not task:
+            run = current(task.request)  # a direct call, or a body that calls itself
         return body(*args, **kwargs) if run is None else run.body(body, args, kwargs)
 
     return run_under_lease
@@ -54,12 +58,14 @@ def wrap_after_return(task: LockedTask, after_return: Callable[..., None]) -> Ca
     """Call the task's own ``after_return``, then release everything that the run acquired."""
 
     @functools.wraps(after_return)
-    def release_last(status: str, *args: Any, **kwargs: Any) -> None:
+    def release_last(status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         # After a hard time limit, Celery calls this in the main process while the child's body still runs.
         # The main process has no request and no run, so nothing is released there.
-        run = current(task.request)
+        run = running()
+        if run is None or run.task is not task or run.identity.task_id != task_id:
+            run = current(task.request)  # user code called this: for another task, or outside the run's context
         try:
-            after_return(status, *args, **kwargs)
+            after_return(status, retval, task_id, args, kwargs, einfo)
         finally:
             if run is not None:
                 run.finish(
@@ -81,12 +87,10 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
         try:
             result = tracer(*args, **kwargs)
             died = False
-            state = states.SUCCESS if result.info is None else result.info.state
-            # Only Reject(requeue=True) brings the message back. Every other return has stored or ignored its end.
-            final = not (state == states.REJECTED and getattr(result.info.retval, "requeue", False))
-            if state in (states.IGNORED, states.REJECTED):
-                copies_end = isinstance(result.info.retval, Skipped | HandledElsewhere | Replaced)
-            success = state == states.SUCCESS
+            if result.info is None:
+                final = success = True
+            else:
+                final, success, copies_end = _ending_of(result.info)
         except (MemoryError, Reject):
             died = False
             raise
@@ -97,7 +101,9 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
             result = trace_ok_t(report_internal_error(task, error), TraceInfo(states.FAILURE, error), 0.0, None)
         finally:
             try:
-                _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
+                # Most runs are released by now: ``after_return`` did it.
+                if running() is not before:
+                    _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
             except BaseException:
                 # This is the last exit hook. An exception that struck in it must not leave the lock unreleased.
                 _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
@@ -107,8 +113,18 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
     return trace
 
 
+def _ending_of(info: TraceInfo) -> tuple[bool, bool, bool]:
+    """Return ``final``, ``success`` and ``copies_end`` of :meth:`Execution.finish`, for a run that raised."""
+    # Only after Reject(requeue=True) does the broker deliver the message again.
+    final = not (info.state == states.REJECTED and getattr(info.retval, "requeue", False))
+    copies_end = True
+    if info.state in (states.IGNORED, states.REJECTED):
+        copies_end = isinstance(info.retval, Skipped | HandledElsewhere | Replaced)
+    return final, info.state == states.SUCCESS, copies_end
+
+
 def trace_eagerly(apply: Callable[..., EagerResult[Any]], args: Any, kwargs: Any) -> EagerResult[Any]:
-    """Call Celery's ``apply`` and release what its run left unreleased."""
+    """Call Celery's ``apply``, then release what the run still holds."""
     before = running()
     state, died = None, True
     try:
@@ -124,11 +140,11 @@ def trace_eagerly(apply: Callable[..., EagerResult[Any]], args: Any, kwargs: Any
 
 
 def announce_end(task: LockedTask, *, retries: bool = False) -> None:
-    """Announce the end of the body before a message that follows the running one is published.
+    """Tell the store that the body has ended. Call this before the task publishes its retry or its replacement.
 
     Args:
         task: The running task.
-        retries: The message that follows is the retry of the running one.
+        retries: The next message is the task's own retry.
     """
     run = current(task.request)
     if run is not None:

@@ -47,5 +47,5 @@ def reservation_for_retry(run: Run, published: Retry) -> RetryReservation | None
         delay = start_delay(options)
     except (DLockError, ValueError):
         return None  # the retry itself will fail with this error
-    identity = Identity(options["task_id"], options["retries"], options.get("replaced_task_nesting") or 0)
+    identity = Identity.of(options["task_id"], options)
     return RetryReservation(identity.digest, round((delay + lease.ttl) * 1000))

@@ -1,11 +1,12 @@
 """Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock.
 
-Longer than 300 lines: there is one function per decision of :mod:`.policy`, and they share how a run is ended.
+Longer than 300 lines: there is one function per decision of :mod:`.policy`, and all use the same helpers.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from celery import states
@@ -16,8 +17,6 @@ from ..errors import (
     LockHeld,
     LockLost,
     NameUsed,
-    NotConfirmed,
-    ReplyLost,
     StoreQuarantined,
     StoreUnavailable,
     UnknownOutcome,
@@ -27,7 +26,7 @@ from ..locking.lease import BypassLease
 from ..messaging.message import publish_again
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, has_backend, store_queued, store_revoked
-from ..store.model import Held, Parked, Queued, Refusal, Unknown, Used
+from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from .policy import (
@@ -69,10 +68,10 @@ REQUEUE_DELAY = 1.0
 
 
 class Skipped(Ignore):
-    """The exception that ends a trace if the end of its task is stored already.
+    """Raised to end a run that was skipped and whose result is already stored.
 
     Args:
-        error: The stored end.
+        error: The stored result.
     """
 
     def __init__(self, error: CallSkipped) -> None:
@@ -81,48 +80,72 @@ class Skipped(Ignore):
 
 
 class HandledElsewhere(Ignore):
-    """The exception that ends a trace whose message runs, or has ended, in another delivery. Its text is the reason."""
+    """Raised to end a run whose message runs or has finished in another delivery. The exception text is the reason."""
 
 
 class Postponed(HandledElsewhere):
-    """The exception that ends a trace whose message was republished or parked. Its text is the reason."""
+    """Raised to end a run whose message was republished or parked. The exception text is the reason."""
 
 
 class Replaced(Ignore):
-    """The exception that ends a trace whose task has replaced itself."""
+    """Raised to end a run whose task has replaced itself."""
 
 
 def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision) -> None:
-    """Apply the policy's decision. Returns only if the run goes on with a value in place of its body.
+    """Apply the policy's decision. Returns only if the task is to return ``skip_value`` without running its body.
 
     Raises:
         Skipped, HandledElsewhere: The message is dealt with and is to be acknowledged.
         LockHeld, NameUsed, UnknownOutcome: The task is to fail.
+        Reject: The broker refused the republished message, so this delivery is requeued.
     """
     reason = f"{name}: {decision.reason}"
     facts = (reason, name.text, *_earlier_run(answer))
     if isinstance(answer, Held | Queued) or isinstance(decision, Fail):
         _emit(run, "refused", name, reason)
+    _count_conflict(run, answer, decision)
     match decision:
         case Skip():
             skip(run, name, CallSkipped(*facts))
         case ReturnFirstResult(first):
             _return_first_result(run, name, first, CallSkipped(*facts))
         case DropDuplicate():
-            logger.info("Task %s[%s] is a duplicate and is dropped: %s", *_whose(run), reason, extra=_extra(run, name))
+            logger.info(
+                "Task %s[%s] is a duplicate and is dropped: %s", *_task_and_id(run), reason, extra=_extra(run, name)
+            )
             raise HandledElsewhere(reason)
         case RetryLater(delay) | RequeueDuplicate(delay):
             rank_us = answer.rank_us if isinstance(answer, Held | Queued) else None
             duplicate = isinstance(decision, RequeueDuplicate)
             counts = isinstance(decision, RetryLater) and decision.counts
             _republish(run, name, rank_us, delay, LockHeld(*facts), conflict=counts, duplicate=duplicate)
-            logger.info(_REPUBLISHED, *_whose(run), delay, reason, extra=_extra(run, name))
-            # Monitors keep one state for all copies of a message. If this is a duplicate, the other copy is running.
+            logger.info(_REPUBLISHED, *_task_and_id(run), delay, reason, extra=_extra(run, name))
+            # Monitors keep one state per task id. Do not show RETRY for a duplicate: the other delivery is running.
             raise HandledElsewhere(reason) if duplicate else Postponed(reason)
         case AckParked():
             _acknowledge_parked(run, name, answer, reason)
         case Fail():
             raise _ERRORS[decision.why](*facts)
+
+
+#: What the metric of conflicts calls the decisions.
+_CONFLICTS: Final[dict[type[Decision], str]] = {
+    Skip: "skipped",
+    ReturnFirstResult: "returned",
+    DropDuplicate: "duplicate",
+    RequeueDuplicate: "duplicate",
+    RetryLater: "retried",
+    AckParked: "queued",
+    Fail: "raised",
+}
+
+
+def _count_conflict(run: Run, answer: Refusal, decision: Decision) -> None:
+    outcome = _CONFLICTS[type(decision)]
+    if outcome == "queued" and not isinstance(answer, Parked):
+        outcome = "duplicate"  # the message is queued already
+    run.runtime.counts.count("conflicts", run.task.name, outcome)
+    run.runtime.spans.outcome(outcome)
 
 
 #: The log line of each message that is republished.
@@ -136,17 +159,18 @@ def _earlier_run(answer: Refusal) -> tuple[str | None, str, float] | tuple[()]:
 
 
 def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
-    """Report that a run is too late for its tick, and return the end for :func:`skip`."""
+    """Report that a run is too late for its tick. Return the error to pass to :func:`skip`."""
     reason = f"{name}: {late}"
-    logger.warning("Task %s[%s] misfired and is skipped: %s", *_whose(run), reason, extra=_extra(run, name))
+    logger.warning("Task %s[%s] misfired and is skipped: %s", *_task_and_id(run), reason, extra=_extra(run, name))
     _emit(run, "misfired", name, reason)
+    run.runtime.counts.count("misfired", run.task.name)
     return CallSkipped(reason, name.text)
 
 
 def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) -> str:
     """Return the message as it will be parked, and store its state QUEUED.
 
-    The state is stored before parking. Otherwise a slow process could overwrite the end of the task with it.
+    The state is stored before the message is parked. Stored later, QUEUED could overwrite the result of the task.
 
     Raises:
         DLockError: The message could not be published again.
@@ -160,7 +184,8 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
     copied = bool(run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
     store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
-    _emit(run, "refused", name, f"{name}: {decision.reason}")
+    if not run.debounces:  # its lock may be free
+        _emit(run, "refused", name, f"{name}: {decision.reason}")
     return text
 
 
@@ -170,16 +195,28 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
         raise HandledElsewhere(reason)
     place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
     if answer.evicted:
-        # A message that arrives late may itself be the oldest.
+        # If this message is the oldest by rank, the store evicted it and not an earlier waiter.
         itself = answer.evicted.identity == run.identity.digest
-        newer = None if itself else run.request.id
-        error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
+        if answer.newer:
+            error = CallSkipped(f"{name}: debounced by {answer.newer}", name.text, answer.newer)
+            _report_debounced(run, name, answer.evicted, str(error))
+        else:
+            newer = None if itself else run.request.id
+            error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
         run.task.dlock.grant_publisher.evict(name, answer.evicted, error)
         if itself:
             raise Skipped(error)
-    logger.info("Task %s[%s] is parked: %s", *_whose(run), place, extra=_extra(run, name))
+    logger.info("Task %s[%s] is parked: %s", *_task_and_id(run), place, extra=_extra(run, name))
     _emit(run, "queued", name, place)
     raise Postponed(place)
+
+
+def _report_debounced(run: Run, name: LockName, evicted: Grant, reason: str) -> None:
+    run.runtime.counts.count("conflicts", run.task.name, "debounced")
+    with suppress(ValueError):  # an unreadable message has no id
+        task_id = ParkedMessage.read(evicted.entry).task_id
+        facts = {"task": run.task.name, "task_id": task_id, "reason": reason}
+        run.task.dlock.listeners.emit("skipped", name=name.text, owner=run.context.owner, **facts)
 
 
 def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease:
@@ -195,19 +232,17 @@ def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> B
     if policy == "fail":
         raise error
     if policy == "retry":
-        # If the acquire took place, another delivery may have met it and marked it as duplicated. That mark was
-        # deleted with the acquisition.
-        run.maybe_duplicated = run.maybe_duplicated or isinstance(error, ReplyLost | NotConfirmed)
-        # If the reply to parking was lost, the parked copy may have run already. The rank shows that.
+        # If the reply to parking was lost, the parked copy may have run already. By the rank, the store finds this out.
         _retry_uncounted(run, name, error, run.rank_us)
-    logger.warning("Task %s[%s] runs without its lock %s: %s", *_whose(run), name, error, extra=_extra(run, name))
+    logger.warning("Task %s[%s] runs without its lock %s: %s", *_task_and_id(run), name, error, extra=_extra(run, name))
     _emit(run, "bypassed", name, str(error))
-    return BypassLease(name.text, run.scope.owner)
+    run.runtime.counts.count("bypassed", run.task.name)
+    return BypassLease(name.text, run.context.owner)
 
 
 def rerun_after_loss(run: Run, name: LockName, error: LockLost) -> NoReturn:
     """Republish the message of a body that was stopped because its lease was lost (``after_lost="retry"``)."""
-    run.redelivered = False  # this body has begun, so the end of another copy must not stop its second run
+    run.redelivered = False  # the body has to run again, so the store must not drop the message as a duplicate
     _retry_uncounted(run, name, error)
 
 
@@ -218,7 +253,7 @@ def _retry_uncounted(run: Run, name: LockName, error: DLockError, rank_us: int |
         run: The run whose message is republished.
         name: The run's lock name.
         error: The error that caused it.
-        rank_us: The message's rank as the store reported it; None if the copy is to run in any case.
+        rank_us: The rank that the store reported in this run; None: the rank that the message carries, if any.
     """
     rank_us = rank_us if rank_us is not None or run.delivery is None else run.delivery.rank_us
     retries = run.delivery.store_retries if run.delivery else 0
@@ -226,7 +261,7 @@ def _retry_uncounted(run: Run, name: LockName, error: DLockError, rank_us: int |
     if isinstance(error, StoreQuarantined):
         delay = error.seconds + rng.random()  # after the quarantine, and not all messages at once
     _republish(run, name, rank_us, delay, error, conflict=False)
-    logger.warning(_REPUBLISHED, *_whose(run), delay, f"{name}: {error}", extra=_extra(run, name))
+    logger.warning(_REPUBLISHED, *_task_and_id(run), delay, f"{name}: {error}", extra=_extra(run, name))
     raise Postponed(str(error))
 
 
@@ -245,7 +280,7 @@ def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSk
         skip(run, name, otherwise)
         return
     logger.info(
-        "Task %s[%s] returns the result of %s: %s", *_whose(run), first, otherwise, extra=_extra(run, name)
+        "Task %s[%s] returns the result of %s: %s", *_task_and_id(run), first, otherwise, extra=_extra(run, name)
     )  # fmt: skip
     _emit(run, "skipped", name, str(otherwise))
     run.skipped, run.skip_value = True, stored.get("result")
@@ -254,7 +289,7 @@ def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSk
 def _warn_of_missing_result(run: Run, name: LockName, first: str, why: object) -> None:
     logger.warning(
         "Task %s[%s] cannot return the result of %s (on_used='return') and is skipped: %s",
-        *_whose(run), first, why, extra=_extra(run, name),
+        *_task_and_id(run), first, why, extra=_extra(run, name),
     )  # fmt: skip
 
 
@@ -265,7 +300,7 @@ def skip(run: Run, name: LockName, error: CallSkipped) -> None:
         Skipped: The end is stored.
     """
     task, request = run.task, run.request
-    logger.info("Task %s[%s] skipped: %s", *_whose(run), error, extra=_extra(run, name))
+    logger.info("Task %s[%s] skipped: %s", *_task_and_id(run), error, extra=_extra(run, name))
     _emit(run, "skipped", name, str(error))
     if run.options.skips_with_result:
         run.skipped, run.skip_value = True, run.options.skip_result
@@ -288,11 +323,11 @@ def _republish(
     conflict: bool,
     duplicate: bool = False,
 ) -> None:
-    """Publish the message before this delivery is acknowledged: a crash in between duplicates it and does not lose it.
+    """Publish the message again. This happens before the acknowledgement, so that a crash cannot lose the message.
 
-    If the broker does not take the message, a delivery with late acknowledgement is rejected and requeued. One that
-    was acknowledged on receipt ends in failure. A duplicate of a running message is dropped: the result belongs to
-    the running one. An eager run has no message, so it fails with ``otherwise``.
+    If the broker refuses the message and the task acknowledges late, the delivery is rejected and requeued. If the
+    delivery was acknowledged early, the task fails with ``otherwise``. A duplicate is dropped, because the running
+    delivery stores the result. An eager run has no message, so it fails with ``otherwise``.
     """
     task, delivery = run.task, run.delivery
     if delivery is None:
@@ -305,7 +340,6 @@ def _republish(
             rank_us=rank_us,
             delay=delay,
             conflict=conflict,
-            maybe_duplicated=run.maybe_duplicated,
             redelivered=run.redelivered,
             expires=not duplicate,
         )
@@ -313,7 +347,7 @@ def _republish(
         # A message that can never be published (protocol 1, fanout exchange) must not be requeued for ever.
         requeues = task.acks_late and not isinstance(error, DLockError)
         logger.exception(
-            "Task %s[%s] cannot be republished; %s", *_whose(run),
+            "Task %s[%s] cannot be republished; %s", *_task_and_id(run),
             "the broker requeues it" if requeues else "this copy is dropped" if duplicate else "it fails",
             extra=_extra(run, name),
         )  # fmt: skip
@@ -326,7 +360,7 @@ def _republish(
     run.keeps_claim = True
 
 
-def _whose(run: Run) -> tuple[str, str]:
+def _task_and_id(run: Run) -> tuple[str, str]:
     return run.task.name, run.request.id
 
 
@@ -336,4 +370,4 @@ def _extra(run: Run, name: LockName) -> dict[str, str | None]:
 
 def _emit(run: Run, kind: Kind, name: LockName, reason: str) -> None:
     facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason}
-    run.task.dlock.listeners.emit(kind, name=name.text, owner=run.scope.owner, **facts)
+    run.task.dlock.listeners.emit(kind, name=name.text, owner=run.context.owner, **facts)

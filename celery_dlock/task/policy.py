@@ -27,7 +27,7 @@ __all__ = [
     "decide",
 ]
 
-#: Seconds until a duplicate delivery is tried again: the first delay, which doubles with each try, and the longest.
+#: Seconds until a duplicate delivery is tried again: the first delay, and the maximum. Each try doubles the delay.
 DUPLICATE_DELAY, DUPLICATE_DELAY_MAX = 1.0, 60.0
 
 
@@ -38,9 +38,9 @@ class ConflictContext:
     Args:
         retries: How often the task has retried itself (``self.retry()``).
         conflict_retries: How often the message was republished because the lock was held.
-        store_retries: How often it was republished since then for another reason.
+        store_retries: How often the message was republished for another reason since its last conflict.
         waited: The call has waited in its pool slot, so ``after_wait`` applies.
-        parking: The call has asked to be parked, so the queue is full.
+        parking: The refused request already asked the store to park the message, so the queue is full.
         eager: The call was made by ``apply()`` and has no message.
         task_id: The id of the call's task.
         jitter: A random number from 0 to 1.
@@ -149,7 +149,7 @@ def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> 
             return _after_earlier_run(refusal, options)
         case Held(holder, same_message):
             if same_message:
-                # Retry no later than the lease would expire: if its holder is dead, this copy has to run.
+                # Do not wait much longer than the holder's lease lasts: if the holder is dead, this message has to run.
                 doubled = DUPLICATE_DELAY * 2.0 ** min(context.store_retries, 60)
                 delay = min(DUPLICATE_DELAY_MAX, doubled, holder.expires_in + DUPLICATE_DELAY / 2)
                 return RequeueDuplicate(delay, "another delivery of this message is running")
@@ -162,10 +162,10 @@ def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> 
 
 
 def _about_to_release(holder: Holder, options: LockOptions, context: ConflictContext) -> RetryLater | None:
-    """Return the retry of a call that meets a holder whose body has ended; None if the policy decides.
+    """Return a retry if the body of the holder has ended, so the lock is about to be free. Otherwise return None.
 
-    Such a holder still runs its hooks, or waits for its result backend. The call may be the holder's own retry or the
-    next step of its chain, which no policy may end.
+    The holder still runs its hooks, or waits for its result backend. The policy does not apply, because this call may
+    be the holder's own retry or the next step of its chain.
     """
     waits_first = options.on_conflict == "wait" and not context.waited
     if not holder.releasing or context.eager or waits_first:
@@ -198,12 +198,14 @@ def _by_policy(holder: Holder, options: LockOptions, context: ConflictContext) -
 
 
 def _queue_policy(waiting: int, holder: Holder | None, options: LockOptions, context: ConflictContext) -> Decision:
-    reason = held_by(holder) if holder else "other calls wait before it"
+    reason = held_by(holder) if holder else "other calls are queued before this one"
     if context.eager:
         return Fail(f"{reason}; an eager call has no message to park")
     if not context.parking:
+        if options.debounce is not None and not context.retries:
+            return Park(1, f"waits until no newer call has come for {as_seconds(options.debounce):g} s (debounce)")
         return Park(waiting + 1, reason)
-    # The release grants the lock to the first waiter, which makes room in the queue.
+    # The queue is full. If the holder is about to release the lock, the first waiter leaves the queue: retry then.
     if holder and (soon := _about_to_release(holder, options, context)):
         return soon
     reason = f"{reason}; {waiting} already waiting (queue_limit)"
@@ -218,7 +220,7 @@ def _conflict_delay(options: LockOptions, context: ConflictContext) -> float:
 
 
 def _backoff(options: LockOptions, times: int, jitter: float) -> float:
-    """Return a doubling delay, its upper half random: calls that met at one lock must not meet there again."""
+    """Return a delay that doubles with each try, times a random factor from 0.5 to 1, so that retries spread out."""
     doubled = as_seconds(options.retry_delay) * 2.0 ** min(times, 60)
     return min(as_seconds(options.retry_delay_max), doubled) * (0.5 + 0.5 * jitter)
 

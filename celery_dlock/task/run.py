@@ -7,7 +7,6 @@ lock. Both read and write this state, and neither imports the other for it.
 from __future__ import annotations
 
 import os
-import uuid
 from typing import Any, Final
 
 from ..locking.lease import BypassLease, Lease
@@ -44,10 +43,10 @@ class Run:
     skip_value: Any = None
     #: Why the message was parked; empty if this delivery did not park it.
     refused_because = ""
-    #: Another live copy of the message may exist.
-    maybe_duplicated = False
     #: The broker flagged this delivery as redelivered, or flagged the message of which this is a copy.
     redelivered = False
+    #: The tracer has called ``before_start``, and calls the body next.
+    body_is_next = False
     #: The body returned a value.
     returned = False
     #: The message was republished or parked, so the claim made when it was published stays.
@@ -62,23 +61,31 @@ class Run:
         request: Any = task.request
         self.request = request
         given = (request.properties or {}).get(PROPERTY)
-        self.delivery = Delivery(*given) if given else None
+        self.delivery = delivery = Delivery(*given) if given else None
         # Use the message's headers: a tracing tool may have replaced those of the request.
-        headers = self.delivery.raw[_HEADERS] if self.delivery else request.headers
+        headers = delivery.raw[_HEADERS] if delivery else request.headers
         if not request.headers and "headers" not in (headers or ()):
             request.headers = None  # as in a run without this library
-        self.call = call_of(task, headers)
-        self.options = self.call.options
-        self.queues = self.options.on_conflict == "queue"
         self.runtime = runtime = task.dlock
-        if self.options.once_per == "tick" and self.call.enabled:
+        self.call = call = call_of(task, headers, enabled=runtime.enabled)
+        self.options = options = call.options
+        self.queues = options.on_conflict == "queue"
+        if options.once_per == "tick" and call.enabled:
             self.tick = self._tick_of(headers)
-        self.identity = Identity(request.id, request.retries or 0, request.replaced_task_nesting or 0)
-        by = Requester.of(task.name, request.id, request.hostname or runtime.node, os.getpid())
-        # An eager run is nested in its caller, so it re-enters the locks that the caller holds.
-        outer = runtime.owner_context() if self.delivery is None else None
-        owner = self.delivery.owner if self.delivery else outer.owner if outer else uuid.uuid4().hex
-        self.scope = OwnerContext(owner, by, task.name, request.id, outer, delivered=self.delivery is not None)
+        task_id, name = request.id, task.name
+        self.identity = Identity(task_id, request.retries or 0, request.replaced_task_nesting or 0)
+        by = Requester.of(name, task_id, request.hostname or runtime.node, os.getpid())
+        if delivery is None:
+            # An eager run is nested in its caller, so it re-enters the locks that the caller holds.
+            outer = runtime.owner_context()
+            self.context = OwnerContext(outer.owner, by, name, task_id, outer)
+        else:
+            self.context = OwnerContext(delivery.owner, by, name, task_id, delivered=True)
+
+    @property
+    def debounces(self) -> bool:
+        """Whether the call waits for newer ones. A retry and an eager call do not."""
+        return self.options.debounce is not None and self.delivery is not None and not self.identity.retries
 
     def _tick_of(self, headers: Any) -> Tick | None:
         task, runtime = self.task, self.runtime

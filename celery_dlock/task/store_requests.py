@@ -29,35 +29,39 @@ def run_window(run: Run) -> tuple[int, str]:
 
 
 def acquire_request(run: Run, window_ms: int, tick: str) -> AcquireRequest:
-    """Return the request for the run's lock. Sets the run's ``maybe_duplicated`` and ``redelivered``."""
-    delivery, runtime, options = run.delivery, run.runtime, run.options
-    now = runtime.clock.monotonic()
-    # After the visibility timeout, or after a lost connection, the broker has delivered the message again. That holds
-    # for messages that are acknowledged late and for those that wait for their ETA.
-    limit = runtime.settings.doubtful_after
-    overdue = delivery is not None and (
-        (limit is not None and now - delivery.delivered >= limit) or delivery.delivered <= runtime.disconnected_at
-    )
-    flagged = bool((run.request.delivery_info or {}).get("redelivered"))
-    run.maybe_duplicated = overdue or flagged or bool(delivery and delivery.maybe_duplicated)
-    # A copy that carries a rank is judged by that rank, even if the broker flags the copy itself. The original may have
-    # been the first message of its id to be sent after an earlier end.
-    run.redelivered = bool(delivery and (delivery.redelivered or (flagged and delivery.rank_us is None)))
+    """Return the request for the run's lock. Sets the run's ``redelivered``."""
+    delivery, options, settings = run.delivery, run.options, run.runtime.settings
+    info = run.request.delivery_info
+    flagged = bool(info and info.get("redelivered"))
+    if delivery is None:
+        age_us, rank_us, republished = 0, None, flagged
+    else:
+        now, delivered, rank_us = run.runtime.clock.monotonic(), delivery.delivered, delivery.rank_us
+        # After the visibility timeout, or after a lost connection, the broker has delivered the message again. That
+        # holds for messages that are acknowledged late and for those that wait for their ETA.
+        limit = settings.doubtful_after
+        overdue = (limit is not None and now - delivered >= limit) or delivered <= run.runtime.disconnected_at
+        # A copy that carries a rank is judged by that rank, even if the broker flags the copy itself. The original may
+        # have been the first message of its id to be sent after an earlier end.
+        run.redelivered = delivery.redelivered or (flagged and rank_us is None)
+        # If the broker did not receive the acknowledgement of a republished message, it delivers the original again.
+        republished = overdue or flagged or delivery.is_copy
+        age_us = max(0, round((now - delivery.since) * 1e6))
     return AcquireRequest(
-        run.scope.requester,
+        run.context.requester,
         run.identity,
         redelivered=run.redelivered,
-        # The original of a copy was acknowledged before, unless it is acknowledged late.
-        republished=run.maybe_duplicated or bool(delivery and delivery.is_copy and (run.task.acks_late or run.queues)),
-        age_us=max(0, round((now - delivery.since) * 1e6)) if delivery else 0,
-        rank_us=delivery.rank_us if delivery else None,
+        republished=republished,
+        age_us=age_us,
+        rank_us=rank_us,
         once=window_ms > 0,
         tick=tick,
         run_mark_ms=_run_mark_ms(run, window_ms) if window_ms else 0,
         hold_if_unknown=options.after_crash == "hold",
+        notify=options.on_conflict == "wait",
         min_hold_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
         queue=queue_request(run) if run.queues else None,
-        durability=runtime.settings.confirmed_by(options.confirmation),
+        durability=settings.durability if options.durability is None else settings.confirmed_by(options.confirmation),
     )
 
 
@@ -70,9 +74,20 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     """
     delivery, options = run.delivery, run.options
     predecessor = delivery.predecessor if delivery else 0
-    ousts = options.queue_overflow in ("drop_oldest", "keep_latest")
+    evicts_oldest = options.queue_overflow in ("drop_oldest", "keep_latest")
     after_us = run.runtime.receive_order.rank_us(predecessor) if predecessor else 0
-    return QueueRequest(entry, options.most_waiting, ousts, after_us, delivery.grant_id if delivery else "")
+    grant_id = delivery.grant_id if delivery else ""
+    if run.debounces:
+        return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
+    return QueueRequest(entry, options.most_waiting, evicts_oldest, after_us, grant_id)
+
+
+def _debounce(run: Run) -> tuple[int, int]:
+    """Return the milliseconds of ``debounce`` that are left, and ``debounce_max``. The time until an ETA counts."""
+    wait_ms, last_ms = run.options.debounce_ms
+    delivery = run.delivery
+    waited_ms = round((delivery.since - delivery.delivered) * 1000) if delivery else 0
+    return max(0, wait_ms - waited_ms), last_ms
 
 
 def rollback_request(run: Run, window_ms: int, tick: str) -> ReleaseRequest:
@@ -104,7 +119,7 @@ def release_request(run: Run, *, final: bool, success: bool, died: bool) -> Rele
         return request
     return request._replace(
         used_ms=window_ms if success or run.returned else 0,
-        requester=run.scope.requester.text,
+        requester=run.context.requester.text,
         once=True,
         tick=tick,
         seed=run.lease.seed if run.lease else "",

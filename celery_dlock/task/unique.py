@@ -1,4 +1,4 @@
-"""Claims (``unique=``): a call reserves its lock's name before its message is published, or is refused."""
+"""Claims (``unique=``): reserve a call's lock name before its message is published, or refuse the call."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _ClaimingCall(NamedTuple):
         name: The call's lock name.
         options: The call's options.
         request: The claim, as the store receives it.
-        follows: Celery publishes the call after a task that has run, so no caller waits for an error.
+        follows: Whether Celery publishes the call after another task has run. Then an error would reach no caller.
     """
 
     task: LockedTask
@@ -91,8 +91,8 @@ def publish(
         The result of the call, or of the call that has the name (``on_duplicate="return"``).
 
     Raises:
-        LockHeld: Another call has the name, and ``on_duplicate`` is ``"raise"``. Or a ``Lock`` has it, which has no
-            result to return.
+        LockHeld: Another call has the name, and ``on_duplicate`` is ``"raise"``. Or a ``Lock`` has the
+            name, so there is no result to return.
         LockKeyError: The arguments give no lock name.
         StoreUnavailable: The store did not answer, and ``on_store_error`` is not ``"run"``.
     """
@@ -100,7 +100,7 @@ def publish(
     if call is None or task.app.conf.task_always_eager:
         return send(*args, **options)
     given = {**dict(zip(_POSITIONAL, args, strict=False)), **options}
-    awaited = given.get("task_id") is not None
+    id_given = given.get("task_id") is not None
     given["task_id"] = task_id = given.get("task_id") or uuid()
     claiming = _claiming_call(task, call, given)
     if claiming is None:
@@ -108,7 +108,7 @@ def publish(
     answered = _batch_answers.get() or {}
     answer = answered.pop(task_id) if task_id in answered else _answers([claiming])[0]
     if isinstance(answer, ExistingCall) and not claiming.never_refused:
-        return _refused(claiming, answer, given, awaited=awaited)
+        return _refused(claiming, answer, given, id_given=id_given)
     try:
         return send(**given)
     except BaseException:
@@ -121,7 +121,7 @@ def release_claim(task: LockedTask, name: LockName, identity: Identity) -> bool:
     """Release the claim of a message that has started or ended.
 
     Returns:
-        False if the store did not answer. Call it again, or the claim ends after ``queued_ttl``.
+        False if the store did not answer. Unless this is called again, the claim then ends after ``queued_ttl``.
     """
     try:
         task.dlock.lock_store.release_claim(name, identity.task_id, identity.generation)
@@ -176,9 +176,9 @@ class BatchClaim:
 
 
 def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _ClaimingCall | None:
-    """Return the claim of a call; None if it has no lock name, for which the worker will fail it."""
+    """Return the claim of a call. None: it follows another task and has no lock name, so the worker will fail it."""
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
-    # Celery publishes such a call after another task has run, so an error would reach no caller.
+    # Celery publishes a call with a parent id after another task has run, so an error would reach no caller.
     follows = given.get("parent_id") is not None
     # Raises Celery's own TypeError for wrong arguments. A class-based task has no __header__.
     check_arguments: Callable[..., object] | None = getattr(task, "__header__", None)
@@ -197,7 +197,7 @@ def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _C
     life = as_seconds(call.options.queued_ttl) + start_delay(given)
     request = ClaimRequest(
         task_id,
-        Identity(task_id, given.get("retries") or 0, given.get("replaced_task_nesting") or 0).generation,
+        Identity.of(task_id, given).generation,
         round(life * 1000),
         call.options.unique == "queued+running",
         Requester.of(task.name, task_id, runtime.node, os.getpid()),
@@ -226,7 +226,7 @@ def _answers(calls: list[_ClaimingCall]) -> list[_Answer]:
 
 
 def _refused(
-    claiming: _ClaimingCall, first: ExistingCall, given: Mapping[str, Any], *, awaited: bool
+    claiming: _ClaimingCall, first: ExistingCall, given: Mapping[str, Any], *, id_given: bool
 ) -> AsyncResult[Any]:
     task, task_id, held = claiming.task, claiming.request.task_id, claiming.held_by(first)
     facts = {"task": task.name, "task_id": task_id, "reason": held.message}
@@ -234,25 +234,26 @@ def _refused(
     if first.task_id is not None and len(first.task_id) >= CUT:
         first = replace(first, task_id=None)  # cut to CUT characters, so it identifies no result
     wants_error = claiming.options.on_duplicate == "raise" and not claiming.follows
-    if wants_error or (first.task_id is None and not awaited):
+    if wants_error or (first.task_id is None and not id_given):
         raise held
     logger.info(
         "Task %s[%s] is not published: %s", task.name, task_id, held.message,
         extra=log_fields(task.name, task_id, claiming.name.text),
     )  # fmt: skip
-    if awaited and first.task_id != task_id and not _lives(claiming, given):
-        # The caller or a canvas knows this id. Without an end, waiting for its result would never return.
+    if id_given and first.task_id != task_id and not _id_may_be_in_use(claiming, given):
+        # The caller or a canvas knows this id. If no end were stored, waiting for its result would never return.
         store_revoked(task, _request(given), CallSkipped(*held.args))
     return task.AsyncResult(first.task_id or task_id)
 
 
-def _lives(claiming: _ClaimingCall, given: Mapping[str, Any]) -> bool:
-    """Return whether an earlier call has this id, so that its end must not be overwritten. In a canvas, ids are new."""
+def _id_may_be_in_use(claiming: _ClaimingCall, given: Mapping[str, Any]) -> bool:
+    """Return whether an earlier call may have this id. If so, its stored end must not be overwritten."""
+    # Celery gives every call in a canvas a new id.
     if any(given.get(of) for of in ("group_id", "chord", "chain", "parent_id")):
         return False
     task, task_id = claiming.task, claiming.request.task_id
     if not has_backend(task):
-        return True  # without a result backend, no result can be waited for
+        return True  # without a result backend, there is no end to store
     if task.backend.get_state(task_id) != states.PENDING:
         return True
     holder = task.dlock.lock_client.holder(claiming.name)
@@ -270,7 +271,8 @@ def _claim(runtime: Runtime, calls: list[_ClaimingCall]) -> list[_Answer]:
     try:
         return list(runtime.lock_store.claim([(call.name, call.request) for call in calls]))
     except BaseException as error:
-        # Also after a time limit or signal: the server may have the claims already, or receive them later.
+        # Unless the store refused, the server may have the claims already, or receive them later. This also holds if
+        # a time limit or a signal interrupted the call.
         if not isinstance(error, StoreRefused):
             for call in calls:
                 runtime.claim_rollback.take_back(call.name, call.request)

@@ -20,8 +20,8 @@ __all__ = ["check_topology_support", "reject_stray_attributes", "task_signature"
 _WRAPPING: Final = "celery.app.base"
 #: Attributes of :class:`SingletonTask` that a subclass must not hide: the lock's own work and its public interface.
 _RESERVED: Final = frozenset({
-    "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "lock_ttl", "locks_enabled", "resolve", "used",
-    "waiting",
+    "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "lock_ttl", "locks_enabled", "own_call",
+    "resolve", "used", "waiting",
 })  # fmt: skip
 _REDLOCK: Final = "several servers in dlock_url (Redlock)"
 _QUEUE: Final = f"{_REDLOCK} keep no order of waiters; expected 'skip', 'retry', 'wait' or 'raise'"
@@ -79,8 +79,13 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
         task: The task's name, for errors.
 
     Raises:
-        InvalidLockOptions: Several independent servers (Redlock) do not support an option.
+        InvalidLockOptions: Several independent servers (Redlock), or the memory store, do not support an option.
     """
+    if options is not None and options.debounce is not None and urls == "memory://":
+        raise InvalidLockOptions(
+            f"task {task!r}: invalid debounce={options.debounce!r}: expected a server in dlock_url, because memory:// "
+            "does not support it yet"
+        )
     if options is None or not isinstance(urls, list | tuple):
         return
     if options.on_conflict == "queue":

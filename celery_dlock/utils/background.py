@@ -33,36 +33,36 @@ def _sleep(seconds: float) -> None:
 
 
 class Loop:
-    """A thread that calls ``turn`` repeatedly until it returns None.
+    """A thread that calls ``run_round`` repeatedly until it returns None.
 
     An exception in a round is logged, and the next round follows. If the thread ends for another reason, such as a
     killed greenlet, it is started again.
 
     Args:
         name: Names the thread in the log.
-        turn: Runs one round. Returns the seconds until the next one, or None to end the thread.
+        run_round: Runs one round. Returns the seconds until the next one, or None to end the thread.
         needed: Called when the thread has ended. Returns whether there is work again.
         close: Called when the thread ends.
-        rest: Waits between two rounds.
+        wait: Waits between two rounds.
         begin: Starts the thread. By default it is a native one, even if threads are greenlets.
     """
 
     def __init__(
         self,
         name: str,
-        turn: Callable[[], float | None],
+        run_round: Callable[[], float | None],
         *,
         needed: Callable[[], bool] = lambda: False,
         close: Callable[[], object] = lambda: None,
-        rest: Callable[[float], None] | None = None,
+        wait: Callable[[float], None] | None = None,
         begin: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._name = name
-        self._turn = turn
+        self._run_round = run_round
         self._is_needed = needed
         self._close = close
         self._sleep = threads.sleep if begin is None else _sleep
-        self._rest = rest or self._sleep
+        self._wait = wait or self._sleep
         self._thread = threads.OneThread(self._work, self._needed, begin)
         self._logged: dict[str, float] = {}
         self._cannot_start = False
@@ -114,13 +114,13 @@ class Loop:
         seconds: float | None = AGAIN
         try:
             threads.retry_starts()
-            seconds = self._turn()
+            seconds = self._run_round()
         except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
         if seconds is None:
             return False
         try:
-            self._rest(seconds)
+            self._wait(seconds)
         except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
             self._sleep(seconds)

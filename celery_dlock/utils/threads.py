@@ -28,6 +28,7 @@ __all__ = [
     "in_background",
     "is_kill",
     "is_native_thread",
+    "local_class",
     "lock",
     "preload_imports",
     "report",
@@ -106,6 +107,11 @@ def preload_imports() -> None:
 def lock() -> Any:
     """Return a lock between native threads. A greenlet that waits for it blocks all greenlets of its thread."""
     return _original("_thread", "allocate_lock")()
+
+
+def local_class() -> Any:
+    """Return the class of data that belongs to one native thread. All greenlets of the thread share the data."""
+    return _original("_thread", "_local")
 
 
 def sleep(seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bootstep import KeeperStep
+from .bootstep import SingletonStep
 from .request import SingletonRequest
 
-__all__ = ["KeeperStep", "SingletonRequest"]
+__all__ = ["SingletonRequest", "SingletonStep"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.request import Request
@@ -34,9 +35,11 @@ class AckTrackingRequest(Request):
     # Attributes of Celery's own class that its stubs leave out.
     _app: Celery
     _connection_errors: tuple[type[BaseException], ...]
+    _message: Any
 
     if TYPE_CHECKING:  # added by the subclass
         dlock_owner: str
+        dlock_number: int
         dlock_delivered: float
 
         @property
@@ -55,25 +58,37 @@ class AckTrackingRequest(Request):
     dlock_end_stored = False
     #: When the pool started it; 0 until then.
     _dlock_accepted_at = 0.0
+    #: The acknowledgement waits until the store has the message.
+    _dlock_held_back = False
 
     @functools.cached_property
     def _dlock_deliveries(self) -> DeliveryRegistry:
         return DeliveryRegistry.of(self._app)
 
-    def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        self._dlock_accepted_at = time_accepted
-        super().on_accepted(pid, time_accepted)
-
     def acknowledge(self) -> None:
-        self._dlock_track("ack")
+        if self._dlock_held_back:
+            self._dlock_deliveries.sweeper.acknowledge(self)
+            return
+        if not self.acknowledged:
+            self.dlock_ack_requested_at = time.monotonic()
+            self._message.ack = partial(self._dlock_send, "ack")
         super().acknowledge()
+
+    def dlock_acknowledge(self) -> None:
+        """Send the acknowledgement if it was held back."""
+        # Test and clear the flag in one step. The sweeper's thread and Celery's may both call this, and a broker closes
+        # the channel after a second acknowledgement.
+        if vars(self).pop("_dlock_held_back", False):
+            self.acknowledge()
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
         self.dlock_requeued, self.dlock_rejected = requeue, not requeue
-        if not requeue:
-            self._dlock_track("reject")
-        elif not self.acknowledged and not self._dlock_came_from_here():
-            self.message.reject = self._dlock_requeue
+        if not self.acknowledged:
+            if not requeue:
+                self.dlock_ack_requested_at = time.monotonic()
+                self._message.reject = partial(self._dlock_send, "reject")
+            elif not self._dlock_came_from_here():
+                self._message.reject = self._dlock_requeue
         super().reject(requeue=requeue)
 
     def _dlock_came_from_here(self) -> bool:
@@ -99,40 +114,31 @@ class AckTrackingRequest(Request):
             )  # fmt: skip
             self.message.reject(requeue=False)
 
-    def _dlock_track(self, verb: str) -> None:
-        if not self.acknowledged:
-            self.dlock_ack_requested_at = time.monotonic()
-            setattr(self.message, verb, functools.partial(self._dlock_send, verb))
-
     def _dlock_send(self, verb: str, *args: Any, **kwargs: Any) -> None:
         """Replace the message's own method: send the acknowledgement, and note if it was lost."""
-        delattr(self.message, verb)
-        # If the channel is closed, kombu's virtual transports have requeued the message and raise no error here.
-        sent = not channel_is_gone(self.message) and not self._dlock_is_late()
+        message, limit = self._message, self._dlock_deliveries.doubtful_after
+        delattr(message, verb)
+        # If the channel is closed, kombu's virtual transports have requeued the message and raise no error here. If the
+        # acknowledgement comes late, the broker may have delivered the message again. Usually the release marks the end
+        # of such a run, because the watchdog has reported the possible duplicate. It cannot if this whole process was
+        # stopped.
+        late = limit is not None and time.monotonic() - self.dlock_delivered >= limit
+        lost = late or channel_is_gone(message)
         try:
-            getattr(self.message, verb)(*args, **kwargs)
+            getattr(message, verb)(*args, **kwargs)
         except BaseException:
-            sent = False
+            lost = True
             raise
         finally:
-            if not sent:
+            if lost:
                 self.dlock_ack_lost = True
                 if self.dlock_end_stored:
                     # At once: an error here may end the event loop, and then the worker.
                     self._dlock_deliveries.completion_marker.mark(self)
 
-    def _dlock_is_late(self) -> bool:
-        """Return whether the acknowledgement comes so late that the broker may have delivered the message again.
-
-        Usually the release marks the end of such a run, because the watchdog has reported the possible duplicate. It
-        cannot if this whole process was stopped.
-        """
-        limit = self._dlock_deliveries.runtime.settings.doubtful_after
-        return limit is not None and time.monotonic() - self.dlock_delivered >= limit
-
     def dlock_completed(self) -> None:
         """Make sure that the run, whose end is stored, does not run again if its acknowledgement is lost."""
-        if self._needs_no_mark:
+        if (self._message.acknowledged and not self.dlock_ack_lost) or self._needs_no_mark:
             return
         # Set this before the check. In a pool of threads the acknowledgement may fail at the same time. Then at least
         # one of the two threads must see what the other one has set.

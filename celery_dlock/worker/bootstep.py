@@ -16,11 +16,13 @@ from celery.utils.imports import symbol_by_name
 
 from ..errors import InvalidLockOptions, NoLockStore
 from ..messaging.results import has_backend
+from ..metrics.server import serve
+from ..metrics.worker import WorkerCollector
 from ..runtime import Runtime
-from ..task.base import SingletonTask
-from ..task.validation import check_topology_support
+from ..task.app_check import check_task, singleton_tasks
 from ..utils import threads
 from ..utils.log import logger
+from . import inspection  # noqa: F401  # registers the inspect command
 from .abort import aborter_for_pool
 from .broker_check import BrokerCheck
 from .claim_renewal import ClaimRenewer
@@ -30,15 +32,15 @@ from .delivery_registry import DeliveryRegistry
 from .pool_children import PoolChildren
 from .queue_sweeper import QueueSweeper
 from .request import SingletonRequest
-from .store_check import StoreCheck, refuse_without_disk
+from .store_check import StoreCheck, refuse_memory_in_several_processes, refuse_without_disk
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from ..task.base import SingletonTask
 
-__all__ = ["KeeperStep", "SingletonRequest"]
+__all__ = ["SingletonRequest", "SingletonStep"]
 
 
-class KeeperStep(bootsteps.StartStopStep):
+class SingletonStep(bootsteps.StartStopStep):
     """Starts the watchdog and the background threads with the worker.
 
     They are never stopped: a body may run until the very end of a warm shutdown, and the threads die with the process.
@@ -47,21 +49,24 @@ class KeeperStep(bootsteps.StartStopStep):
     def __init__(self, _worker: Any, **_kwargs: Any) -> None:
         self._threads: list[CrashRecovery | StoreCheck | BrokerCheck | QueueSweeper | ClaimRenewer] = []
         self._handle: _WorkerHandle
+        self._collector: WorkerCollector | None = None
 
     def include_if(self, worker: Any) -> bool:
         with _refusing_to_start(worker):
-            tasks = _singletons(worker.app)
+            tasks = singleton_tasks(worker.app)
             if not tasks or not Runtime.of(worker.app).enabled:
                 return False
             return _has_store(worker, tasks)
 
     def create(self, worker: Any) -> None:
         with _refusing_to_start(worker):
+            refuse_memory_in_several_processes(Runtime.of(worker.app), worker.pool_cls)
             self._create(worker)
 
     def _create(self, worker: Any) -> None:
-        tasks = _singletons(worker.app)
+        tasks = singleton_tasks(worker.app)
         deliveries = DeliveryRegistry.of(worker.app)
+        self._count(deliveries.runtime, tasks)
         # Kombu keeps this table up to date, also if queues are added later.
         deliveries.tags = lambda: getattr(worker.consumer.task_consumer, "_active_tags", {})
         deliveries.dispatcher = lambda: getattr(worker.consumer, "event_dispatcher", None)
@@ -97,13 +102,21 @@ class KeeperStep(bootsteps.StartStopStep):
             deliveries.newly_revoked,
             handle.soon,
             handle.goes_on,
-            deliveries.completion_marker.look,
+            deliveries.completion_marker.run_round,
             parks=parks,
         )
         # Also if no task claims, because a call may choose to.
         claim_renewer = ClaimRenewer(deliveries.runtime, deliveries.with_claims, handle.goes_on)
         deliveries.attach(sweeper, claim_renewer)
         self._threads += [sweeper, claim_renewer]
+
+    def _count(self, runtime: Runtime, tasks: list[SingletonTask]) -> None:
+        """Begin to count if metrics are on. Call this before any part of this process is created, and before forks."""
+        port = runtime.settings.metrics_port
+        if port is not None or runtime.counts.wanted:
+            runtime.counts.start(task.name for task in tasks)
+        if port is not None:
+            self._collector = WorkerCollector(runtime.app)
 
     def start(self, worker: Any) -> None:
         self._handle.watch(worker.consumer, DeliveryRegistry.of(worker.app).completion_marker.connection_broke)
@@ -112,6 +125,9 @@ class KeeperStep(bootsteps.StartStopStep):
         threads.preload_imports()
         for thread in self._threads:
             thread.start()
+        port = Runtime.of(worker.app).settings.metrics_port
+        if self._collector is not None and port is not None:
+            serve(port, [self._collector])
 
 
 @contextmanager
@@ -132,7 +148,7 @@ def _has_store(worker: Any, tasks: list[SingletonTask]) -> bool:
     Tests start such a worker, where calls may take no lock (``dlock={"enabled": False}``).
     """
     try:
-        _check(worker.app, tasks)
+        _check(tasks)
     except NoLockStore as error:
         if isinstance(worker, Worker):
             raise
@@ -141,36 +157,17 @@ def _has_store(worker: Any, tasks: list[SingletonTask]) -> bool:
     return True
 
 
-def _check(app: Celery, tasks: list[SingletonTask]) -> None:
+def _check(tasks: list[SingletonTask]) -> None:
     """Check settings and keys, so that an invalid one stops the worker here and does not fail the first task."""
     durabilities = {}
     for task in tasks:
-        task.lock_spec  # noqa: B018  # made, and checked, at its first use
-        settings = task.dlock.settings  # read, and checked, at its first use
-        check_topology_support(app.conf.get("dlock_url"), task.lock_options, task.name)
-        if task.lock_options.skips_with_result and has_backend(task):
-            _refuse_unstorable(task)
-        option = f"task {task.name!r}: durability"
-        durabilities[task.name] = settings.confirmed_by(task.lock_options.confirmation, option)
+        durabilities[task.name] = check_task(task)
         request = symbol_by_name(task.Request)
         if not issubclass(request, SingletonRequest):
             raise InvalidLockOptions(
                 f"task {task.name!r}: invalid Request={request!r}: expected a subclass of {SingletonRequest!r}"
             )
     refuse_without_disk(tasks[0].dlock, durabilities)
-
-
-def _refuse_unstorable(task: SingletonTask) -> None:
-    value = task.lock_options.skip_result
-    try:
-        task.backend.encode(value)
-    except Exception as error:
-        expected = f"a value that result_serializer={task.app.conf.result_serializer!r} can store, but {error}"
-        raise InvalidLockOptions(f"task {task.name!r}: invalid skip_result={value!r}: expected {expected}") from error
-
-
-def _singletons(app: Celery) -> list[SingletonTask]:
-    return [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
 
 
 class _WorkerHandle:

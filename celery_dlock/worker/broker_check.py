@@ -36,13 +36,13 @@ class BrokerCheck:
         # Asked here, because it imports the transport: if this process forks while a thread imports, the import is
         # never finished in the child.
         self._can_tell = confirms(self._connection)
-        self._loop = Loop("broker check", self._turn, begin=begin_thread("broker-check"))
+        self._loop = Loop("broker check", self._run_round, begin=begin_thread("broker-check"))
 
     def start(self) -> None:
         if self._can_tell:
             self._loop.start()
 
-    def _turn(self) -> float | None:
+    def _run_round(self) -> float | None:
         return AGAIN if self._goes_on() and not self._asked() else None
 
     def _asked(self) -> bool:

@@ -67,7 +67,7 @@ class ClaimRenewer:
         #: The deliveries whose claims were released because they were revoked.
         self._revoked: weakref.WeakSet[Claiming] = weakref.WeakSet()
         self._failing = False
-        self._loop = Loop("claim renewer", self._turn, close=self._close)
+        self._loop = Loop("claim renewer", self._run_round, close=self._close)
 
     def start(self) -> None:
         self._loop.start()
@@ -76,7 +76,7 @@ class ClaimRenewer:
         """Release the claim of a message that ended before it started."""
         self._ended.append(request)
 
-    def _turn(self) -> float | None:
+    def _run_round(self) -> float | None:
         if not self._goes_on():
             return None
         try:

@@ -1,6 +1,6 @@
 """The completion marker: writes the done mark of a run whose acknowledgement was lost.
 
-The broker delivers such a message again. The done mark keeps it from running again.
+If an acknowledgement is lost, the broker delivers the message again. The done mark prevents a second run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T = TypeVar("T")
 #: Seconds after which an acknowledgement that was not sent counts as lost. An event loop sends it within milliseconds,
 #: but with greenlets Celery 5.5 first waits for the broker's next message, for up to 2 s.
 ACK_SENT_WITHIN = 3.0
-#: Seconds within which the watchdog has surely released the lock of a dead pool child.
+#: Seconds for which a delivery of a dead pool child is watched. By then, the watchdog has released the child's lock.
 RELEASED_WITHIN = 30.0
 #: Seconds between two attempts to store marks. It is less than the 0.5 s after which a duplicate is republished.
 RETRY_DELAY = 0.25
-#: Marks that wait for an unreachable store. Beyond that, the oldest mark is dropped.
+#: Maximum number of marks that wait for an unreachable store. If there are more, the oldest is dropped.
 MAX_WAITING = 10_000
 
 
@@ -58,8 +58,8 @@ class CompletedDelivery(Protocol):
 
 def channel_is_gone(message: Any) -> bool:
     """Return whether the channel that delivered this message is closed."""
-    channel = getattr(message, "channel", None)
-    return bool(getattr(channel, "closed", False)) or getattr(channel, "connection", True) is None
+    channel = message.channel
+    return getattr(channel, "connection", True) is None or getattr(channel, "closed", False)
 
 
 def _ack_is_lost(request: CompletedDelivery, since: float) -> bool:
@@ -69,7 +69,7 @@ def _ack_is_lost(request: CompletedDelivery, since: float) -> bool:
 
 
 def _taken(waiting: deque[T]) -> Iterator[T]:
-    """Take out the items that are there now. Another thread may take out some of them at the same time."""
+    """Remove and yield the items that are in the deque now. Another thread may remove some of them meanwhile."""
     for _ in range(len(waiting)):
         try:
             yield waiting.popleft()
@@ -78,12 +78,12 @@ def _taken(waiting: deque[T]) -> Iterator[T]:
 
 
 class CompletedRun(NamedTuple):
-    """The done mark to write. It does not hold the request, which would keep its message in memory meanwhile.
+    """The done mark to write. It has no reference to the request, which would keep the message in memory.
 
     Args:
-        dated: A time on the monotonic clock. A message that the worker received later is another one with the same id.
-            If the pool child reported the end, it is the start of the run. A publisher that waited for the result may
-            publish again before the main process knows of the end.
+        dated: A time on the monotonic clock. A message that was received later is no duplicate: it is a new message
+            with the same id. If the pool child reported the end, this is the start of the run. A publisher may
+            publish that new message before the main process knows of the end.
         name: The lock name.
         identity: The digest of the message's identity.
         owner: The delivery that ran.
@@ -112,7 +112,7 @@ class CompletedRun(NamedTuple):
 class CompletionMarker:
     """Writes done marks, so that completed runs do not run again.
 
-    Celery's main thread reports completed deliveries. The queue sweeper's thread calls :meth:`look` in each round.
+    Celery's main thread reports completed deliveries. The queue sweeper's thread calls :meth:`run_round` in each round.
 
     Args:
         runtime: The runtime whose store keeps the marks.
@@ -122,9 +122,9 @@ class CompletionMarker:
     def __init__(self, runtime: Runtime, died_holding: Callable[[str], bool]) -> None:
         self._runtime = runtime
         self._died_holding = died_holding
-        #: Set once a thread calls `look` in each round. Without one, expected deliveries would only fill the memory.
+        #: Set once a thread calls `run_round`. Before that, watched deliveries would only fill the memory.
         self.is_polled = False
-        # Deques, because append and popleft are atomic. A lock could be held by a greenlet.
+        # Deques need no lock, because append and popleft are atomic. A suspended greenlet could hold a lock.
         self._awaited: deque[tuple[float, CompletedDelivery]] = deque()
         self._dead: deque[tuple[float, CompletedDelivery]] = deque()
         self._unmarked: deque[CompletedRun] = deque()
@@ -155,13 +155,13 @@ class CompletionMarker:
             request.task.name, request.id,
         )  # fmt: skip
         with threads.background():  # a log handler that raises must not end the event loop either
-            self._wait(*([end] if self._failing else self._written([end])))
+            self._add_unmarked(*([end] if self._failing else self._written([end])))
 
     def mark_soon(self, end: CompletedRun) -> None:
         """Write this mark in the next round."""
-        self._wait(end)
+        self._add_unmarked(end)
 
-    def _wait(self, *ends: CompletedRun) -> None:
+    def _add_unmarked(self, *ends: CompletedRun) -> None:
         self._unmarked += ends
         while len(self._unmarked) > MAX_WAITING:
             dropped = self._unmarked.popleft()
@@ -171,18 +171,18 @@ class CompletionMarker:
                 extra=dropped.log_fields,
             )  # fmt: skip
 
-    def look(self) -> None:
+    def run_round(self) -> None:
         """Write waiting marks, and those of deliveries whose acknowledgement was never sent.
 
-        If kombu's event loop breaks in a round, it drops the acknowledgements that it would have sent in that round.
+        If an error ends a round of kombu's event loop, the acknowledgements that the round had to send are lost.
         """
-        self._look_at_awaited()
-        self._look_at_dead()
+        self._check_awaited()
+        self._check_dead()
         if self._unmarked and time.monotonic() >= self._next_attempt:
             self._unmarked += self._written(list(_taken(self._unmarked)))
 
     def connection_broke(self) -> None:
-        """Mark all deliveries whose acknowledgement was not sent yet: it will be lost.
+        """Mark all deliveries whose acknowledgement was not sent before the connection broke.
 
         Call this before the channel is closed. Once it is closed, the broker delivers the messages again, and another
         worker may run one of them before the next round.
@@ -192,16 +192,16 @@ class CompletionMarker:
             if not request.message.acknowledged and not request.dlock_ack_lost:
                 self.mark(request)
 
-    def _look_at_awaited(self) -> None:
+    def _check_awaited(self) -> None:
         for since, request in _taken(self._awaited):
             if request.message.acknowledged or request.dlock_ack_lost:
-                continue  # it was sent; if that failed, the request itself asked for the mark
+                continue  # sent, or lost; if it is lost, the request itself calls `mark`
             if _ack_is_lost(request, since):
                 self.mark(request)
             else:
                 self._awaited.append((since, request))
 
-    def _look_at_dead(self) -> None:
+    def _check_dead(self) -> None:
         for since, request in _taken(self._dead):
             if request.message.acknowledged and not request.dlock_ack_lost:
                 continue
@@ -218,7 +218,7 @@ class CompletionMarker:
             # A store for this call only: the event loop and the sweeper's thread may be here at the same time.
             store = self._runtime.open_store(WATCHDOG_TIMEOUT)
             try:
-                # Open the connection first. The time that this takes must not be added to the age of the first mark.
+                # Open the connection first. Otherwise the time that this takes would date the first mark too late.
                 store.inspect(ends[0].name)
                 for end in ends:
                     age_us = max(0, round((time.monotonic() - end.dated) * 1e6))
@@ -226,7 +226,7 @@ class CompletionMarker:
                     done += 1
             finally:
                 store.close()
-        except Exception as error:  # noqa: BLE001  # after any error, such as no file left to open, the mark is retried
+        except Exception as error:  # noqa: BLE001  # retry after any error, such as too many open files
             left = ends[done:]
             if left and not self._failing:
                 logger.warning(
@@ -235,7 +235,7 @@ class CompletionMarker:
                 )  # fmt: skip
             self._failing = True
             self._next_attempt = time.monotonic() + RETRY_DELAY
-            # The refused mark goes behind the others, which it must not block for ever.
+            # Retry this mark last. If the store always refuses it, it must not block the others.
             return [*left[1:], *left[:1]]
         self._failing = False
         return []

@@ -1,4 +1,4 @@
-"""Crash recovery: a worker that starts under the name of a dead one releases that one's leases."""
+"""Crash recovery: a worker releases the leases of a dead worker that had the same name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import StoreRefused, StoreUnavailable
+from ..keys.lock_name import task_of_name
 from ..store.base import ReleaseRequest
 from ..utils.background import Loop, begin_thread
 from ..utils.log import log_fields, logger
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["CrashRecovery"]
 
 
-#: Seconds between two rounds. In each, the record is brought up to date and dead predecessors are looked for.
+#: Seconds between two rounds. Each round looks for dead predecessors and updates this worker's record.
 TICK: Final = 0.2
-#: Leases that a worker stores in each round. With more, it stores its record less often, to spare the store.
+#: Leases that a worker stores in each round. With more, it stores its record less often, to spare the store. The
+#: resulting intervals are in docs/explanation/how-a-lock-ends.md.
 LEASES_PER_ROUND: Final = 100
+#: Leases that a worker looks through in each round. With more, it looks for changes less often, to spare the processor.
+LEASES_PER_LOOK: Final = 1000
 
 
 class CrashRecovery:
     """Stores this worker's leases, and releases those of an earlier worker of its name that has died.
 
-    It has its own thread, in a green pool its own greenlet. So no renewal and no start waits for it if the store is
-    slow. Short tasks cost nothing: a lease is stored only if it is held in two successive rounds.
+    It runs in a thread of its own, or a greenlet in a green pool. If the store is slow, neither renewals nor the start
+    of the worker wait for it. Short tasks cost nothing: a lease is stored only if it is held in two successive rounds.
 
     Args:
         runtime: The app's runtime, in the worker's main process.
@@ -43,20 +47,20 @@ class CrashRecovery:
         self._watchdog = runtime.watchdog
         self._goes_on = goes_on
         self._node = node
-        # Opened here: if this process forks while a thread imports, the import is never finished in the child.
+        # Open it before the thread starts, because it imports modules. A fork during an import would break the child.
         self._store = runtime.open_store(runtime.settings.timeout)
         #: The records of predecessors that may still live, by worker id; None until they were read.
         self._predecessors: dict[str, WorkerRecord] | None = None
         self._look_until = 0.0
         self._seen: frozenset[str] = frozenset()
         self._saved: frozenset[str] = frozenset()
-        self._next_save = self._fresh_until = 0.0
-        self._loop = Loop("crash recovery", self._turn, close=self._close, begin=begin_thread("crash-recovery"))
+        self._next_look = self._next_save = self._fresh_until = 0.0
+        self._loop = Loop("crash recovery", self._run_round, close=self._close, begin=begin_thread("crash-recovery"))
 
     def start(self) -> None:
         self._loop.start()
 
-    def _turn(self) -> float | None:
+    def _run_round(self) -> float | None:
         if not self._goes_on():
             return None
         try:
@@ -79,7 +83,7 @@ class CrashRecovery:
     def release_dead_leases(self) -> None:
         """Release the leases of predecessors that have died since the last call.
 
-        Predecessors are looked at for as long as the longest ttl in their records. One look is not enough: the pool
+        Check the predecessors for as long as the longest ttl in their records. One check is not enough: the pool
         children of a killed worker die a moment after it, and a predecessor may be killed later.
         """
         if self._predecessors is None:
@@ -94,7 +98,7 @@ class CrashRecovery:
                 del self._predecessors[worker]
 
     def _read(self) -> dict[str, WorkerRecord]:
-        """Return the records of workers on this host. Whether other hosts' processes are dead cannot be found here."""
+        """Return the records of workers on this host. This process cannot check processes of other hosts."""
         host = self._mine.host
         texts = self._store.worker_records(self._node)
         records = {worker: WorkerRecord.from_text(text) for worker, text in texts.items()}
@@ -113,15 +117,16 @@ class CrashRecovery:
             except StoreRefused as error:
                 # Release the worker's other leases all the same.
                 logger.warning(
-                    "%s: cannot release the lease of a dead worker, it ends by its ttl: %s", lease.name, error,
-                    extra=log_fields(lock_name=lease.name.text),
+                    "%s: cannot release the lease of a dead worker, so its lock is held until the ttl ends: %s",
+                    lease.name, error, extra=log_fields(lock_name=lease.name.text),
                 )  # fmt: skip
         return True
 
     def _release(self, lease: HeldLease) -> None:
-        # By acquisition, so that a later holder keeps its lock. Without a done mark: the message may be redelivered.
+        # Release only this acquisition: a later holder keeps its lock. No done mark: the message may be redelivered.
         released = self._store.release(lease.name, lease.acquisition, ReleaseRequest())
         if released.ours:
+            self._runtime.counts.count("released", task_of_name(lease.name), "crash_recovery")
             logger.info(
                 "%s is released: process %d of an earlier worker of this name held it and has ended",
                 lease.name, lease.holder.pid, extra=log_fields(lock_name=lease.name.text),
@@ -136,13 +141,16 @@ class CrashRecovery:
         It is not stored if one of several leases ended, because releasing an ended lease is harmless.
         """
         now = self._clock.monotonic()
+        if now < self._next_look:
+            return
         held = {lease.acquisition: lease for lease in self._watchdog.held}
+        self._next_look = now + TICK * (len(held) // LEASES_PER_LOOK)
         steady, self._seen = self._seen & held.keys(), frozenset(held)
         same = steady <= self._saved and bool(steady) == bool(self._saved)
         if (same and (not steady or now < self._fresh_until)) or now < self._next_save:
             return
         leases = [held[acquisition] for acquisition in steady]
-        # Twice as long as the leases: the record is stored again after half of that, and must not expire before.
+        # The record lives twice as long as its leases, because it is stored again after half of its life.
         life = 2 * max((max(lease.ttl, lease.deadline - now) for lease in leases), default=0.0)
         text = self._mine.with_leases(leases).text if leases else ""
         self._store.save_worker_record(self._node, self._mine.worker_id, text, round(life * 1000))

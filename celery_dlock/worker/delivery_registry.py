@@ -1,16 +1,22 @@
-"""The deliveries that a worker's main process has received and not yet finished."""
+"""The deliveries that a worker's main process has received and not yet finished.
+
+Above 300 lines: the watchdog, monitor events and revocation ask for deliveries in different ways, all of one registry.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.worker.state import revoked
 
-from ..keys.key_spec import LockName
+from ..counters.recorder import COUNTING_ERRORS, log_failed_count
+from ..keys.lock_name import LockName, task_of_name
 from ..locking.lease_table import LeaseRecord
 from ..locking.watchdog import KILL_GRACE
 from ..runtime import Runtime
@@ -29,12 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["DeliveryRegistry", "sends_task_events"]
 
 
-#: The entries that each table keeps: ends of dead pool children, and lock names with their last number.
+#: Maximum entries of each table: ends of dead pool children, and lock names with their last number.
 REMEMBERED = 1000
-#: Messages under the queue policy whose queue is remembered.
+#: Maximum number of messages under the queue policy whose lock names are remembered.
 WAITERS = 20_000
-#: Task ids that one call compares with the revoked ones if the number of revoked ids has not changed. It takes a tenth
-#: of a millisecond. All ids are compared within 2 s.
+#: Task ids that one call compares with the revoked ones if the number of revoked ids has not changed. A call takes a
+#: tenth of a millisecond. After 20 calls (2 s), all ids are compared.
 COMPARED = WAITERS // 20
 #: Seconds after which an acknowledgement that was not sent may be lost. A false alarm costs one script.
 OVERDUE = 0.1
@@ -59,10 +65,11 @@ class Delivered(CompletedDelivery, Protocol):
 class Sweeper(Protocol):
     """The methods of the queue sweeper that the registry and the requests call."""
 
-    def sweep(self) -> None: ...
+    def start_sweeping(self) -> None: ...
     def hand_off(self, name: LockName, grant: Grant) -> None: ...
     def discard_waiter(self, name: LockName, identity: str) -> None: ...
     def acknowledge(self, request: HeldBack) -> None: ...
+    def sweep_after(self, number: int, name: LockName, seconds: float) -> None: ...
 
 
 class Renewer(Protocol):
@@ -72,11 +79,12 @@ class Renewer(Protocol):
 
 
 class _NoSweeper:
-    """The sweeper of a worker that has no store, and so no queues: its calls take no lock."""
+    """The sweeper of a worker without a store. In such a worker no call takes a lock, and no message is parked."""
 
-    def sweep(self) -> None: ...
+    def start_sweeping(self) -> None: ...
     def hand_off(self, name: LockName, grant: Grant) -> None: ...
     def discard_waiter(self, name: LockName, identity: str) -> None: ...
+    def sweep_after(self, number: int, name: LockName, seconds: float) -> None: ...
 
     def acknowledge(self, request: HeldBack) -> None:
         request.dlock_acknowledge()
@@ -93,7 +101,9 @@ class DeliveryRegistry:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.by_owner: weakref.WeakValueDictionary[str, Delivered] = weakref.WeakValueDictionary()
+        self.app = runtime.app
+        # No WeakValueDictionary: it takes five times as many steps for each message.
+        self._by_owner: dict[str, weakref.ref[Delivered]] = {}
         #: The deliveries whose messages were published with a claim.
         self.claiming: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._settled: OrderedDict[str, tuple[float, str, str, str]] = OrderedDict()
@@ -113,12 +123,11 @@ class DeliveryRegistry:
         #: The owners whose locks the watchdog released after their process died.
         self._holding: OrderedDict[str, None] = OrderedDict()
         self.completion_marker = CompletionMarker(runtime, self._holding.__contains__)
-        #: By owner: when the process must have ended that Celery kills for its hard time limit.
+        #: By owner: the time by which its process must have ended, if Celery kills it for its hard time limit.
         self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
-        self._queues: Any = None
         #: Stops the body of a lost lease, if the worker's pool has a way to do so.
         self.aborter: BodyAborter | None = None
-        #: The lease tables of the pool children; kept alive here, because the hooks of a fork hold it weakly.
+        #: The pool children and their lease tables. This is the only strong reference: fork hooks have a weak one.
         self.children: PoolChildren | None = None
         self.sweeper: Sweeper = _NoSweeper()
         self.claim_renewer: Renewer = _NoRenewer()
@@ -131,12 +140,26 @@ class DeliveryRegistry:
             runtime.worker = cls(runtime)
         return runtime.worker
 
-    @property
+    @functools.cached_property
     def queues(self) -> Any:
         """The app's queues. Celery changes this mapping in place, and its own property costs ninety steps per task."""
-        if self._queues is None:
-            self._queues = self.runtime.app.amqp.queues
-        return self._queues
+        return self.app.amqp.queues
+
+    @functools.cached_property
+    def doubtful_after(self) -> float | None:
+        """Seconds after which the broker may have delivered a message again; None: the broker has no such limit."""
+        return self.runtime.settings.doubtful_after
+
+    def add(self, request: Delivered) -> None:
+        """Add a delivery. It is forgotten when its request is freed."""
+        by_owner, owner = self._by_owner, request.dlock_owner
+        # When the request is freed, Python calls pop(owner, reference).
+        by_owner[owner] = weakref.ref(request, partial(by_owner.pop, owner))
+
+    def find(self, owner: str) -> Delivered | None:
+        """Return the delivery of an owner; None if this process does not have its request any more."""
+        reference = self._by_owner.get(owner)
+        return None if reference is None else reference()
 
     def attach(self, sweeper: Sweeper, claim_renewer: Renewer) -> None:
         """Set the threads that publish grants and release claims. Before this call, neither is done."""
@@ -151,19 +174,19 @@ class DeliveryRegistry:
     def may_be_redelivered(self, acquisition: str) -> bool:
         """Return whether the broker may have delivered the message of this acquisition again.
 
-        It may have if the acknowledgement was lost. With late acknowledgement it also may have if the channel is closed
-        or the visibility timeout is over. The same holds while the worker does not consume: if RabbitMQ closed a
-        channel, py-amqp opens it again, and shows that only by an error.
+        This is so if the acknowledgement was lost. With late acknowledgement, it is also so if the channel is closed,
+        if the visibility timeout is over, or while the worker does not consume. The last condition is for RabbitMQ: if
+        the broker closes a channel, py-amqp opens it again and reports this only by an error.
         """
-        request = self.by_owner.get(owner_of(acquisition))
+        request = self.find(owner_of(acquisition))
         if request is None:
             return False
         if request.acknowledged:
             return self._ack_may_be_lost(request)
         if not request.task.acks_late:
             return False
-        doubtful_after = self.runtime.settings.doubtful_after
-        if doubtful_after is not None and time.monotonic() - request.dlock_delivered >= doubtful_after:
+        limit = self.doubtful_after
+        if limit is not None and time.monotonic() - request.dlock_delivered >= limit:
             return True
         return not self.consumes() or channel_is_gone(request.message)
 
@@ -177,7 +200,7 @@ class DeliveryRegistry:
 
     def with_claims(self) -> Iterator[Any]:
         """Return the deliveries whose messages were published with a claim. The claim renewal's thread calls this."""
-        # The list of references is made in one step, because the consumer adds to the mapping meanwhile.
+        # `valuerefs` copies the references in one step. The consumer may add to the mapping during the iteration.
         return (request for ref in self.claiming.valuerefs() if (request := ref()) is not None)
 
     # Under the queue policy.
@@ -189,7 +212,7 @@ class DeliveryRegistry:
             request: The message that is about to be passed to the pool.
             name: The lock name; None for a republished message, which has its rank already.
         """
-        self.sweeper.sweep()
+        self.sweeper.start_sweeping()
         number = self.runtime.receive_order.next_number()
         predecessor = 0
         if name is not None:
@@ -204,8 +227,8 @@ class DeliveryRegistry:
     def newly_revoked(self) -> list[tuple[LockName, str]]:
         """Return the messages that were revoked since the last call and may be parked: lock names and identities.
 
-        Celery's control command has no hook, so this reads the set in which Celery keeps revocations. A waiter that
-        this worker does not know ends when it is granted, as every revoked message does.
+        Celery's control command has no hook, so this reads the set in which Celery keeps revocations. If this
+        worker does not know a revoked waiter, the waiter ends when it is granted, like every revoked message.
 
         Celery bounds that set (``CELERY_WORKER_REVOKES_MAX``). A full set keeps its length when an id is added, so each
         call also compares the next part of the known ids.
@@ -219,11 +242,11 @@ class DeliveryRegistry:
         else:
             compared = []
         known = (self._parked_at.pop(task_id, None) for task_id in compared if task_id in revoked)
-        return [place for place in known if place is not None]
+        return [waiter for waiter in known if waiter is not None]
 
     def describe(self, owner: str) -> dict[str, Any]:
         """Return the task and the task id of an owner, as fields of an event; empty if the owner is unknown."""
-        request = self.by_owner.get(owner)
+        request = self.find(owner)
         return {} if request is None else {"task": request.task.name, "task_id": request.id}
 
     def monitored_as(self) -> str | None:
@@ -247,36 +270,49 @@ class DeliveryRegistry:
         """Return when the process of this acquisition must have ended; 0 if no hard time limit was enforced."""
         return self._kill_deadlines.get(owner_of(acquisition), 0.0) if self._kill_deadlines else 0.0
 
-    # The done mark of a dead pool child needs two events, in any order. The watchdog has released the child's lock.
-    # Celery has stored the end and acknowledged the message.
+    # A done mark for a dead pool child needs two events, in any order. In one, the watchdog releases the child's lock.
+    # In the other, Celery stores the end and acknowledges the message.
 
     def settle(self, request: Delivered, ended_at: float) -> None:
         """Record that the end of a run is stored and final, and that its pool child is dead or dying.
 
         Args:
             request: The delivery that ended.
-            ended_at: A time before the end was stored, on the monotonic clock.
+            ended_at: The time on the monotonic clock, read before the end was stored.
         """
         self._settled[request.dlock_owner] = (ended_at, request.dlock_identity.digest, request.task.name, request.id)
         self._mark(request.dlock_owner)
 
-    def freed(self, slot: LeaseRecord, released: Released) -> None:
-        self.hand_off(slot.name, released.granted)
-        owner = owner_of(slot.acquisition)
+    def freed(self, record: LeaseRecord, released: Released) -> None:
+        """Record that the watchdog released a lease of a dead pool child."""
+        self.hand_off(record.name, released.granted)
+        owner = owner_of(record.acquisition)
         if released.ours:
+            try:
+                self._count_freed(owner, record)
+            except COUNTING_ERRORS:  # this runs in the watchdog's round, which it must not break
+                log_failed_count("released")
             self._holding[owner] = None
             if len(self._holding) > REMEMBERED:
                 self._holding.popitem(last=False)
         if released.duplicate_seen or not released.ours:
-            self._freed[owner] = slot
+            self._freed[owner] = record
             self._mark(owner)
+
+    def _count_freed(self, owner: str, record: LeaseRecord) -> None:
+        request: Any = self.find(owner)
+        task = task_of_name(record.name) if request is None else request.task.name
+        self.runtime.counts.count("released", task, "watchdog")
+        # Without a release request, the process died while it held the lock.
+        if not record.ending and request is not None and request.task.lock_options.once_per:
+            self.runtime.counts.count("unknown_outcomes", task)
 
     def _mark(self, owner: str) -> None:
         # Both events may come at once, here and in the watchdog's thread: only one of the two pops finds the record.
-        if owner in self._settled and (slot := self._freed.pop(owner, None)) is not None:
+        if owner in self._settled and (record := self._freed.pop(owner, None)) is not None:
             ended_at, identity, task, task_id = self._settled.pop(owner)
             # The sweeper's thread writes the mark: a script must delay neither this thread nor the watchdog.
-            self.completion_marker.mark_soon(CompletedRun(ended_at, slot.name, identity, owner, task, task_id))
+            self.completion_marker.mark_soon(CompletedRun(ended_at, record.name, identity, owner, task, task_id))
         for remembered in (self._settled, self._freed):
             while len(remembered) > REMEMBERED:
                 remembered.popitem(last=False)

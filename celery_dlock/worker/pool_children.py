@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..locking.lease_source import ScannedLeaseSource
 from ..locking.shared_lease_table import SharedLeaseTable
-from ..locking.watchdog import LeaseSource
 from .abort import STOP_SIGNAL
 
 if TYPE_CHECKING:
@@ -50,8 +50,13 @@ class ChildWatch:
 
     @property
     def pidfd(self) -> int | None:
-        """The descriptor that becomes readable when the child dies; None if the child is dead, or without pidfds."""
+        """The descriptor that becomes readable when the child dies; None if the child is dead or has no pidfd."""
         return self._fd if self._fd >= 0 else None
+
+    @property
+    def found_gone(self) -> bool:
+        """Whether :meth:`gone` has returned true."""
+        return self._gone
 
     def gone(self) -> bool:
         """Return whether the child has ended."""
@@ -102,7 +107,7 @@ class PoolChildren:
         self._runtime = runtime
         self._freed = freed
         self._main_pid = os.getpid()
-        # A fork runs its three hooks in one thread. In the child, that thread is the one that goes on.
+        # A fork runs its three hooks in the thread that forks, which is the child's only thread. So they share this.
         self._forking = threading.local()
 
     def map_before_forks(self) -> None:
@@ -122,25 +127,32 @@ class PoolChildren:
         )
 
     def _before(self) -> None:
-        # First, because the mapping may fail and the fork then goes on: the child must not get another child's table.
-        self._forking.table = None
+        # Reset first. If the mapping fails, the fork continues, and the child must not get an earlier child's table.
+        self._forking.table = self._forking.counters = None
         # If a task body in a child forks, these hooks run there too. Only the main process maps tables.
         if os.getpid() == self._main_pid:
             self._forking.table = SharedLeaseTable()
+            if (meter := self._runtime.counts.meter) is not None:
+                self._forking.counters = meter.open_table()
 
     def _in_parent(self) -> None:
         if self._forking.table is not None:
-            self._runtime.watchdog.watch(_Child(self._forking.table, self._freed))
+            child = _Child(self._forking.table, self._freed)
+            self._runtime.watchdog.watch(child)
+            if self._runtime.counts.meter is not None and self._forking.counters is not None:
+                self._runtime.counts.meter.watch(self._forking.counters, child.ended)
 
     def _in_child(self) -> None:
         if self._forking.table is not None:
-            # Set even if the watchdog cannot be started: the child then notices that the watchdog never looked.
+            # Set this in any case. If the watchdog could not be started, the child notices that no scan follows.
             self._forking.table.scanned_at = self._runtime.clock.monotonic()
             self._forking.table.adopt()
+            if self._runtime.counts.meter is not None and self._forking.counters is not None:
+                self._runtime.counts.meter.adopt(self._forking.counters)
             self._runtime.adopt(self._forking.table)
 
 
-class _Child(LeaseSource):
+class _Child(ScannedLeaseSource):
     """One pool child, as the watchdog sees it."""
 
     def __init__(self, table: SharedLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
@@ -158,6 +170,10 @@ class _Child(LeaseSource):
             self._watch = ChildWatch(self._table.pid)
         return self._watch.gone()
 
+    def ended(self) -> bool:
+        """Return whether the watchdog has found the child dead. Any thread may call this: it polls no child."""
+        return self._ticks_without_pid > MAX_TICKS_WITHOUT_PID or (self._watch is not None and self._watch.found_gone)
+
     def pidfd(self) -> int | None:
         return None if self._watch is None else self._watch.pidfd
 
@@ -165,14 +181,14 @@ class _Child(LeaseSource):
         if self._watch is not None:
             self._watch.send(STOP_SIGNAL)
 
-    def records(self) -> Sequence[LeaseRecord]:
+    def _scan(self) -> Sequence[LeaseRecord]:
         return self._table.records(dead=self._watch is not None and self._watch.gone())
 
     def is_closed(self) -> bool:
         return self._watch is not None and self._watch.gone()
 
     def on_scan(self, now: float) -> None:
-        if now:  # 0 means that the watchdog ended. The child must notice that the watchdog no longer looks.
+        if now:  # 0: the watchdog ends. Keep the old time, so that the child notices the missing scans.
             self._table.scanned_at = now
 
     def on_released(self, record: LeaseRecord, released: Released) -> None:

@@ -1,8 +1,8 @@
-"""The queue sweeper: a thread of each worker that publishes granted messages which no other process publishes.
+"""The queue sweeper: the worker thread that publishes a granted message if no other process does.
 
-These are the grants that follow a dead holder, a failed hand-off or a dead waiter.
+This happens after the process of a holder or of a granted waiter died, or after a hand-off failed.
 
-Longer than 300 lines: one thread and one connection carry out all of this, in a fixed order.
+Longer than 300 lines: one thread does all steps of a round in a fixed order, so they stay together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.lock_name import BUCKETS, LockName
+from ..keys.lock_name import BUCKETS, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
 from ..runtime import Runtime
 from ..store.base import FOREIGN_MS
@@ -26,31 +26,39 @@ from ..utils.rng import rng
 __all__ = ["QueueSweeper"]
 
 
-#: Seconds between two rounds, in which it does what the worker has left to it.
+#: Seconds between two rounds. A round does the work that other threads of the worker left to the sweeper.
 TICK: Final = 0.1
-#: Seconds between two sweeps of the worker that has the sweep lease, if nothing is due. In a Cluster, a sweep takes a
-#: command for each bucket. MOST is the number of locks of one bucket that one round sweeps.
-ROUND: Final = 0.5
-ROUND_OF_CLUSTER: Final = 1.0
-MOST: Final = 100
-#: SPARE: seconds that the sweep lease outlives the next sweep. LATE: within so many seconds after its end, another
-#: worker asks for it. ROUND_OF_CLUSTER, these two and two ticks are less than 2 s. So soon a hand-off follows a death.
-SPARE: Final = 0.5
-LATE: Final = 0.1
+#: Seconds between two sweeps of the worker that has the sweep lease, if nothing is due.
+SWEEP_INTERVAL: Final = 0.5
+#: The same in a Cluster, where a sweep costs a command for each bucket.
+CLUSTER_SWEEP_INTERVAL: Final = 1.0
+#: The highest number of locks of one bucket that one sweep visits.
+MAX_LOCKS_PER_BUCKET: Final = 100
+#: Seconds that the sweep lease lasts beyond the holder's next sweep, which renews it.
+LEASE_MARGIN: Final = 0.5
+#: When the sweep lease should have ended, each other worker asks for it after a random delay of up to these seconds.
+#: If the sweeping worker dies, sweeps resume within CLUSTER_SWEEP_INTERVAL + LEASE_MARGIN + MAX_TAKEOVER_DELAY and two
+#: ticks: less than 2 s.
+MAX_TAKEOVER_DELAY: Final = 0.1
 #: Seconds for which a worker leaves the sweep lease to others after its broker did not take a message.
-ASIDE: Final = 2.0
-#: LOOK: seconds between two looks of a worker without tasks that queue. A call may have chosen to queue, and the worker
-#: that parked it may have died. AGAIN: seconds until a look that failed is repeated.
-LOOK: Final = 30.0
-AGAIN: Final = 2.0
-#: Seconds between two notes that workers of this broker run, and the milliseconds that a note lives. A note outlives
-#: one publication to a broker that does not answer.
-PRESENT_AGAIN: Final = 30.0
-PRESENT_MS: Final = 120_000
+BROKER_FAILURE_PAUSE: Final = 2.0
+#: Seconds after which a worker without tasks under the queue policy checks the store for waiters. A single call may
+#: have chosen that policy, and the worker that parked it may have died.
+CHECK_INTERVAL: Final = 30.0
+#: Seconds after which such a check is repeated if it failed.
+CHECK_RETRY_INTERVAL: Final = 2.0
+#: Seconds after which a worker records in the store again that its broker has running workers.
+PRESENCE_INTERVAL: Final = 30.0
+#: Milliseconds that this record lasts. A publication to a broker that does not answer blocks this thread for
+#: less time, so the record is renewed before it ends.
+PRESENCE_LIFE_MS: Final = 120_000
 #: Seconds that a Redis broker has for each answer, unless the app sets a timeout. Without one, kombu waits for ever.
-ANSWERS_WITHIN: Final = 10.0
-#: A year: longer than any lock with waiters is held.
-EVER: Final = 366 * 24 * 3600.0
+BROKER_TIMEOUT: Final = 10.0
+#: The number of debounced calls that a worker remembers between passing them to its pool and their parking.
+MAX_DEBOUNCED: Final = 10_000
+#: Seconds of a year. Every lock with waiters is due for a sweep within a year, so a check that looks a year
+#: ahead finds all of them.
+ONE_YEAR: Final = 366 * 24 * 3600.0
 
 
 class HeldBack(Protocol):
@@ -66,37 +74,38 @@ class HeldBack(Protocol):
 class QueueSweeper:
     """Sweeps queues, publishes granted messages, and sends acknowledgements that were held back.
 
-    It is not a part of the watchdog, because a slow broker would cost leases.
+    It is separate from the watchdog. Otherwise a slow broker would delay renewals, and leases would be lost.
 
-    Of all workers of a broker, the one that has the sweep lease in the store sweeps. The lease only saves work. If that
-    worker dies or hangs, its lease ends and another worker takes it. If two sweep at once, each sweep is still one
-    script.
+    Of all workers of a broker, only the one that has the sweep lease in the store sweeps. If that worker dies or hangs,
+    its lease ends and another worker takes it. The lease only saves work. If two workers sweep at once, no harm is
+    done: the sweep of a lock is one script.
 
     Args:
         runtime: The runtime whose queues to sweep.
         revoked: Returns the parked messages that were revoked since its last call.
-        soon: Has the worker's consumer call a function: only the consumer's thread may write to its connection.
-        goes_on: Called before each round; false ends the thread.
+        call_in_consumer: Makes the worker's consumer call a function soon. Acknowledgements need that: only the
+            consumer's thread may write to its connection.
+        keep_running: Called before each round; false ends the thread.
         mark_completed: Writes the done marks of runs whose acknowledgement was lost.
-        parks: Whether there are tasks that queue. If not, it sweeps once a call has chosen to queue, or once one of its
-            rare looks has found a waiter.
+        parks: Whether the app has tasks under the queue policy. If not, sweeps begin when a call chooses that policy,
+            or when the check every :data:`CHECK_INTERVAL` seconds finds a waiter.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         revoked: Callable[[], list[tuple[LockName, str]]],
-        soon: Callable[[Callable[[], None]], object],
-        goes_on: Callable[[], bool],
+        call_in_consumer: Callable[[Callable[[], None]], object],
+        keep_running: Callable[[], bool],
         mark_completed: Callable[[], None] = lambda: None,
         *,
         parks: bool = True,
     ) -> None:
         self._runtime = runtime
         self._sweeps = parks
-        self._soon = soon
+        self._call_in_consumer = call_in_consumer
         self._revoked = revoked
-        self._goes_on = goes_on
+        self._keep_running = keep_running
         self._mark_completed = mark_completed
         self._connection: Any = None
         settings = runtime.settings
@@ -104,28 +113,37 @@ class QueueSweeper:
         self._publisher = GrantPublisher(
             runtime.app,
             self._store,
-            settings.turn,
+            settings.grant_timeout,
             self._producer,
             settings.broker,
             runtime.monitored_as,
+            runtime.counts,
         )
-        # Deques, because append and popleft are atomic. A lock could be held by a signal handler or a greenlet.
+        # Deques, because append and popleft are atomic. A lock could deadlock: a signal handler or a greenlet may
+        # interrupt the code that holds it.
         self._grants: collections.deque[tuple[LockName, Grant]] = collections.deque()
-        #: The waiters to be taken out: lock name, identity, and the reason ("": the end is stored already).
-        self._out: collections.deque[tuple[LockName, str, str]] = collections.deque()
+        #: The waiters to remove from their queues: lock name, identity, and the reason to store in the task's result;
+        #: "" if the result is stored already.
+        self._waiters_to_remove: collections.deque[tuple[LockName, str, str]] = collections.deque()
         self._unacknowledged: collections.deque[HeldBack] = collections.deque()
+        #: Debounced calls that were passed to the pool: number in the receive order, lock name, and seconds from the
+        #: call's parking until it is due.
+        self._debounced: collections.deque[tuple[int, LockName, float]] = collections.deque(maxlen=MAX_DEBOUNCED)
+        #: For each lock, the time at which the debounced call that this worker parked last is due.
+        self._due_at: dict[LockName, float] = {}
         self._failing = False
-        #: The locks that the store refused to sweep in this round, and whether that is in the log already.
+        #: The locks that the store refused to sweep in this round, and whether such a refusal was logged already.
         self._refused: list[tuple[LockName, StoreRefused]] = []
         self._refusal_logged = False
-        #: Whether a refusal to take out a waiter is in the log already.
+        #: Whether a refusal to remove a waiter was logged already.
         self._removal_refusal_logged = False
-        self._next_look = 0.0
-        self._next_round = 0.0
+        self._next_check = 0.0
+        self._next_sweep = 0.0
         self._next_presence = 0.0
         self._worker = uuid.uuid4().hex
-        # In a green pool this is a greenlet: it publishes and stores results, and both take locks that greenlets share.
-        self._loop = Loop("queue sweeper", self._turn, close=self._close, begin=begin_thread("queue-sweeper"))
+        # In a green pool this runs as a greenlet: publishing and storing results use locks that the pool's greenlets
+        # also take.
+        self._loop = Loop("queue sweeper", self._run_round, close=self._close, begin=begin_thread("queue-sweeper"))
 
     def start(self) -> None:
         self._loop.start()
@@ -135,31 +153,37 @@ class QueueSweeper:
         self._grants.append((name, grant))
 
     def discard_waiter(self, name: LockName, identity: str) -> None:
-        """Take a message that ended before it started out of its queue, in the next round."""
-        self._out.append((name, identity, ""))
+        """Remove a message that ended before it started from its queue, in the next round."""
+        self._waiters_to_remove.append((name, identity, ""))
 
-    def sweep(self) -> None:
-        """Sweep from now on: a message that may be parked is about to be passed to the pool."""
+    def start_sweeping(self) -> None:
+        """Sweep from now on, because a message that may be parked is about to be passed to the pool."""
         self._sweeps = True
+
+    def sweep_after(self, number: int, name: LockName, seconds: float) -> None:
+        """Sweep a lock some seconds after the message with this number in the receive order is parked."""
+        self._debounced.append((number, name, seconds))
 
     def acknowledge(self, request: HeldBack) -> None:
         """Acknowledge this message once it holds its lock or is parked."""
         self._unacknowledged.append(request)
 
-    def _turn(self) -> float | None:
-        if not self._goes_on():
+    def _run_round(self) -> float | None:
+        if not self._keep_running():
             return None
         sweeps = self._sweeps
         try:
             self._send_held_acks()  # first: it needs no store
             self._mark_completed()
             if not sweeps:
-                self._look()
+                self._check_for_waiters()
             self._do_left_work()
             if sweeps:
+                self._sweep_debounced()
                 self._sweep_due()
         except StoreUnavailable as error:
-            # Without queues this was only a rare look, and other threads report the store.
+            # If this worker does not sweep, none of its calls waits for this thread, so do not log. Other threads
+            # report the error of the store.
             if sweeps and not self._failing:
                 logger.warning("queues are not swept, retrying every %g s: %s", TICK, error)
             self._failing = sweeps
@@ -169,37 +193,53 @@ class QueueSweeper:
         self._drop_connection()
         self._store.close()
 
-    def _look(self) -> None:
+    def _check_for_waiters(self) -> None:
+        """Begin to sweep if the store has waiters. Of all workers of a broker, one checks in each interval."""
         now = self._runtime.clock.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + AGAIN
-            # Only one worker looks in each period. If it finds a waiter, it begins to sweep.
-            if not self._lease_left("look", LOOK) and self._due(1, EVER):
+        if now >= self._next_check:
+            self._next_check = now + CHECK_RETRY_INTERVAL  # if the store raises
+            if not self._lease_left("look", CHECK_INTERVAL) and self._due(1, ONE_YEAR):
                 self._sweeps = True
-            self._next_look = now + LOOK
+            self._next_check = now + CHECK_INTERVAL
 
     def _sweep_due(self) -> None:
         """Sweep the locks that are due, unless another worker of this broker does so."""
         now = self._runtime.clock.monotonic()
-        if now < self._next_round:
+        if now < self._next_sweep:
             return
         self._note_presence()
-        pause = ROUND_OF_CLUSTER if self._store.clustered else ROUND
-        self._next_round = now + pause
-        left = self._lease_left("sweep", pause + SPARE)
+        pause = CLUSTER_SWEEP_INTERVAL if self._store.clustered else SWEEP_INTERVAL
+        self._next_sweep = now + pause
+        left = self._lease_left("sweep", pause + LEASE_MARGIN)
         if left:
             self._failing = False
-            self._next_round = now + left + rng.uniform(0, LATE)
+            self._next_sweep = now + left + rng.uniform(0, MAX_TAKEOVER_DELAY)
             return
-        due = self._due(MOST)
-        self._failing = False  # only now: a store that refuses every command refuses this one, too
+        due = self._due(MAX_LOCKS_PER_BUCKET)
+        self._failing = False  # only now: `_lease_left` returns 0 even if the store refuses every command
         swept = [self._sweep(name) for name in due if not self._publisher.left_to_others(name)]
         self._log_refused()
         if False in swept:
             # Another worker may reach the broker.
-            self._next_round = self._runtime.clock.monotonic() + ASIDE
+            self._next_sweep = self._runtime.clock.monotonic() + BROKER_FAILURE_PAUSE
         elif True in swept:
-            self._next_round = now  # more may be due
+            self._next_sweep = now  # more may be due
+
+    def _sweep_debounced(self) -> None:
+        """Sweep the locks of debounced calls on time. Any other sweep finds them too, but up to two seconds later."""
+        now = self._runtime.clock.monotonic()
+        for _ in range(len(self._debounced)):
+            number, name, seconds = self._debounced.popleft()
+            if self._runtime.receive_order.has_recorded(number):
+                self._due_at[name] = now + seconds
+            else:
+                self._debounced.append((number, name, seconds))
+        due = [name for name, at in self._due_at.items() if at <= now]
+        for name in due:
+            del self._due_at[name]
+            self._sweep(name)
+        if due:
+            self._log_refused()
 
     def _log_refused(self) -> None:
         """Log a refusal once, and not again in each round."""
@@ -214,15 +254,18 @@ class QueueSweeper:
         self._refusal_logged = bool(refused)
 
     def _note_presence(self) -> None:
-        """Store that this broker has workers: while it does not answer, its messages must not become dead letters."""
+        """Record in the store that this broker has running workers, if the record is old.
+
+        Without the record, workers of other brokers would make this broker's messages dead letters while it is down.
+        """
         now = self._runtime.clock.monotonic()
         if now >= self._next_presence:
-            self._next_presence = now + PRESENT_AGAIN
+            self._next_presence = now + PRESENCE_INTERVAL
             with suppress(StoreUnavailable):
-                self._store.announce_workers(self._publisher.broker, PRESENT_MS)
+                self._store.announce_workers(self._publisher.broker, PRESENCE_LIFE_MS)
 
     def _lease_left(self, duty: str, seconds: float) -> float:
-        """Seconds until the lease of another worker ends; 0 if this one has it now, or if it cannot be taken.
+        """Return the seconds until another worker's lease ends; 0 if this worker has it, or if it cannot be taken.
 
         Raises:
             StoreUnavailable: The store does not answer.
@@ -231,7 +274,7 @@ class QueueSweeper:
         try:
             return self._store.sweep_lease(broker, duty, self._worker, round(seconds * 1000)) / 1000
         except StoreUnavailable as error:
-            # The lease only saves work. A full server, or one node of a Cluster, must not stop all sweeps.
+            # The lease only saves work. If its server is full, or its node of a Cluster is down, sweep without it.
             if not isinstance(error, StoreRefused) and not self._store.clustered:
                 raise
             return 0.0
@@ -242,26 +285,32 @@ class QueueSweeper:
     def _sweep(self, name: LockName) -> bool | None:
         """Sweep one lock, and publish what that grants.
 
-        Return False if the broker did not take it, None if the store refused to sweep this lock.
+        Return False if the broker did not take the message, None if the store refused to sweep this lock.
         """
         settings = self._runtime.settings
         try:
-            taken = self._store.sweep(name, uuid.uuid4().hex, round(settings.turn * 1000), settings.turn_tries)
+            taken = self._store.sweep(
+                name, uuid.uuid4().hex, round(settings.grant_timeout * 1000), settings.grant_attempts
+            )
         except StoreRefused as error:
             # A key of this lock may have been overwritten. The other queues are swept all the same.
             self._refused.append((name, error))
             return None
+        if taken.lost_grant:
+            self._runtime.counts.count("lost_grants", task_of_name(name))
+        if taken.dead_letter:
+            self._runtime.counts.count("dead_letters", task_of_name(name))
         if taken.foreign_broker:
             logger.error(
                 "%s: no worker published a message of another broker in %d s, so it is among the dead letters of %s; "
-                "action required: if both brokers are one, set dlock_broker; then publish the message again",
+                "action required: if both brokers are one under two names, set dlock_broker; then publish it again",
                 name, FOREIGN_MS / 1000, self._store.dead_letters_at(name),
             )  # fmt: skip
         elif taken.dead_letter:
             logger.error(
                 "%s: a message was granted %d times and not started, so it is among the dead letters of %s; "
                 "action required: publish it again",
-                name, settings.turn_tries, self._store.dead_letters_at(name),
+                name, settings.grant_attempts, self._store.dead_letters_at(name),
             )  # fmt: skip
         published = self._publisher.publish_next(name, taken.granted)
         self._note_presence()
@@ -270,21 +319,22 @@ class QueueSweeper:
 
     def _do_left_work(self) -> None:
         self._send_held_acks()
-        # Kept first: an error at one waiter must not drop the others.
-        self._out.extend((name, identity, "revoked while it waited") for name, identity in self._revoked())
-        self._take_out()
+        # Add all revoked waiters to the deque first: `_revoked` returns each only once, and a removal may fail.
+        revoked = self._revoked()
+        self._waiters_to_remove.extend((name, identity, "revoked while it waited") for name, identity in revoked)
+        self._remove_waiters()
         while self._grants:
             self._publisher.publish_next(*self._grants.popleft())
             self._note_presence()
 
-    def _take_out(self) -> None:
-        for _ in range(len(self._out)):
-            waiter = self._out.popleft()
+    def _remove_waiters(self) -> None:
+        for _ in range(len(self._waiters_to_remove)):
+            waiter = self._waiters_to_remove.popleft()
             try:
                 self._publisher.remove_waiter(*waiter)
             except StoreUnavailable as error:
-                # The waiter may still be queued. In the next round it comes last: other locks may be on other servers.
-                self._out.append(waiter)
+                # Retry it in the next round, after all others: their locks may be on other servers, which answer.
+                self._waiters_to_remove.append(waiter)
                 if isinstance(error, StoreRefused) and not self._removal_refusal_logged:
                     self._removal_refusal_logged = True
                     logger.warning(
@@ -298,18 +348,21 @@ class QueueSweeper:
         for _ in range(len(self._unacknowledged)):
             request = self._unacknowledged.popleft()
             if self._runtime.receive_order.has_recorded(request.dlock_number):
-                self._soon(request.dlock_acknowledge)
+                self._call_in_consumer(request.dlock_acknowledge)
             elif not request.acknowledged:
                 self._unacknowledged.append(request)
 
     @contextmanager
     def _producer(self) -> Iterator[Any]:
-        """Open a connection of this thread's own: the app's pool may belong to greenlets, or be empty."""
+        """Yield a producer on this thread's own connection.
+
+        The app's connection pool may belong to greenlets, or all its connections may be in use.
+        """
         app = self._runtime.app
         if self._connection is None:
             connection = app.connection_for_write()
             if connection.transport.driver_type == "redis":
-                times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), ANSWERS_WITHIN)
+                times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), BROKER_TIMEOUT)
                 connection.transport_options = {**times, **(connection.transport_options or {})}
             self._connection = connection
         try:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["SingletonRequest"]
 
 _NO_HEADER: Final = RepublishHeader()
-#: The content type in which each nested level of a body has a bracket.
+#: The content type of JSON. The brackets in the text limit its nesting depth, so the decoded body is rarely examined.
 JSON: Final = "application/json"
 #: The headers that Celery itself writes. Its ``Context`` treats every other header as the user's own.
 _CELERY_HEADERS: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"})
@@ -61,21 +61,27 @@ class SingletonRequest(AckTrackingRequest):
     _eta: datetime | None
     _eventer: Any
     _request_dict: dict[str, Any]
-    _body: Any
-    _decoded: bool
     _already_cancelled: bool
     _context: Context
     _payload: tuple[Any, Any, Any]
+    _Request__payload: Any
+    _task: SingletonTask
     task: SingletonTask
 
+    #: The task of this class, and the delivery registry of this worker. Set when the class receives its first message.
+    _dlock_kind: tuple[SingletonTask | None, Any] = (None, None)
+    #: By the task's options, calls have a claim or the policy ``queue``. If so, read the options of each call.
+    _dlock_reads_options = False
     #: The call's options, if its message was published with a claim.
     dlock_claim_call: Call | None = None
     #: Under the queue policy: the message's number in the receive order; 0 until it is passed to the pool.
     dlock_number = 0
     #: The call's policy is ``queue``.
     _dlock_queues = False
-    #: The acknowledgement waits until the store has the message.
-    _dlock_held_back = False
+    #: Milliseconds that the call waits for newer ones (``debounce``); 0 if it does not.
+    _dlock_debounce_ms = 0
+    #: Calls of this class are numbered before they are passed to the pool.
+    _dlock_numbers = False
     #: The library republished this message.
     _dlock_is_copy = False
     #: With ``unique``: when to renew the claim, on the monotonic clock.
@@ -87,11 +93,9 @@ class SingletonRequest(AckTrackingRequest):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Celery makes a subclass for each task, and overrides these methods there. Wrap the overrides.
+        # Celery makes a subclass for each task, and overrides ``on_success`` there. Wrap the override.
         if "on_success" in vars(cls):
             cls.on_success = _acknowledging_after(cls.on_success)  # type: ignore[method-assign]  # replaces a method
-        if "execute_using_pool" in vars(cls):
-            cls.execute_using_pool = _numbering_before(cls.execute_using_pool)  # type: ignore[method-assign]  # replaces a method
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         """Make the request of a delivery.
@@ -102,35 +106,42 @@ class SingletonRequest(AckTrackingRequest):
         """
         try:
             super().__init__(message, *args, **kwargs)
-            self._dlock_check(message)
+            request, info = self._request_dict, message.delivery_info or {}
+            text = message.body if message.content_type == JSON else None
+            # Celery's decoded body. Its property `_payload` is slower, and every task would pay for it.
+            check_message(request, request["properties"], info, self._Request__payload, text)
             self.dlock_delivered = since = time.monotonic()
             if self._eta is not None:
                 since += max(0.0, seconds_until(self._eta) or 0.0)
         except MALFORMED as error:
             raise InvalidTaskError(f"malformed message: {type(error).__name__}: {error}") from error
+        task, deliveries = self._dlock_kind
+        if task is not self._task:
+            deliveries = self._dlock_prepare(self._task, self._app)
+        self._dlock_deliveries = deliveries
         self.dlock_owner = os.urandom(16).hex()
-        self._dlock_deliveries = deliveries = DeliveryRegistry.of(self._app)
-        self._dlock_add_delivery(message, since)
-        deliveries.by_owner[self.dlock_owner] = self
-        options, request = self.task.lock_options, self._request_dict
-        if OPTIONS_HEADER in request or options.on_conflict == "queue" or options.claims:
+        deliveries.add(self)
+        self._dlock_add_delivery(message, info, since)
+        if self._dlock_reads_options or OPTIONS_HEADER in request:
             self._dlock_read_call_options(deliveries)
 
-    def _dlock_check(self, message: Any) -> None:
-        request = self._request_dict
-        # `self._payload` would cost every task eighty steps of the interpreter.
-        payload = self._body if self._decoded else message.payload
-        text = message.body if message.content_type == JSON else None
-        check_message(request, request["properties"], message.delivery_info or {}, payload, text)
+    @classmethod
+    def _dlock_prepare(cls, task: SingletonTask, app: Celery) -> DeliveryRegistry:
+        """Look up what is the same for each message of the task, and keep it in Celery's subclass for the task."""
+        options, deliveries = task.lock_options, DeliveryRegistry.of(app)
+        cls._dlock_reads_options = options.on_conflict == "queue" or options.claims
+        cls._dlock_kind = task, deliveries
+        return deliveries
 
-    def _dlock_add_delivery(self, message: Any, since: float) -> None:
+    def _dlock_add_delivery(self, message: Any, info: Mapping[str, Any], since: float) -> None:
         """Add the delivery to the request, for the pool child."""
-        request, deliveries = self._request_dict, self._dlock_deliveries
-        carried, header = _NO_HEADER, request.pop(HEADER, None)
-        if header is not None:
+        request, carried = self._request_dict, _NO_HEADER
+        if HEADER in request and (header := request.pop(HEADER)) is not None:
             carried = RepublishHeader.of(header, self.dlock_identity)
             self._dlock_is_copy = carried.conflict_retries > 0 or carried.store_retries > 0
-        queue = source_queue(deliveries.queues, message.delivery_info or {}, deliveries.tags)
+        queue, queues = info.get("routing_key"), self._dlock_deliveries.queues
+        if info.get("exchange") or queue not in queues.consume_from:
+            queue = source_queue(queues, info, self._dlock_deliveries.tags)
         properties = request["properties"]
         # Pass the fields of a Delivery and a RawMessage as plain tuples. Every task makes and pickles them, and plain
         # tuples are cheaper.
@@ -138,16 +149,16 @@ class SingletonRequest(AckTrackingRequest):
         if DEATHS in headers:
             headers = self._dlock_without_deaths(headers, queue)
         raw = (message.body, message.content_type, message.content_encoding, headers, properties, queue)
-        delivery = (self.dlock_owner, self.dlock_delivered, since, sends_task_events(self._eventer), raw, *carried)
+        monitored = self._eventer is not None and sends_task_events(self._eventer)
+        delivery = (self.dlock_owner, self.dlock_delivered, since, monitored, raw, *carried)
         # Copy the properties, because they belong to the message. A top-level key of the request would leak into the
         # messages that the task publishes.
         request["properties"] = {**properties, PROPERTY: delivery}
-        if "headers" not in request:
-            # Celery's Context would compute the same in the child, at a twentieth of the cost of a task there.
-            own = {}
-            if not _CELERY_HEADERS.issuperset(request):
-                own = {name: request[name] for name in request.keys() - _CELERY_HEADERS}
-            request["headers"] = own
+        # Add the headers here. Otherwise Celery's Context computes them in the pool child, which costs more.
+        if _CELERY_HEADERS.issuperset(request):
+            request.setdefault("headers", {})
+        elif "headers" not in request:
+            request["headers"] = {name: request[name] for name in request.keys() - _CELERY_HEADERS}
 
     def _dlock_without_deaths(self, headers: Mapping[str, Any], queue: str | None) -> Mapping[str, Any]:
         """Return the headers without RabbitMQ's records of a delay, which the task's own messages would inherit."""
@@ -172,7 +183,11 @@ class SingletonRequest(AckTrackingRequest):
             return  # the pool child reads the same header, and reports the error
         if not call.enabled:
             return
-        self._dlock_queues = call.options.on_conflict == "queue"
+        if call.options.on_conflict == "queue":
+            self._dlock_queues = True
+            if not self.dlock_identity.retries:
+                self._dlock_debounce_ms = call.options.debounce_ms[0]
+            self._dlock_number_messages()
         if call.options.claims:
             self.dlock_claim_call = call
             life = as_seconds(call.options.queued_ttl)
@@ -181,11 +196,17 @@ class SingletonRequest(AckTrackingRequest):
 
     @property
     def dlock_identity(self) -> Identity:
-        request = self._request_dict
-        return Identity(self.id, request.get("retries") or 0, request.get("replaced_task_nesting") or 0)
+        return Identity.of(self.id, self._request_dict)
+
+    @classmethod
+    def _dlock_number_messages(cls) -> None:
+        """Wrap Celery's method, for the first message of the class under the queue policy."""
+        if "_dlock_numbers" not in vars(cls):
+            cls._dlock_numbers = True
+            cls.execute_using_pool = _numbering_before(cls.execute_using_pool)  # type: ignore[method-assign]  # replaces a method
 
     def _dlock_assign_number(self) -> None:
-        """Assign the number in the receive order. Call this when the message goes to the pool: at its ETA."""
+        """Assign the number in the receive order. Call this when the message is passed to the pool, at its ETA."""
         if not self.dlock_number:
             # A republished message keeps its rank, so it needs no predecessor.
             name = None if self._dlock_is_copy else self.dlock_lock
@@ -193,6 +214,8 @@ class SingletonRequest(AckTrackingRequest):
             properties = self._request_dict["properties"]
             numbered = (*properties[PROPERTY], self.dlock_number, predecessor)
             self._request_dict["properties"] = {**properties, PROPERTY: numbered}
+            if self._dlock_debounce_ms and name is not None:
+                self._dlock_deliveries.sweeper.sweep_after(self.dlock_number, name, self._dlock_debounce_ms / 1000)
 
     @property
     def dlock_lock(self) -> LockName | None:
@@ -205,27 +228,16 @@ class SingletonRequest(AckTrackingRequest):
             return None
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        # A message that is acknowledged at its start is lost if the child dies before it is parked or holds its lock.
-        self._dlock_held_back = self._dlock_queues and not self.task.acks_late
+        self._dlock_accepted_at = time_accepted
+        if self._dlock_queues and not self.task.acks_late:
+            # A message acknowledged at its start is lost if the child dies before it is parked or holds its lock.
+            self._dlock_held_back = True
         super().on_accepted(pid, time_accepted)
-
-    def acknowledge(self) -> None:
-        if self._dlock_held_back:
-            self._dlock_deliveries.sweeper.acknowledge(self)
-        else:
-            super().acknowledge()
 
     @property
     def _dlock_log_fields(self) -> dict[str, str | None]:
         name = self.dlock_lock
         return log_fields(self.task.name, self.id, name.text if name is not None else "")
-
-    def dlock_acknowledge(self) -> None:
-        """Send the acknowledgement if it was held back."""
-        # Test and clear the flag in one step. The sweeper's thread and Celery's may both call this, and a broker closes
-        # the channel after a second acknowledgement.
-        if vars(self).pop("_dlock_held_back", False):
-            super().acknowledge()
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
@@ -238,8 +250,9 @@ class SingletonRequest(AckTrackingRequest):
             self.dlock_in_process = False
             if died:
                 self._dlock_settle(ended_at)
-        # After an error above or in a cold shutdown, no end is stored, and a redelivered message must run. A task that
-        # raised Ignore may be published again, and one that raised Reject may be meant for another exchange.
+        # Set no done mark after an error above or in a cold shutdown: no end is stored, so a redelivered message must
+        # run. Set none after Ignore or Reject: the task may have published its message again, or rejected it to a
+        # dead letter exchange.
         has_end = isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject)
         if died:
             self._dlock_died()
@@ -249,8 +262,8 @@ class SingletonRequest(AckTrackingRequest):
                 self._dlock_restore(error, exc_info.traceback)
             self.dlock_completed()
         if isinstance(error, Postponed):
-            # Monitors show the task as STARTED. Only this event changes that: Celery's State orders all other states.
-            # It is sent here, because an event of the pool child could arrive before this process's task-started.
+            # Monitors show the task as STARTED. Of the events that lead back from STARTED, Celery's State accepts only
+            # task-retried. Send it here, because an event of the pool child could arrive before task-started.
             self.send_event("task-retried", exception=repr(error), traceback=None)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
@@ -260,13 +273,14 @@ class SingletonRequest(AckTrackingRequest):
             self.dlock_acknowledge()
             self._dlock_settle(ended_at)
             self._dlock_died()
-            # Call this last. If Celery's own handler raised or was slow, billiard has not killed the process yet.
+            # Call this last, because it starts the grace period for the kill. billiard kills the process after this
+            # method has returned.
             self._dlock_deliveries.killing(self)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        """Store RETRY as Celery does, unless the body has failed while the broken connection was closed."""
-        # Do not read the state in a cold shutdown, which usually stores nothing. Under gevent, Celery calls this then
-        # from a place that must not block.
+        """Store RETRY as Celery does. If the body failed while the broken connection was closed, restore FAILURE."""
+        # Do not read the state in a cold shutdown, which usually stores nothing. Under gevent, Celery then calls
+        # this method from a place that must not block.
         retries = kwargs.get("emit_retry", True) and self.store_errors and not self._dlock_deliveries.consumes()
         failure = stored_failure(self.task, self.id) if retries else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
@@ -290,7 +304,7 @@ class SingletonRequest(AckTrackingRequest):
         try:
             super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
         except MALFORMED:
-            # The task's chain or chord is malformed, so its end cannot be stored. The message must not run anyway.
+            # The task's chain or chord is malformed, so its end cannot be stored. Even so, the message must not run.
             fields = self._dlock_log_fields
             logger.exception(
                 "Task %s[%s] (lock %r) is revoked and does not run, but its end cannot be stored: malformed message",
@@ -305,7 +319,11 @@ class SingletonRequest(AckTrackingRequest):
             self._dlock_deliveries.sweeper.discard_waiter(name, self.dlock_identity.digest)
 
     def _dlock_settle(self, ended_at: float) -> None:
-        """Report a stored end of a run whose pool child is dead or dying, if the message will not be redelivered."""
+        """Release the claim of a message that the main process ended, and have its done mark set.
+
+        Do nothing if the message is not acknowledged or was requeued, or if Celery cancelled its run. A rejected
+        message gets no done mark.
+        """
         if self.acknowledged and not self.dlock_requeued and not self._already_cancelled:
             if not self.dlock_rejected:
                 self._dlock_deliveries.settle(self, ended_at)
@@ -328,22 +346,22 @@ def _cold_shutdown() -> bool:
 
 def _acknowledging_after(on_success: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(on_success)
-    def acknowledging(self: SingletonRequest, outcome: Any, *args: Any, **kwargs: Any) -> Any:
+    def acknowledging(self: SingletonRequest, outcome: Any, **kwargs: Any) -> Any:
         failed, _, runtime = outcome
-        killed = not failed and runtime is None and _cold_shutdown()
-        if killed and self.task.acks_late and not self.acknowledged:
+        # If there is no runtime, the greenlet was killed and no end is stored.
+        killed = runtime is None and not failed
+        if killed and _cold_shutdown() and self.task.acks_late and not self.acknowledged:
             # A cold shutdown killed the body, and a pool of greenlets reports that as success. Requeue the message.
             task_ready(self, successful=False)
             return self.reject(requeue=True)
         try:
-            answer = on_success(self, outcome, *args, **kwargs)
+            answer = on_success(self, outcome, **kwargs)
         finally:
             if self._dlock_held_back:
                 self.dlock_acknowledge()
-            # Set it even though the object may stay in memory: the claim must not be renewed any more.
+            # The claim must not be renewed any more. This object may be deleted much later, so do not wait for that.
             self.dlock_in_process = False
-        # If there is no runtime, the greenlet was killed and no end is stored.
-        if not failed and runtime is not None:
+        if not (failed or killed):
             self.dlock_completed()
         return answer
 
@@ -352,9 +370,9 @@ def _acknowledging_after(on_success: Callable[..., Any]) -> Callable[..., Any]:
 
 def _numbering_before(execute_using_pool: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(execute_using_pool)
-    def numbering(self: SingletonRequest, *args: Any, **kwargs: Any) -> Any:
+    def numbering(self: SingletonRequest, pool: Any, **kwargs: Any) -> Any:
         if self._dlock_queues:
             self._dlock_assign_number()
-        return execute_using_pool(self, *args, **kwargs)
+        return execute_using_pool(self, pool, **kwargs)
 
     return numbering

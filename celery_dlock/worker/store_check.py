@@ -14,9 +14,9 @@ from ..utils.log import logger
 if TYPE_CHECKING:
     from ..options.durability import Durability
     from ..runtime import Runtime
-    from ..store.base import StoreInfo
+    from ..store.server_model import StoreInfo
 
-__all__ = ["StoreCheck", "refuse_without_disk"]
+__all__ = ["StoreCheck", "refuse_memory_in_several_processes", "refuse_without_disk"]
 
 
 #: Seconds until a store that did not answer is asked again.
@@ -55,6 +55,24 @@ def refuse_without_disk(runtime: Runtime, durabilities: Mapping[str, Durability]
         )
 
 
+#: The pools of Celery that run every task in the worker's own process.
+_ONE_PROCESS: Final = {f"celery.concurrency.{pool}" for pool in ("solo", "thread", "gevent", "eventlet")}
+
+
+def refuse_memory_in_several_processes(runtime: Runtime, pool: type) -> None:
+    """Check that the store is not in the memory of this process, if the pool has other ones.
+
+    Raises:
+        InvalidLockOptions: It is: each process of the pool would have locks of its own.
+    """
+    in_memory = any(location.kind == "memory" for location in runtime.settings.locations)
+    if in_memory and not any(base.__module__ in _ONE_PROCESS for base in pool.__mro__):
+        raise InvalidLockOptions(
+            f"dlock_url='memory://' with the pool {pool.__module__}: its processes would not share the locks; expected "
+            "a pool of one process (--pool=solo, threads, gevent or eventlet), or a server in dlock_url"
+        )
+
+
 class StoreCheck:
     """Asks the store how it is set up, in its own thread: a slow store does not delay the worker's start.
 
@@ -70,8 +88,8 @@ class StoreCheck:
 
     def __init__(self, runtime: Runtime, goes_on: Callable[[], bool], *, parks: bool, replicas: int = 0) -> None:
         settings = runtime.settings
-        self._place = ", ".join(place.shown for place in settings.places)
-        self._places = settings.places
+        self._place = ", ".join(location.shown for location in settings.locations)
+        self._locations = settings.locations
         self._prefix = settings.prefix
         self._parks = parks
         self._replicas = replicas
@@ -81,13 +99,13 @@ class StoreCheck:
         #: The servers that did not answer the last question, with the reasons; None before the first answer.
         self._away: Mapping[str, str] | None = None
         self._unreachable = False
-        self._loop = Loop("store check", self._turn, close=self._store.close, begin=begin_thread("store-check"))
+        self._loop = Loop("store check", self._run_round, close=self._store.close, begin=begin_thread("store-check"))
 
     def start(self) -> None:
         logger.info("locks: %s, prefix %s", self._place, self._prefix)
         self._loop.start()
 
-    def _turn(self) -> float | None:
+    def _run_round(self) -> float | None:
         if not self._goes_on():
             return None
         pause = AGAIN if self._away is None else WATCH
@@ -107,7 +125,7 @@ class StoreCheck:
         else:
             self._report_changes(self._away, self._away_servers(info.unreachable))
         self._away = self._away_servers(info.unreachable)
-        return WATCH if len(self._places) > 1 else None
+        return WATCH if len(self._locations) > 1 else None
 
     def _report_unreachable(self, error: StoreUnavailable, pause: float) -> None:
         if not self._unreachable:
@@ -141,7 +159,9 @@ class StoreCheck:
 
     def _away_servers(self, silent: Sequence[str]) -> Mapping[str, str]:
         """Return the texts about servers that did not answer, by the servers' names."""
-        return {place.shown: text for place in self._places for text in silent if text.startswith(f"{place.shown}: ")}
+        return {
+            place.shown: text for place in self._locations for text in silent if text.startswith(f"{place.shown}: ")
+        }
 
     def _judge(self, info: StoreInfo) -> None:
         if info.duplicate_servers:

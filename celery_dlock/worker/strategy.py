@@ -16,20 +16,27 @@ _BODY_TYPES = (list, tuple, dict)
 
 
 def default(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Return Celery's default strategy with a check that the body of a message is a container.
+    """Return Celery's default strategy, which refuses a message whose body is no container.
 
     Celery looks for a key in the decoded body before it makes the request. There, a body such as ``5`` raises
-    TypeError, which ends the worker.
+    TypeError, which ends the worker. The body is checked only after such an error: each check costs every message.
     """
     handle = celery_default(task, app, consumer, **kwargs)
 
-    def on_message(message: Any, body: Any, *args: Any, **options: Any) -> Any:
+    def on_message(message: Any, body: Any, *args: Any) -> Any:
         try:
-            payload = message.payload
-        except MALFORMED as error:
-            raise InvalidTaskError(f"malformed message: {type(error).__name__}: {error}") from error
-        if not isinstance(payload, _BODY_TYPES):
-            raise InvalidTaskError("malformed message: expected [args, kwargs, embed] as its body")
-        return handle(message, body, *args, **options)
+            return handle(message, body, *args)
+        except MALFORMED:
+            _check_body(message)
+            raise  # the body is readable, so the message is not the reason
 
     return on_message
+
+
+def _check_body(message: Any) -> None:
+    try:
+        payload = message.payload
+    except MALFORMED as error:
+        raise InvalidTaskError(f"malformed message: {type(error).__name__}: {error}") from error
+    if not isinstance(payload, _BODY_TYPES):
+        raise InvalidTaskError("malformed message: expected [args, kwargs, embed] as its body")

@@ -15,7 +15,7 @@ from chaos.output import say
 
 Way = tuple[dict[str, object], bool]
 
-#: What is declared, and whether a failover may then lose a lease before anybody is told.
+#: Settings, and whether a failover may then lose a lease before its holder is notified.
 PRIMARY: Way = {}, True
 REPLICAS: Way = {"dlock_durability": {"replicas": 1, "timeout": 0.5}}, False
 QUARANTINE: Way = {"dlock_failover_quarantine": TTL + 1}, False
@@ -33,7 +33,7 @@ WAYS = {
 
 
 def plan(store: str, way: str, **others: object) -> Plan:
-    """What one store is put through, declared in one of its ways."""
+    """Return the plan of a run on one store with one of its settings."""
     declared, forgets = WAYS[store][way]
     made = Plan(store, dict(declared), forgets, persistent=way == "fsync")
     return dataclasses.replace(made, **others)  # type: ignore[arg-type]  # fields of a Plan

@@ -1,4 +1,4 @@
-"""What the failovers of a run cost, and whether that is more than was declared."""
+"""The cost of the failovers of a run, and whether it is more than its settings permit."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ class Findings:
     """`broken` is empty if the promise was kept."""
 
     executions: int = 0
-    #: Two bodies of one lock at a time: the elder was told before the younger began, later while it was inside, or not.
+    #: Two bodies of one lock at a time: the earlier was notified before the later began, during its body, or not.
     told_before: int = 0
     told_inside: int = 0
     not_told: int = 0
-    #: Among them those whose elder's process had not been scheduled.
+    #: Among them those whose earlier process had not been scheduled.
     paused: int = 0
     #: Writes of late holders that the resource refused, and those of an older token that it let through.
     refused: int = 0
@@ -40,8 +40,8 @@ class Findings:
 def judge(record: Record) -> Findings:
     story = Story.of(record.events)
     found = Findings(executions=len(story.runs), refused=sum(run.refused for run in story.runs))
-    for elder, younger in _overlaps(story.runs):
-        _judge_overlap(elder, younger, story, record, found)
+    for earlier, later in _overlaps(story.runs):
+        _judge_overlap(earlier, later, story, record, found)
     _tokens(record, found)
     _ends(record, story, found)
     returned = Counter(run.id for run in story.runs if run.how == "return")
@@ -55,39 +55,39 @@ def _overlaps(runs: list[Run]) -> Iterator[tuple[Run, Run]]:
         here = inside.setdefault(run.name, [])
         here[:] = [other for other in here if other.end > run.start]
         for other in here:
-            elder, younger = sorted((other, run), key=lambda one: one.token)
-            yield elder, younger
+            earlier, later = sorted((other, run), key=lambda one: one.token)
+            yield earlier, later
         here.append(run)
 
 
-def _judge_overlap(elder: Run, younger: Run, story: Story, record: Record, found: Findings) -> None:
-    told_before = elder.told <= younger.start
+def _judge_overlap(earlier: Run, later: Run, story: Story, record: Record, found: Findings) -> None:
+    told_before = earlier.told <= later.start
     found.told_before += told_before
-    found.told_inside += not told_before and elder.told <= elder.end
-    found.not_told += elder.told > elder.end
-    paused = _paused(elder, younger, story.windows)
+    found.told_inside += not told_before and earlier.told <= earlier.end
+    found.not_told += earlier.told > earlier.end
+    paused = _paused(earlier, later, story.windows)
     found.paused += paused
     if told_before or paused:
         return
-    what = f"{elder} and {younger}"
-    if not _struck(elder, younger, record):
+    what = f"{earlier} and {later}"
+    if not _struck(earlier, later, record):
         found.broken.append(f"an overlap without a failover: {what}")
     elif not record.plan.forgets:
         found.broken.append(f"a double grant in spite of {record.plan.declared or record.plan.store}: {what}")
-    if min(elder.told, elder.end) > younger.start + TTL + STEP:
-        found.broken.append(f"a holder was not told within its ttl: {what}")
+    if min(earlier.told, earlier.end) > later.start + TTL + STEP:
+        found.broken.append(f"a holder was not notified within its ttl: {what}")
 
 
-def _struck(elder: Run, younger: Run, record: Record) -> bool:
+def _struck(earlier: Run, later: Run, record: Record) -> bool:
     """Did a failover lie between the two grants, or so shortly before that the first was not copied?"""
-    until = max(elder.start, younger.start)
-    return any(f.at - record.plan.cut - STEP <= until and f.until >= elder.start - STEP for f in record.failovers)
+    until = max(earlier.start, later.start)
+    return any(f.at - record.plan.cut - STEP <= until and f.until >= earlier.start - STEP for f in record.failovers)
 
 
-def _paused(elder: Run, younger: Run, windows: list[Window]) -> bool:
-    until = max(elder.start, younger.start)
-    gaps = [window for window in windows if window.kind == "gap" and window.main == elder.main]
-    return sum(gap.shared(elder.start, until) for gap in gaps) >= TTL / 2
+def _paused(earlier: Run, later: Run, windows: list[Window]) -> bool:
+    until = max(earlier.start, later.start)
+    gaps = [window for window in windows if window.kind == "gap" and window.main == earlier.main]
+    return sum(gap.shared(earlier.start, until) for gap in gaps) >= TTL / 2
 
 
 def _tokens(record: Record, found: Findings) -> None:

@@ -6,7 +6,7 @@ from chaos.history import Tail
 
 
 class Resumed:
-    """When the first body entered one of these names that was granted after `gone` (monotonic, s)."""
+    """The moment at which the first body with a lock of these names, granted after `gone`, starts (monotonic, s)."""
 
     def __init__(self, tail: Tail, names: set[str], gone: float) -> None:
         self._tail, self._names = tail, names

@@ -16,7 +16,8 @@ from chaos.ends import Ends, waiting
 from chaos.failovers.recovery_time import Resumed
 from chaos.failovers.topologies import Stand, stand
 from chaos.history import VARIABLE, Event, History, Tail
-from chaos.run import environment
+from chaos.publisher import SteadySender
+from tests.support.environ import environment
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -28,18 +29,18 @@ SECONDS = ((0.02, 0.2), (0.2, 1.0), (3.0, LONGEST))
 WEIGHTS = (8, 2, 2)
 #: Messages without an end, at most: a backlog would only make the run longer.
 MOST = 120
-#: Seconds for which a message may be in nobody's list at the end before it counts as lost.
+#: Seconds for which a message may be in no list at the end before it counts as lost.
 SEEN = 15.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is made of.
+    """The settings of a run.
 
     Attributes:
         store: One of `STANDS`.
         declared: Settings of the app, such as its durability.
-        forgets: Whether a failover may cost a lease that nobody was told of yet.
+        forgets: Whether a failover may cost a lease before its holder is notified.
         failovers: How many, SIGKILL and SIGSTOP in turn; every second pair hits a server that was cut off before.
         settle: Seconds between two.
         cut: Seconds for which it was cut off.
@@ -76,7 +77,7 @@ class Failover:
 
 @dataclass
 class Record:
-    """What is left of a run."""
+    """The results of a run."""
 
     plan: Plan
     events: list[Event] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Record:
 
 
 def run(plan: Plan, folder: Path, say: Callable[[str], None] = lambda line: None) -> Record:
-    """Do one run in `folder`, which is its own; `say` is told of each failover."""
+    """Do one run in `folder`, which is its own; `say` gets a line for each failover."""
     folder.mkdir(parents=True, exist_ok=True)
     history, written = History(folder / "history.jsonl"), folder / "resource.sqlite"
     names = [f"n{number}" for number in range(plan.names)]
@@ -111,35 +112,27 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None] = lambda line: None
         return _Run(plan, store, history, sender, Ends(results), broker, say).whole(written)
 
 
-class _Sender:
-    """Sends messages at a steady rate from a thread of its own."""
+class _Sender(SteadySender):
+    """Sends to the tasks of `tests.support.apps.failovers`."""
 
     def __init__(self, module: Any, history: History, names: list[str], plan: Plan) -> None:
-        self.module, self._history, self._names, self._rate = module, history, names, plan.rate
+        super().__init__(plan.rate, random.Random(plan.seed), MOST)
+        self.module, self._history, self._names = module, history, names
         self._longest = plan.longest
-        self._chance = random.Random(plan.seed)
         kinds = [module.retries, module.waits, module.skips]
         self._tasks = [*kinds, *([module.queues] if hasattr(module, "queues") else [])]
-        self.sent: list[str] = []
-        self.unended = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self.run, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
+        super().stop()
         self._thread.join(30)
 
     def names(self) -> dict[str, LockName]:
         """Of each name in the messages, the lock's."""
         return {name: self.module.retries.lock_spec.name_of((name, 0.0), {}) for name in self._names}
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._chance.uniform(0.5, 1.5) / self._rate):
-            if self.unended < MOST:
-                self._send()
 
     def _send(self) -> None:
         task, name = self._chance.choice(self._tasks), self._chance.choice(self._names)
@@ -207,7 +200,7 @@ class _Run:
         at = self.store.strike(how)
         resumed = Resumed(tail, struck, at)
         self.store.replaced()
-        # Behind the last one nobody needs the old server any more.
+        # After the last failover the old server is not needed any more.
         self.store.heal(wait=number + 1 < self.plan.failovers)
         eventually(resumed.look, within=90, every=0.05, message="no lock is granted any more")
         until = self.history.note("over", number=number) / 1e9
@@ -240,6 +233,6 @@ class _Run:
     def _waiting(self) -> dict[str, str]:
         unended = [task_id for task_id in self.sender.sent if task_id not in self.ends.of]
         found: dict[str, str] = {}
-        for node in self.store.keepers() if unended else ():
+        for node in self.store.lock_servers() if unended else ():
             found |= waiting(unended, self.broker, node)
         return found

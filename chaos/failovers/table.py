@@ -8,7 +8,7 @@ from chaos.failovers.run import Record
 from chaos.report import quantile
 
 HEAD = (
-    "store", "declared", "failovers", "bodies", "double grants", "not told", "told late", "told before",
+    "store", "declared", "failovers", "bodies", "double grants", "not notified", "notified late", "notified before",
     "refused", "let through", "lost", "lost in store", "again after p50", "max", "broken",
 )  # fmt: skip
 

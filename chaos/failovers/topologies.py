@@ -11,6 +11,7 @@ from redis.crc import key_slot
 
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.redis.keys import LockKeys
+from tests.support.server_sets import FailoverSet, ServerSet
 from tests.support.servers import Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, How, RedlockSet, SentinelSet
 
@@ -30,10 +31,10 @@ class Stand(AbstractContextManager["Stand"], ABC):
     @property
     @abstractmethod
     def conf(self) -> dict[str, Any]:
-        """What an app sets to keep its locks here."""
+        """The settings of an app that keeps its locks here."""
 
     @abstractmethod
-    def keepers(self) -> Sequence[Server]:
+    def lock_servers(self) -> Sequence[Server]:
         """The servers that keep the locks now."""
 
     @abstractmethod
@@ -62,7 +63,7 @@ class Stand(AbstractContextManager["Stand"], ABC):
 
 
 class Standalone(Stand):
-    """One server that dies or hangs and comes back; `persistent` with all that it said yes to, else empty."""
+    """One server that dies or hangs, and returns: with all its data if `persistent`, else empty."""
 
     def __init__(self, folder: Path, *, persistent: bool) -> None:
         self._server = Server(folder / "store", persistent=persistent).start()
@@ -71,7 +72,7 @@ class Standalone(Stand):
     def conf(self) -> dict[str, Any]:
         return {"dlock_url": self._server.url()}
 
-    def keepers(self) -> Sequence[Server]:
+    def lock_servers(self) -> Sequence[Server]:
         return [self._server]
 
     def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
@@ -93,8 +94,34 @@ class Standalone(Stand):
         self._server.kill()
 
 
-class Sentinels(Stand):
+class _SetStand(Stand):
+    """Several servers that start and end together."""
+
+    _set: ServerSet
+
+    def close(self) -> None:
+        self._set.__exit__()
+
+
+class _FailoverStand(_SetStand):
+    """Primaries with replicas; the victim is a primary."""
+
     copies = True
+    _set: FailoverSet
+    _victim: Server
+
+    def cut_off(self, seconds: float) -> None:
+        _cut_off(self._victim, seconds)
+
+    def heal(self, *, wait: bool) -> None:
+        self._set.bring_back(wait=False)
+        _copied_again(self._victim)
+        if wait:
+            self._set.wait_until_whole(within=90)
+
+
+class Sentinels(_FailoverStand):
+    _set: SentinelSet
 
     def __init__(self, folder: Path) -> None:
         self._set = SentinelSet(folder / "store").__enter__()
@@ -104,15 +131,12 @@ class Sentinels(Stand):
     def conf(self) -> dict[str, Any]:
         return {"dlock_url": self._set.url(), "dlock_transport_options": {"master_name": MASTER_NAME}}
 
-    def keepers(self) -> Sequence[Server]:
+    def lock_servers(self) -> Sequence[Server]:
         return [self._set.primary()]
 
     def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
         self._victim = self._set.primary()
         return set(names)
-
-    def cut_off(self, seconds: float) -> None:
-        _cut_off(self._victim, seconds)
 
     def strike(self, how: How) -> float:
         self._set.fail_over(how, wait=False)
@@ -121,18 +145,9 @@ class Sentinels(Stand):
     def replaced(self) -> None:
         self._set.wait_for_promotion(self._victim, within=60)
 
-    def heal(self, *, wait: bool) -> None:
-        self._set.bring_back(wait=False)
-        _copied_again(self._victim)
-        if wait:
-            self._set.wait_until_whole(within=90)
 
-    def close(self) -> None:
-        self._set.__exit__()
-
-
-class Cluster(Stand):
-    copies = True
+class Cluster(_FailoverStand):
+    _set: ClusterSet
 
     def __init__(self, folder: Path) -> None:
         self._set = ClusterSet(folder / "store").__enter__()
@@ -142,7 +157,7 @@ class Cluster(Stand):
     def conf(self) -> dict[str, Any]:
         return {"dlock_url": self._set.url()}
 
-    def keepers(self) -> Sequence[Server]:
+    def lock_servers(self) -> Sequence[Server]:
         return self._set.primaries()
 
     def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
@@ -151,9 +166,6 @@ class Cluster(Stand):
         self._victim = self._set.node_of(self._slot)
         return {name for name, slot in slots.items() if self._set.node_of(slot) is self._victim}
 
-    def cut_off(self, seconds: float) -> None:
-        _cut_off(self._victim, seconds)
-
     def strike(self, how: How) -> float:
         self._set.fail_over(self._slot, how, wait=False)
         return time.monotonic()
@@ -161,21 +173,13 @@ class Cluster(Stand):
     def replaced(self) -> None:
         self._set.wait_for_promotion(self._slot, self._victim, within=60)
 
-    def heal(self, *, wait: bool) -> None:
-        self._set.bring_back(wait=False)
-        _copied_again(self._victim)
-        if wait:
-            self._set.wait_until_whole(within=60)
 
-    def close(self) -> None:
-        self._set.__exit__()
+class Redlock(_SetStand):
+    """Of three nodes one fails at a time, of five one and two in turn; a killed one returns empty."""
 
-
-class Redlock(Stand):
-    """Of three nodes one fails at a time, of five one and two in turn; a killed one comes back empty."""
-
+    _set: RedlockSet
     queues = False
-    # Two in a row come back empty: with what the first took no part in, a majority knows nothing of a lock.
+    # Two in a row return empty: of a lock that the first one missed, a majority then knows nothing.
     hows = ("kill", "kill", "stop", "stop")
 
     def __init__(self, folder: Path, *, nodes: int) -> None:
@@ -186,7 +190,7 @@ class Redlock(Stand):
     def conf(self) -> dict[str, Any]:
         return {"dlock_url": self._set.urls()}
 
-    def keepers(self) -> Sequence[Server]:
+    def lock_servers(self) -> Sequence[Server]:
         return self._set.nodes
 
     def aim(self, number: int, names: Sequence[LockName]) -> set[LockName]:
@@ -207,9 +211,6 @@ class Redlock(Stand):
         for victim in self._victims:
             victim.resume() if victim.running else victim.start()
 
-    def close(self) -> None:
-        self._set.__exit__()
-
 
 #: By the name that `make chaos STORE=` takes.
 STANDS: dict[str, Callable[..., Stand]] = {
@@ -229,7 +230,7 @@ def stand(store: str, folder: Path, *, persistent: bool = False) -> Stand:
 
 
 def _cut_off(victim: Server, seconds: float) -> None:
-    """A replica comes back at once and asks for what it missed, so it has to be refused as well."""
+    """Cut the replicas off. A replica reconnects at once and asks for what it missed, so that is refused as well."""
     with victim.client() as client:
         client.execute_command("ACL SETUSER", "default", "-psync", "-sync")
         client.execute_command("CLIENT KILL", "TYPE", "replica")

@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from celery import Celery
+
 import example_project
-from example_project.demo import promises, recorder, unlocked
+from example_project.demo import dashboard, promises, questions, recorder, unlocked
 from example_project.demo.history import History
 from example_project.demo.ledgers import ledger_rows
 from example_project.demo.processes import Processes
@@ -32,7 +34,7 @@ SHOWN = 5  # most faults to print for one promise
 
 # Shorter than in a real shop, so that the demo need not wait for a minute or an hour.
 # If a worker dies while it takes a granted message from the broker, the grant times out and is made again.
-SETTINGS_OF_ALL = {"dlock_turn": 6}
+SETTINGS_OF_ALL = {"dlock_grant_timeout": 6}
 LEDGER_SETTINGS = SETTINGS_OF_ALL | {
     # After this time the broker delivers the messages of a dead worker again. The ledgers have keys of their own: for
     # other queues, so short a time would deliver copies of every message that waits in a worker.
@@ -49,6 +51,7 @@ LEDGER_SETTINGS = SETTINGS_OF_ALL | {
 }
 
 T = TypeVar("T")
+Answers = list[tuple[str, list[str]]]
 
 PROMISE_BROKEN = 1
 NOT_PLAYED = 2
@@ -63,7 +66,7 @@ def main() -> int:
     sys.unraisablehook = _strike_again
     with Screen(picture=arguments.svg) as screen:
         try:
-            failure, evidence = _unveiled(_play, screen, arguments)
+            failure, evidence, answers = _unveiled(_play, screen, arguments)
         except SystemExit as end:
             screen.say("interrupted; every process was ended")
             return int(end.code or 0)
@@ -81,6 +84,7 @@ def main() -> int:
         return NOT_PLAYED if failure else PROMISE_BROKEN
     screen.say("every promise held", style="bold green")
     screen.save_picture()
+    screen.answers(answers)
     return 0
 
 
@@ -106,7 +110,7 @@ def _strike_again(swallowed: Any) -> None:
         sys.__unraisablehook__(swallowed)
 
 
-def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence]:
+def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence, Answers]:
     ends_at = time.monotonic() + LIMIT - STOPPING
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-dlock-demo-")))
@@ -142,7 +146,17 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence]
             Scenario(floor, SHORT if arguments.short else FULL).play()
         except DemoError as error:
             failure = str(error)
-        return failure, floor.evidence()
+        evidence = floor.evidence()
+        # With the locks off, the store is empty. After a failure, it may be gone.
+        ask = not failure and not arguments.without_locks
+        return failure, evidence, _answers(app, screen, evidence, web=arguments.web) if ask else []
+
+
+def _answers(app: Celery, screen: Screen, evidence: Evidence, *, web: bool) -> Answers:
+    found = questions.answers(evidence.facts, evidence.states)
+    if web:
+        dashboard.serve_until_interrupted(app, screen.say)
+    return found
 
 
 def _start_celery(processes: Processes, folder: Path) -> None:
@@ -180,6 +194,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
     parser.add_argument("--without-locks", action="store_true", help="show what the locks prevent; fails")
     parser.add_argument("--short", action="store_true", help="fewer sends and one report")
+    parser.add_argument("--web", action="store_true", help="serve the dashboard at the end, until Ctrl-C")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
     parser.add_argument("--svg", type=Path, help="save what is printed as a picture, if every promise held")
     return parser.parse_args()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from example_project.demo.ledgers import ledger_rows
-from example_project.demo.verdict import FREE_WITHIN, REPORT_TTL, Evidence, overlaps, rows
+from example_project.demo.verdict import FREE_WITHIN, Evidence, overlaps, rows, tick_past_ttl
 
 Promise = Callable[[Evidence], Iterator[str]]
 
@@ -66,10 +66,7 @@ def nothing_lost(evidence: Evidence) -> Iterator[str]:
 def renewed(evidence: Evidence) -> Iterator[str]:
     """A lock is held as long as its body runs, far past its ttl."""
     # The first promise checks that no other body entered. This one checks that another call tried to.
-    ticks = [fact.at for fact in evidence.of("deliver") if fact.task == "shop.nightly_report"]
-    leaves = {fact.run: fact.at for fact in evidence.of("leave") if fact.task == "shop.nightly_report"}
-    past_ttl = [(fact.at + REPORT_TTL, leaves[fact.run]) for fact in evidence.of("enter") if fact.run in leaves]
-    if not any(since < tick < until for since, until in past_ttl for tick in ticks):
+    if not tick_past_ttl(evidence.facts):
         yield "no tick came while a report was past its ttl, so nothing was proven"
 
 

@@ -73,6 +73,12 @@ class Screen:
         if ledgers:
             self._console.print(_ledger_table([*ledgers, total(ledgers)]))
 
+    def answers(self, answers: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """Print commands and what they printed while the server was up."""
+        for command, lines in answers:
+            for line in ("", f"$ {command}", *lines):
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def save_picture(self) -> None:
         """Save the output as an SVG if a file was given for it."""
         if self._picture:

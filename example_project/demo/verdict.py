@@ -66,6 +66,17 @@ def inside(facts: Iterable[Fact], killed: Mapping[int, float]) -> list[Fact]:
     return [fact for fact in entered.values() if fact.what == "enter"]
 
 
+def tick_past_ttl(facts: Iterable[Fact]) -> bool:
+    """Return whether a tick was delivered while a nightly report was in its body for longer than its ttl."""
+    reports = [fact for fact in facts if fact.task == "shop.nightly_report"]
+    ticks = [fact.at for fact in reports if fact.what == "deliver"]
+    leaves = {fact.run: fact.at for fact in reports if fact.what == "leave"}
+    past_ttl = [
+        (fact.at + REPORT_TTL, leaves[fact.run]) for fact in reports if fact.what == "enter" and fact.run in leaves
+    ]
+    return any(since < tick < until for since, until in past_ttl for tick in ticks)
+
+
 def overlaps(facts: Iterable[Fact], killed: Mapping[int, float]) -> list[Overlap]:
     """Return every entry into a body while another of the same task and subject was running."""
     found, until = [], defaultdict[tuple[str, str], float](lambda: -inf)

@@ -14,9 +14,13 @@ import redis
 from celery import Celery
 
 from celery_dlock.config.locations import locations_from_settings
+from celery_dlock.runtime import Runtime
 from celery_dlock.store.factory import open_store
+from celery_dlock.store.memory.records import Memory
 from celery_dlock.store.redis.store import RedisStore
+from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
+from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
 
@@ -24,14 +28,19 @@ MakeApp = Callable[..., Celery]
 LockUrl = str | list[str]
 
 STANDALONE, TLS = "standalone", "tls"
+#: The store in the memory of the process: every test that does not look at Redis keys through `client`.
+MEMORY = "memory"
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
 
 #: Over which topologies a module runs beside the single server.
 OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
+    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
     "test_store_marks": (CLUSTER, REDLOCK3),
     "test_store_uses": (CLUSTER, REDLOCK3),
     "test_keep_on_retry": (CLUSTER, REDLOCK3),
+    "test_control_reads": (SENTINEL, CLUSTER),
+    "test_control_actions": (CLUSTER,),
     "test_claims": (CLUSTER,),  # and no claims or queues on Redlock
     "test_queue_grants": (CLUSTER,),
     "test_queue_parking": (CLUSTER,),
@@ -45,6 +54,7 @@ _PROXY: Final = "it stands behind a proxy, in front of one server"
 NOT_OVER: Final[Mapping[str, str]] = {
     "test_store_uses::TestLostReplies": _PROXY,
     "test_claims::test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once": _PROXY,
+    "test_store_waiting::test_wake_up_refused_for_another_reason_logs_no_missing_right": "it sets up one server",
 }
 _QUEUES: Final = "it is about waiters in the queue, of which Redlock has none"
 #: ... and why on Redlock alone they do not.
@@ -57,6 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
     others = [pytest.param(topology, marks=_marks(topology, names)) for topology in OVER[module]]
+    if not {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
+        others.append(pytest.param(MEMORY, marks=_marks(MEMORY, names)))
     metafunc.parametrize("topology", [STANDALONE, *others], indirect=True)
 
 
@@ -77,7 +89,13 @@ Servers = Server | SentinelSet | ClusterSet | RedlockSet
 @pytest.fixture
 def servers(topology: str, request: pytest.FixtureRequest) -> Servers:
     """Those of the topology, emptied."""
-    fixtures = {STANDALONE: "server", SENTINEL: "sentinel_set", CLUSTER: "cluster_set", TLS: "tls_server"}
+    fixtures = {
+        STANDALONE: "server",
+        MEMORY: "server",
+        SENTINEL: "sentinel_set",
+        CLUSTER: "cluster_set",
+        TLS: "tls_server",
+    }
     found: Servers = request.getfixturevalue(fixtures.get(topology, "redlock_set"))
     if isinstance(found, ClusterSet):
         request.getfixturevalue("cluster_client").flushall()
@@ -108,6 +126,8 @@ def _most(topology: str) -> int:
 @pytest.fixture
 def lock_url(topology: str, servers: Servers) -> LockUrl:
     """``dlock_url`` for the user who may keep locks and nothing else."""
+    if topology == MEMORY:
+        return "memory://"
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]
     if isinstance(servers, SentinelSet):
@@ -129,18 +149,29 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 
 
 @pytest.fixture
-def store(lock_url: LockUrl) -> Iterator[RedisStore]:
-    made = open_store(locations_from_settings(lock_url, {}), timeout=5, prefix="dlock")
+def memory_data() -> dict[str, Any]:
+    """The data of ``memory://`` in this test: otherwise each app would have its own."""
+    return {"memory dlock": Memory()}
+
+
+@pytest.fixture
+def store(lock_url: LockUrl, memory_data: dict[str, Any]) -> Iterator[RedisStore]:
+    locations = locations_from_settings(lock_url, {})
+    if lock_url == "memory://":
+        locations[0].shared.update(memory_data)
+    made = open_store(locations, timeout=5, prefix="dlock")
     # Redlock's has the same verbs.
     yield Settled(made) if isinstance(lock_url, list) else made  # type: ignore[misc]
     made.close()
 
 
 @pytest.fixture
-def make_app(lock_url: LockUrl) -> MakeApp:
+def make_app(lock_url: LockUrl, memory_data: dict[str, Any]) -> MakeApp:
     def make(url: LockUrl = lock_url, **conf: Any) -> Celery:
         app = Celery("plain", broker="memory://", set_as_current=False)
         app.conf.update(dlock_url=url, **conf)
+        if url == "memory://":
+            Runtime.of(app).settings.locations[0].shared.update(memory_data)
         return app
 
     return make
@@ -149,3 +180,10 @@ def make_app(lock_url: LockUrl) -> MakeApp:
 @pytest.fixture
 def app(make_app: MakeApp) -> Celery:
     return make_app()
+
+
+@pytest.fixture
+def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy], client: redis.Redis) -> Proxy:
+    """A proxy before a server that knows all scripts: a reply that it cuts is never that of a missing script."""
+    load_scripts(client)
+    return start_proxy(clean_server)

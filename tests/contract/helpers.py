@@ -1,4 +1,4 @@
-"""What the contract tests share: names of locks, claims of owners, and a locker with its keeper."""
+"""What the contract tests share: names of locks, claims of owners, and a lock client with its watchdog."""
 
 import uuid
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
 from celery_dlock.locking.events import Event, Listeners
 from celery_dlock.locking.lease import Lease
+from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
 from celery_dlock.locking.watchdog import Watchdog
-from celery_dlock.runtime import _OwnSource
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
@@ -24,6 +24,7 @@ from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import Script
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.utils.clock import SystemClock
+from tests.support.proxy import Proxy
 
 TTL = 30_000
 
@@ -44,7 +45,12 @@ def load_scripts(client: redis.Redis) -> None:
                 client.script_load(variant.source.decode())
 
 
-def claim_of(task_id: str | None = None, **facts: Any) -> AcquireRequest:
+def cut_reply(proxy: Proxy, script: Script, times: int | None = 1) -> None:
+    """Lose the next replies of this script. The server has run it."""
+    proxy.set_mode("cut_reply", times=times, containing=script.shas)
+
+
+def request_of(task_id: str | None = None, **facts: Any) -> AcquireRequest:
     identity = Identity(task_id) if task_id else None
     return AcquireRequest(Requester.of("app.post" if task_id else None, task_id, "node1", 77), identity, **facts)
 
@@ -55,9 +61,9 @@ def ending_of(task_id: str, **facts: Any) -> ReleaseRequest:
 
 
 def take(
-    store: RedisStore, acquisition: str, claim: AcquireRequest | None = None, *, name: LockName = NAME
+    store: RedisStore, acquisition: str, request: AcquireRequest | None = None, *, name: LockName = NAME
 ) -> Acquired:
-    answer = store.acquire(name, acquisition, TTL, claim or claim_of())
+    answer = store.acquire(name, acquisition, TTL, request or request_of())
     assert isinstance(answer, Acquired), answer
     return answer
 
@@ -86,9 +92,9 @@ def commands_seen(client: redis.Redis) -> Iterator[list[tuple[str, list[str]]]]:
 
 
 class Party:
-    """One process's locker and keeper, with short timeouts, and all that listeners were told.
+    """One process's lock client and watchdog, with short timeouts, and all that listeners were told.
 
-    The keeper's thread runs only where the locker wakes it: after an acquire, or a release that failed.
+    The watchdog's thread runs only where the lock client wakes it: after an acquire, or a release that failed.
     """
 
     def __init__(self, url: str | list[str], *, timeout: float = 0.5) -> None:
@@ -100,22 +106,24 @@ class Party:
         listeners.add(self.told.append)
         self.lost: list[str] = []
         kept = open_store(places, timeout=timeout, prefix="dlock")
-        self.keeper = Watchdog(kept, SystemClock(), timeout, self._lost)
-        source = _OwnSource(self.slots, lambda slot, released: None)
-        self.locker = LockClient(self.store, self.slots, lambda: self.keeper.watch(source), SystemClock(), listeners)
-        self.scope = self.new_scope()
+        self.watchdog = Watchdog(kept, SystemClock(), timeout, self._lost)
+        source = LocalLeaseSource(self.slots, lambda slot, released: None)
+        self.lock_client = LockClient(
+            self.store, self.slots, lambda: self.watchdog.watch(source), SystemClock(), listeners
+        )
+        self.context = self.new_context()
 
-    def new_scope(self) -> OwnerContext:
+    def new_context(self) -> OwnerContext:
         return OwnerContext(uuid.uuid4().hex, Requester.of(None, None, "node1", 77))
 
-    def acquire(self, name: LockName, *, scope: OwnerContext | None = None, ttl: float = 30.0) -> Lease:
-        scope = scope or self.scope
-        lease = self.locker.acquire(name, scope, ttl, AcquireRequest(scope.requester))
+    def acquire(self, name: LockName, *, context: OwnerContext | None = None, ttl: float = 30.0) -> Lease:
+        context = context or self.context
+        lease = self.lock_client.acquire(name, context, ttl, AcquireRequest(context.requester))
         assert isinstance(lease, Lease), lease
         return lease
 
     def release(self, lease: Lease, ending: ReleaseRequest | None = None) -> bool:
-        return self.locker.release(lease, self.scope, ending or ReleaseRequest())
+        return self.lock_client.release(lease, self.context, ending or ReleaseRequest())
 
     def kinds_told(self) -> list[str]:
         return [event.kind for event in self.told]

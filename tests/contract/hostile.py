@@ -179,10 +179,10 @@ _PRESENT: Final = (
 )  # fmt: skip
 _OTHERS: Final = (
     *sorted(vars(Context)), "compression", "headers", "properties", "args", "kwargs", "groups", "redelivered", "dlock",
-    "_celery_dlock", "celery_beat_task", "priority", "taskset", "utc", "embed",
+    "dlock_execution", "celery_beat_task", "priority", "taskset", "utc", "embed",
 )  # fmt: skip
 _OPTIONS: Final = (*LockOptions.names(), ENABLED, "unknown", "")
-_EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord", "args", "retries", "id", "properties", "_celery_dlock")
+_EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord", "args", "retries", "id", "properties", "dlock_execution")
 _WORDS: Final = (
     "skip", "retry", "raise", "wait", "queue", "shared", "drop_oldest", "keep_latest", "queued", "running", "return",
     "run", "hold", "abort", "fail", "primary", "queued+running",
@@ -280,7 +280,7 @@ class Publisher:
             "grant": "",
             "store_retries": 1,
         }
-        header[self._random.choice((*header, "maybe_duplicated", "redelivered"))] = self.value()
+        header[self._random.choice((*header, "redelivered"))] = self.value()
         headers[HEADER] = header if self._random.random() < 0.9 else self.value()
 
     def tick(self, message: dict[str, Any]) -> None:

@@ -30,11 +30,11 @@ class ManyClients:
         return max(int(client.exists(*names)) for client in self._clients)
 
     def __getattr__(self, name: str) -> Any:
-        def say(*words: Any, **options: Any) -> Any:
-            first, *_ = [getattr(client, name)(*words, **options) for client in self._clients]
+        def call_each(*args: Any, **options: Any) -> Any:
+            first, *_ = [getattr(client, name)(*args, **options) for client in self._clients]
             return first
 
-        return say
+        return call_each
 
 
 class Settled:
@@ -49,10 +49,10 @@ class Settled:
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._store, name)
 
-        def say(*words: Any, **options: Any) -> Any:
+        def call_and_settle(*args: Any, **options: Any) -> Any:
             try:
-                return verb(*words, **options)
+                return verb(*args, **options)
             finally:
                 eventually(lambda: not self._store._quorum.busy, every=0.001)
 
-        return say
+        return call_and_settle

@@ -31,7 +31,7 @@ def entry_of(task_id: str, *, task: str = "app.post", body: str = "{}") -> str:
     return f"{json.dumps([task, task_id])}\n{body}"
 
 
-def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> AcquireRequest:
+def request_of(task_id: str, *, parks: bool = False, **facts: Any) -> AcquireRequest:
     place = {name: facts.pop(name) for name in QueueRequest._fields if name in facts}
     if parks:
         place.setdefault("entry", entry_of(task_id))
@@ -41,7 +41,7 @@ def claim_of(task_id: str, *, parks: bool = False, **facts: Any) -> AcquireReque
 
 
 def ask(store: RedisStore, acquisition: str, task_id: str, name: LockName = NAME, **facts: Any) -> Acquired | Refusal:
-    return store.acquire(name, acquisition, TTL, claim_of(task_id, **facts))
+    return store.acquire(name, acquisition, TTL, request_of(task_id, **facts))
 
 
 def take(store: RedisStore, acquisition: str, task_id: str, name: LockName = NAME, **facts: Any) -> Acquired:

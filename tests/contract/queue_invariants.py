@@ -73,7 +73,8 @@ class Laws(Machine):
 
     def look(self) -> None:
         """All that the server holds, in three round trips."""
-        found = list(self.client.scan_iter(f"{self.prefix}:*", count=10_000))
+        # Without the wake-up of a waiting caller: no caller blocks here, and it expires. See test_waiting.
+        found = [key for key in self.client.scan_iter(f"{self.prefix}:*", count=10_000) if ":wake:" not in key]
         with self.client.pipeline(transaction=False) as pipe:
             for key in found:
                 pipe.type(key)
@@ -99,6 +100,8 @@ class Laws(Machine):
         found: dict[str, object] = {keys.tombstone(acquisition): "1" for acquisition in self.bucket.gone}
         found |= {keys.done(identity): at for identity, at in self.bucket.done.items()}
         found |= {keys.last: self.bucket.last} if self.bucket.last else {}
+        indexed = {f"{who} {keys.name}": at for queue, keys in self.each() for who, at in queue.indexed.items()}
+        found |= {self.keys[0].dead_letters(): indexed} if indexed else {}
         for queue, keys in self.each():
             waiting, parked, later, _ = keys.queue()
             lost = {f"{who}:rank": rank for who, (rank, _) in queue.lost.items()}
@@ -120,12 +123,12 @@ class Laws(Machine):
             return {}
         fields: dict[str, object]
         if isinstance(lock, Held):
-            fields = {"acq": lock.ask.acquisition, "identity": lock.ask.identity, "token": lock.token, "count": "1"}
-            fields |= {"task": "t", "id": lock.ask.task_id, "node": "n", "pid": "1", "ttl": "60000"}
+            fields = {"acq": lock.ask.acquisition, "identity": lock.ask.identity, "token": lock.token}
+            fields |= {"task": "t", "id": lock.ask.task_id, "process": "n 1", "ttl": "60000"}
             fields |= {field: "1" for name, field in NOTES.items() if getattr(lock, name)}
             return fields | ({"has_waiters": "1"} if lock.crowded else {})
         fields = {"acq": f"grant:{lock.identity}", "identity": lock.identity, "token": "0", "count": "0"}
-        fields |= {"task": "app.post", "id": self.task_id(lock.identity), "node": "", "pid": "0"}
+        fields |= {"task": "app.post", "id": self.task_id(lock.identity), "process": ""}
         fields |= {"has_waiters": "1", "granter": lock.granter, "since": lock.turn, "due": lock.due, "rank": lock.rank}
         fields |= {"dead_letter": lock.buried} if lock.buried else {}
         return fields | {field: "1" for name, field in GRANT_NOTES.items() if getattr(lock, name)}

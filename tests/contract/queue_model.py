@@ -33,6 +33,8 @@ class Queue:
     lost: dict[str, tuple[Stamp, int]] = field(default_factory=dict)
     #: Dead letters, and who was taken out until its end is stored.
     dead: dict[str, str] = field(default_factory=dict)
+    #: The index of dead letters: since when. A member may be stale.
+    indexed: dict[str, Stamp] = field(default_factory=dict)
     #: Whom a waiter put out.
     ousted: dict[str, str] = field(default_factory=dict)
 
@@ -47,7 +49,7 @@ class Queue:
             return ("tombstoned",)
         rank = self._rank(ask, now)
         if self._is_duplicate(ask, rank):
-            return ("done", self._pass_on(ask, now))
+            return ("done", self._end_waiting(ask, now))
         rank = self._place(ask, rank)
         if ask.queues and isinstance(lock, Granted) and lock.identity == me:
             return self._meet_own_turn(lock, ask, rank, now)
@@ -74,8 +76,8 @@ class Queue:
             told = crowded or self._untold(ask.acquisition)
             return ours, word, self.sweep(ask.acquisition, then, 10**6)[0] if told else None
         if ends_turn:
-            self.lock = None
-        if crowded or ends_turn:
+            return ours, word, self._end_grant(ask.acquisition, now)
+        if crowded:
             return ours, word, self._grant(ask.acquisition, now)
         return ours, word, self._untold(ask.acquisition)
 
@@ -95,8 +97,7 @@ class Queue:
                 lock.granter = granter
                 return (lock.identity, self.entries[lock.identity], lock.turn), lock.buried
             buried = self._lose_turn(lock, now, tries)
-            self.lock = None
-        told = self._grant(granter, now)
+        told = self._end_grant(granter, now)
         if isinstance(self.lock, Granted):
             self.lock.buried = buried
         return told, buried
@@ -118,12 +119,12 @@ class Queue:
             self.bucket.done[identity] = now
         if ended:
             self.dead.pop(identity, None)
+            self.indexed.pop(identity, None)
         elif entry:
-            self.dead[identity] = entry
+            self._bury(identity, entry, now)
         self._forget(identity)
         if self._is_granted(identity):
-            self.lock = None
-            return entry, self._grant(granter, now)
+            return entry, self._end_grant(granter, now)
         return entry, self._untold(granter)
 
     #: A turn's length.
@@ -148,15 +149,14 @@ class Queue:
         done = self.bucket.done.get(ask.identity)
         return done is not None and (ask.redelivered or rank <= done)
 
-    def _pass_on(self, ask: Ask, now: Stamp) -> Turn:
+    def _end_waiting(self, ask: Ask, now: Stamp) -> Turn:
         """It is not to run: it waits no more, and its turn is the next one's."""
         if not ask.queues:
             return None
         self._forget(ask.identity)
         if not self._is_granted(ask.identity):
             return self._untold(ask.acquisition)
-        self.lock = None
-        return self._grant(ask.acquisition, now)
+        return self._end_grant(ask.acquisition, now)
 
     def _meet_own_turn(self, lock: Granted, ask: Ask, rank: Stamp, now: Stamp) -> tuple[Any, ...]:
         if lock.turn == ask.turn:
@@ -166,11 +166,11 @@ class Queue:
 
     def _wait(self, ask: Ask, rank: Stamp, now: Stamp) -> tuple[Any, ...]:
         lock = self.lock
-        twin = isinstance(lock, Held) and bool(ask.identity) and lock.ask.identity == ask.identity
-        if isinstance(lock, Held) and twin:
+        duplicate = isinstance(lock, Held) and bool(ask.identity) and lock.ask.identity == ask.identity
+        if isinstance(lock, Held) and duplicate:
             lock.word = True
-        if twin or not ask.queues:
-            return self._refused("held", ask, (twin, rank))
+        if duplicate or not ask.queues:
+            return self._refused("held", ask, (duplicate, rank))
         return self._park(ask, rank, now)
 
     def _is_granted(self, identity: str) -> bool:
@@ -181,12 +181,13 @@ class Queue:
 
     def _take(self, ask: Ask, rank: Stamp, now: Stamp, *, known: bool) -> tuple[Any, ...]:
         reused = self.bucket.done.pop(ask.identity, None) is not None
-        word = ask.redelivered or ask.copied or known or reused
+        word = ask.redelivered or ask.republished or known or reused
         if ask.queues and word:
             self._forget(ask.identity)
             self.dead.pop(ask.identity, None)
         crowded = ask.queues and bool(self.waiting or (self.later and word))
-        self.lock = Held(ask, now, word, crowded)
+        wake = bool(self.lock and self.lock.wake)  # of the grant that it takes
+        self.lock = Held(ask, now, word, crowded, wake=wake)
         self.bucket.last = now
         return ("acquired", now, rank)
 
@@ -199,7 +200,7 @@ class Queue:
         me = ask.identity
         count = len(self.waiting) + len(self.later)
         full = me not in self.entries and ask.limit and count >= ask.limit
-        if not ask.entry or (full and not ask.ousts):
+        if not ask.entry or (full and not ask.evicts):
             return self._refused("queue", ask, (count, rank, self.lock is not None))
         ousted = self._untold_ousted(me)
         if full:
@@ -236,6 +237,14 @@ class Queue:
         self.lock = Granted(head, rank, now, due, granter)
         return head, self.entries[head], now
 
+    def _end_grant(self, granter: str, now: Stamp) -> Turn:
+        """End the grant, if there is one. The next one has its mark: a caller that waits must still be woken."""
+        ended, self.lock = self.lock, None
+        told = self._grant(granter, now)
+        if isinstance(ended, Granted) and isinstance(self.lock, Granted):
+            self.lock.wake = ended.wake
+        return told
+
     def _untold(self, granter: str) -> Turn:
         """The grant that this one gave, until its message is published: the answer may have been lost."""
         lock = self.lock
@@ -251,12 +260,17 @@ class Queue:
     def _lose_turn(self, lock: Granted, now: Stamp, tries: int) -> str:
         _, before = self.lost.get(lock.identity, (None, 0))
         if before + 1 >= tries:
-            self.dead[lock.identity] = self.entries[lock.identity]
+            self._bury(lock.identity, self.entries[lock.identity], now)
             self._forget(lock.identity)
             return lock.identity
         self.lost[lock.identity] = lock.rank, before + 1
         self.later[lock.identity] = now._replace(plus=self.turn_us * 2**before)
         return ""
+
+    def _bury(self, identity: str, entry: str, now: Stamp) -> None:
+        if identity not in self.dead or identity not in self.indexed:
+            self.indexed[identity] = now
+        self.dead[identity] = entry
 
     def _forget(self, identity: str) -> None:
         for place in (self.waiting, self.entries, self.later, self.lost, self.ousted):

@@ -60,11 +60,11 @@ class Machine(RuleBasedStateMachine):
 
     def send(self, name: int, ask: Ask) -> None:
         keys = self.keys[name]
-        claim = AcquireRequest(
+        request = AcquireRequest(
             Requester("t", ask.task_id, "n", "1"),
             Identity(ask.task_id) if ask.identity else None,
             ask.redelivered,
-            ask.copied,
+            ask.republished,
             rank_us=None if ask.rank is None else self.number(ask.rank),
             notify=ask.waits,
             queue=self.place(ask) if ask.queues else None,
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
 
         def once() -> object:
             expected = self.queues[name].arrive(ask, self.now())
-            answer = self.store.acquire(name_in(keys), ask.acquisition, TTL, claim)
+            answer = self.store.acquire(name_in(keys), ask.acquisition, TTL, request)
             self.same(answered(answer), expected)
             self.learn(name, ask, answer, expected)
             return answer
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
     def place(self, ask: Ask) -> QueueRequest:
         after = 0 if ask.after is None else self.number(ask.after)
         turn = "" if ask.turn is None else str(self.number(ask.turn))
-        return QueueRequest(ask.entry, ask.limit, ask.ousts, after, turn)
+        return QueueRequest(ask.entry, ask.limit, ask.evicts, after, turn)
 
     def learn(self, name: int, ask: Ask, answer: object, expected: tuple[Any, ...]) -> None:
         owed = self.owed[name]
@@ -217,8 +217,8 @@ def answered(answer: object) -> tuple[object, ...]:
             return ("tombstoned",)
         case records.Duplicate(granted):
             return ("done", told(granted))
-        case records.Held(_, twin, rank):
-            return ("held", twin, rank)
+        case records.Held(_, duplicate, rank):
+            return ("held", duplicate, rank)
         case records.Queued(count, rank, holder):
             return ("queue", count, rank, holder is not None)
         case records.Parked(rank, position, granted, ousted):

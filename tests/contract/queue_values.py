@@ -33,13 +33,13 @@ class Ask:
     identity: str = ""
     task_id: str = ""
     redelivered: bool = False
-    copied: bool = False
+    republished: bool = False
     rank: Stamp | None = None
     after: Stamp | None = None
     queues: bool = True
     entry: str = ""
     limit: int = 0
-    ousts: bool = False
+    evicts: bool = False
     turn: Stamp | None = None
     waits: bool = False
     unsure: bool = False

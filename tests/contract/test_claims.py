@@ -6,7 +6,7 @@ from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.model import Requester
 from celery_dlock.store.queue_model import ClaimRequest, ExistingCall
 from celery_dlock.store.redis.scripts import CLAIM, RELEASE_CLAIM
-from tests.contract.helpers import NAME, claim_of, keys_of, load_scripts, take
+from tests.contract.helpers import NAME, keys_of, load_scripts, request_of, take
 from tests.support.stores import store_at
 
 
@@ -90,7 +90,7 @@ def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, 
 
 @pytest.mark.parametrize(("running", "state"), [(False, None), (True, "running")])
 def test_running_task_refuses_claims_until_its_end(store, running, state):
-    take(store, "o.1", claim_of("a"))
+    take(store, "o.1", request_of("a"))
     told = claim(store, "b", refuse_while_running=running)
     assert (told and told.state) == state
     if told:
@@ -104,21 +104,21 @@ def test_a_lock_outside_any_task_runs(store):
 
 
 def test_a_running_task_does_not_refuse_its_own_retry(store):
-    take(store, "o.1", claim_of("a"))
+    take(store, "o.1", request_of("a"))
     assert claim(store, "a", refuse_while_running=True).state == "running"
     assert claim(store, "a", refuse_while_running=True, generation=1) is None
 
 
 @pytest.mark.parametrize("fields", [{"releasing": "1"}, {"acq": "kept"}])
 def test_holder_that_left_its_body_does_not_refuse_a_claim(store, client, fields):
-    take(store, "o.1", claim_of("a"))
+    take(store, "o.1", request_of("a"))
     client.hset(keys_of().lock, mapping=fields)
     assert claim(store, "b", refuse_while_running=True) is None
 
 
 def test_a_lock_that_is_kept_for_a_retry_is_not_free(store, client):
-    take(store, "o.1", claim_of("a"))
-    client.hset(keys_of().lock, mapping={"acq": "reserved:heir", "releasing": "1"})
+    take(store, "o.1", request_of("a"))
+    client.hset(keys_of().lock, mapping={"acq": "reserved:successor", "releasing": "1"})
     assert claim(store, "b", refuse_while_running=True).task_id == "a"
     assert claim(store, "a", refuse_while_running=True, generation=1) is None
 

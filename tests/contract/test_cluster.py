@@ -24,7 +24,7 @@ from celery_dlock.store.redis.cluster.topology import Cluster
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers
-from tests.contract.helpers import TTL, claim_of, keys_of, take
+from tests.contract.helpers import TTL, keys_of, request_of, take
 from tests.support.cluster_nodes import ask
 from tests.support.polling import eventually
 from tests.support.processes import free_port
@@ -154,7 +154,7 @@ def test_every_bucket_is_swept_wherever_it_is(store: RedisStore) -> None:
 
 @pytest.mark.core
 def test_nodes_that_one_store_has_heard_of_are_known_to_all_of_its_process(lock_url: str) -> None:
-    """Else a keeper that comes later knows of none, once those that the URL names are gone."""
+    """Else a watchdog that comes later knows of none, once those that the URL names are gone."""
     place = StoreLocation.of(lock_url)
     with closing(open_store((place,), timeout=5, prefix="dlock")) as first:
         take(cast("RedisStore", first), "o.1")
@@ -162,7 +162,7 @@ def test_nodes_that_one_store_has_heard_of_are_known_to_all_of_its_process(lock_
     with closing(open_store((gone,), timeout=5, prefix="dlock")) as later:
         for _ in range(2):
             assert later.renew([renewal(keys_of(), "o.1")]) == [True]
-            later.close()  # as an idle keeper does
+            later.close()  # as an idle watchdog does
 
 
 class TestMoved:
@@ -180,7 +180,7 @@ class TestMoved:
         cast("Cluster", store._topology)._nodes._next_look = math.inf  # also while the map is not asked for again
         assert store.renew([renewal(keys, "o.1")]) == [True]
         for _ in range(3):
-            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of()), Held)
+            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, request_of()), Held)
         assert store.release(name_in(keys), "o.1", ReleaseRequest()).ours
         assert errors(moved.source, "MOVED") - before == 1
 
@@ -326,21 +326,14 @@ class TestHalfMoved:
 class TestWaking:
     @pytest.mark.invariant("waiters-wake-across-slots")
     @pytest.mark.core
-    def test_a_release_wakes_who_waits_through_its_slot_where_the_server_can(
-        self, store: RedisStore, other: RedisStore, servers: ClusterSet
-    ) -> None:
+    def test_release_wakes_the_waiter_at_the_owner_of_the_slot(self, store: RedisStore, other: RedisStore) -> None:
         keys = NAMES[6]
         take(other, "o.1", name=name_in(keys))
-        with store.release_listener(name_in(keys)) as waker:
-            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(notify=True)), Held)
-            began = time.monotonic()
-            other.release(name_in(keys), "o.1", ReleaseRequest())
-            assert waker.wait(5)
-            assert time.monotonic() - began < 1
-            with servers.node_of(key_slot(keys.lock.encode())).client() as node:
-                six = str(node.info("server")["redis_version"]).startswith("6.")
-                listening = node.execute_command("PUBSUB CHANNELS" if six else "PUBSUB SHARDCHANNELS")
-            assert listening == [keys.channel]
+        assert isinstance(store.acquire(name_in(keys), "p.1", TTL, request_of(notify=True)), Held)
+        threading.Timer(0.1, other.release, (name_in(keys), "o.1", ReleaseRequest())).start()
+        began = time.monotonic()
+        assert store.release_listener(name_in(keys)).wait(5)
+        assert time.monotonic() - began < 1
 
     @pytest.mark.invariant("waiters-wake-across-slots")
     @pytest.mark.parametrize("back", [False, True], ids=["there", "there and back"])
@@ -349,21 +342,58 @@ class TestWaking:
     ) -> None:
         keys = NAMES[7]
         take(other, "o.1", name=name_in(keys))
-        with store.release_listener(name_in(keys)) as waker:
-            assert isinstance(store.acquire(name_in(keys), "p.1", TTL, claim_of(notify=True)), Held)
+        listener = store.release_listener(name_in(keys))
+        assert isinstance(store.acquire(name_in(keys), "p.1", TTL, request_of(notify=True)), Held)
+        moved = move(keys)
+        moved.begin()
+        moved.end()
+        if back:
+            servers.move_slot(moved.slot, moved.source)
+        assert isinstance(store.acquire(name_in(keys), "p.2", TTL, request_of(notify=True)), Held)
+        threading.Timer(0.1, other.release, (name_in(keys), "o.1", ReleaseRequest())).start()
+        began = time.monotonic()
+        assert listener.wait(5)
+        assert time.monotonic() - began < 1
+
+    @pytest.mark.invariant("waiters-wake-across-slots")
+    def test_waiter_that_blocks_while_its_slot_moves_is_woken_at_the_new_owner(
+        self, store: RedisStore, other: RedisStore, servers: ClusterSet, move: Callable[[LockKeys], Move]
+    ) -> None:
+        """The old owner ends the BLPOP with MOVED within a second, and the waiter follows."""
+        keys = NAMES[8]
+        take(other, "o.1", name=name_in(keys))
+        assert isinstance(store.acquire(name_in(keys), "p.1", TTL, request_of(notify=True)), Held)
+        source = servers.node_of(key_slot(keys.lock.encode()))
+        with ThreadPoolExecutor() as threads, source.client() as node:
+            waiting = threads.submit(store.release_listener(name_in(keys)).wait, 20)
+            eventually(lambda: node.info("clients")["blocked_clients"])
             moved = move(keys)
             moved.begin()
             moved.end()
-            if back:
-                servers.move_slot(moved.slot, moved.source)
-            if store._topology.wakes == "s":
-                # Its subscription has ended with the move: told once, to look, it listens at the owner of now.
-                assert waker.wait(5)
-            assert isinstance(store.acquire(name_in(keys), "p.2", TTL, claim_of(notify=True)), Held)
-            threading.Timer(0.1, other.release, (name_in(keys), "o.1", ReleaseRequest())).start()
+            eventually(lambda: not node.info("clients")["blocked_clients"])
+            other.release(name_in(keys), "o.1", ReleaseRequest())
             began = time.monotonic()
-            assert waker.wait(5)
+            assert waiting.result()
             assert time.monotonic() - began < 1
+
+    @pytest.mark.invariant("waiters-wake-across-slots")
+    def test_waiter_that_begins_to_wait_while_its_slot_migrates_is_woken(
+        self, store: RedisStore, other: RedisStore, move: Callable[[LockKeys], Move]
+    ) -> None:
+        """The list does not exist yet, so the source answers ASK, and the waiter blocks at the target."""
+        keys = NAMES[9]
+        take(other, "o.1", name=name_in(keys))
+        assert isinstance(store.acquire(name_in(keys), "p.1", TTL, request_of(notify=True)), Held)
+        moved = move(keys)
+        moved.begin()
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(store.release_listener(name_in(keys)).wait, 20)
+            time.sleep(0.2)
+            moved.end()
+            other.release(name_in(keys), "o.1", ReleaseRequest())
+            began = time.monotonic()
+            assert waiting.result()
+            assert time.monotonic() - began < 2
 
 
 class TestWrongKind:

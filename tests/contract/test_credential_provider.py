@@ -14,7 +14,7 @@ from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import Lease
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired
-from tests.contract.helpers import NAME, TTL, Party, claim_of, keys_of
+from tests.contract.helpers import NAME, TTL, Party, keys_of, request_of
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.support.stores import store_at
@@ -52,11 +52,11 @@ def test_failing_provider_is_a_store_that_does_not_answer(
     with closing(store_at(provided(clean_server), timeout=5)) as store:
         provider.error = error
         with pytest.raises(StoreUnavailable, match=f"did not answer: .*{type(error).__name__}: .*token") as caught:
-            store.acquire(NAME, "o.1", TTL, claim_of())
+            store.acquire(NAME, "o.1", TTL, request_of())
         assert not isinstance(caught.value, StoreRefused)
         assert "\n" not in str(caught.value)
         provider.error = None
-        assert isinstance(store.acquire(NAME, "o.1", TTL, claim_of()), Acquired)
+        assert isinstance(store.acquire(NAME, "o.1", TTL, request_of()), Acquired)
         assert store.release(NAME, "o.1", ReleaseRequest()).ours
 
 

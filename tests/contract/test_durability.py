@@ -21,7 +21,7 @@ from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Parked, QueueRequest, Renewal, Requester
 from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import NAME, TTL, Party, claim_of, commands_seen, ending_of, keys_of, shared_name, take
+from tests.contract.helpers import NAME, TTL, Party, commands_seen, ending_of, keys_of, request_of, shared_name, take
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import LOCK_USER, Server
@@ -81,7 +81,7 @@ def on(node: Server, text: str) -> tuple[Any, int]:
 def short_of(store: RedisStore, durability: Durability) -> str:
     acquisition = f"{uuid.uuid4().hex}.1"
     with pytest.raises(NotConfirmed) as raised:
-        store.acquire(NAME, acquisition, TTL, claim_of(durability=durability))
+        store.acquire(NAME, acquisition, TTL, request_of(durability=durability))
     store.release(NAME, acquisition, ending_of("t", outcome_unknown=True))
     return str(raised.value)
 
@@ -97,7 +97,7 @@ class TestAcquire:
     def test_the_wait_goes_with_the_script(self, store: RedisStore, admin: redis.Redis) -> None:
         take(store, "o.0", name=shared_name("before"))
         with commands_seen(admin) as seen:
-            take(store, "o.1", claim_of(durability=SURE))
+            take(store, "o.1", request_of(durability=SURE))
         sent = [words for kind, words in seen if kind != "lua"]
         assert [sent[0][0], sent[1]] == ["EVALSHA", ["WAIT", "2", "5000"]]
 
@@ -106,7 +106,7 @@ class TestAcquire:
         self, store: RedisStore, servers: ReplicaSet, admin: redis.Redis, durability: Durability
     ) -> None:
         admin.script_flush()
-        token = take(store, "o.1", claim_of(durability=durability)).token
+        token = take(store, "o.1", request_of(durability=durability)).token
         if durability.replicas:
             assert [on(node, "x")[0] for node in servers.replicas] == [str(token)] * 2
 
@@ -115,7 +115,10 @@ class TestAcquire:
         first, second = servers.replicas
         with paused(first):
             take(
-                store, "o.1", claim_of(durability=Durability(1, fsync=False, timeout_ms=5000)), name=shared_name("one")
+                store,
+                "o.1",
+                request_of(durability=Durability(1, fsync=False, timeout_ms=5000)),
+                name=shared_name("one"),
             )
             assert short_of(store, TWO) == "only 1 of 2 replicas confirmed within 0.4 s (durability={'replicas': 2})"
             with paused(second):
@@ -126,7 +129,7 @@ class TestAcquire:
     ) -> None:
         few = Durability(1, fsync=True, timeout_ms=150)
         with paused(*servers.replicas):
-            take(store, "o.1", claim_of(durability=DISK), name=shared_name("local"))
+            take(store, "o.1", request_of(durability=DISK), name=shared_name("local"))
             assert short_of(store, few) == "only 0 of 1 replicas wrote to disk within 0.15 s (durability={'fsync': 1})"
         admin.config_set("appendfsync", "no")
         try:
@@ -144,13 +147,13 @@ class TestAcquire:
     def test_refused_call_waits_for_no_confirmation(self, store: RedisStore, servers: ReplicaSet) -> None:
         take(store, "o.1")
         with paused(*servers.replicas):
-            answer = store.acquire(NAME, "o.2", TTL, claim_of(durability=ONE))
+            answer = store.acquire(NAME, "o.2", TTL, request_of(durability=ONE))
         assert not isinstance(answer, Acquired)
 
     def test_the_wait_ends_within_half_of_the_connections_timeout(self, servers: ReplicaSet) -> None:
         hasty = store_at(servers.primary.url(), timeout=2.0)
         with paused(*servers.replicas), pytest.raises(NotConfirmed, match=r"within 1 s"):
-            hasty.acquire(NAME, "o.1", TTL, claim_of(durability=Durability(1, fsync=False, timeout_ms=60_000)))
+            hasty.acquire(NAME, "o.1", TTL, request_of(durability=Durability(1, fsync=False, timeout_ms=60_000)))
         hasty.close()
 
     def test_user_without_the_permission_gets_an_error_and_holds_nothing(
@@ -161,7 +164,7 @@ class TestAcquire:
             StoreUnavailable, match=r"a right is missing: grant what docs/reference/redis-keys-and-permissions.md lists"
         ):
             durable(party, SURE)
-        assert party.locker.holder(shared_name("x")) is None
+        assert party.lock_client.holder(shared_name("x")) is None
         admin.acl_setuser(LOCK_USER, enabled=True, commands=["+wait", "+waitaof"])
         try:
             assert durable(party, SURE).held
@@ -171,17 +174,17 @@ class TestAcquire:
 
 
 def durable(party: Party, durability: Durability, *, name: str = "x", ttl: float = 30.0, **facts: Any) -> Lease:
-    claim = AcquireRequest(party.scope.requester, durability=durability, **facts)
-    lease = party.locker.acquire(shared_name(name), party.scope, ttl, claim)
+    request = AcquireRequest(party.context.requester, durability=durability, **facts)
+    lease = party.lock_client.acquire(shared_name(name), party.context, ttl, request)
     assert isinstance(lease, Lease)
     return lease
 
 
 @pytest.fixture
 def party(servers: ReplicaSet) -> Party:
-    """A locker whose keeper's thread is not started: the test is its scheduler."""
+    """A lock client whose watchdog's thread is not started: the test is its scheduler."""
     made = Party(servers.primary.url(), timeout=20)
-    made.keeper.wake = lambda: True  # type: ignore[method-assign]
+    made.watchdog.wake = lambda: True  # type: ignore[method-assign]
     return made
 
 
@@ -195,7 +198,7 @@ class TestTakenBack:
             durable(party, ONE, min_hold_ms=60_000)
         assert str(raised.value) == SHORT
         kinds = sorted(key.split(":")[2] for key in admin.keys("dlock:*"))
-        assert (kinds, party.slots.records(), party.scope.open_acquisitions) == (["last", "tombstone"], [], set())
+        assert (kinds, party.slots.records(), party.context.open_acquisitions) == (["last", "tombstone"], [], set())
 
     def test_the_next_try_is_as_good_as_the_first(self, party: Party, servers: ReplicaSet) -> None:
         with paused(*servers.replicas), pytest.raises(NotConfirmed):
@@ -206,8 +209,8 @@ class TestTakenBack:
 def test_a_message_is_parked_when_that_is_confirmed_and_keeps_its_place_until_then(
     store: RedisStore, servers: ReplicaSet, admin: redis.Redis
 ) -> None:
-    take(store, "h.1", claim_of("holder"))
-    waits = claim_of("waiter", queue=QueueRequest("entry"), durability=ONE)
+    take(store, "h.1", request_of("holder"))
+    waits = request_of("waiter", queue=QueueRequest("entry"), durability=ONE)
     _, parked, *_ = keys_of().queue()
     with paused(*servers.replicas):
         with pytest.raises(NotConfirmed):
@@ -268,10 +271,10 @@ class TestRenewals:
         with paused(*servers.replicas):
             while not lease.lost:
                 assert time.monotonic() < ends, "the lease was over before its holder was told"
-                party.keeper.tick()
+                party.watchdog.tick()
                 time.sleep(0.05)
         assert lease.record.deadline == ends
-        assert party.lost == ["its deadline came unanswered: not all that keep it have confirmed it"]
+        assert party.lost == ["no renewal was confirmed before its deadline: too few servers confirmed the renewal"]
         assert admin.exists(keys_of().lock), "nobody else could have had it yet"
         assert (other.lost, other.held) == (False, True)
 
@@ -295,15 +298,15 @@ class TestEndsAndClaims:
     ) -> None:
         with paused(*servers.replicas):
             for text in ("a", "b"):
-                take(store, "o.1", claim_of("t"), name=shared_name(text))
+                take(store, "o.1", request_of("t"), name=shared_name(text))
                 assert store.release(shared_name(text), "o.1", ending_of("t"), ONE).ours
         told = [record.getMessage() for record in caplog.records]
-        assert told == [f"the end of a run under {keys_of('a').name} may be forgotten by a failover: {SHORT}"]
+        assert told == [f"{keys_of('a').name}: a failover may forget that a run has ended: {SHORT}"]
 
     def test_the_mark_of_a_success_is_on_the_replicas_when_the_release_is_answered(
         self, store: RedisStore, servers: ReplicaSet
     ) -> None:
-        take(store, "o.1", claim_of("t", once=True, durability=SURE))
+        take(store, "o.1", request_of("t", once=True, durability=SURE))
         store.release(NAME, "o.1", ending_of("t", once=True, used_ms=TTL), SURE)
         for node in servers.replicas:
             with node.client() as client:
@@ -343,9 +346,9 @@ def test_cluster_node_waits_for_its_own_replica(cluster_set: ClusterSet) -> None
     names, sure = [f"n{number}" for number in range(30)], Durability(1, fsync=False, timeout_ms=5000)
     with closing(store_at(cluster_set.url(), timeout=20)) as store:
         for text in names:
-            assert isinstance(store.acquire(shared_name(text), "o.1", TTL, claim_of(durability=sure)), Acquired)
+            assert isinstance(store.acquire(shared_name(text), "o.1", TTL, request_of(durability=sure)), Acquired)
         with pytest.raises(NotConfirmed, match="only 1 of 2 replicas"):
-            store.acquire(shared_name("short"), "o.1", TTL, claim_of(durability=TWO))
+            store.acquire(shared_name("short"), "o.1", TTL, request_of(durability=TWO))
         batch = [Renewal(shared_name(t), "o.1", TTL, (), TWO if t in names[:9] else sure) for t in names]
         assert store.renew(batch) == [None] * 9 + [True] * 21
 
@@ -361,7 +364,7 @@ class TestFailover:
             def grab(which: int) -> None:
                 for number in range(which, 100, 4):
                     sent = time.monotonic()
-                    taken = store.acquire(shared_name(f"{number}"), "o.1", 60_000, claim_of(durability=one))
+                    taken = store.acquire(shared_name(f"{number}"), "o.1", 60_000, request_of(durability=one))
                     assert isinstance(taken, Acquired)
                     held[f"{number}"] = taken.token, sent
 
@@ -379,7 +382,7 @@ class TestFailover:
             assert all(life / 1000 >= 60 - (now - held[text][1]) - 0.001 for text, (_, life) in found.items())
             assert len(found) == 100
             after = open_store(locations_from_settings(promoted.url(), {}), timeout=20, prefix="dlock")
-            refused = [after.acquire(shared_name(t), "p.1", TTL, claim_of()) for t in held]
+            refused = [after.acquire(shared_name(t), "p.1", TTL, request_of()) for t in held]
             assert not any(isinstance(answer, Acquired) for answer in refused)
 
     @pytest.mark.invariant("failover-loss-is-reported")
@@ -391,6 +394,6 @@ class TestFailover:
             servers.cut_off(replica)
             take(store, "o.1")
             with pytest.raises(NotConfirmed):
-                store.acquire(shared_name("sure"), "o.1", TTL, claim_of(durability=ONE))
+                store.acquire(shared_name("sure"), "o.1", TTL, request_of(durability=ONE))
             servers.promote(replica)
             take(store_at(replica.url(), timeout=20), "o.2")

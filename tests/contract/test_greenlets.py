@@ -85,6 +85,41 @@ print(json.dumps([lock.lease.held, seen]))
 """
 
 
+WAIT = """
+app = Celery("green", broker="memory://", set_as_current=False)
+app.conf.dlock_url = url
+done, ticks, inside, most = [], [], [0], [0]
+
+def turn(number):
+    with Lock("x", app=app):
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.002)
+        inside[0] -= 1
+    done.append(number)
+
+def tick():
+    while True:
+        ticks.append(time.monotonic())
+        time.sleep(0.01)
+
+held = Lock("x", app=app)
+held.acquire()
+spawn(tick)
+waiting = [spawn(turn, number) for number in range(130)]  # more than connections that may block
+time.sleep(1.0)
+for one in waiting[:3]:
+    one.kill()
+before = len(ticks)
+time.sleep(0.5)
+ticked = len(ticks) - before
+began = time.monotonic()
+held.release()
+until(lambda: len(done) == 127)
+print(json.dumps([sorted(done), most[0], ticked, time.monotonic() - began]))
+"""
+
+
 def run(library: str, program: str, url: str) -> Any:
     command = [sys.executable, "-W", "ignore", "-c", PREPARE + program, library, url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -118,3 +153,13 @@ def test_lost_lease_is_reported_by_a_greenlet(library: str, redis_url: str) -> N
         ["receiver", True],
         ["the", True],
     ]
+
+
+@pytest.mark.invariant("no-wake-up-is-lost")
+def test_waiting_greenlets_block_only_themselves_and_all_get_the_lock(library: str, redis_url: str) -> None:
+    """Also those that wait behind greenlets that are killed."""
+    done, most, ticked, seconds = run(library, WAIT, redis_url)
+    assert done == list(range(3, 130))
+    assert most == 1
+    assert ticked >= 5
+    assert seconds < 10

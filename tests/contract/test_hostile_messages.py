@@ -17,7 +17,7 @@ from tests.support.processes import ROOT
 @pytest.mark.parametrize(
     ("messages", "every"),
     [
-        pytest.param(4_000, 4, id="short"),
+        pytest.param(1_500, 4, id="short"),
         pytest.param(200_000, 5, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
 )

@@ -49,7 +49,7 @@ def app(redis_url: str, caplog: pytest.LogCaptureFixture) -> Celery:
     # Thousands of tracebacks would take longer than all else.
     caplog.set_level(logging.CRITICAL, "celery.app.trace")
     app = Celery("interruptions", broker=redis_url, backend="cache+memory://", set_as_current=False)
-    # The test is the keeper's scheduler: its thread never starts.
+    # The test is the watchdog's scheduler: its thread never starts.
     assert Runtime.of(app).watchdog._loop.running.take()
     return app
 
@@ -86,7 +86,7 @@ def assert_no_doubt(use: LastRun | None, where: str, *, ended: bool) -> None:
     ["returns", pytest.param("retries", marks=pytest.mark.long), pytest.param("nests", marks=pytest.mark.long)],
 )
 def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redis, ends: str) -> None:
-    """Expected for every line: no slot that is kept alive, no lock once the keeper has looked, no run left current.
+    """Expected for every line: no slot that is kept alive, no lock once the watchdog has looked, no run left current.
 
     And a body that has not begun leaves no doubt (once_per), one that came to its end has used its name.
     """
@@ -114,7 +114,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redi
         assert (strike.where, client.keys("*:lock:*")) == (strike.where, [])
         assert (strike.where, runtime.lease_table.records()) == (strike.where, [])  # type: ignore[attr-defined]
         assert_no_doubt(work.used(struck), strike.where, ended=struck in ended)
-        assert (strike.where, execution.running(), owner._scope.get()) == (strike.where, None, None)
+        assert (strike.where, execution.running(), owner.entered()) == (strike.where, None, None)
         if not strike.where:
             break
         struck += 1

@@ -215,8 +215,8 @@ def test_a_waiter_does_not_spin(app: Celery, client: redis.Redis) -> None:
 
 
 def test_a_waiter_takes_a_dead_holders_lock_as_soon_as_its_lease_ends(app: Celery, client: redis.Redis) -> None:
-    by = {"task": "", "id": "", "node": "node", "pid": 1}
-    client.hset(KEYS.lock, mapping={"acq": "dead.1", "token": 1, "since": 1, "count": 1, "identity": "", **by})
+    by = {"task": "", "id": "", "process": "node 1"}
+    client.hset(KEYS.lock, mapping={"acq": "dead.1", "token": 1, "since": 1, "identity": "", **by})
     client.pexpire(KEYS.lock, 400)
     started = time.monotonic()
     assert Lock("x", app=app).acquire(timeout=5)
@@ -279,6 +279,12 @@ def test_a_ttl_is_the_locks_own_else_the_apps(make_app: MakeApp, client: redis.R
 def test_a_name_that_is_no_text_is_refused(app: Celery, name: Any) -> None:
     with pytest.raises(InvalidLockOptions, match="non-empty str"):
         Lock(name, app=app)
+
+
+def test_app_that_is_no_celery_app_is_refused() -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        Lock("x", app=5)  # type: ignore[arg-type]  # what a caller may pass
+    assert str(refused.value) == "Lock(x): invalid app=5: expected a Celery app, or none for the current app"
 
 
 @pytest.mark.parametrize("ttl", [0, 0.9, -1, True, "30", float("nan")])

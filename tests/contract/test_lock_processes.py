@@ -39,7 +39,7 @@ def program(redis_url: str) -> Iterator[Program]:
         process.communicate()
 
 
-# The keeper in a plain process
+# The watchdog in a plain process
 
 
 @pytest.mark.invariant("lease-deadline-precedes-request")
@@ -75,10 +75,10 @@ def test_watchdog_renews_200_locks_over_one_connection(
     """It ends when it tracks no lease."""
     output, _ = program("crowd").communicate(timeout=60)
     assert output.splitlines() == [
-        "keepers 1",
+        "watchdogs 1",
         "connections 2",
         "still held 200",
-        "keepers left 0",
+        "watchdogs left 0",
         "kept again True",
     ]
 
@@ -131,7 +131,7 @@ def test_eight_threads_that_count_under_the_lock_lose_nothing(
 def test_threads_that_use_an_app_first_and_at_once_share_one_lock_client(
     program: Program,
 ) -> None:
-    """Else one of them could not release what it holds, and the keeper would renew it for ever."""
+    """Else one of them could not release what it holds, and the watchdog would renew it for ever."""
     output, _ = program("first").communicate(timeout=60)
     assert output == "failed 0\n"
 

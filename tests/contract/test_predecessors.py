@@ -15,7 +15,7 @@ from celery_dlock.store.redis.keys import LockKeys, node_key
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.worker.crash_record import HeldLease, ProcessIdentity, WorkerRecord, identify_process
 from celery_dlock.worker.crash_recovery import CrashRecovery
-from tests.contract.helpers import claim_of, commands_seen
+from tests.contract.helpers import commands_seen, request_of
 from tests.support.polling import eventually
 
 NODE = "celery@host"
@@ -58,7 +58,7 @@ def hold(store: RedisStore, *holders: ProcessIdentity, host=HOST, main=DEAD, tex
     kept = []
     for number, holder in enumerate(holders or (main,)):
         name = shared_name("x" if number == 0 else f"x{number}")
-        acquired = store.acquire(name, f"o{number}.1", round(TTL * 1000), claim_of("id"))
+        acquired = store.acquire(name, f"o{number}.1", round(TTL * 1000), request_of("id"))
         assert acquired
         kept.append(HeldLease(name, f"o{number}.1", TTL, holder))
     note = WorkerRecord(host, main, tuple(kept))
@@ -175,7 +175,7 @@ def test_a_note_of_no_possible_process_is_left_to_the_ttl(store, looker, pid) ->
 def test_a_lock_that_has_changed_hands_since_the_note_is_untouched(store, looker) -> None:
     hold(store)
     store.release(LOCK, "o0.1", ReleaseRequest())
-    store.acquire(LOCK, "successor.1", 60_000, claim_of("id2"))
+    store.acquire(LOCK, "successor.1", 60_000, request_of("id2"))
     looker.release_dead_leases()
     holder = store.inspect(LOCK)
     assert holder is not None

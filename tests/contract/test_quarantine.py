@@ -18,13 +18,14 @@ from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.keys.lock_name import BUCKETS, LockName
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.model import Acquired, AcquireRequest, Held, Parked, Quarantine, QueueRequest, Renewal
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Parked, QueueRequest, Renewal
 from celery_dlock.store.redis.endpoint import ServerEndpoint
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.pool import ConnectionPool
 from celery_dlock.store.redis.scripts import START_QUARANTINE
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, take
+from celery_dlock.store.server_model import Quarantine
+from tests.contract.helpers import NAME, TTL, commands_seen, ending_of, keys_of, request_of, take
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import LOCK_USER, Server
@@ -44,15 +45,15 @@ def at(url: str, probation: Quarantine | None) -> Iterator[RedisStore]:
     made.close()
 
 
-def ask(store: RedisStore, text: str = "", claim: AcquireRequest | None = None) -> Any:
+def ask(store: RedisStore, text: str = "", request: AcquireRequest | None = None) -> Any:
     """A new acquisition, of a new name unless one is given."""
     number = next(_numbers)
-    return store.acquire(shared_name(text or f"n{number}"), f"o{number}.1", TTL, claim or claim_of())
+    return store.acquire(shared_name(text or f"n{number}"), f"o{number}.1", TTL, request or request_of())
 
 
-def refusal(store: RedisStore, text: str = "", claim: AcquireRequest | None = None) -> str:
+def refusal(store: RedisStore, text: str = "", request: AcquireRequest | None = None) -> str:
     with pytest.raises(StoreNotReady) as raised:
-        ask(store, text, claim)
+        ask(store, text, request)
     return str(raised.value)
 
 
@@ -64,7 +65,7 @@ def in_office(store: RedisStore) -> None:
         number = next(_numbers)
         keys = LockKeys.of("dlock", LockName(f"last{number}", BUCKETS - 1))
         try:
-            return isinstance(store.acquire(name_in(keys), f"o{number}.1", TTL, claim_of()), Acquired)
+            return isinstance(store.acquire(name_in(keys), f"o{number}.1", TTL, request_of()), Acquired)
         except StoreNotReady:
             return False
 
@@ -89,7 +90,7 @@ class TestBegins:
         assert time.monotonic() - began > DELAY
 
     def test_a_refused_acquire_changes_nothing(self, store: RedisStore, client: redis.Redis) -> None:
-        refusal(store, "x", claim_of("t", once=True, min_hold_ms=5000))
+        refusal(store, "x", request_of("t", once=True, min_hold_ms=5000))
         assert {key.split(":")[2] for key in client.keys("dlock:*")} == {"quarantine"}
 
     def test_all_buckets_begin_with_the_first(self, store: RedisStore, client: redis.Redis) -> None:
@@ -227,13 +228,13 @@ class TestMeanwhile:
 
     def test_granted_waiter_keeps_its_grant_in_quarantine(self, clean_server: Server, client: redis.Redis) -> None:
         with at(clean_server.lock_url(), None) as plain:
-            take(plain, "h.1", claim_of("holder"))
-            waits = claim_of("waiter", queue=QueueRequest("entry"))
+            take(plain, "h.1", request_of("holder"))
+            waits = request_of("waiter", queue=QueueRequest("entry"))
             assert isinstance(plain.acquire(NAME, "w.1", TTL, waits), Parked)
             granted = plain.release(NAME, "h.1", ending_of("holder", queue=True)).granted
             assert granted is not None
         with at(clean_server.lock_url(), LONG) as store:
-            mine = claim_of("waiter", republished=True, queue=QueueRequest(grant_id=granted.grant_id))
+            mine = request_of("waiter", republished=True, queue=QueueRequest(grant_id=granted.grant_id))
             refusal(store, "x", mine)
             _, parked, *_ = keys_of().queue()
             assert client.hget(parked, granted.identity) == "entry"
@@ -243,10 +244,10 @@ class TestMeanwhile:
 
     def test_messages_are_parked_and_turns_are_made(self, clean_server: Server) -> None:
         with at(clean_server.lock_url(), None) as plain:
-            take(plain, "h.1", claim_of("holder"))
+            take(plain, "h.1", request_of("holder"))
         with at(clean_server.lock_url(), LONG) as store:
             refusal(store)
-            waits = claim_of("waiter", queue=QueueRequest("entry"))
+            waits = request_of("waiter", queue=QueueRequest("entry"))
             assert isinstance(store.acquire(NAME, "w.1", TTL, waits), Parked)
             assert store.release(NAME, "h.1", ending_of("holder", queue=True)).granted is not None
 
@@ -284,6 +285,8 @@ class TestRestarts:
                 client.config_set("no-appendfsync-on-rewrite", "yes")
             in_office(store)
             take(store, "kept.1", name=shared_name("kept"))
+            # With everysec, the server postpones its write while an fsync is under way.
+            eventually(lambda: b"kept.1" in written_by(server), message="the lease is not on the disk")
             shutil.copytree(server.folder, written)  # all that is on the disk when the power fails
             take(store, "lost.1", name=shared_name("lost"))
             server.kill()
@@ -295,6 +298,11 @@ class TestRestarts:
             assert client.config_get("appendfsync") == {"appendfsync": "always"}
             refusal(store, "lost")
             assert isinstance(ask(store, "kept"), Held)
+
+
+def written_by(server: Server) -> bytes:
+    """Return the content of the server's append-only files."""
+    return b"".join(file.read_bytes() for file in server.folder.rglob("*.aof") if file.is_file())
 
 
 def of_redlock(delay: float) -> Quarantine:

@@ -102,7 +102,7 @@ def test_released_turn_of_another_broker_is_published_by_a_worker_of_that_broker
     other._sweep_due()
     passed = client.hgetall(KEYS.lock)
     for _ in range(3):
-        other._next_round = 0.0
+        other._next_sweep = 0.0
         other._sweep_due()
     assert client.hgetall(KEYS.lock) == passed
     look(granted)
@@ -126,7 +126,7 @@ def test_turn_is_no_foreign_one_while_workers_of_its_broker_run(clean_server: Se
 def test_broker_that_does_not_answer_holds_the_sweeper_up_for_a_bounded_time(
     granted: Celery, clean_server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_dlock.worker.queue_sweeper.ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr("celery_dlock.worker.queue_sweeper.BROKER_TIMEOUT", 0.2)
     with Proxy(clean_server.port) as proxy:
         app = app_at(clean_server, proxy.url(), dlock_broker=broker_of(granted))
         sweeper = QueueSweeper(Runtime.of(app), list, list, bool)
@@ -151,7 +151,7 @@ def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
     client.set(KEYS.lock, "overwritten")
     sweeper = QueueSweeper(Runtime.of(app), list, lambda call: call(), lambda: False)
     for _ in range(2):
-        sweeper._next_round = 0.0
+        sweeper._next_sweep = 0.0
         sweeper._sweep_due()
     assert client.hget(behind.lock, "acq") == f"grant:{digest('b')}" or client.hlen(behind.dead())
     (error,) = [record.getMessage() for record in caplog.records if "not granted" in record.getMessage()]

@@ -6,7 +6,7 @@ import redis
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked, Queued, Released, Unknown, Used
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.helpers import request_of as plain_claim
 from tests.contract.queue_helpers import (
     INDEX,
     KEYS,
@@ -21,6 +21,7 @@ from tests.contract.queue_helpers import (
     entry_of,
     expire,
     grant_to,
+    lose_turn,
     now_us,
     park,
     take,
@@ -33,7 +34,7 @@ from tests.contract.queue_helpers import (
 
 @pytest.mark.invariant("every-release-grants")
 @pytest.mark.core
-@pytest.mark.parametrize("how", ["queue", "another policy", "a Lock", "the keeper"])
+@pytest.mark.parametrize("how", ["queue", "another policy", "a Lock", "the watchdog"])
 def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.Redis, how: str) -> None:
     if how == "queue":
         take(store, "h.1", "h")
@@ -45,7 +46,7 @@ def test_every_release_grants_the_lowest_rank(store: RedisStore, client: redis.R
         "queue": ending("h"),
         "another policy": ending("h", queue=False),
         "a Lock": ReleaseRequest(),
-        "the keeper": ReleaseRequest(outcome_unknown=True),
+        "the watchdog": ReleaseRequest(outcome_unknown=True),
     }
     released = store.release(NAME, "h.1", ends[how])
     turn = client.hget(KEYS.lock, "since") or ""
@@ -116,7 +117,7 @@ def test_a_plain_lock_meets_a_grant_as_a_held_lock(store: RedisStore) -> None:
     assert isinstance(answer, Held)
     assert (answer.same_message, answer.holder.task_id, answer.holder.pid) == (False, "a", 0)
     assert 0 < answer.holder.expires_in <= 5
-    assert str(answer.holder) == "app.post[a], whose turn it is"
+    assert str(answer.holder) == "app.post[a] (granted, not started)"
 
 
 @pytest.mark.core
@@ -267,3 +268,53 @@ def test_a_turn_that_is_refused_after_a_death_passes_on_also_when_that_is_sent_t
         assert answer.granted
         assert answer.granted.identity == digest("b")
     assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"
+
+
+# Callers that wait in their thread or slot beside the queue
+
+
+@pytest.mark.invariant("no-wake-up-is-lost")
+@pytest.mark.core
+@pytest.mark.parametrize("next_one", [False, True])
+@pytest.mark.parametrize("how", ["sweep", "removal", "used", "late end"])
+def test_caller_that_waits_while_a_lock_is_granted_is_woken(
+    store: RedisStore, client: redis.Redis, how: str, *, next_one: bool
+) -> None:
+    """The grant ends without a run. Expected: a wake-up at once, or at the release of the next waiter's run."""
+    grant_to(store, "a")
+    assert isinstance(store.acquire(NAME, "w.1", TTL, plain_claim(notify=True)), Held)
+    if next_one:
+        park(store, "b.1", "b")
+    if how == "sweep":
+        lose_turn(store, client, "a", tries=1)
+    elif how == "removal":
+        store.remove_waiter(NAME, digest("a"), "s.1")
+    elif how == "used":
+        client.set(KEYS.done(digest("a")), str(2**52))
+        assert isinstance(ask(store, "a.2", "a", redelivered=True), Duplicate)
+    else:
+        store.release(NAME, "a.9", ending("a"))
+    if next_one:
+        assert client.hget(KEYS.lock, "acq") == f"grant:{digest('b')}"
+        assert not client.exists(KEYS.wake)
+        assert client.hget(KEYS.lock, "notify") == "1"
+    else:
+        assert not client.exists(KEYS.lock)
+        assert client.exists(KEYS.wake)
+
+
+@pytest.mark.invariant("no-wake-up-is-lost")
+@pytest.mark.parametrize("next_one", [False, True])
+def test_wake_up_of_an_ended_grant_reaches_the_caller_that_waits(store: RedisStore, *, next_one: bool) -> None:
+    """The same over every store, without a look at its keys."""
+    grant_to(store, "a")
+    assert isinstance(store.acquire(NAME, "w.1", TTL, plain_claim(notify=True)), Held)
+    if next_one:
+        park(store, "b.1", "b")
+    granted = store.remove_waiter(NAME, digest("a"), "s.1").granted
+    if next_one:
+        assert granted
+        assert isinstance(ask(store, "b.2", "b", grant_id=granted.grant_id), Acquired)
+        assert store.release(NAME, "b.2", ending("b")).woke
+    else:
+        assert store.release_listener(NAME).wait(1.0)

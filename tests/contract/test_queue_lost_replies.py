@@ -1,6 +1,6 @@
 """A network that loses replies, between the queue's steps and a real server: no turn waits for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -15,11 +15,10 @@ from celery_dlock.store.redis.scripts import (
     RELEASE_QUEUED,
     REMOVE_WAITER,
     SWEEP,
-    Script,
 )
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import Party, load_scripts
-from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.helpers import Party, cut_reply
+from tests.contract.helpers import request_of as plain_request
 from tests.contract.queue_helpers import (
     KEYS,
     NAME,
@@ -35,15 +34,9 @@ from tests.contract.queue_helpers import (
     take,
 )
 from tests.support.proxy import Proxy
-from tests.support.servers import Server
 from tests.support.stores import store_at
 
 pytestmark = pytest.mark.core
-
-
-@pytest.fixture
-def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy]) -> Proxy:
-    return start_proxy(clean_server)
 
 
 @pytest.fixture
@@ -54,16 +47,6 @@ def lossy(proxy: Proxy) -> Iterator[RedisStore]:
     made.close()
 
 
-def cut(proxy: Proxy, script: Script) -> None:
-    """The next reply of this script is lost; the server did what it says."""
-    proxy.set_mode("cut_reply", times=1, containing=script.shas)
-
-
-@pytest.fixture(autouse=True)
-def _known_scripts(client: redis.Redis) -> None:
-    load_scripts(client)
-
-
 @pytest.mark.parametrize("how", ["queue", "another policy", "a Lock"])
 def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
     store: RedisStore, lossy: RedisStore, proxy: Proxy, how: str
@@ -71,9 +54,9 @@ def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
     if how == "queue":
         take(store, "h.1", "h")
     else:
-        store.acquire(NAME, "h.1", TTL, plain_claim("h" if how == "another policy" else None))
+        store.acquire(NAME, "h.1", TTL, plain_request("h" if how == "another policy" else None))
     park(store, "a.1", "a")
-    cut(proxy, RELEASE_QUEUED if how == "queue" else RELEASE)
+    cut_reply(proxy, RELEASE_QUEUED if how == "queue" else RELEASE)
     released = lossy.release(NAME, "h.1", ReleaseRequest() if how == "a Lock" else ending("h", queue=how == "queue"))
     assert released.ours
     assert released.granted
@@ -86,7 +69,7 @@ def test_a_sweep_whose_reply_is_lost_tells_of_its_grant(
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     expire(client)
-    cut(proxy, SWEEP)
+    cut_reply(proxy, SWEEP)
     granted = lossy.sweep(NAME, "s.1", TURN, TRIES).granted
     assert granted
     assert granted.identity == digest("a")
@@ -97,7 +80,7 @@ def test_removal_whose_reply_was_lost_returns_the_entry_again(
 ) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    cut(proxy, REMOVE_WAITER)
+    cut_reply(proxy, REMOVE_WAITER)
     taken = lossy.remove_waiter(NAME, digest("a"), "t.1")
     assert taken.entry == entry_of("a")
     assert taken.granted
@@ -108,7 +91,7 @@ def test_a_publication_whose_note_lost_its_reply_is_noted(
     store: RedisStore, lossy: RedisStore, proxy: Proxy, client: redis.Redis
 ) -> None:
     grant_to(store, "a")
-    cut(proxy, CONFIRM_PUBLISH)
+    cut_reply(proxy, CONFIRM_PUBLISH)
     assert lossy.confirm_publish(NAME, digest("a"), TURN)
     assert client.hget(KEYS.lock, "published") == "1"
 
@@ -119,14 +102,14 @@ def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     """And parks under the next number, once, at its rank."""
     party = Party(proxy.url(), timeout=2)
     handed: list[tuple[LockName, Grant]] = []
-    party.locker._publisher = lambda name, grant: handed.append((name, grant))
+    party.lock_client._publisher = lambda name, grant: handed.append((name, grant))
     take(store, "h.1", "h")
     park(store, "a.1", "a", rank_us=10)
     expire(client)
-    cut(proxy, ACQUIRE_QUEUED)
+    cut_reply(proxy, ACQUIRE_QUEUED)
     place = QueueRequest(entry=entry_of("b"))
-    claim = AcquireRequest(party.scope.requester, Identity("b"), rank_us=20, queue=place)
-    answer = party.locker.acquire(NAME, party.scope, 30.0, claim)
+    request = AcquireRequest(party.context.requester, Identity("b"), rank_us=20, queue=place)
+    answer = party.lock_client.acquire(NAME, party.context, 30.0, request)
     assert isinstance(answer, Parked)
     assert (answer.rank_us, answer.position) == (20, 1)
     assert [(name, grant.identity) for name, grant in handed] == [(NAME, digest("a"))]

@@ -84,10 +84,10 @@ def test_a_copy_that_carries_no_rank_parks_at_the_rank_of_its_entry(store: Redis
 @pytest.mark.core
 def test_rank_below_an_earlier_call_is_raised_and_another_is_kept(store: RedisStore, client: redis.Redis) -> None:
     take(store, "h.1", "h")
-    elder = park(store, "a.1", "a", age_us=SECOND)
-    bumped = park(store, "b.1", "b", age_us=10 * SECOND, after_us=elder.rank_us)
-    assert bumped.rank_us == elder.rank_us + 1
-    assert park(store, "c.1", "c", rank_us=elder.rank_us + 5, after_us=elder.rank_us).rank_us == elder.rank_us + 5
+    earlier = park(store, "a.1", "a", age_us=SECOND)
+    bumped = park(store, "b.1", "b", age_us=10 * SECOND, after_us=earlier.rank_us)
+    assert bumped.rank_us == earlier.rank_us + 1
+    assert park(store, "c.1", "c", rank_us=earlier.rank_us + 5, after_us=earlier.rank_us).rank_us == earlier.rank_us + 5
     assert waiting(client) == [digest("a"), digest("b"), digest("c")]
 
 

@@ -9,8 +9,8 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Grant
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import claim_of as plain_claim
 from tests.contract.helpers import commands_seen, load_scripts
+from tests.contract.helpers import request_of as plain_claim
 from tests.contract.queue_helpers import (
     KEYS,
     NAME,

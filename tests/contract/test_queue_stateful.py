@@ -44,12 +44,12 @@ class Scripts(Laws):
         name=name,
         who=person,
         redelivered=seldom,
-        copied=seldom,
+        republished=seldom,
         carries=st.none() | st.integers(0, 30),
         after=st.none() | st.integers(0, 30),
         parks=flag,
         limit=st.sampled_from([0, 1, 2]),
-        ousts=flag,
+        evicts=flag,
         turn=st.sampled_from(["right", "old", "none"]),
         unsure=seldom,
     )
@@ -66,7 +66,7 @@ class Scripts(Laws):
             entry=entry_of(task_id) if parks else "",
             turn=self.turn_of(queue, identity, turn),
             # Who was buried was delivered before: whatever still arrives of it is a copy.
-            **{**facts, "copied": facts["copied"] or identity in queue.dead},
+            **{**facts, "republished": facts["republished"] or identity in queue.dead},
         )
         self.send(name, ask)
         return ask
@@ -112,25 +112,25 @@ class Scripts(Laws):
 
     # Ends
 
-    @rule(ask=asks, name=name, final=flag, by_keeper=flag)
-    def release(self, *, ask: Ask, name: int, final: bool, by_keeper: bool) -> None:
+    @rule(ask=asks, name=name, final=flag, by_watchdog=flag)
+    def release(self, *, ask: Ask, name: int, final: bool, by_watchdog: bool) -> None:
         if self.is_of(ask, name):
-            self.end(name, ask, final=final, queue=ask.queues and not by_keeper)
+            self.end(name, ask, final=final, queue=ask.queues and not by_watchdog)
 
     @precondition(lambda self: self.any_lock(Held))
-    @rule(pick=name, final=flag, by_keeper=seldom)
-    def the_holder_releases(self, *, pick: int, final: bool, by_keeper: bool) -> None:
+    @rule(pick=name, final=flag, by_watchdog=seldom)
+    def the_holder_releases(self, *, pick: int, final: bool, by_watchdog: bool) -> None:
         name, lock = self.with_lock(pick, Held)
         assert isinstance(lock, Held)
-        self.end(name, lock.ask, final=final, queue=lock.ask.queues and not by_keeper)
+        self.end(name, lock.ask, final=final, queue=lock.ask.queues and not by_watchdog)
 
     @precondition(lambda self: self.any_lock(Granted))
-    @rule(pick=name, by_keeper=flag)
-    def a_run_that_lost_its_lease_ends_while_its_copy_has_the_turn(self, *, pick: int, by_keeper: bool) -> None:
+    @rule(pick=name, by_watchdog=flag)
+    def a_run_that_lost_its_lease_ends_while_its_copy_has_the_turn(self, *, pick: int, by_watchdog: bool) -> None:
         name, lock = self.with_lock(pick, Granted)
         assert isinstance(lock, Granted)
         ask = Ask(f"lost.{next(self.numbers)}", lock.identity, self.task_id(lock.identity))
-        self.end(name, ask, final=True, queue=not by_keeper)
+        self.end(name, ask, final=True, queue=not by_watchdog)
 
     @precondition(lambda self: self.any_lock(Held))
     @rule(pick=name)

@@ -87,7 +87,7 @@ def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: R
         assert due - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
         make_due(client)
         before = now_us(client)
-        assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
+        assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(lost_grant=True)
         until = client.zscore(LATER, digest("a"))
         assert until
         assert until - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
@@ -207,7 +207,7 @@ def test_sweep_marks_a_holder_of_another_policy_for_a_waiter_with_failed_grants(
     grant_to(store, "a")
     store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
-    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(lost_grant=True)
     assert isinstance(
         store.acquire(NAME, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s"))),
         Acquired,
@@ -403,7 +403,7 @@ def test_grant_that_its_own_broker_published_late_loses_a_turn_and_is_no_dead_le
     make_foreign(client, FOREIGN_MS / 1000 + 1)
     assert store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
-    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult()
+    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(lost_grant=True)
     assert client.zrange(LATER, 0, -1) == [digest("a")]
 
 

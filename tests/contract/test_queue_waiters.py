@@ -10,7 +10,7 @@ from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Duplicate, Held
 from celery_dlock.store.queue_model import Waiter
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import claim_of as plain_claim
+from tests.contract.helpers import request_of as plain_claim
 from tests.contract.queue_helpers import (
     KEYS,
     NAME,

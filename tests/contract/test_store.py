@@ -8,7 +8,7 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Held, Released, Renewal
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import NAME, TTL, claim_of, ending_of, keys_of, of_one_acquisition, take
+from tests.contract.helpers import NAME, TTL, ending_of, keys_of, of_one_acquisition, request_of, take
 from tests.support.polling import eventually
 from tests.support.stores import name_in
 
@@ -29,19 +29,19 @@ def renewal(acquisition: str, ttl_ms: int = TTL, *notes: tuple[str, str]) -> Ren
 
 @pytest.mark.core
 def test_a_free_lock_is_taken_for_its_ttl(store: RedisStore, client: redis.Redis, topology: str) -> None:
-    answer = take(store, "o.1", claim_of("id1"))
+    answer = take(store, "o.1", request_of("id1"))
     assert 29_000 < client.pttl(LOCK) <= TTL
     seconds, microseconds = client.time()
     assert 0 <= seconds + microseconds / 1e6 - answer.since < 5
     # Where the token is another server's, the time is not told by it.
     fields = client.hgetall(LOCK).keys() - ({"since"} if topology.startswith("redlock") else set())
-    assert fields == {"acq", "identity", "token", "count", "task", "id", "node", "pid", "ttl"}
+    assert fields == {"acq", "identity", "token", "task", "id", "process", "ttl"}
 
 
 @pytest.mark.core
 def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, topology: str) -> None:
-    mine = take(store, "o.1", claim_of("id1"))
-    answer = store.acquire(NAME, "p.1", TTL, claim_of("id2"))
+    mine = take(store, "o.1", request_of("id1"))
+    answer = store.acquire(NAME, "p.1", TTL, request_of("id2"))
     assert isinstance(answer, Held)
     holder = answer.holder
     assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.post", "id1", "node1", 77)
@@ -55,7 +55,7 @@ def test_a_held_lock_says_who_holds_it_where_and_since_when(store: RedisStore, t
 
 def test_inspect_says_the_same_and_nothing_of_a_free_lock(store: RedisStore) -> None:
     assert store.inspect(NAME) is None
-    take(store, "o.1", claim_of("id1"))
+    take(store, "o.1", request_of("id1"))
     store.renew([renewal("o.1", TTL, ("count", "3"), ("releasing", "1"))])
     holder = store.inspect(NAME)
     assert holder is not None
@@ -66,7 +66,7 @@ def test_inspect_says_the_same_and_nothing_of_a_free_lock(store: RedisStore) -> 
 def test_a_release_frees_the_lock_and_leaves_nothing_but_the_buckets_counter(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    take(store, "o.1", claim_of("id1"))
+    take(store, "o.1", request_of("id1"))
     assert store.release(NAME, "o.1", ending_of("id1")) == Released(ours=True, duplicate_seen=False)
     assert client.keys() == [LAST]
     take(store, "p.1")
@@ -87,7 +87,7 @@ def test_renewing_never_creates_a_lock_nor_touches_anothers(store: RedisStore, c
     take(store, "p.1")
     client.pexpire(LOCK, 5_000)
     assert store.renew([renewal("o.1", TTL, ("count", "2"))]) == [False]
-    assert client.hget(LOCK, "count") == "1"
+    assert client.hget(LOCK, "count") is None
     assert client.pttl(LOCK) <= 5_000
 
 
@@ -110,10 +110,10 @@ def test_life_beyond_the_ttl_is_cut_by_the_next_call_that_meets_the_lock(
 ) -> None:
     take(store, "dead.1")
     client.pexpire(LOCK, HOUR_MS)
-    assert isinstance(store.acquire(NAME, "o.1", 2 * TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "o.1", 2 * TTL, request_of()), Held)
     assert TTL - 10_000 < client.pttl(LOCK) <= TTL
     assert store.renew([renewal("dead.1", 2 * TTL)]) == [True]
-    assert isinstance(store.acquire(NAME, "o.2", TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "o.2", TTL, request_of()), Held)
     assert client.pttl(LOCK) > TTL, "an extended lease is no mistake of the clock"
 
 
@@ -131,12 +131,12 @@ def test_life_beyond_the_ttl_is_cut_by_the_holders_renewal(store: RedisStore, cl
 def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    taken = take(store, "o.1", claim_of(min_hold_ms=TTL // 2))
+    taken = take(store, "o.1", request_of(min_hold_ms=TTL // 2))
     client.hset(LOCK, "since", str(taken.token + HOUR_MS * 1000))
     store.release(NAME, "o.1", ReleaseRequest())
     assert 0 < client.pttl(LOCK) <= TTL // 2
     client.pexpire(LOCK, HOUR_MS)
-    assert isinstance(store.acquire(NAME, "p.1", 2 * TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "p.1", 2 * TTL, request_of()), Held)
     assert 0 < client.pttl(LOCK) <= TTL // 2
 
 
@@ -155,23 +155,24 @@ def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisSt
 @pytest.mark.core
 def test_release_wakes_waiters_only_if_it_freed_the_lock(store: RedisStore) -> None:
     take(store, "o.1")
-    with store.release_listener(NAME) as waker, store.release_listener(name_in(keys_of("another"))) as other:
-        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(notify=True)), Held)
-        store.release(NAME, "p.1", ReleaseRequest())
-        assert not waker.wait(0.1)
-        store.release(NAME, "o.1", ReleaseRequest())
-        assert waker.wait(5)
-        assert not other.wait(0.05)
+    listener = store.release_listener(NAME)
+    other = store.release_listener(name_in(keys_of("another")))
+    assert isinstance(store.acquire(NAME, "w.1", TTL, request_of(notify=True)), Held)
+    store.release(NAME, "p.1", ReleaseRequest())
+    assert not listener.wait(0.1)
+    store.release(NAME, "o.1", ReleaseRequest())
+    assert listener.wait(5)
+    assert not other.wait(0.05)
 
 
 @pytest.mark.core
 def test_release_without_a_waiter_publishes_nothing(store: RedisStore) -> None:
     """A publication costs the server more than the rest of a release; one who only asked is no waiter."""
     take(store, "o.1")
-    with store.release_listener(NAME) as waker:
-        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of()), Held)
-        store.release(NAME, "o.1", ReleaseRequest())
-        assert not waker.wait(0.1)
+    listener = store.release_listener(NAME)
+    assert isinstance(store.acquire(NAME, "w.1", TTL, request_of()), Held)
+    store.release(NAME, "o.1", ReleaseRequest())
+    assert not listener.wait(0.1)
 
 
 # Fencing tokens
@@ -223,7 +224,7 @@ def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.R
     token = take(store, "o.1").token
     last = client.get(LAST)
     assert last == str(token) or topology.startswith("redlock")  # one that came late may have minted a higher one
-    store.acquire(NAME, "p.1", TTL, claim_of())
+    store.acquire(NAME, "p.1", TTL, request_of())
     store.renew([renewal("o.1")])
     store.release(NAME, "o.1", ReleaseRequest())
     assert client.get(LAST) == last
@@ -237,11 +238,11 @@ def test_only_a_new_acquisition_mints_a_token(store: RedisStore, client: redis.R
 def test_a_repeated_acquire_answers_as_the_first_and_holds_once(
     store: RedisStore, client: redis.Redis, topology: str
 ) -> None:
-    first = take(store, "o.1", claim_of("id1"))
-    again = take(store, "o.1", claim_of("id1"))
+    first = take(store, "o.1", request_of("id1"))
+    again = take(store, "o.1", request_of("id1"))
     assert of_one_acquisition(first, again, topology)
     assert again.since == pytest.approx(first.since, rel=0, abs=CLOCKS[topology.startswith("redlock")])
-    assert client.hget(LOCK, "count") == "1"
+    assert client.hget(LOCK, "count") is None
     assert store.release(NAME, "o.1", ReleaseRequest()).ours
     assert not client.exists(LOCK)
 
@@ -262,6 +263,6 @@ def test_late_copies_of_a_renewal_and_of_a_release_do_not_touch_the_next_holder(
     token = take(store, "o.2").token
     assert store.renew([renewal("o.1", TTL, ("count", "9"))]) == [False]
     assert not store.release(NAME, "o.1", ReleaseRequest()).ours
-    assert client.hmget(LOCK, "acq", "count") == ["o.2", "1"]
+    assert client.hmget(LOCK, "acq", "count") == ["o.2", None]
     minted = int(client.hget(LOCK, "token"))
     assert minted == token or (topology.startswith("redlock") and minted > token)  # by one that came late

@@ -51,7 +51,7 @@ class Ask:
     """One acquisition as its owner sent it. ``rank``: the model's name of a rank that it carries."""
 
     acquisition: str
-    claim: AcquireRequest
+    request: AcquireRequest
     unsure: bool
     rank: int | None = None
 
@@ -62,7 +62,7 @@ class Lock:
     token: int
     rank: int
     word: bool
-    count: str = "1"
+    count: str = ""
     left: bool = False
 
 
@@ -91,40 +91,40 @@ class Model:
 
     def acquire(self, ask: Ask) -> str:  # noqa: PLR0911  # a table of answers
         self.now += 1
-        claim, rank = ask.claim, ask.rank if ask.rank is not None else self.now
+        request, rank = ask.request, ask.rank if ask.rank is not None else self.now
         if self.lock and self.lock.ask.acquisition == ask.acquisition:
             return "again"
         if ask.acquisition in self.gone:
             return "tombstoned"
-        if claim.identity in self.done and (claim.redelivered or rank <= self.done[claim.identity]):
+        if request.identity in self.done and (request.redelivered or rank <= self.done[request.identity]):
             return "done"
-        once = claim.once and claim.identity is not None
+        once = request.once and request.identity is not None
         if once and self.mark.state == "used":
             return "used"
         if self.lock:
-            if self.is_twin(claim):
+            if self.same_message(request):
                 self.lock.word = True
             return "held"
         if once and not self.begin(ask):
             return "unknown"
         # An id used before: its old mark would end this message's own copies, so it goes, and they have to be told.
-        reused = claim.identity is not None and self.done.pop(claim.identity, None) is not None
-        self.lock = Lock(ask, 0, rank, word=claim.redelivered or claim.republished or reused)
+        reused = request.identity is not None and self.done.pop(request.identity, None) is not None
+        self.lock = Lock(ask, 0, rank, word=request.redelivered or request.republished or reused)
         return "acquired"
 
     def begin(self, ask: Ask) -> bool:
         """Note that a body begins; false if it is held back."""
         mark, crashed = self.mark, self.mark.crashed
         if mark.state == "unknown" or (mark.state == "started" and mark.acquisition != ask.acquisition):
-            if ask.claim.hold_if_unknown:
+            if ask.request.hold_if_unknown:
                 return False
             crashed = mark.identity
-        self.mark = Mark("started", ask.acquisition, ask.claim.identity, mark.seed, crashed)
+        self.mark = Mark("started", ask.acquisition, ask.request.identity, mark.seed, crashed)
         return True
 
-    def is_twin(self, claim: AcquireRequest) -> bool:
+    def same_message(self, request: AcquireRequest) -> bool:
         assert self.lock
-        return claim.identity is not None and self.lock.ask.claim.identity == claim.identity
+        return request.identity is not None and self.lock.ask.request.identity == request.identity
 
     def renew(self, acquisition: str, notes: dict[str, str]) -> bool:
         if self.lock is None or self.lock.ask.acquisition != acquisition:
@@ -142,7 +142,7 @@ class Model:
             self.lock = None
         if ask.unsure:
             self.gone.add(ask.acquisition)
-        identity = ask.claim.identity
+        identity = ask.request.identity
         if identity and final and (word or not ours):
             self.done[identity] = self.now
         if identity and uses:
@@ -193,7 +193,7 @@ class Scripts(RuleBasedStateMachine):
         target=asks,
         identity=IDENTITIES,
         redelivered=st.booleans(),
-        copied=st.booleans(),
+        republished=st.booleans(),
         once=st.booleans(),
         hold=st.booleans(),
         unsure=st.booleans(),
@@ -205,7 +205,7 @@ class Scripts(RuleBasedStateMachine):
         *,
         identity: Identity | None,
         redelivered: bool,
-        copied: bool,
+        republished: bool,
         once: bool,
         hold: bool,
         unsure: bool,
@@ -214,10 +214,10 @@ class Scripts(RuleBasedStateMachine):
     ) -> object:
         rank = sorted(self.ranks)[pick % len(self.ranks)] if carries and self.ranks else None
         by = Requester.of("t", identity and identity.task_id, "n", 1)
-        claim = AcquireRequest(
-            by, identity, redelivered, copied, 0, self.ranks.get(rank or -1), once, hold_if_unknown=hold
+        request = AcquireRequest(
+            by, identity, redelivered, republished, 0, self.ranks.get(rank or -1), once, hold_if_unknown=hold
         )
-        ask = Ask(f"owner.{next(self.numbers)}", claim, unsure, rank)
+        ask = Ask(f"owner.{next(self.numbers)}", request, unsure, rank)
         self.send(ask)
         return ask
 
@@ -239,8 +239,8 @@ class Scripts(RuleBasedStateMachine):
     def release(self, *, ask: Ask, final: bool, uses: bool, once: bool) -> None:
         """``once``: its body has ended and said so; a dead one's release does not."""
         used_ms = TTL if uses else 0
-        identity = ask.claim.identity.digest if ask.claim.identity else ""
-        by, seed = ask.claim.requester.text, "bodys"
+        identity = ask.request.identity.digest if ask.request.identity else ""
+        by, seed = ask.request.requester.text, "bodys"
         ending = ReleaseRequest(final, identity, used_ms, by, ask.unsure, once=once, seed=seed, window_ms=TTL)
         expected = self.model.release(ask, final=final, uses=uses, once=once)
         assert self.store.release(name_in(self.keys), ask.acquisition, ending) == expected
@@ -265,7 +265,7 @@ class Scripts(RuleBasedStateMachine):
         self.client.script_flush()
 
     def send(self, ask: Ask) -> None:
-        answer = self.store.acquire(name_in(self.keys), ask.acquisition, TTL, ask.claim)
+        answer = self.store.acquire(name_in(self.keys), ask.acquisition, TTL, ask.request)
         expected = self.model.acquire(ask)
         assert self.kind_of(answer) == expected
         if isinstance(answer, Acquired):
@@ -275,7 +275,7 @@ class Scripts(RuleBasedStateMachine):
         elif isinstance(answer, Used):
             assert self.model.mark.identity
             assert answer.by.task_id == self.model.mark.identity.task_id
-            assert answer.same_message == (self.model.mark.identity == ask.claim.identity)
+            assert answer.same_message == (self.model.mark.identity == ask.request.identity)
         elif isinstance(answer, Unknown):
             assert self.model.mark.identity
             assert answer.by.task_id == self.model.mark.identity.task_id
@@ -295,7 +295,7 @@ class Scripts(RuleBasedStateMachine):
             return
         assert answer.token > self.model.last
         lock.token = self.model.last = answer.token
-        if self.model.mark.acquisition == lock.ask.acquisition and lock.ask.claim.once and lock.ask.claim.identity:
+        if self.model.mark.acquisition == lock.ask.acquisition and lock.ask.request.once and lock.ask.request.identity:
             self.model.mark.seed = self.model.mark.seed or str(answer.token)
             assert (answer.seed, answer.after_crash) == (self.model.mark.seed, bool(self.model.mark.crashed))
         else:
@@ -306,8 +306,8 @@ class Scripts(RuleBasedStateMachine):
         lock = self.model.lock
         assert lock
         holder = answer.holder
-        assert (holder.token, holder.releasing, str(holder.hold_count)) == (lock.token, lock.left, lock.count)
-        assert answer.same_message == self.model.is_twin(ask.claim)
+        assert (holder.token, holder.releasing, str(holder.hold_count)) == (lock.token, lock.left, lock.count or "1")
+        assert answer.same_message == self.model.same_message(ask.request)
         rank = ask.rank if ask.rank is not None else self.model.now
         assert self.ranks.setdefault(rank, answer.rank_us) == answer.rank_us
 
@@ -319,11 +319,12 @@ class Scripts(RuleBasedStateMachine):
         lock = self.model.lock
         expected: dict[str, str] = {}
         if lock:
-            expected = {"acq": lock.ask.acquisition, "count": lock.count, "token": str(lock.token), "ttl": str(TTL)}
+            expected = {"acq": lock.ask.acquisition, "token": str(lock.token), "ttl": str(TTL)}
+            expected |= {"count": lock.count} if lock.count else {}
             expected |= {"releasing": "1"} if lock.left else {}
             expected |= {"dup": "1"} if lock.word else {}
         assert {
-            name: fields[name] for name in fields.keys() - {"identity", "since", "notify", "task", "id", "node", "pid"}
+            name: fields[name] for name in fields.keys() - {"identity", "since", "notify", "task", "id", "process"}
         } == expected
 
     @invariant()
@@ -343,6 +344,7 @@ class Scripts(RuleBasedStateMachine):
         names = {self.keys.tombstone(acquisition) for acquisition in self.model.gone}
         names |= {self.keys.done(identity.digest) for identity in self.model.done}
         names |= {self.keys.run()} if self.model.mark.state else set()
+        names |= {self.keys.unsettled()} if self.model.mark.state in ("started", "unknown") else set()
         names |= {self.keys.lock} if self.model.lock else set()
         names |= {self.keys.last} if self.model.last else set()
         assert set(self.client.scan_iter(f"{self.prefix}:*", count=10_000)) == names

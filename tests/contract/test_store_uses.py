@@ -1,6 +1,6 @@
 """What became of a name's last run: the states of its mark, and who may change them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +13,9 @@ from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, R
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, FORGET_RUN, RELEASE, RESOLVE_RUN, Script
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import TTL, Party, claim_of, ending_of, load_scripts, of_one_acquisition, take
+from tests.contract.helpers import TTL, Party, cut_reply, ending_of, of_one_acquisition, request_of, take
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.servers import Server
 from tests.support.stores import store_at
 
 NAME = shared_name("x")
@@ -25,7 +24,7 @@ WINDOW = 60_000
 
 
 def once(task_id: str, **facts: Any) -> AcquireRequest:
-    return claim_of(task_id, once=True, **facts)
+    return request_of(task_id, once=True, **facts)
 
 
 def begin(store: RedisStore, task_id: str, **facts: Any) -> Acquired:
@@ -42,7 +41,7 @@ def succeed(store: RedisStore, task_id: str, seed: str) -> None:
 
 
 def die(store: RedisStore, task_id: str) -> None:
-    """As the keeper ends what a dead child held."""
+    """As the watchdog ends what a dead child held."""
     store.release(NAME, f"{task_id}.1", ReleaseRequest(outcome_unknown=True))
 
 
@@ -185,6 +184,25 @@ def test_begin_mark_outlives_its_window_by_the_longest_body(store: RedisStore, c
     assert WINDOW - 5000 < client.pttl(KEYS.run()) <= WINDOW
 
 
+def test_a_new_run_removes_two_expired_runs_of_its_bucket_from_the_index(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    expired = {"gone1 ": 1, "gone2 ": 2, "gone3 ": 3}
+    client.zadd(KEYS.unsettled(), expired)
+    client.pexpire(KEYS.unsettled(), 10 * WINDOW)
+    begin(store, "a", run_mark_ms=WINDOW)
+    assert client.zrange(KEYS.unsettled(), 0, -1) == ["gone3 ", f"{KEYS.run()} "]
+
+
+def test_index_of_runs_outlives_each_mark_and_ends_with_the_last_success(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    begin(store, "a", run_mark_ms=WINDOW)
+    assert WINDOW < client.pttl(KEYS.unsettled()) <= 2 * WINDOW
+    succeed(store, "a", "1")
+    assert not client.exists(KEYS.unsettled())
+
+
 def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
     begin(store, "a", tick="t1")
     ending = ending_of("a", once=True, used_ms=WINDOW, window_ms=WINDOW, tick="t1")
@@ -247,16 +265,6 @@ class TestSentTwice:
         assert state(store) == ("running", "b")
 
 
-@pytest.fixture
-def proxy(clean_server: Server, start_proxy: Callable[[Server], Proxy], client: redis.Redis) -> Proxy:
-    load_scripts(client)  # a cut reply has to be that of a script, not that of a script which is missing
-    return start_proxy(clean_server)
-
-
-def cut(proxy: Proxy, script: Script) -> None:
-    proxy.set_mode("cut_reply", times=1, containing=script.shas)
-
-
 class TestLostReplies:
     @pytest.fixture
     def far(self, proxy: Proxy, store: RedisStore) -> Iterator[RedisStore]:
@@ -273,7 +281,7 @@ class TestLostReplies:
     ) -> None:
         begin(store, "a")
         die(store, "a")
-        cut(proxy, script)
+        cut_reply(proxy, script)
         done = far.forget_run(NAME) if script is FORGET_RUN else far.resolve_run(NAME, sent=True, window_ms=WINDOW)
         assert done
         assert state(store) == (None if script is FORGET_RUN else ("used", "a"))
@@ -281,17 +289,17 @@ class TestLostReplies:
     @pytest.mark.invariant("no-unknown-outcome-without-a-body")
     @pytest.mark.core
     def test_an_acquire_whose_reply_is_lost_is_no_death(self, proxy: Proxy, store: RedisStore) -> None:
-        """The locker takes it back and asks again under the next number: nothing has begun under the first."""
+        """The lock client takes it back and asks again under the next number: nothing has begun under the first."""
         party = Party(proxy.url(), timeout=2)
         party.release(party.acquire(NAME))
-        party.scope.rollback = ReleaseRequest(
+        party.context.rollback = ReleaseRequest(
             identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW
         )
-        cut(proxy, ACQUIRE)
-        claim = AcquireRequest(
+        cut_reply(proxy, ACQUIRE)
+        request = AcquireRequest(
             Requester.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold_if_unknown=True
         )
-        lease: Any = party.locker.acquire(NAME, party.scope, 30.0, claim)
+        lease: Any = party.lock_client.acquire(NAME, party.context, 30.0, request)
         assert lease.acquisition.endswith(".3")
         assert not lease.after_crash
         assert len(lease.idempotency_key) == 32
@@ -302,7 +310,7 @@ class TestLostReplies:
         far = store_at(proxy.url(), timeout=2)
         fail(far, "warm")
         begin(store, "a")
-        cut(proxy, RELEASE)
+        cut_reply(proxy, RELEASE)
         fail(far, "a")
         far.close()
         assert state(store) is None

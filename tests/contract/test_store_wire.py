@@ -13,7 +13,7 @@ from celery_dlock.store.model import Acquired, Identity, Renewal
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
 from celery_dlock.store.redis.store import RedisStore
-from tests.contract.helpers import NAME, TTL, claim_of, commands_seen, ending_of, keys_of, load_scripts, take
+from tests.contract.helpers import NAME, TTL, commands_seen, ending_of, keys_of, load_scripts, request_of, take
 from tests.support.polling import eventually
 from tests.support.stores import name_in, store_at
 
@@ -31,20 +31,20 @@ def renewal(acquisition: str, *notes: tuple[str, str]) -> Renewal:
 def everything(store: RedisStore) -> None:
     """Every script in every shape that has different keys."""
     take(store, "o.1")
-    store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True))
+    store.acquire(NAME, "p.1", TTL, request_of("id2", once=True))
     store.renew([renewal("o.1", ("count", "2"))])
     store.inspect(NAME)
     store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True))
-    take(store, "q.1", claim_of("id1", once=True, republished=True))
+    take(store, "q.1", request_of("id1", once=True, republished=True))
     store.release(NAME, "q.1", ending_of("id1", used_ms=60_000, outcome_unknown=True))
-    store.acquire(NAME, "r.1", TTL, claim_of("id1", once=True))
+    store.acquire(NAME, "r.1", TTL, request_of("id1", once=True))
     store.forget_run(NAME)
-    take(store, "s.1", claim_of("id2", once=True))
+    take(store, "s.1", request_of("id2", once=True))
     store.last_run(NAME)
     store.release(NAME, "s.1", ending_of("id2", once=True, window_ms=60_000))
-    take(store, "t.1", claim_of("id3", once=True))
+    take(store, "t.1", request_of("id3", once=True))
     store.release(NAME, "t.1", ReleaseRequest(outcome_unknown=True))
-    store.acquire(NAME, "u.1", TTL, claim_of("id4", once=True, hold_if_unknown=True))
+    store.acquire(NAME, "u.1", TTL, request_of("id4", once=True, hold_if_unknown=True))
     store.resolve_run(NAME, sent=True, window_ms=60_000)
 
 
@@ -63,7 +63,7 @@ def test_every_key_that_a_script_touches_is_declared_and_in_the_names_bucket(
             count = int(words[2])
             declared = set(words[3 : 3 + count])
             assert {key.split("}")[0] for key in declared} == {LOCK.split("}")[0]}
-        elif kind == "lua" and words[0].upper() not in ("TIME", "PUBLISH"):
+        elif kind == "lua" and words[0].upper() != "TIME":
             keys = words[1:] if words[0].upper() == "MGET" else words[1:2]
             assert set(keys) <= declared, words
             touched += 1
@@ -81,7 +81,7 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
         for number in range(20):
             name = LockName(f"lock{number}", number * 51)
             keys = LockKeys.of("dlock", name)
-            take(store, "o.1", claim_of("id", once=True), name=name_in(keys))
+            take(store, "o.1", request_of("id", once=True), name=name_in(keys))
             assert store.renew([Renewal(name_in(keys), "o.1", TTL)]) == [True]
             assert store.inspect(name_in(keys)) is not None
             assert store.release(name_in(keys), "o.1", ending_of("id", used_ms=60_000, outcome_unknown=True)).ours
@@ -95,7 +95,7 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
 )
 def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: str, script: Any) -> None:
     verbs: dict[str, Callable[[], object]] = {
-        "acquire": lambda: store.acquire(NAME, "p.1", TTL, claim_of("id2", once=True)),
+        "acquire": lambda: store.acquire(NAME, "p.1", TTL, request_of("id2", once=True)),
         "renew": lambda: store.renew([renewal("o.1")]),
         "release": lambda: store.release(NAME, "o.1", ending_of("id1", used_ms=1, outcome_unknown=True)),
         "inspect": lambda: store.inspect(NAME),
@@ -114,7 +114,7 @@ def test_uncontended_lock_costs_the_server_eight_commands(store: RedisStore, cli
     """A plain acquire and release, command for command. A script that takes another path costs every task more."""
 
     def cycle() -> Acquired:
-        taken = take(store, "o.1", claim_of("id1"))
+        taken = take(store, "o.1", request_of("id1"))
         assert store.release(NAME, "o.1", ending_of("id1", final=False)).ours
         return taken
 
@@ -122,14 +122,14 @@ def test_uncontended_lock_costs_the_server_eight_commands(store: RedisStore, cli
     with commands_seen(client) as seen:
         token = str(cycle().token)
     digest = Identity("id1").digest
-    holder = ["task", "app.post", "id", "id1", "node", "node1", "pid", "77", "ttl", str(TTL)]
+    holder = ["task", "app.post", "id", "id1", "process", "node1", "77", "ttl", str(TTL)]  # in words
     assert [words[0] if kind != "lua" else words for kind, words in seen] == [
         "EVALSHA",
         ["HGET", LOCK, "acq"],
         ["MGET", KEYS.last, KEYS.tombstone("o.1"), KEYS.done(digest)],
         ["TIME"],
         ["SET", KEYS.last, token],
-        ["HSET", LOCK, "acq", "o.1", "identity", digest, "token", token, "count", "1", *holder],
+        ["HSET", LOCK, "acq", "o.1", "identity", digest, "token", token, *holder],
         ["PEXPIRE", LOCK, str(TTL)],
         "EVALSHA",
         ["HMGET", LOCK, "acq", "dup", "notify", "has_waiters", "min_hold"],
@@ -149,7 +149,7 @@ def test_every_variant_of_every_script_compiles(client: redis.Redis) -> None:
 def test_a_forgotten_script_is_loaded_again(store: RedisStore, client: redis.Redis) -> None:
     for _ in range(2):
         client.script_flush()
-        assert isinstance(store.acquire(NAME, "o.1", TTL, claim_of()), Acquired)
+        assert isinstance(store.acquire(NAME, "o.1", TTL, request_of()), Acquired)
         assert store.renew([renewal("o.1")] * 3) == [True, True, True]
         assert store.inspect(NAME) is not None
         assert store.release(NAME, "o.1", ReleaseRequest()).ours

@@ -22,18 +22,18 @@ def test_every_timed_call_and_every_weighed_hold_works(clean_server: Server, cli
 
 
 def test_singleton_task_takes_few_steps_in_pool_child_and_main_process() -> None:
-    """Expected: in the pool child about 0.64 of what redis-py's lock adds, at 3,080 and 4,810 steps of Python 3.11.
+    """Expected: in the pool child less than half of what redis-py's lock adds, at 2,190 and 4,810 steps of Python 3.11.
 
-    In the main process about 1,050 steps more than a plain task. No clock is read.
+    In the main process about 550 steps more than a plain task. No clock is read.
     """
     shown = subprocess.run(
         [sys.executable, "-m", "benchmarks.steps"], capture_output=True, text=True, check=True
     ).stdout
     added = {kind: int(more) for kind, more in re.findall(r"^\s+(\w+)\s+\d+\s+([+]\d+)\s*$", shown, re.MULTILINE)}
     assert added["plain"] == 0
-    assert 0 < added["singleton"] < 0.75 * added["locked"], shown
+    assert 0 < added["singleton"] < 0.5 * added["locked"], shown  # a tenth more than expected
     received = {
         kind: int(more) for kind, more in re.findall(r"^\s+(\w+)(?:\s+\d+){2}\s+([+]\d+)\s*$", shown, re.MULTILINE)
     }
     assert received["plain"] == 0
-    assert 0 < received["singleton"] < 1_300, shown
+    assert 0 < received["singleton"] < 605, shown

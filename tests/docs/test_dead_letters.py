@@ -10,7 +10,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from celery_dlock.store.model import Identity
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.processes import ROOT
 from tests.support.stores import name_in, store_at
 
@@ -32,7 +32,7 @@ def recipe(app: object) -> dict[str, Any]:
 def test_a_dead_letter_that_is_published_by_hand_runs(
     tmp_path: Path, request: pytest.FixtureRequest, serializer: str, compression: str | None
 ) -> None:
-    with staged(tmp_path) as stage:
+    with running_stage(tmp_path) as stage:
         request.node.stash[WORKERS] = stage.workers
         task, n = stage.tasks.parcel, stage.fresh()
         with stage.hold(stage.tasks.parcel, n):

@@ -3,12 +3,16 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from celery import Celery
 
+from celery_dlock import Lock
 from celery_dlock.errors import StoreRefused
 from celery_dlock.keys.key_spec import LockName
+from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, Parked, QueueRequest, Renewal, Requester
 from celery_dlock.store.redis import scripts
@@ -16,7 +20,16 @@ from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import Script
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.processes import HOST, ROOT
-from tests.support.servers import CLUSTER_COMMANDS, LOCK_COMMANDS, LOCK_RIGHTS, LOCK_USER, Server, cluster_rights
+from tests.support.servers import (
+    CLUSTER_COMMANDS,
+    LOCK_COMMANDS,
+    LOCK_RIGHTS,
+    LOCK_USER,
+    OPERATOR_RIGHTS,
+    OPERATOR_USER,
+    Server,
+    cluster_rights,
+)
 from tests.support.stores import store_at
 from tests.support.topologies import ClusterSet
 
@@ -24,7 +37,9 @@ from tests.support.topologies import ClusterSet
 NOT_NEEDED = ("cluster|myid", "cluster|nodes")
 REMEDY = "grant what docs/reference/redis-keys-and-permissions.md lists under Permissions"
 #: Sent as they are; all others are called by scripts.
-BARE = {"evalsha", "eval", "subscribe", "info", "select", "hgetall"}
+BARE = {"evalsha", "eval", "blpop", "info", "select", "hgetall"}
+#: Without these, a release wakes no waiting call. Locks work all the same.
+FOR_WAKING = ("blpop", "rpush")
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +67,13 @@ class Round:
     def name(self, text: str) -> LockName:
         return LockName(f"n:{text}", 7)
 
-    def claim(self, task_id: str, **facts: object) -> AcquireRequest:
+    def request_for(self, task_id: str, **facts: object) -> AcquireRequest:
         return AcquireRequest(Requester("app.post", task_id, "node1", "77"), Identity(task_id), **facts)  # type: ignore[arg-type]
 
     def lock(self) -> None:
         name, store = self.name("lock"), self.store
         for _ in range(2):
-            self.do(store.acquire, name, "a.1", 60_000, self.claim("a", once=True))
+            self.do(store.acquire, name, "a.1", 60_000, self.request_for("a", once=True))
         self.do(store.renew, [Renewal(name, "a.1", 90_000, (("dup", "1"),))])
         self.do(store.inspect, name)
         self.do(store.release, name, "a.1", ReleaseRequest(True, Identity("a").digest, 60_000, "[]"))
@@ -68,28 +83,26 @@ class Round:
 
     def wait(self) -> None:
         name, store = self.name("wait"), self.store
-        self.do(store.acquire, name, "c.1", 60_000, self.claim("c"))
+        self.do(store.acquire, name, "c.1", 60_000, self.request_for("c"))
 
-        def listen() -> None:
-            with store.release_listener(name):
-                self.do(store.acquire, name, "d.1", 60_000, self.claim("d", notify=True))
-
-        self.do(listen)
+        self.do(store.acquire, name, "d.1", 60_000, self.request_for("d", notify=True))
         self.do(store.release, name, "c.1", ReleaseRequest())
+        self.do(store.release_listener(name).wait, 0.05)
+        self.do(store.release_listener(name).pass_on)
 
     def keep(self) -> None:
         name = self.name("keep")
-        self.do(self.store.acquire, name, "e.1", 60_000, self.claim("e", min_hold_ms=60_000))
+        self.do(self.store.acquire, name, "e.1", 60_000, self.request_for("e", min_hold_ms=60_000))
         self.do(self.store.release, name, "e.1", ReleaseRequest())
 
     def park(self, name: LockName, task_id: str, **place: object) -> object:
         entry = f'["app.post", "{task_id}"]\n{{}}'
-        claim = self.claim(task_id, queue=QueueRequest(entry, **place))  # type: ignore[arg-type]
-        return self.do(self.store.acquire, name, f"{task_id}.1", 60_000, claim)
+        request = self.request_for(task_id, queue=QueueRequest(entry, **place))  # type: ignore[arg-type]
+        return self.do(self.store.acquire, name, f"{task_id}.1", 60_000, request)
 
     def queue(self) -> None:
         name, store = self.name("queue"), self.store
-        self.do(store.acquire, name, "f.1", 60_000, self.claim("f", queue=QueueRequest()))
+        self.do(store.acquire, name, "f.1", 60_000, self.request_for("f", queue=QueueRequest()))
         for task_id in ("g", "h", "g"):
             self.park(name, task_id, limit=2, evict_oldest=True)
         self.do(store.list_waiters, name, 10)
@@ -98,7 +111,7 @@ class Round:
 
     def sweep(self) -> None:
         name, store = self.name("sweep"), self.store
-        self.do(store.acquire, name, "i.1", 60_000, self.claim("i", queue=QueueRequest()))
+        self.do(store.acquire, name, "i.1", 60_000, self.request_for("i", queue=QueueRequest()))
         self.park(name, "j")
         self.do(store.sweep, name, "s", 60_000, 5)
         self.do(store.release, name, "i.1", ReleaseRequest(True, Identity("i").digest, queue=True))
@@ -143,10 +156,17 @@ def test_the_documented_rights_are_those_of_the_tests() -> None:
     assert (found[1], set(found[2].split())) == (LOCK_USER, set(LOCK_RIGHTS))
 
 
+def test_the_documented_rights_of_an_operator_are_those_of_the_tests() -> None:
+    text = (ROOT / "docs/reference/redis-keys-and-permissions.md").read_text()
+    found = re.search(rf"ACL SETUSER {OPERATOR_USER} (.*?)```", text, re.DOTALL)
+    assert found is not None
+    assert set(found[1].split()) == set(OPERATOR_RIGHTS)
+
+
 def test_documented_commands_are_those_that_scripts_call_or_clients_send() -> None:
     known = [script for script in vars(scripts).values() if isinstance(script, Script)]
     sources = b"".join(variant.source for script in known for variant in script.all_variants())
-    called = {name.decode().lower() for name in re.findall(rb"redis\.call\('(\w+)'", sources)}
+    called = {name.decode().lower() for name in re.findall(rb"redis\.p?call\('(\w+)'", sources)}
     assert set(LOCK_COMMANDS) == (called | BARE) - set(CLUSTER_COMMANDS)
 
 
@@ -157,7 +177,7 @@ def test_with_the_documented_rights_everything_works_and_nothing_is_denied(own: 
 
 
 @pytest.mark.invariant("store-errors-name-the-remedy", "documented-permissions-suffice")
-@pytest.mark.parametrize("command", LOCK_COMMANDS)
+@pytest.mark.parametrize("command", [command for command in LOCK_COMMANDS if command not in FOR_WAKING])
 def test_without_one_of_them_something_fails_and_says_which(own: Server, admin: redis.Redis, command: str) -> None:
     """So none is granted that is not needed."""
     admin.execute_command("ACL", "SETUSER", "poor", *LOCK_RIGHTS, f"-{command}")  # type: ignore[no-untyped-call]
@@ -168,15 +188,50 @@ def test_without_one_of_them_something_fails_and_says_which(own: Server, admin: 
         assert REMEDY in error
 
 
-@pytest.mark.parametrize(("without", "error"), [("~dlock:*", "a key"), ("&dlock:*", "a channel")])
-def test_without_its_keys_or_channels_something_fails_and_says_so(
-    own: Server, admin: redis.Redis, without: str, error: str
+@pytest.mark.invariant("store-errors-name-the-remedy", "documented-permissions-suffice")
+@pytest.mark.parametrize("command", FOR_WAKING)
+def test_without_a_right_for_waking_nothing_fails_and_one_warning_says_which(
+    own: Server, admin: redis.Redis, command: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rights = [right for right in LOCK_RIGHTS if right != without]
+    """As for a user that was created before these commands were needed."""
+    admin.execute_command("ACL", "SETUSER", "poor", *LOCK_RIGHTS, f"-{command}")  # type: ignore[no-untyped-call]
+    assert go_round(own, "poor") == []
+    text = f"a right is missing: {command.upper()}; a release wakes no waiting call, which asks every 2 s instead"
+    expected = f"lock store: {text}; action required: {REMEDY}"
+    assert [record.message for record in caplog.records if "a right is missing" in record.message] == [expected]
+
+
+@pytest.mark.parametrize("command", FOR_WAKING)
+def test_waiting_call_without_a_right_for_waking_gets_the_lock_by_its_poll(
+    own: Server, admin: redis.Redis, command: str
+) -> None:
+    admin.execute_command("ACL", "SETUSER", "poor", *LOCK_RIGHTS, f"-{command}")  # type: ignore[no-untyped-call]
+    app = Celery("poor", broker="memory://", set_as_current=False)
+    app.conf.dlock_url = f"redis://poor:secret@{HOST}:{own.port}/2"
+    held = Lock("poor", app=app)
+    assert held.acquire()
+
+    def wait() -> bool:
+        waiting = Lock("poor", app=app)
+        acquired = waiting.acquire(timeout=20)
+        waiting.release()
+        return acquired
+
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(wait)
+        time.sleep(0.1)
+        held.release()
+        began = time.monotonic()
+        assert waiting.result()
+    assert time.monotonic() - began < POLL + 1
+
+
+def test_without_its_keys_something_fails_and_says_so(own: Server, admin: redis.Redis) -> None:
+    rights = [right for right in LOCK_RIGHTS if right != "~dlock:*"]
     admin.execute_command("ACL", "SETUSER", "poor", "reset", *rights)  # type: ignore[no-untyped-call]
     errors = go_round(own, "poor")
     assert errors
-    assert all(f"to access {error}" in text for text in errors), errors
+    assert all("to access a key" in text for text in errors), errors
     assert all(REMEDY in text for text in errors), errors
 
 
@@ -186,7 +241,7 @@ def test_a_parked_message_is_parked_in_that_round(own: Server, admin: redis.Redi
     store = store_at(own.lock_url(), timeout=5)
     round_ = Round(store)
     name = round_.name("proof")
-    assert isinstance(store.acquire(name, "k.1", 60_000, round_.claim("k", queue=QueueRequest())), Acquired)
+    assert isinstance(store.acquire(name, "k.1", 60_000, round_.request_for("k", queue=QueueRequest())), Acquired)
     assert isinstance(round_.park(name, "l"), Parked)
     store.close()
 
@@ -207,7 +262,7 @@ def go_round_a_cluster(cluster: ClusterSet, user: str) -> list[str]:
     try:
         round_ = Round(store)
         name = round_.name("moving")
-        round_.do(store.acquire, name, "m.1", 60_000, round_.claim("m"))
+        round_.do(store.acquire, name, "m.1", 60_000, round_.request_for("m"))
         slot = cluster.slot_of(LockKeys.of("dlock", name).lock)
         source = cluster.node_of(slot)
         to = next(node for node in cluster.primaries() if node is not source)

@@ -7,7 +7,7 @@ longer than the ttl), test_rabbitmq.py, test_queue_restarts.py and test_queue_ra
 import pytest
 
 from tests.conftest import WORKERS
-from tests.support.environments.brokers import staged
+from tests.support.environments.brokers import running_stage
 from tests.support.polling import eventually
 from tests.support.servers import Server
 
@@ -28,13 +28,13 @@ CONF = {
 
 @pytest.fixture(scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.servers)])
 def of_kind(request, tmp_path_factory):
-    with staged(tmp_path_factory.mktemp(request.param), request.param, CONF[request.param]) as made:
+    with running_stage(tmp_path_factory.mktemp(request.param), request.param, CONF[request.param]) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("impatient"), "impatient rabbitmq", CONF["rabbitmq"]) as made:
+    with running_stage(tmp_path_factory.mktemp("impatient"), "impatient rabbitmq", CONF["rabbitmq"]) as made:
         yield made
 
 

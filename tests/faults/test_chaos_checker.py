@@ -114,23 +114,23 @@ class TestOverlaps:
         tale.run(4.5, 5.5, token=2, pid=22, main=2)
         assert tale.found().broken == []
 
-    @pytest.mark.parametrize(("told", "expected"), [(3.5, []), (4.6, ["overlap, store away, holder NOT told"])])
+    @pytest.mark.parametrize(("told", "expected"), [(3.5, []), (4.6, ["overlap, store away, holder NOT notified"])])
     def test_holder_must_have_learned_of_its_loss_while_the_store_is_away(self, tale, told, expected):
-        elder = tale.run(1, 6, token=1)
+        earlier = tale.run(1, 6, token=1)
         tale.fault(2, 4.4, "pause store, long")
-        tale.note(told, "told", run=elder)
+        tale.note(told, "told", run=earlier)
         tale.run(4.5, 5.5, token=2, pid=22, main=2)
         assert words(tale.found().broken) == expected
 
     @pytest.mark.parametrize(("end", "expected"), [(4.6, []), (6, ["overlap, store away, holder NOT aborted"])])
     def test_and_one_that_is_to_be_aborted_must_be_out(self, tale, end, expected):
-        elder = tale.run(1, end, token=1, task="chaos.aborts")
+        earlier = tale.run(1, end, token=1, task="chaos.aborts")
         tale.fault(2, 4.4, "pause store, long")
-        tale.note(3.5, "told", run=elder)
+        tale.note(3.5, "told", run=earlier)
         tale.run(4.5, 5.5, token=2, pid=22, main=2)
         assert words(tale.found().broken) == expected
 
-    @pytest.mark.parametrize(("resumed", "expected"), [(5, []), (4, ["overlap, store away, holder NOT told"])])
+    @pytest.mark.parametrize(("resumed", "expected"), [(5, []), (4, ["overlap, store away, holder NOT notified"])])
     def test_stopped_holder_could_not_learn_of_its_loss(self, tale, resumed, expected):
         tale.run(1, 6, token=1)
         tale.fault(2, 4.4, "pause store, long")
@@ -139,9 +139,9 @@ class TestOverlaps:
         assert words(tale.found().broken) == expected
 
     def test_one_that_asks_and_gets_no_yes_counts_as_told_from_when_it_asked(self, tale):
-        elder = tale.run(1, 6, token=1)
+        earlier = tale.run(1, 6, token=1)
         tale.fault(2, 4.4, "pause store, long")
-        tale.note(5, "ensure", run=elder, ok=False, asked=int(2e9))
+        tale.note(5, "ensure", run=earlier, ok=False, asked=int(2e9))
         tale.run(4.5, 5.5, token=2, pid=22, main=2)
         assert tale.found().broken == []
 
@@ -153,10 +153,10 @@ class TestOverlaps:
         assert tale.found().overlaps == {"data lost": 1}
 
     def test_late_holder_must_not_pass_ensure(self, tale):
-        elder = tale.run(1, 6, token=1)
+        earlier = tale.run(1, 6, token=1)
         tale.fault(2, 5, "pause worker, long", pids=[1, 11], main=1)
         tale.run(4.5, 5.8, token=2, pid=22, main=2)
-        tale.note(5.6, "ensure", run=elder, ok=True, asked=int(5.5e9))
+        tale.note(5.6, "ensure", run=earlier, ok=True, asked=int(5.5e9))
         assert words(tale.found().broken) == ["ensure() passed although another was inside"]
 
 

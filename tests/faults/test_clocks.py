@@ -13,7 +13,7 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, Held, Renewal
 from celery_dlock.store.redis.store import RedisStore
 from tests.conftest import LoadApp, OwnServer, StartWorker
-from tests.contract.helpers import NAME, claim_of, ending_of, keys_of, take
+from tests.contract.helpers import NAME, ending_of, keys_of, request_of, take
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.servers import Server
@@ -96,12 +96,12 @@ def test_clock_that_goes_back_lets_a_dead_holders_lock_end_a_ttl_after_the_next_
     clock: SteppedServer, store: RedisStore, client: redis.Redis
 ) -> None:
     keys = keys_of()
-    assert isinstance(store.acquire(name_in(keys), "dead.1", 1500, claim_of()), Acquired)
+    assert isinstance(store.acquire(name_in(keys), "dead.1", 1500, request_of()), Acquired)
     clock.step(-HOUR)
     assert client.pttl(keys.lock) > (HOUR - 10) * 1000, "the clock did not go back; the test tests nothing"
     began = time.monotonic()
-    assert isinstance(store.acquire(name_in(keys), "next.1", 1500, claim_of()), Held)
-    eventually(lambda: isinstance(store.acquire(name_in(keys), "next.2", 1500, claim_of()), Acquired), 5)
+    assert isinstance(store.acquire(name_in(keys), "next.1", 1500, request_of()), Held)
+    eventually(lambda: isinstance(store.acquire(name_in(keys), "next.2", 1500, request_of()), Acquired), 5)
     assert 1.0 <= time.monotonic() - began <= 1.5 + 0.5
 
 
@@ -123,7 +123,7 @@ def test_a_lock_kept_for_its_min_hold_lasts_no_longer_though_the_clock_went_back
     clock: SteppedServer, store: RedisStore, client: redis.Redis
 ) -> None:
     keys = keys_of()
-    take(store, "o.1", claim_of(min_hold_ms=1500))
+    take(store, "o.1", request_of(min_hold_ms=1500))
     clock.step(-HOUR)
     store.release(name_in(keys), "o.1", ending_of("x"))
     assert client.pttl(keys.lock) <= 1500

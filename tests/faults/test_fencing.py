@@ -11,7 +11,16 @@ import redis
 from celery_dlock import LockLost
 from tests.support.apps import fencing_patterns
 from tests.support.apps.fencing_patterns import claim
-from tests.support.apps.fencing_resources import SAME, SQL, WRITES, create, open_account, opened, served_fenced, stored
+from tests.support.apps.fencing_resources import (
+    SAME,
+    SQL,
+    WRITES,
+    create,
+    open_account,
+    open_database,
+    served_fenced,
+    stored,
+)
 from tests.support.environments.fencing import CAUSES, running_scene
 from tests.support.processes import ROOT
 
@@ -68,7 +77,7 @@ def test_without_a_token_nothing_is_written(scene, kind):
 
 def test_a_claim_keeps_other_holders_out_until_its_transaction_ends(scene):
     place = scene.places["several rows"]
-    with opened(place) as first, closing(sqlite3.connect(place, timeout=0.1)) as second:
+    with open_database(place) as first, closing(sqlite3.connect(place, timeout=0.1)) as second:
         claim(first, "claimed", 1)
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             claim(second, "claimed", 2)

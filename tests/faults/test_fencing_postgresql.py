@@ -6,7 +6,7 @@ import pytest
 
 from celery_dlock import LockLost
 from tests.support.apps.fencing_patterns import SET_BALANCE, claim, write_fenced
-from tests.support.apps.fencing_resources import SAME, SQL, create, open_account, opened, stored
+from tests.support.apps.fencing_resources import SAME, SQL, create, open_account, open_database, stored
 from tests.support.environments.fencing import running_scene
 from tests.support.polling import eventually
 from tests.support.postgresql import running_postgresql
@@ -58,7 +58,7 @@ class Beside(threading.Thread):
         self.start()
 
     def run(self):
-        with opened(self.place) as db:
+        with open_database(self.place) as db:
             try:
                 self.work(db)
             except LockLost as error:
@@ -69,7 +69,7 @@ def test_a_late_write_that_waits_for_the_row_compares_again_when_it_gets_it(plac
     """READ COMMITTED: it looked when the fence was still 0."""
     open_account(place, "row")
     late = {"id": "row", "balance": -1, "token": 1}
-    with opened(place) as holder, opened(place) as watch:
+    with open_database(place) as holder, open_database(place) as watch:
         holder.execute(SET_BALANCE, {"id": "row", "balance": 2, "token": 2})
         beside = Beside(place, lambda db: write_fenced(db, SET_BALANCE, **late))
         eventually(lambda: waits_for_a_lock(watch))
@@ -80,7 +80,7 @@ def test_a_late_write_that_waits_for_the_row_compares_again_when_it_gets_it(plac
 
 
 def test_a_claim_keeps_other_holders_out_until_its_transaction_ends(place):
-    with opened(place) as late, opened(place) as watch:
+    with open_database(place) as late, open_database(place) as watch:
         claim(late, "claimed", 1)
         beside = Beside(place, lambda db: (claim(db, "claimed", 2), db.commit()))
         eventually(lambda: waits_for_a_lock(watch))

@@ -14,7 +14,7 @@ from tests.support.polling import eventually
 from tests.support.workers import Worker
 
 TTL = 2.0
-#: Renewals are sent each third of the ttl, and the keeper looks each 0.2 s; the rest is a loaded machine's.
+#: Renewals are sent each third of the ttl, and the watchdog looks each 0.2 s; the rest is a loaded machine's.
 REFUSED_WITHIN = TTL / 3 + 0.2 + 1.5
 POOLS = ["prefork", "threads", "gevent", "eventlet"]
 

@@ -11,7 +11,8 @@ import pytest
 
 from celery_dlock.store.redis.scripts import RELEASE
 from tests.conftest import WORKERS
-from tests.support.environments.network import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes, environment
+from tests.support.environ import environment
+from tests.support.environments.network import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes
 from tests.support.namespaces import Host, hosts, inside
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
@@ -35,7 +36,7 @@ class Stage:
         self.far, other = stack.enter_context(hosts(2))
         server = stack.enter_context(Server(folder / "server", options=OPEN))
         self.client = stack.enter_context(server.client())
-        stack.enter_context(environment(DLOCK_TEST_NOTES=str(folder / "notes"), DLOCK_TEST_DIRECT_URL=""))
+        stack.enter_context(environment({"DLOCK_TEST_NOTES": str(folder / "notes"), "DLOCK_TEST_DIRECT_URL": ""}))
         self.tasks = stack.enter_context(loaded_app(APP, Urls(server.url(), server.url(1), server.lock_url())))
 
         def worker(host: Host, queue: str) -> Worker:
@@ -87,11 +88,11 @@ class Story:
 
     cut_off_at: float
     start: dict[str, Any]
-    heir: dict[str, Any]
-    heir_ended: dict[str, Any]
+    successor: dict[str, Any]
+    successor_ended: dict[str, Any]
     owner_after_late_release: str
     ends: list[bool]
-    """What became of the body that was cut off, of the heir, and of the message that the lonely worker had."""
+    """What became of the body that was cut off, of the successor, and of the message that the lonely worker had."""
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +105,8 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
     made.far.cut_off()
     try:
         cut_off_at = time.monotonic()
-        heir_result = made.send("works", "row", 100, str(gate), queue=BESIDE)
-        heir = eventually(lambda: made.notes.all("row", "start")[1:], 20, message="nobody goes on")[0]
+        successor_result = made.send("works", "row", 100, str(gate), queue=BESIDE)
+        successor = eventually(lambda: made.notes.all("row", "start")[1:], 20, message="nobody goes on")[0]
         made.notes.first("row", "end")
         # Before the way is mended: the release may be heard at once.
         with made.client.monitor() as monitor:  # type: ignore[no-untyped-call]
@@ -116,30 +117,30 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
         made.far.mend()
     owner = made.client.hget(start["key"], "acq")
     gate.touch()
-    ended = eventually(lambda: made.notes.all("row", "end")[1:], message="the heir does not end")[0]
-    ends = [result.get(timeout=AFTERWARDS) for result in (held, heir_result, third, beside)]
-    return Story(cut_off_at, start, heir, ended, owner, ends)
+    ended = eventually(lambda: made.notes.all("row", "end")[1:], message="the successor does not end")[0]
+    ends = [result.get(timeout=AFTERWARDS) for result in (held, successor_result, third, beside)]
+    return Story(cut_off_at, start, successor, ended, owner, ends)
 
 
 @pytest.mark.invariant("partitioned-host-is-reported")
 def test_holder_on_a_partitioned_host_learns_of_the_loss_before_another_one_holds(stage: Stage, story: Story) -> None:
-    assert stage.lost(story.start)[0]["at"] < story.heir["at"]
+    assert stage.lost(story.start)[0]["at"] < story.successor["at"]
 
 
 def test_its_ensure_raises_before_another_one_holds_and_never_passes_again(stage: Stage, story: Story) -> None:
-    assert stage.notes.first("row", "LockLost", 0)["at"] < story.heir["at"]
+    assert stage.notes.first("row", "LockLost", 0)["at"] < story.successor["at"]
     assert stage.notes.all("row", "a lost lease passed") == []
 
 
 def test_the_other_host_goes_on_with_that_name_after_the_ttl(stage: Stage, story: Story) -> None:
-    assert story.heir["node"] == stage.beside.node
-    assert story.heir["token"] > story.start["token"]
-    assert story.heir["at"] - story.cut_off_at <= TTL + COMEBACK + SLACK
+    assert story.successor["node"] == stage.beside.node
+    assert story.successor["token"] > story.start["token"]
+    assert story.successor["at"] - story.cut_off_at <= TTL + COMEBACK + SLACK
 
 
 def test_late_release_of_a_partitioned_host_does_not_free_the_next_holders_lock(story: Story) -> None:
-    assert story.owner_after_late_release == story.heir["acq"]
-    assert story.heir_ended["held"] is True
+    assert story.owner_after_late_release == story.successor["acq"]
+    assert story.successor_ended["held"] is True
 
 
 @pytest.mark.invariant("partitioned-host-is-reported")

@@ -13,8 +13,9 @@ from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import drift_margin
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.model import Acquired, AcquireRequest, Quarantine, Requester
+from celery_dlock.store.model import Acquired, AcquireRequest, Requester
 from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.store.server_model import Quarantine
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import Server
@@ -39,9 +40,9 @@ class Contender:
 
     def ask(self, keys: LockKeys) -> bool:
         sent = time.monotonic()
-        claim = AcquireRequest(Requester.of(None, None, "node1", 1))
+        request = AcquireRequest(Requester.of(None, None, "node1", 1))
         try:
-            answer = self._store.acquire(name_in(keys), f"c.{next(_numbers)}", round(self._ttl * 1000), claim)
+            answer = self._store.acquire(name_in(keys), f"c.{next(_numbers)}", round(self._ttl * 1000), request)
         except StoreUnavailable:
             return False
         if isinstance(answer, Acquired):

@@ -20,7 +20,7 @@ LONG = 6.0
 
 
 def told_within(ttl: float) -> float:
-    """The keeper renews at a third of it, and looks every 0.2 s; the rest is for slow cores."""
+    """The watchdog renews at a third of it, and looks every 0.2 s; the rest is for slow cores."""
     return ttl / 3 + 0.2 + 2
 
 

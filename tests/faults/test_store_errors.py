@@ -12,7 +12,7 @@ from celery import Celery
 from celery_dlock import Lock
 from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
 from celery_dlock.store.model import Renewal
-from tests.contract.helpers import TTL, claim_of, keys_of
+from tests.contract.helpers import TTL, keys_of, request_of
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
@@ -262,7 +262,7 @@ def test_renewals_refused_in_the_middle_of_a_batch_are_unanswered_not_lost(
 
     with closing(store_at(own.lock_url(), timeout=5)) as store:
         for keys in locks:
-            store.acquire(name_in(keys), "o.1", TTL, claim_of())
+            store.acquire(name_in(keys), "o.1", TTL, request_of())
         admin.delete(locks[7].lock)
 
         def renewed_in_part() -> bool:

@@ -26,7 +26,7 @@ def proxied(clean_server: Server, start_proxy: Any) -> Proxy:
 @pytest.mark.invariant("dead-store-costs-one-timeout")
 def test_a_lock_asks_every_time_because_who_called_it_has_nothing_else(proxied: Proxy) -> None:
     with loaded_app(APP, Urls("memory://", "cache+memory://", proxied.url())) as tasks:
-        tasks.app.conf.update(dlock_timeout=0.2, dlock_rest=60)
+        tasks.app.conf.update(dlock_timeout=0.2, dlock_breaker_reset=60)
         proxied.set_mode("blackhole")
         for _ in range(2):
             with pytest.raises(ReplyTimeout):

@@ -246,7 +246,9 @@ def test_tls_asked_for_of_a_primary_without(sentinel_set: SentinelSet, start: St
 def test_a_server_that_is_not_there(start: Start) -> None:
     place = f"redis://{HOST}:{free_port()}/0"
     line = start(app_at(place.replace("//", "//:s3cret@")))
-    assert re.fullmatch(f"lock store {place} is unreachable, retrying every 0 s: .*Connection refused.", line)
+    assert re.fullmatch(
+        rf"lock store {place} is unreachable, retrying .*: .*Connection refused. \(check dlock_url\)", line
+    )
 
 
 # TLS, on the distribution's server: the wheels' has none
@@ -276,7 +278,8 @@ class TestTls:
     def test_no_certificate_where_one_is_wanted(self, start: Start, tmp_path: Path) -> None:
         with TlsServer(tmp_path / "mutual", mutual=True) as mutual:
             line = start(app_at(mutual.url().partition("&ssl_certfile")[0]))
-        assert "requires a client certificate: set ssl_certfile and ssl_keyfile" in line
+        # With "perhaps" if the server closed the connection before its alert was read.
+        assert "it requires a client certificate: set ssl_certfile and ssl_keyfile" in line
 
 
 # What does not answer

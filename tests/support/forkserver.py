@@ -42,16 +42,16 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 class Child:
-    """A fork of the nursery, as `subprocess.Popen` would show it."""
+    """A fork of the fork server, as `subprocess.Popen` would show it."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._nursery = nursery
+        self._fork_server = fork_server
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = self._nursery.ask(status=self.pid)
+            self.returncode = self._fork_server.ask(status=self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -68,12 +68,12 @@ class Child:
             os.kill(self.pid, sig)
 
 
-class Nursery:
+class ForkServer:
     """The process that has imported Celery; it ends with this one."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self._log = Path(self._folder.name) / "nursery.log"
+        self._log = Path(self._folder.name) / "fork_server.log"
         ours, its = socket.socketpair()
         environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "tests.support.forkserver", str(its.fileno())]
@@ -90,7 +90,7 @@ class Nursery:
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
         answer = self._lines.readline()
-        assert answer, f"the nursery is dead:\n{tail(self._log)}"
+        assert answer, f"the fork server is dead:\n{tail(self._log)}"
         return json.loads(answer)
 
     def close(self) -> None:
@@ -100,9 +100,9 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """That of this process, started when it is first asked for."""
-    started = Nursery()
+    started = ForkServer()
     atexit.register(started.close)
     return started
 

@@ -37,6 +37,7 @@ class Proxy:
         self._cuts: int | None = None
         self._every, self._met = 1, 0
         self._containing: tuple[bytes, ...] = (b"",)
+        self._passed_before_cut = 0
         self._delay = 0.0, 0.0
         self._chance = random.Random(1)
         self._links: set[_Link] = set()
@@ -79,6 +80,11 @@ class Proxy:
         parts = (containing,) if isinstance(containing, bytes) else tuple(text.encode() for text in containing)
         self._call(self._change(mode, times, every, parts))
 
+    def cut_after(self, request: bytes, size: int) -> None:
+        """Cut the next reply to a request with these bytes after so many bytes of it."""
+        self.set_mode("cut_reply", times=1, containing=request)
+        self._passed_before_cut = size
+
     def set_delay(self, least: float, most: float) -> None:
         """Hand each answer on so many seconds late, a random number of them from `least` to `most`."""
         self._call(self._slow(least, most))
@@ -111,7 +117,7 @@ class Proxy:
 
     async def _change(self, mode: Mode, times: int | None, every: int, containing: tuple[bytes, ...]) -> None:
         was, self._mode, self._cuts, self._containing = self._mode, mode, times, containing
-        self._every, self._met = every, 0
+        self._every, self._met, self._passed_before_cut = every, 0, 0
         if mode == "blackhole":
             self._flowing.clear()
         else:
@@ -159,7 +165,7 @@ class Proxy:
             await self._forward(link)
         except (OSError, asyncio.CancelledError):
             # The other side is down, has hung up or was cut off: this side sees a reset, as from a network.
-            self._end(link, reset=True)
+            self._end(link, reset=link.reset)
         finally:
             self._end(link)
 
@@ -193,6 +199,9 @@ class Proxy:
         while chunk := await self._loop.sock_recv(link.far, CHUNK):
             await self._flowing.wait()
             if link.doomed:
+                if self._passed_before_cut:
+                    await self._loop.sock_sendall(link.near, chunk[: self._passed_before_cut])
+                    link.reset = False  # a reset would discard what was just sent
                 self._count_cut()
                 raise ConnectionResetError
             await asyncio.sleep(self._chance.uniform(*self._delay))
@@ -223,6 +232,7 @@ class _Link:
     task: "asyncio.Task[None]" = field(init=False)
     doomed: bool = False
     deaf: bool = False
+    reset: bool = True
 
     def __post_init__(self) -> None:
         for end in (self.near, self.far):

@@ -44,5 +44,5 @@ class FailoverSet(ServerSet):
             self.wait_until_whole()
 
     @abstractmethod
-    def wait_until_whole(self) -> None:
+    def wait_until_whole(self, within: float = 60.0) -> None:
         """Wait until every primary has its replicas."""

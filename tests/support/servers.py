@@ -22,15 +22,20 @@ START_TRIES = 5
 #: docs/reference/redis-keys-and-permissions.md, and no more. A new command that is not documented fails the suite.
 LOCK_USER, LOCK_PASSWORD = "dlock", "secret"
 LOCK_COMMANDS = (
-    "evalsha", "eval", "subscribe", "info", "select",
-    "hget", "hmget", "hgetall", "hset", "hdel", "mget", "set", "del", "pexpire", "pttl", "time", "publish",
+    "evalsha", "eval", "blpop", "info", "select",
+    "hget", "hmget", "hgetall", "hset", "hdel", "mget", "set", "del", "pexpire", "pttl", "time", "rpush",
     "exists", "hexists", "hincrby", "persist", "zadd", "zcard", "zpopmin",
     "zrange", "zrangebyscore", "zrank", "zrem", "zscore",
 )  # fmt: skip
-LOCK_RIGHTS = ("on", f">{LOCK_PASSWORD}", "resetchannels", "~dlock:*", "&dlock:*", *(f"+{c}" for c in LOCK_COMMANDS))
+LOCK_RIGHTS = ("on", f">{LOCK_PASSWORD}", "resetchannels", "~dlock:*", *(f"+{c}" for c in LOCK_COMMANDS))
+
+#: An operator: what a worker may, and to look at all keys.
+OPERATOR_USER = "dlock-operator"
+OPERATOR_COMMANDS = ("scan", "dbsize")
+OPERATOR_RIGHTS = (*LOCK_RIGHTS, *(f"+{c}" for c in OPERATOR_COMMANDS))
 
 #: And what a node of a Cluster is asked beside; the last two since Redis 7.
-CLUSTER_COMMANDS = ("cluster|slots", "cluster|nodes", "cluster|myid", "asking", "ssubscribe", "spublish")
+CLUSTER_COMMANDS = ("cluster|slots", "cluster|nodes", "cluster|myid", "asking")
 
 
 def cluster_rights(binary: Path | None = None) -> tuple[str, ...]:
@@ -108,12 +113,14 @@ class Server:
         return self.running and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED
 
     def url(self, db: int = 0) -> str:
-        secret = f":{self.password}@" if self.password else ""
-        return f"redis://{secret}{HOST}:{self.port}/{db}"
+        return self._url(f":{self.password}@" if self.password else "", db)
 
     def lock_url(self, db: int = 0) -> str:
         """The same database for a user who may keep locks and nothing else."""
-        return f"redis://{LOCK_USER}:{LOCK_PASSWORD}@{HOST}:{self.port}/{db}"
+        return self._url(f"{LOCK_USER}:{LOCK_PASSWORD}@", db)
+
+    def _url(self, user: str, db: int) -> str:
+        return f"redis://{user}{HOST}:{self.port}/{db}"
 
     def client(self, db: int = 0, **options: Any) -> redis.Redis:
         """A client that gives text, answers or fails within 5 s, and never tries again on its own."""
@@ -175,7 +182,8 @@ class Server:
     def _command(self) -> list[str | Path]:
         saving = ["--appendonly", "yes", "--appendfsync", "always"] if self.persistent else ["--appendonly", "no"]
         place = ["--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), "--save", ""]
-        return [self.binary, *place, *saving, "--user", LOCK_USER, *LOCK_RIGHTS, *self.rights, *self.options]
+        users = ["--user", LOCK_USER, *LOCK_RIGHTS, *self.rights, "--user", OPERATOR_USER, *OPERATOR_RIGHTS]
+        return [self.binary, *place, *saving, *users, *self.rights, *self.options]
 
     def _state(self) -> str:
         """What came of the start: "ready", "dead", or "" while it is not known."""

@@ -4,13 +4,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from tests.support.cluster_nodes import BUS
 from tests.support.processes import HOST, free_port
-from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
+from tests.support.servers import Server
 
 BINARY = Path("/usr/bin/redis-server")
 
@@ -34,26 +30,16 @@ class TlsServer(Server):
     def authority(self) -> Path:
         return self.folder / "ca.crt"
 
-    def url(self, db: int = 0) -> str:
-        """As redis-py and Celery read it; with the client's certificate where the server asks for one."""
-        return self._url(f":{self.password}@" if self.password else "", db)
-
-    def lock_url(self, db: int = 0) -> str:
-        return self._url(f"{LOCK_USER}:{LOCK_PASSWORD}@", db)
-
     def plain_url(self, db: int = 0) -> str:
-        """The same place by who forgot TLS."""
-        return super().url(db)
+        """Return the URL of the same place without TLS."""
+        return super()._url(f":{self.password}@" if self.password else "", db)
 
     def _url(self, user: str, db: int) -> str:
+        """Return the URL as redis-py and Celery read it, with the client's certificate if the server asks for one."""
         wanted = f"ssl_cert_reqs=required&ssl_ca_certs={self.authority}"
         if self.mutual:
             wanted += f"&ssl_certfile={self.folder / 'client.crt'}&ssl_keyfile={self.folder / 'client.key'}"
         return f"rediss://{user}{HOST}:{self.port}/{db}?{wanted}"
-
-    def client(self, db: int = 0, **options: Any) -> redis.Redis:
-        settings = {"decode_responses": True, "socket_timeout": 5, "socket_connect_timeout": 5} | options
-        return redis.Redis.from_url(self.url(db), retry=Retry(NoBackoff(), 0), **settings)
 
     def _command(self) -> list[str | Path]:
         command = super()._command()

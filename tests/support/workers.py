@@ -19,12 +19,13 @@ from celery import _state
 from celery.utils.dispatch import Signal
 
 import celery_dlock.signals
-from tests.support.forkserver import nursery
+from tests.support.environ import environment
+from tests.support.forkserver import fork_server
 from tests.support.namespaces import at_home
 from tests.support.polling import eventually
 from tests.support.processes import ROOT, Process, kill_session, living_children, spawn, tail
 
-#: Pools that can be started as forks, and what their environment may not tell them: see `nursery`.
+#: Pools that can be started as forks, and what their environment may not tell them: see `fork_server`.
 FORKED = {"prefork", "solo", "threads"}
 READ_FIRST = ("PYTHON", "LD_")
 START_SECONDS = 60  # a loaded machine with two cores starts several workers at once
@@ -135,7 +136,7 @@ def running_worker(
     process: Process
     forked = pool in FORKED and not any(name.startswith(READ_FIRST) for name in environ or {})
     if forked and at_home() and "DLOCK_TEST_EXEC" not in os.environ:
-        process = nursery().fork(arguments, log_file, {**os.environ, **told})
+        process = fork_server().fork(arguments, log_file, {**os.environ, **told})
     else:
         process = spawn([sys.executable, "-m", "celery", *arguments], log_file, environ=told)
     worker = Worker(process, log_file, node)
@@ -162,22 +163,14 @@ def _wait_until_ready(worker: Worker) -> None:
 @contextmanager
 def loaded_app(module: str, urls: Urls) -> Iterator[ModuleType]:
     """The app module imported afresh with these servers, so that no test meets another's connections."""
-    before = {name: os.environ.get(name) for name in urls.environ()}
-    os.environ.update(urls.environ())
     sys.modules.pop(module, None)
     # The last app made stays the current one, and the next test's shared tasks would be looked up there.
     current = _state._tls.current_app  # type: ignore[attr-defined]  # not in the stubs
     # Nor may the next test's signals be received, or its app be given the tasks, by this one's module.
     shared = set(_state._on_app_finalizers)  # type: ignore[attr-defined]  # not in the stubs
     receivers = [(told, list(told.receivers or ())) for told in _signals()]
-    try:
+    with environment(urls.environ()):
         loaded = importlib.import_module(module)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     try:
         yield loaded
     finally:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from celery_dlock.errors import StoreUnavailable
@@ -11,6 +10,7 @@ from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
 from celery_dlock.locking.events import Event, Listeners
 from celery_dlock.locking.lease import Lease, drift_margin
+from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
 from celery_dlock.locking.watchdog import TICK, Watchdog
@@ -47,7 +47,7 @@ class FakeStore:
     Attributes:
         away: Every call takes ``call_time`` and fails so.
         call_time: Seconds of the clock that each call takes.
-        claims: The claim of every acquire.
+        requests: The request of every acquire.
         asked: Every renewal asked for.
         withins: After how many seconds the answer was of no use, of every call that renews.
         ended: Every release asked for.
@@ -62,23 +62,24 @@ class FakeStore:
         self.locks: dict[LockName, Kept] = {}
         self.away: StoreUnavailable | None = None
         self.call_time = 0.0
-        self.claims: list[AcquireRequest] = []
+        self.requests: list[AcquireRequest] = []
         self.asked: list[Renewal] = []
         self.withins: list[float | None] = []
         self.ended: list[tuple[str, ReleaseRequest]] = []
         self.ended_durably: list[Durability] = []
         self.inspected: list[LockName] = []
         self.woken_by: list[LockName] = []
+        self.passed_on: list[float] = []
         self.failures: list[StoreUnavailable | None] = []
         self.ranks = 600
         self.calls = 0
         self.tokens = 0
         self.closed = False
 
-    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Held:
-        self.claims.append(claim)
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Held:
+        self.requests.append(request)
         self._call()
-        rank_us = claim.rank_us or self._next_rank()
+        rank_us = request.rank_us or self._next_rank()
         kept = self._kept(name)
         if kept is None:
             self.tokens += 1
@@ -117,11 +118,9 @@ class FakeStore:
         kept = self._kept(name)
         return self._holder(kept) if kept else None
 
-    @contextmanager
-    def release_listener(self, name: LockName) -> Iterator[ReleaseListener]:
+    def release_listener(self, name: LockName) -> ReleaseListener:
         self.woken_by.append(name)
-        self._call()
-        yield FakeWaker(self.clock)
+        return FakeListener(self.clock, self.passed_on)
 
     def close(self) -> None:
         self.closed = True
@@ -168,7 +167,7 @@ class SlowerStore(FakeStore):
         self.origin = origin
         self.timeout = timeout
         self.locks, self.asked, self.ended = origin.locks, origin.asked, origin.ended
-        self.claims, self.withins, self.ended_durably = origin.claims, origin.withins, origin.ended_durably
+        self.requests, self.withins, self.ended_durably = origin.requests, origin.withins, origin.ended_durably
 
     def _call(self, within: float | None = None) -> None:
         if self.origin.away is None:
@@ -179,18 +178,22 @@ class SlowerStore(FakeStore):
         raise self.origin.away
 
 
-class FakeWaker:
+class FakeListener:
     """Nobody is ever woken: time passes."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, passed_on: list[float]) -> None:
         self._clock = clock
+        self._passed_on = passed_on
 
     def wait(self, timeout: float) -> bool:
         self._clock.now += timeout
         return False
 
+    def pass_on(self) -> None:
+        self._passed_on.append(self._clock.now)
 
-class FakeSource:
+
+class FakeSource(LocalLeaseSource):
     """A process whose slots are kept. ``dead``: it is gone. ``child``: it is watched also while it holds nothing."""
 
     def __init__(self, *, child: bool = False) -> None:
@@ -198,55 +201,50 @@ class FakeSource:
         self.dead = False
         self.child = child
         self.told_freed: list[tuple[str, Released]] = []
-
-    def records(self) -> Sequence[LeaseRecord]:
-        return self.slots.records()
+        super().__init__(self.slots, lambda slot, released: self.told_freed.append((slot.acquisition, released)))
 
     def is_dead(self) -> bool:
         return self.dead
 
-    def pidfd(self) -> None:
-        return None
-
     def is_closed(self) -> bool:
         return self.dead or not self.child
-
-    def on_scan(self, now: float) -> None:
-        self.slots.scanned_at = now
-
-    def on_released(self, slot: LeaseRecord, released: Released) -> None:
-        self.told_freed.append((slot.acquisition, released))
 
 
 def a_name(text: str = "x") -> LockName:
     return shared_name(text)
 
 
-class KeeperScene:
-    """One keeper, one process, and what the keeper told. No thread: the test ticks."""
+class WatchdogScene:
+    """One watchdog, one process, and what the watchdog told. No thread: the test ticks."""
 
-    def __init__(self, *, timeout: float = WATCHDOG_TIMEOUT, patient: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: float = WATCHDOG_TIMEOUT,
+        patient: tuple[float, ...] = (),
+        source: FakeSource | None = None,
+    ) -> None:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
-        self.source = FakeSource()
+        self.source = source or FakeSource()
         self.lost: list[tuple[str, str, float]] = []
         self.doubted: set[str] = set()
         self.timeout = timeout
         stores = {longer: SlowerStore(self.store, longer) for longer in patient}
         #: By acquisition: when its process should have ended.
         self.killed_by: dict[str, float] = {}
-        self.keeper = Watchdog(
+        self.watchdog = Watchdog(
             self.store, self.clock, timeout, self._lost, self.doubted.__contains__, stores,
             killed_by=lambda acquisition: self.killed_by.get(acquisition, 0.0),
         )  # fmt: skip
-        self.keeper._loop.running.take()  # so no thread starts
-        self.keeper.watch(self.source)
+        self.watchdog._loop.running.take()  # so no thread starts
+        self.watchdog.watch(self.source)
 
     def _lost(self, slot: LeaseRecord, reason: str) -> None:
         self.lost.append((slot.acquisition, reason, self.clock.now))
 
     def hold(self, text: str = "x", *, ttl: float = 30.0, source: FakeSource | None = None) -> LeaseRecord:
-        """Take a lock as the locker does."""
+        """Take a lock as the lock client does."""
         slot = (source or self.source).slots.open(a_name(text), f"owner.{text}", ttl)
         sent = self.clock.now
         answer = self.store.acquire(
@@ -264,7 +262,7 @@ class KeeperScene:
         end = self.clock.now + seconds
         while self.clock.now < end:
             self.clock.now += TICK
-            self.keeper.tick()
+            self.watchdog.tick()
 
     def asked_at(self, *, ticks: int) -> list[float]:
         """Seconds from now at which the store was asked for renewals."""
@@ -272,13 +270,13 @@ class KeeperScene:
         for _ in range(ticks):
             before = len(self.store.asked)
             self.clock.now += TICK
-            self.keeper.tick()
+            self.watchdog.tick()
             times += [self.clock.now - start] if len(self.store.asked) > before else []
         return times
 
 
-class LockerScene:
-    """One process's locker, and what it told."""
+class LockClientScene:
+    """One process's lock client, and what it told."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -289,10 +287,10 @@ class LockerScene:
         self.told: list[Event] = []
         listeners = Listeners()
         listeners.add(self.told.append)
-        self.locker = LockClient(self.store, self.slots, self._wake, self.clock, listeners)
-        self.scope = self.new_scope("me")
+        self.lock_client = LockClient(self.store, self.slots, self._wake, self.clock, listeners)
+        self.context = self.new_context("me")
 
-    def new_scope(self, owner: str) -> OwnerContext:
+    def new_context(self, owner: str) -> OwnerContext:
         return OwnerContext(owner, Requester("", "", "", ""), "app.post", "id1")
 
     def _wake(self) -> bool:
@@ -300,7 +298,7 @@ class LockerScene:
         return self.wakes
 
     def take(self, name: LockName | None = None) -> Lease:
-        lease = self.locker.acquire(name or a_name(), self.scope, 30.0, AcquireRequest(self.scope.requester))
+        lease = self.lock_client.acquire(name or a_name(), self.context, 30.0, AcquireRequest(self.context.requester))
         assert isinstance(lease, Lease)
         return lease
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conftest import WORKERS
+from tests.support.rabbitmq import RabbitMQ
 
 
 @pytest.fixture
@@ -22,3 +23,10 @@ def tasks(show_logs):
 def queue(stage):
     """Return the name of a queue that no worker consumes until the test says so."""
     return f"unread-{stage.fresh()}"
+
+
+@pytest.fixture(scope="module")
+def broker():
+    """A RabbitMQ of this module."""
+    with RabbitMQ() as running:
+        yield running

@@ -25,14 +25,14 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_dlock import Lock, LockHeld, singleton_task
-from tests.support.environments.policies import APP, staged, took
+from tests.support.environments.policies import APP, running_stage, timed
 from tests.support.polling import eventually
 from tests.support.processes import HOST, free_port
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("peers"), concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("peers"), concurrency=4) as made:
         yield made
 
 
@@ -91,7 +91,7 @@ class TestEveryProducer:
         away = load_app(APP, broker=urls.broker, result=urls.result, lock=f"redis://{HOST}:{free_port()}/0")
         n = stage.fresh()
         away.skips.delay(n)  # connects
-        seconds, result = took(lambda: away.skips.apply_async((f"{n}x",)))
+        seconds, result = timed(lambda: away.skips.apply_async((f"{n}x",)))
         assert seconds < 0.5
         assert result.get(timeout=10) == f"{n}x"
 
@@ -158,11 +158,11 @@ class TestHolding:
         later.get(timeout=10)
         endless = [tasks.fails_for_ever.delay(f"{n}{number}") for number in range(4)]
         for result in endless:
-            assert isinstance(took(lambda result=result: result.get(timeout=10))[1], ValueError)
+            assert isinstance(timed(lambda result=result: result.get(timeout=10))[1], ValueError)
 
     def test_a_warm_shutdown_keeps_the_lock_until_the_body_has_ended(self, stage, tmp_path):
         """celery-once-task drops it at SIGTERM, and the task ran on for 6 s."""
-        with staged(tmp_path, workers=1) as other:
+        with running_stage(tmp_path, workers=1) as other:
             n = other.fresh()
             holding = other.hold(other.tasks.short_lived, n)
             other.worker.signal(signal.SIGTERM)
@@ -185,7 +185,7 @@ class TestCanvas:
         n = stage.fresh()
         with stage.hold(tasks.skips, n):
             result = chord([tasks.skips.si(n), tasks.plain.si(1)], tasks.plain.s()).apply_async()
-            seconds, error = took(lambda: result.get(timeout=10))
+            seconds, error = timed(lambda: result.get(timeout=10))
         assert isinstance(error, Exception)
         assert seconds < 5
 
@@ -235,7 +235,7 @@ def test_an_exception_of_ours_kills_no_worker(stage, tasks):
     # Where a child was killed before, Celery may take 5 s to replace it.
     children = eventually(lambda: len(found := set(stage.worker.children())) == 4 and found, 10)
     with stage.hold(tasks.retries_twice, n):
-        assert isinstance(took(lambda: tasks.retries_twice.delay(n).get(timeout=15))[1], LockHeld)
+        assert isinstance(timed(lambda: tasks.retries_twice.delay(n).get(timeout=15))[1], LockHeld)
     assert stage.worker.running
     assert set(stage.worker.children()) == children
     assert "Unrecoverable error" not in stage.worker.log()

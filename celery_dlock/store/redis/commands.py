@@ -1,4 +1,4 @@
-"""Commands of the Redis store: a script variant, with keys and arguments in the order of the script's header.
+"""Commands of the Redis store. Each is a script variant, with keys and arguments in the order of its header.
 
 Each builder has the name of its script. The first key determines the server that runs the command.
 
@@ -27,6 +27,7 @@ __all__ = [
     "adopt_token",
     "claim",
     "confirm_publish",
+    "decline_grant",
     "extend_claim",
     "forget_run",
     "inspect",
@@ -34,7 +35,7 @@ __all__ = [
     "list_due_queues",
     "list_waiters",
     "mark_done",
-    "pass_on",
+    "pass_on_wake",
     "release",
     "release_claim",
     "remove_waiter",
@@ -49,13 +50,14 @@ __all__ = [
 #: A script variant, and the texts to send: keys, then arguments.
 Command: TypeAlias = tuple[ScriptVariant, tuple[str, ...]]
 
-#: Life of a done mark: longer than brokers redeliver (the visibility timeout of Redis is 1 h by default).
+#: Life of a done mark in milliseconds: longer than the time in which a broker redelivers a message (Redis: 1 h by
+#: default).
 DONE_MS: Final = 24 * 3600 * 1000
-#: Life of a tombstone: longer than a command can wait in a socket or in a stopped server's queue.
+#: Life of a tombstone in milliseconds: longer than a command can wait in a socket or in a stopped server's queue.
 TOMBSTONE_MS: Final = 10 * 60 * 1000
 
 _DONE, _TOMBSTONE = str(DONE_MS), str(TOMBSTONE_MS)
-# Indexed by the presence of each group, in the order of the header.
+# The variants of a script, indexed by the presence of each group, in the order of the header.
 _ACQUIRE: Final = scripts.ACQUIRE.variants
 _ACQUIRE_QUEUED: Final = scripts.ACQUIRE_QUEUED.variants
 _ADOPT_TOKEN: Final = scripts.ADOPT_TOKEN.variants
@@ -71,7 +73,8 @@ _LAST_RUN: Final = scripts.LAST_RUN.variant()
 _LIST_DUE_QUEUES: Final = scripts.LIST_DUE_QUEUES.variant()
 _LIST_WAITERS: Final = scripts.LIST_WAITERS.variant()
 _MARK_DONE: Final = scripts.MARK_DONE.variant()
-_PASS_ON: Final = scripts.PASS_ON.variant()
+_DECLINE_GRANT: Final = scripts.DECLINE_GRANT.variant()
+_PASS_ON_WAKE: Final = scripts.PASS_ON_WAKE.variant()
 _REMOVE_WAITER: Final = scripts.REMOVE_WAITER.variant()
 _RENEW: Final = scripts.RENEW.variant()
 _RESOLVE_RUN: Final = scripts.RESOLVE_RUN.variant()
@@ -89,7 +92,6 @@ def acquire(
     acquisition: str,
     ttl_ms: int,
     request: AcquireRequest,
-    notify: str,
     quarantine: tuple[str, ...] = (),
 ) -> Command:
     """Return the command that takes a lock. A request with a place in the queue runs the script acquire_queued.
@@ -98,57 +100,76 @@ def acquire(
         keys: Keys of the lock.
         acquisition: Owner and number.
         ttl_ms: Milliseconds that the lock is held without a renewal.
-        request: The caller, and what it needs.
-        notify: How a release wakes this topology's subscribers.
-        quarantine: Length of a quarantine and failover epoch, if the store has a quarantine.
+        request: The caller, its message, and the task's options.
+        quarantine: Milliseconds of a quarantine, and failover epoch; empty if the store has no quarantine.
     """
+    if request.queue is not None:
+        return _acquire_queued(keys, acquisition, ttl_ms, request, request.queue, quarantine)
     identity = request.identity.digest if request.identity else ""
-    names: tuple[str, ...] = (keys.lock, keys.last, *keys.marks(acquisition, identity))
+    names: tuple[str, ...] = (keys.lock, keys.last, keys.tombstone(acquisition))
+    if identity:
+        names += (keys.done(identity),)
+    task, task_id, node, pid = request.requester
     args: tuple[str, ...] = (
         acquisition,
-        str(ttl_ms),
+        f"{ttl_ms}",
         identity,
-        "1" if request.redelivered else "0",
-        "1" if request.republished or request.redelivered else "0",
-        str(request.age_us),
-        "" if request.rank_us is None else str(request.rank_us),
-        notify if request.notify else "0",
-        *request.requester,
-        str(request.min_hold_ms),
+        f"{request.age_us}",
+        ("2" if request.waited else "1") if request.notify else "0",
+        task,
+        task_id,
+        f"{node} {pid}",
     )
-    if not (request.once or request.queue or quarantine):  # most calls
-        return _ACQUIRE[identity != "", False, False], names + args
-    if request.queue is not None:
-        return _acquire_queued(keys, request, request.queue, names, args, quarantine)
+    again = request.redelivered or request.republished or request.rank_us is not None
+    if not (again or request.min_hold_ms or request.once or quarantine):  # most calls
+        return _ACQUIRE[identity != "", False, False, False, False], names + args
+    if again:
+        args += _of_copy(request)
+    if request.min_hold_ms:
+        args += (str(request.min_hold_ms),)
     once = request.once and identity != ""
     if once:
-        names += (keys.run(request.tick),)
+        names += (keys.run(request.tick), keys.unsettled())
         args += _of_run(request)
     if quarantine:
         names += (keys.quarantine(),)
         args += quarantine
-    return _ACQUIRE[identity != "", once, quarantine != ()], names + args
+    return _ACQUIRE[identity != "", once, again, request.min_hold_ms > 0, quarantine != ()], names + args
 
 
 def _acquire_queued(
     keys: LockKeys,
+    acquisition: str,
+    ttl_ms: int,
     request: AcquireRequest,
     place: QueueRequest,
-    names: tuple[str, ...],
-    args: tuple[str, ...],
     quarantine: tuple[str, ...],
 ) -> Command:
     """Return the command that takes a lock, or parks the message that has to wait.
 
     Args:
         keys: Keys of the lock.
-        request: The caller, and what it needs. It has an identity.
+        acquisition: Owner and number.
+        ttl_ms: Milliseconds that the lock is held without a renewal.
+        request: The caller, its message, and the task's options. It has an identity.
         place: The message to park, and its place in the queue.
-        names: First keys, as for :func:`acquire`.
-        args: First arguments, as for :func:`acquire`.
         quarantine: Length of a quarantine and failover epoch, if the store has a quarantine.
     """
-    args += (
+    identity = request.identity.digest if request.identity else ""
+    names: tuple[str, ...] = (keys.lock, keys.last, keys.tombstone(acquisition))
+    if identity:
+        names += (keys.done(identity),)
+    task, task_id, node, pid = request.requester
+    args: tuple[str, ...] = (
+        acquisition,
+        f"{ttl_ms}",
+        identity,
+        str(request.age_us),
+        ("2" if request.waited else "1") if request.notify else "0",
+        task,
+        task_id,
+        f"{node} {pid}",
+        *_of_copy(request),
         keys.name,
         place.entry,
         str(place.limit),
@@ -156,45 +177,59 @@ def _acquire_queued(
         str(place.after_us),
         place.grant_id,
     )
+    if request.min_hold_ms:
+        args += (str(request.min_hold_ms),)
     if request.once:
-        names += (keys.run(request.tick),)
+        names += (keys.run(request.tick), keys.unsettled())
         args += _of_run(request)
-    names += (*keys.queue(), keys.dead())
+    names += (*keys.queue(), keys.dead(), keys.wake)
+    if place.debounce:
+        names += (keys.debounced(),)
+        args += tuple(map(str, place.debounce))
     if quarantine:
         names += (keys.quarantine(),)
         args += quarantine
-    return _ACQUIRE_QUEUED[request.once, quarantine != ()], names + args
+    return _ACQUIRE_QUEUED[request.once, request.min_hold_ms > 0, place.debounce != (), quarantine != ()], names + args
+
+
+def _of_copy(request: AcquireRequest) -> tuple[str, ...]:
+    may_be_copied = request.republished or request.redelivered
+    rank_us = "" if request.rank_us is None else str(request.rank_us)
+    return "1" if request.redelivered else "0", "1" if may_be_copied else "0", rank_us
 
 
 def _of_run(request: AcquireRequest) -> tuple[str, ...]:
     return request.requester.text, str(request.run_mark_ms), "1" if request.hold_if_unknown else "0"
 
 
-def renew(keys: LockKeys, renewal: Renewal) -> Command:
-    facts = [text for fact in renewal.fields for text in fact]
-    return _RENEW, (keys.lock, renewal.acquisition, str(renewal.ttl_ms), *facts)
+def renew(lock: str, renewal: Renewal) -> Command:
+    _, acquisition, ttl_ms, fields, _ = renewal
+    texts = lock, acquisition, str(ttl_ms)
+    return _RENEW, (*texts, *(text for fact in fields for text in fact)) if fields else texts
 
 
 def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Command:
     """Return the command that ends an acquisition. Under the policy ``"queue"``, it runs release_queued."""
     identity, reserved_for = request.identity, request.reserved_for
-    names = (keys.lock, keys.channel, *keys.marks(acquisition, identity))
-    args: tuple[str, ...] = acquisition, "0", "0"
+    names: tuple[str, ...] = keys.lock, keys.wake
+    args: tuple[str, ...] = (acquisition,)
     if request.outcome_unknown:
-        args = acquisition, _TOMBSTONE, "1" if request.rolled_back else "0"
+        names += (keys.tombstone(acquisition),)
+        args += (_TOMBSTONE, "1" if request.rolled_back else "0")
     if identity:
+        names += (keys.done(identity),)
         args += (_DONE if request.final else "0",)
     if request.queue:
         return _release_queued(keys, request, names, args)
     if not (request.once or request.used_ms or reserved_for):  # most calls
-        return _RELEASE[identity != "", False, False], names + args
+        return _RELEASE[identity != "", False, request.outcome_unknown, False], names + args
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
-        names += (keys.run(request.tick),)
+        names += (keys.run(request.tick), keys.unsettled())
         args += (identity, *_end_of_run(request))
     if reserved_for:
         args += (reserved_for, str(request.reserved_ms))
-    return _RELEASE[identity != "", once, reserved_for != ""], names + args
+    return _RELEASE[identity != "", once, request.outcome_unknown, reserved_for != ""], names + args
 
 
 def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, ...], args: tuple[str, ...]) -> Command:
@@ -210,11 +245,12 @@ def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, .
     args += (identity, keys.name)
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
-        names += (keys.run(request.tick),)
+        names += (keys.run(request.tick), keys.unsettled())
         args += _end_of_run(request)
     if reserved_for:
         args += (reserved_for, str(request.reserved_ms))
-    return _RELEASE_QUEUED[identity != "", once, reserved_for != ""], names + keys.queue() + args
+    variant = _RELEASE_QUEUED[identity != "", once, request.outcome_unknown, reserved_for != ""]
+    return variant, names + keys.queue() + args
 
 
 def _end_of_run(request: ReleaseRequest) -> tuple[str, ...]:
@@ -225,10 +261,14 @@ def inspect(keys: LockKeys) -> Command:
     return _INSPECT, (keys.lock,)
 
 
-def adopt_token(keys: LockKeys, acquisition: str, token: int, seed: str, tick: str) -> Command:
+def pass_on_wake(keys: LockKeys) -> Command:
+    return _PASS_ON_WAKE, (keys.wake,)
+
+
+def adopt_token(keys: LockKeys, acquisition: str, token: int, seed: str, tick: str, *, waited: bool) -> Command:
     if not seed:
-        return _ADOPT_TOKEN[(False,)], (keys.lock, keys.last, acquisition, str(token))
-    return _ADOPT_TOKEN[(True,)], (keys.lock, keys.last, keys.run(tick), acquisition, str(token), seed)
+        return _ADOPT_TOKEN[False, waited], (keys.lock, keys.last, acquisition, str(token))
+    return _ADOPT_TOKEN[True, waited], (keys.lock, keys.last, keys.run(tick), acquisition, str(token), seed)
 
 
 def start_quarantine(quarantine_record: str, quarantine_ms: str, failover_epoch: str) -> Command:
@@ -242,14 +282,15 @@ def last_run(keys: LockKeys, tick: str) -> Command:
     return _LAST_RUN, (keys.lock, keys.run(tick))
 
 
-def forget_run(keys: LockKeys, tick: str) -> Command:
-    # The id distinguishes a second copy of this command from another command.
-    return _FORGET_RUN, (keys.run(tick), uuid.uuid4().hex, _TOMBSTONE)
+def forget_run(keys: LockKeys, tick: str, shown_mark: str) -> Command:
+    # By the id, the script recognises a second copy of this command.
+    return _FORGET_RUN, (keys.lock, keys.run(tick), keys.unsettled(), uuid.uuid4().hex, shown_mark, _TOMBSTONE)
 
 
-def resolve_run(keys: LockKeys, *, sent: bool, window_ms: int, tick: str) -> Command:
+def resolve_run(keys: LockKeys, *, sent: bool, window_ms: int, tick: str, shown_mark: str) -> Command:
     state = "used" if sent else "cleared"
-    return _RESOLVE_RUN, (keys.lock, keys.run(tick), uuid.uuid4().hex, state, str(window_ms))
+    names = (keys.lock, keys.run(tick), keys.unsettled())
+    return _RESOLVE_RUN, (*names, uuid.uuid4().hex, shown_mark, state, str(window_ms))
 
 
 def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command:
@@ -260,10 +301,10 @@ def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command
 
 
 def claim(keys: LockKeys, request: ClaimRequest) -> Command:
-    task_id, turn, life_ms, running, by, attempt, _ = request
+    task_id, generation, life_ms, running, by, attempt, _ = request
     waiting, messages, delayed, _ = keys.queue()
     names = (keys.claim(), keys.lock, waiting, messages, delayed, keys.tombstone(attempt))
-    args = (task_id, str(life_ms), "1" if running else "0", str(turn), by.task, by.node, by.task_id, attempt)
+    args = (task_id, str(life_ms), "1" if running else "0", str(generation), by.task, by.node, by.task_id, attempt)
     return _CLAIM, names + args
 
 
@@ -282,7 +323,7 @@ def extend_claim(keys: LockKeys, task_id: str, life_ms: int) -> Command:
 
 
 def sweep(keys: LockKeys, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int) -> Command:
-    names = (keys.lock, *keys.queue(), keys.dead(), keys.channel)
+    names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.absent())
     return _SWEEP, (*names, keys.name, granter, str(grant_timeout_ms), str(max_tries), str(foreign_ms))
 
 
@@ -291,13 +332,13 @@ def confirm_publish(keys: LockKeys, identity: str, grant_timeout_ms: int) -> Com
     return _CONFIRM_PUBLISH, (keys.lock, messages, queues, identity, keys.name, str(grant_timeout_ms))
 
 
-def pass_on(keys: LockKeys, grant: Grant, *, foreign: bool, present: bool) -> Command:
+def decline_grant(keys: LockKeys, grant: Grant, *, foreign: bool, present: bool) -> Command:
     origin = ("2" if present else "1") if foreign else "0"
-    return _PASS_ON, (keys.lock, keys.queue()[3], grant.identity, grant.grant_id, keys.name, origin)
+    return _DECLINE_GRANT, (keys.lock, keys.queue()[3], grant.identity, grant.grant_id, keys.name, origin)
 
 
 def remove_waiter(keys: LockKeys, identity: str, granter: str, *, dead_letter: bool, ended: bool) -> Command:
-    names = (keys.lock, *keys.queue(), keys.dead(), keys.done(identity), keys.channel)
+    names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.done(identity), keys.absent())
     return _REMOVE_WAITER, (*names, keys.name, identity, "0" if dead_letter else _DONE, granter, "1" if ended else "0")
 
 

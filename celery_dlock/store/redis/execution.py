@@ -11,44 +11,53 @@ from .connection import ErrorReply, RespConnection
 from .scripts import ScriptVariant
 from .server_errors import error_from_reply
 
-__all__ = ["Call", "ScriptPipeline", "execute"]
+__all__ = ["Call", "ScriptPipeline", "execute", "execute_confirmed"]
 
 #: A command, and the confirmation that its writes need.
 Call: TypeAlias = tuple[ScriptVariant, tuple[str, ...], Durability]
 
 
-def execute(
-    connection: RespConnection,
-    variant: ScriptVariant,
-    texts: Sequence[str],
-    durability: Durability = PRIMARY,
-    whole: bool = False,  # noqa: FBT001, FBT002 (a keyword argument is slower)
-) -> Any:
-    """Run a script and return its reply. With a durability, return a pair: the reply and the missing confirmation.
+def execute(connection: RespConnection, variant: ScriptVariant, texts: Sequence[str]) -> Any:
+    """Run a script and return its reply.
 
-    An error reply is always returned alone. Only this connection can wait for the confirmation of its own writes.
+    Args:
+        connection: Connection to the server.
+        variant: Script to run.
+        texts: Its keys and arguments.
+    """
+    reply = connection.ask(variant.packed(texts))
+    if type(reply) is ErrorReply and _script_missing(reply):
+        return connection.ask(variant.packed(texts, whole=True))
+    return reply
+
+
+def execute_confirmed(
+    connection: RespConnection, variant: ScriptVariant, texts: Sequence[str], durability: Durability
+) -> Any:
+    """Run a script, and wait for the confirmation of its writes. WAIT works only on the connection that wrote.
 
     Args:
         connection: Connection to the server.
         variant: Script to run.
         texts: Its keys and arguments.
         durability: Confirmation that its writes need.
-        whole: Send the script's text, which loads it, instead of its SHA-1.
+
+    Returns:
+        The reply, and the missing confirmation as an exception or None. An error reply is returned without a pair.
     """
-    command = variant.packed(texts, whole=whole)
-    confirmed: Any = None
-    if durability is PRIMARY:
-        reply = connection.ask(command)
-    else:
-        reply, confirmed = connection.ask(command + wait_command(durability, connection.timeout)), connection.read()
-    if type(reply) is ErrorReply:
-        missing = _script_missing(reply) and not whole
-        return execute(connection, variant, texts, durability, True) if missing else reply  # noqa: FBT003 (see above)
-    return reply if durability is PRIMARY else (reply, _shortfall(durability, confirmed, connection.timeout))
+    reply: Any = None
+    for whole in (False, True):
+        command = variant.packed(texts, whole=whole) + wait_command(durability, connection.timeout)
+        reply, confirmed = connection.ask(command), connection.read()
+        if type(reply) is not ErrorReply:
+            return reply, _shortfall(durability, confirmed, connection.timeout)
+        if not _script_missing(reply):
+            break
+    return reply
 
 
 class ScriptPipeline:
-    """Many commands in one write, followed by one wait for each kind of confirmation that they need.
+    """Many commands in one write, followed by one wait command (WAIT, WAITAOF) for each confirmation that they need.
 
     If a command is not confirmed, a :class:`~celery_dlock.errors.NotConfirmed` replaces its reply.
 
@@ -65,8 +74,8 @@ class ScriptPipeline:
 
     def read(self, connection: RespConnection, calls: Sequence[Call]) -> list[Any]:
         waits = _waits(calls)
-        replies = [connection.read() for _ in calls]
-        counts = [connection.read() for _ in waits]
+        replies = connection.read_all(len(calls))
+        counts = connection.read_all(len(waits))
         missing = [index for index, reply in enumerate(replies) if _script_missing(reply)]
         for index in missing:
             variant, texts, _ = calls[index]
@@ -84,11 +93,12 @@ class ScriptPipeline:
 
 
 def _waits(calls: Sequence[Call]) -> list[Durability]:
-    return strongest(durability for _, _, durability in calls)
+    needed = [call[2] for call in calls if call[2] is not PRIMARY]  # usually none
+    return strongest(needed) if needed else []
 
 
 def _script_missing(reply: Any) -> bool:
-    """Return whether the server does not have the script: it was restarted, or its scripts were flushed."""
+    """Return whether the server has lost the script, by a restart or by SCRIPT FLUSH."""
     return type(reply) is ErrorReply and reply.startswith("NOSCRIPT")
 
 

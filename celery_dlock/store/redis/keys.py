@@ -8,10 +8,7 @@ from typing import Final, NamedTuple
 from ...keys.canonical import text_form
 from ...keys.lock_name import BUCKETS, LockName, escape, name_builder
 
-__all__ = ["LockKeys", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
-
-#: Start of "last" in its key. Every key of the bucket has the same text before this position.
-_ROOT: Final = -len("last")
+__all__ = ["LockKeys", "audit_key", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
 
 
 class LockKeys(NamedTuple):
@@ -20,71 +17,86 @@ class LockKeys(NamedTuple):
     Args:
         lock: Key of the lock's hash.
         last: Key of the bucket's highest fencing token.
-        channel: Channel on which a release is published.
+        wake: Key of the list on which callers wait for a release.
+        root: Start of every key of the bucket.
     """
 
     lock: str
     last: str
-    channel: str
+    wake: str
+    root: str
 
     @classmethod
     def of(cls, prefix: str, name: LockName) -> LockKeys:
         """Return the keys under a prefix without braces: Redis reads the first pair of braces as the hash tag."""
         root = f"{prefix}:{{{name.bucket:03x}}}:"
-        return cls(f"{root}lock:{name.text}", f"{root}last", f"{root}wake:{name.text}")
+        text = name.text
+        return cls(f"{root}lock:{text}", f"{root}last", f"{root}wake:{text}", root)
+
+    @classmethod
+    def lock_of(cls, prefix: str, name: LockName) -> str:
+        """Return only the key of the lock, faster than :meth:`of`."""
+        text, bucket = name
+        return f"{prefix}:{{{bucket:03x}}}:lock:{text}"
 
     def done(self, identity_digest: str) -> str:
         """Return the key of the done mark of the message with this identity."""
-        return self._sibling("done", identity_digest)
+        return f"{self.root}done:{identity_digest}"
 
     def run(self, tick: str = "") -> str:
         """Return the key of the run mark (``once_per``), or of the mark of one tick if ``tick`` is given."""
-        return self._sibling("run", f"{self.name}:{tick}" if tick else self.name)
+        return f"{self.root}run:{self.name}:{tick}" if tick else f"{self.root}run:{self.name}"
 
     def claim(self) -> str:
         """Return the key of the claim of a published message (``unique="queued"``)."""
-        return self._sibling("claim", self.name)
-
-    def marks(self, acquisition: str, identity_digest: str) -> list[str]:
-        """Return the keys of an acquisition's tombstone and, if there is an identity, of its done mark."""
-        root = self.last[:_ROOT]
-        tombstone = f"{root}tombstone:{acquisition}"
-        return [tombstone, f"{root}done:{identity_digest}"] if identity_digest else [tombstone]
+        return f"{self.root}claim:{self.name}"
 
     def tombstone(self, acquisition: str) -> str:
         """Return the key of the tombstone: the owner abandoned this acquisition without knowing the reply."""
-        return self._sibling("tombstone", acquisition)
+        return f"{self.root}tombstone:{acquisition}"
 
     @property
     def name(self) -> str:
         """Text of the lock name."""
-        return self.lock[len(self.last) + 1 :]  # "lock" and "last" have the same length
+        return self.lock[len(self.root) + len("lock:") :]
 
     def queue(self) -> tuple[str, str, str, str]:
         """Return the keys of the queue: waiters by rank, messages, delayed waiters, the bucket's index of queues."""
-        name = self.name
-        return (
-            self._sibling("waiting", name),
-            self._sibling("messages", name),
-            self._sibling("delayed", name),
-            f"{self.last[:_ROOT]}queues",
-        )
+        root, name = self.root, self.name
+        return f"{root}waiting:{name}", f"{root}messages:{name}", f"{root}delayed:{name}", f"{root}queues"
+
+    def absent(self) -> str:
+        """Return a key that never exists.
+
+        With it, a Cluster runs a script only where no key of its slot is migrating. Otherwise the script would stop
+        half done at the first missing key.
+        """
+        return f"{self.root}absent"
 
     def quarantine(self) -> str:
         """Return the key of the bucket's quarantine record (``dlock_failover_quarantine``)."""
-        return f"{self.last[:_ROOT]}quarantine"
+        return f"{self.root}quarantine"
 
     def quarantines(self) -> list[str]:
         """Return the keys of the quarantine records of all buckets."""
-        prefix = self.last.partition("{")[0]
+        prefix = self.root.partition("{")[0]
         return [f"{prefix}{{{bucket:03x}}}:quarantine" for bucket in range(BUCKETS)]
 
     def dead(self) -> str:
         """Return the key of the dead letters: parked messages that no worker took or could read."""
-        return self._sibling("dead", self.name)
+        return f"{self.root}dead:{self.name}"
 
-    def _sibling(self, kind: str, text: str) -> str:
-        return f"{self.last[:_ROOT]}{kind}:{text}"
+    def debounced(self) -> str:
+        """Return the key of what the store keeps about the newest call of the name (``debounce``)."""
+        return f"{self.root}debounced:{self.name}"
+
+    def dead_letters(self) -> str:
+        """Return the key of the bucket's index of dead letters."""
+        return f"{self.root}dead_letters"
+
+    def unsettled(self) -> str:
+        """Return the key of the bucket's index of runs whose success is not recorded (``once_per``)."""
+        return f"{self.root}unsettled"
 
 
 _node: Final = name_builder("node")
@@ -108,6 +120,11 @@ def sweeper_key(prefix: str, broker: str, duty: str) -> str:
 def presence_key(prefix: str, broker: str) -> str:
     """Return the key of the record that a broker has running workers."""
     return sweeper_key(prefix, broker, "present")
+
+
+def audit_key(prefix: str) -> str:
+    """Return the key of the newest actions of operators."""
+    return f"{prefix}:{{000}}:audit"
 
 
 @functools.lru_cache(maxsize=8)  # called twice a second, with the prefix of the app

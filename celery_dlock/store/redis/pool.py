@@ -10,27 +10,28 @@ import collections
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from redis.connection import Connection, SSLConnection
 
 from ...errors import DLockError, ReplyLost, ReplyTimeout
 from ...utils.fork_guard import no_fork
-from .connection import RespConnection, Subscription, refused_or_unanswered, unanswered
+from .connection import RespConnection, refused_or_unanswered, unanswered
 from .endpoint import Endpoint
 from .topology import Pipeline
 
 __all__ = ["ConnectionPool"]
 
 T = TypeVar("T")
+_Idle: TypeAlias = "collections.deque[RespConnection]"
 
 #: Exceptions that do not mean a failed connection: this library's own, and the soft time limit of a task.
 _RERAISED: Final = (DLockError, SoftTimeLimitExceeded)
 
 
 class ConnectionPool:
-    """The topology of one server, with one connection for each thread that uses it at the same time.
+    """The topology of one server. Threads that use the server at the same time have a connection each.
 
     Args:
         endpoint: Makes the connections.
@@ -38,15 +39,17 @@ class ConnectionPool:
     """
 
     clustered = False
-    wakes = "1"
 
     def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
         self._endpoint = endpoint
         self._timeout = timeout
         self._pid = os.getpid()
-        # A deque's append and pop are atomic. A fork, a signal or a greenlet switch could leave a lock taken.
-        self._idle: collections.deque[RespConnection] = collections.deque()
-        #: The endpoint's address at the last checkout. Each connection has its own, because several threads open them.
+        # A deque's append and pop are atomic. A lock could stay taken by a fork, a signal or a greenlet switch.
+        #
+        # For a new address, and in a forked process, a new deque replaces this one. A connection that was lent before
+        # is closed after its use, because its deque is not the current one.
+        self._idle: _Idle = collections.deque()
+        #: The endpoint's address at the last checkout.
         self._address: object = None
 
     def call(self, _key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
@@ -54,13 +57,16 @@ class ConnectionPool:
             with self.lent(within) as connection:
                 return operation(connection, *args)
         # The same as lent(), without a context manager: every acquire and release runs this code.
-        connection = self._checkout()
+        idle, connection = self._checkout()
         try:
             reply = operation(connection, *args)
         except BaseException as error:
             self._discard(connection, error)
             raise
-        self._put_back(connection)
+        if idle is self._idle:
+            idle.append(connection)
+        else:
+            connection.close()
         return reply
 
     def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
@@ -78,14 +84,11 @@ class ConnectionPool:
     def everywhere(self, operation: Callable[[RespConnection], T]) -> list[T]:
         return [self.call("", operation)]
 
-    def subscribe(self, channel: str) -> Subscription:
-        opened_at: list[object] = []
+    def servers(self) -> list[str]:
+        return [""]
 
-        def use(subscribe: Callable[[Connection], T]) -> T:
-            opened_at[:] = [self._endpoint.address()]
-            return self.opened(subscribe)
-
-        return Subscription(use, channel, is_current=lambda: opened_at == [self._endpoint.address()])
+    def on(self, _server: str, operation: Callable[..., T], *args: Any) -> T:
+        return self.call("", operation, *args)
 
     def invalidate(self) -> None:
         self.close()
@@ -109,7 +112,7 @@ class ConnectionPool:
             ReplyLost: It is unknown which commands the server executed.
             StoreUnavailable: No command was sent, because no connection could be opened.
         """
-        connection = self._checkout(within)
+        idle, connection = self._checkout(within)
         try:
             if within is not None:
                 connection.wait(min(within, self._timeout))
@@ -119,23 +122,22 @@ class ConnectionPool:
         except BaseException as error:
             self._discard(connection, error)
             raise
-        self._put_back(connection)
+        if idle is self._idle:
+            idle.append(connection)
+        else:
+            connection.close()
 
     def _discard(self, connection: RespConnection, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            error = connection.reason_of(error)
         # The rest of a half-read reply would be read as the reply to the next command.
         connection.close()
         if isinstance(error, OSError):
-            # A restart or an idle limit that ended this connection ended the idle ones too.
+            # If a restart or an idle limit of the server ended this connection, it ended the idle ones too.
             self.close()
-            # A timeout with an errno is the kernel's: it ended this connection. A new connection may still get a reply.
+            # A timeout with an errno comes from the kernel, which ended this connection. The server may still answer.
             late = isinstance(error, TimeoutError) and error.errno is None
             raise unanswered(error, ReplyTimeout if late else ReplyLost) from error
-
-    def _put_back(self, connection: RespConnection) -> None:
-        if connection.address == self._address:
-            self._idle.append(connection)
-        else:
-            connection.close()
 
     def opened(self, use: Callable[[Connection], T], within: float | None = None) -> T:
         """Open a connection and return the result of ``use`` for it.
@@ -155,27 +157,27 @@ class ConnectionPool:
             connection.disconnect()
             self._endpoint.invalidate()
             if isinstance(error, Exception) and not isinstance(error, _RERAISED):
-                # No connection was opened. The error may be of any class: a credential provider raises its own.
+                # The error may be of any class, because a credential provider raises its own.
                 raise refused_or_unanswered(error, encrypted=encrypted) from error
             raise
 
-    def _checkout(self, within: float | None = None) -> RespConnection:
-        if self._pid != os.getpid():
-            # A forked child shares the parent's sockets: the two processes would read each other's replies.
-            self._idle = collections.deque()
-            self._pid = os.getpid()
-        address = self._endpoint.address()
-        if address != self._address:
+    def _checkout(self, within: float | None = None) -> tuple[_Idle, RespConnection]:
+        """Return a connection, and the deque that takes it back."""
+        if self._pid != os.getpid() or self._address != self._endpoint.address():
+            self._replace_idle()
+        idle = self._idle
+        try:
+            return idle, idle.pop()
+        except IndexError:
+            pass  # all connections are in use
+        return idle, self.opened(RespConnection, within)
+
+    def _replace_idle(self) -> None:
+        """Begin with no idle connections: this process was forked, or the server has another address."""
+        if self._pid == os.getpid():
             self._close_idle()
-            self._address = address
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                break  # another thread took the last one
-            if connection.address == address:
-                return connection
-            connection.close()
-        connection = self.opened(RespConnection, within)
-        connection.address = address
-        return connection
+        # In a forked process, leave them open: they are the parent's. If this process used the parent's sockets, the
+        # two would read each other's replies.
+        self._idle = collections.deque()
+        self._pid = os.getpid()
+        self._address = self._endpoint.address()

@@ -21,6 +21,7 @@ from ..model import (
     Used,
     owner_of,
 )
+from ..operator_model import OPERATOR
 from ..queue_model import ExistingCall, Waiter
 
 __all__ = ["first", "grant", "holder", "refusal", "use", "waiter"]
@@ -38,7 +39,7 @@ def holder(fields: Sequence[Any]) -> Holder:
     return Holder(
         *_requester(*(text.decode("utf-8", "replace") for text in by)),
         since=int(since) / 1e6,
-        owner=owner_of(acquisition.decode()),
+        owner=_owner(acquisition.decode()),
         identity=identity.decode(),
         token=int(token),
         hold_count=int(count),
@@ -49,8 +50,12 @@ def holder(fields: Sequence[Any]) -> Holder:
     )
 
 
+def _owner(acquisition: str) -> str:
+    return acquisition if acquisition.startswith(OPERATOR) else owner_of(acquisition)
+
+
 class _Mark(NamedTuple):
-    """A run mark: one field per line, as ``scripts/lib/run_mark.lua`` describes them."""
+    """A run mark: one field per line. ``scripts/lib/run_mark.lua`` describes the fields."""
 
     state: str
     at: str
@@ -81,7 +86,7 @@ def _unknown(facts: Sequence[Any], _identity: str) -> Unknown:
 
 
 def use(reply: Sequence[Any], name: str) -> LastRun | None:
-    """Return the state of a name's last run, or None if no run counts."""
+    """Return a name's last run; None if there is none, or if it ended without a success."""
     if not reply:
         return None
     mark, pttl, holding = _Mark.of(reply[0]), max(0, int(reply[1])) / 1000, reply[2].decode()
@@ -89,7 +94,7 @@ def use(reply: Sequence[Any], name: str) -> LastRun | None:
     if mark.state == "started" and mark.acquisition == holding:
         state = "running"
     by = mark.holder
-    # In a Redlock, the token of the servers' agreement precedes the seed.
+    # Under Redlock, the stored seed is "token/seed", with the token on which the majority agreed.
     seed = mark.seed.rpartition("/")[2]
     return LastRun(state, by.task, by.task_id, by.node, by.since, pttl, idempotency_key(name, seed))
 
@@ -110,7 +115,8 @@ def _queued(facts: Sequence[Any], _identity: str) -> Queued:
 
 def _parked(facts: Sequence[Any], _identity: str) -> Parked:
     rank, position, *grants = facts
-    return Parked(int(rank), int(position), grant(*grants[:3]), grant(*grants[3:]))
+    newer = grants[5].decode("utf-8", "replace") if grants[5:] else ""
+    return Parked(int(rank), int(position), grant(*grants[:3]), grant(*grants[3:5]), newer)
 
 
 def _next_grant(facts: Sequence[Any]) -> Grant | None:
@@ -128,9 +134,9 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
 }
 
 
-def grant(identity: bytes, entry: bytes, turn: bytes = b"") -> Grant | None:
+def grant(identity: bytes, entry: bytes, grant_id: bytes = b"") -> Grant | None:
     """Return the grant that a script made, or None if it made none."""
-    return Grant(identity.decode(), entry.decode("utf-8", "replace"), turn.decode()) if identity else None
+    return Grant(identity.decode(), entry.decode("utf-8", "replace"), grant_id.decode()) if identity else None
 
 
 def first(reply: Sequence[Any]) -> ExistingCall | None:

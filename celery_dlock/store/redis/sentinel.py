@@ -2,11 +2,13 @@
 
 redis-py's ``Sentinel`` is not used, because a lock store needs more than the first answer:
 
-- one deadline for a call, over all sentinels that are asked;
+- a short timeout for each sentinel, so that a silent one delays a call only a little;
 - the configuration epoch, which tells an outdated sentinel, or an old primary, from the current one;
-- the same answer on every connection of the process: a pool per primary would keep writing to an old one.
+- the same primary for all connections of the process: a pool for each primary would keep writing to an old primary.
 
-Its connections are used. See :mod:`.connection` about the client itself.
+redis-py's connections are used, but not its client: :mod:`.connection` says why.
+
+Above 300 lines: the search for the primary and the judgement of each sentinel's answer share what is known so far.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ __all__ = ["SentinelEndpoint"]
 
 #: Seconds that an answer is valid. For this time an old primary that resumes may still get writes.
 VALID_FOR: Final = 1.0
-#: Seconds until sentinels are asked again that did not answer. The last known primary is used meanwhile.
+#: Seconds until a sentinel that did not answer is asked again. Meanwhile the last known primary is used.
 RETRY_SILENT: Final = 5.0
-#: The timeout of one sentinel: a share of the store's timeout, within these seconds.
+#: The timeout of one sentinel: a share of the store's timeout, with a minimum and a maximum in seconds.
 _SHARE, _MIN_TIMEOUT, _MAX_TIMEOUT = 0.1, 0.1, 1.0
 
 #: Flags of a primary that this sentinel, or most sentinels, consider dead.
@@ -61,7 +63,7 @@ class _Answer(NamedTuple):
 class SentinelEndpoint:
     """The endpoint of the primary that the sentinels name.
 
-    A primary that was paused accepts writes when it resumes, until a sentinel makes it a replica (10 s). So the
+    A primary that was paused accepts writes when it resumes, until a sentinel makes it a replica (about 10 s). So the
     sentinels are asked again every second, even if the connections work. Only the configured sentinels are asked, one
     after the other. The one that gave the last accepted answer comes first.
 
@@ -93,13 +95,13 @@ class SentinelEndpoint:
             )
             for address in place.addresses
         ]
-        # Options that redis-py does not accept are an error now, not in the first task.
+        # Check the options now. Otherwise an option that redis-py does not accept would fail the first task.
         ServerEndpoint(place.options_at(place.addresses[0]))
         self._primary: Address | None = None
         self._valid_until = -math.inf
         #: The configuration epoch of the primary; None if the sentinels do not report it.
         self._epoch: int | None = None
-        #: The named primary, until a connection to it has been checked.
+        #: The primary that new connections lead to, until one of them has passed :meth:`check`; then None.
         self._unchecked: Address | None = None
         #: The time at which each sentinel failed to answer.
         self._failed: dict[Address, float] = {}
@@ -133,8 +135,8 @@ class SentinelEndpoint:
     def failover_epoch(self) -> int:
         self.address()
         if self._epoch is None:
-            missing = "a permission is missing: SENTINEL master, for dlock_failover_quarantine"
-            raise StoreRefused(f"the sentinels of {self._place.shown}: {missing}")
+            missing = "a permission is missing: SENTINEL master, which dlock_failover_quarantine needs"
+            raise StoreRefused(f"the sentinels of {self._place.shown} refused: {missing}")
         return self._epoch
 
     def invalidate(self) -> None:
@@ -142,7 +144,8 @@ class SentinelEndpoint:
 
     def connection(self, seconds: float) -> Connection:
         primary = self.address()
-        # Until check() has passed: a failure in between concerns the named primary.
+        # check() sets this to None. If the call fails before that, the sentinels may have named a dead server, so the
+        # next answer counts as uncertain.
         self._unchecked = primary
         return ServerEndpoint(self._place.options_at(primary)).connection(seconds)
 
@@ -184,7 +187,7 @@ class SentinelEndpoint:
         - no connection to the primary could be made.
 
         Raises:
-            StoreUnavailable: No sentinel answers, or only a minority with an outdated epoch.
+            StoreUnavailable: No sentinel answers, or those that answer are no majority and have an outdated epoch.
         """
         answers: list[_Answer] = []
         failures: list[StoreUnavailable] = []
@@ -204,8 +207,8 @@ class SentinelEndpoint:
                 break
         if not answers:
             # A sentinel that answers with an error says more than one that does not answer.
-            lasting = (error for error in failures if isinstance(error, StoreRefused))
-            raise next(lasting, StoreUnavailable(f"no sentinel answers: asked {self._place.shown}"))
+            refusals = (error for error in failures if isinstance(error, StoreRefused))
+            raise next(refusals, StoreUnavailable(f"no sentinel answers: asked {self._place.shown}"))
         return self._chosen(answers)
 
     def _uncertain(self, answer: _Answer) -> bool:
@@ -221,7 +224,7 @@ class SentinelEndpoint:
             key=lambda one: (one.epoch, not one.down, one.primary != self._unchecked, named[one.primary]),
         )
         if self._outdated(best) and 2 * len(answers) <= len(self._sentinels):
-            # A majority may lower the epoch, because all sentinels may have been set up anew.
+            # Only a majority may name an older epoch: then all sentinels were set up anew.
             raise StoreUnavailable("no sentinel that answers knows the last failover")
         for answer in answers:
             if answer.epoch < best.epoch and answer.primary != best.primary:
@@ -263,12 +266,12 @@ class SentinelEndpoint:
         try:
             return _parsed(sentinel, address, state)
         except (LookupError, TypeError, ValueError) as error:
-            # A service that imitates a sentinel. Another exception would bypass on_store_error.
+            # The service is probably no sentinel. An exception that is no StoreUnavailable would bypass on_store_error.
             raise StoreRefused(f"unexpected reply {str(address)[:40]!r}: is it a sentinel?") from error
 
     def _explained(self, sentinel: _Sentinel, error: StoreUnavailable) -> StoreUnavailable:
         host, port = sentinel[0]
-        # The text is about the lock store. For a sentinel, another setting has to change.
+        # The text names the lock store and its setting. Name the sentinel's setting instead.
         text = str(error).replace("dlock_url", "sentinel_kwargs").replace("the lock store", "it")
         if "unknown command" in text:
             begin = f"let {self._place.setting} begin with redis:// or rediss://"
@@ -286,7 +289,7 @@ def _parsed(sentinel: _Sentinel, address: Any, state: Any) -> _Answer:
     """Return the answer in the replies to ``get-master-addr-by-name`` and ``master``."""
     primary = address[0].decode(), int(address[1])
     if not isinstance(state, list):
-        return _Answer(sentinel, primary)  # the permission for it may be missing
+        return _Answer(sentinel, primary)  # the permission for `master` may be missing
     fields = dict(zip(state[::2], state[1::2], strict=True))
     down = not _DOWN.isdisjoint(fields.get(b"flags", b"").split(b","))
     return _Answer(sentinel, primary, int(fields.get(b"config-epoch", -1)), down)

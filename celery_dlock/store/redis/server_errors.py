@@ -1,13 +1,15 @@
-"""Error replies of a server -> exceptions, with the cause and the change that removes it."""
+"""Error replies of a server as exceptions, with the cause, and with the change that removes the cause."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
-from ...errors import StoreNotReady, StoreRefused, StoreUnavailable
+from ...errors import StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
+from ..server_model import Quarantine
 
-__all__ = ["error_from_reply", "error_from_tls", "overwritten"]
+__all__ = ["error_from_reply", "error_from_tls", "overwritten", "quarantined", "right_missing"]
 
 #: Temporary causes by error code: without a change by the operator, the same command succeeds later.
 _TEMPORARY: Final = {
@@ -36,7 +38,7 @@ _PERMANENT: Final = {
 }
 _CAUSES: Final = {**_TEMPORARY, **_PERMANENT}
 
-#: Texts without a code, by server version and also from inside a script, with the code that they mean.
+#: Error texts without a code, and the code for each. They differ by server version, and inside a script.
 _SPELLINGS: Final = (
     (r"cluster support disabled", "NOCLUSTER"),
     (r"unknown command .EVALSHA", "SENTINEL"),
@@ -45,7 +47,7 @@ _SPELLINGS: Final = (
     (r"AUTH .*without any password|invalid username-password pair", "WRONGPASS"),
     (r"unauthenticated (multi)?bulk length|HELLO must be called .*authenticated|^Authentication required", "NOAUTH"),
 )
-# Redis 6.2 writes the code of an error inside a script after a dash, or after the number of the script's line.
+# For an error inside a script, Redis 6.2 writes the code after a dash, or after the line number.
 _CODE: Final = re.compile(
     rf"(?:^|-|@user_script:\d+: )({'|'.join(code for code in _CAUSES if code.isupper())})\b|(max number of clients)"
 )
@@ -73,7 +75,7 @@ def error_from_reply(text: str, code: str = "") -> StoreUnavailable:
     """Return the exception for an error reply.
 
     Args:
-        text: Text of the reply. Arguments that it quotes are cut off: one of them may be a parked message.
+        text: Text of the reply. Quoted arguments are cut off, because one of them may be a parked message.
         code: Error code, if redis-py removed it from the text.
     """
     text = text.partition(", with args beginning with")[0].replace("\n", " ")
@@ -85,6 +87,11 @@ def error_from_reply(text: str, code: str = "") -> StoreUnavailable:
     return StoreNotReady(message) if code in _TEMPORARY else StoreRefused(message)
 
 
+def right_missing(text: str) -> bool:
+    """Return whether an error reply means that the user may not run the command."""
+    return _code(text) == "NOPERM"
+
+
 def overwritten(text: str) -> bool:
     """Return whether an error reply means that another program overwrote a key."""
     return _code(text) == "WRONGTYPE"
@@ -94,3 +101,13 @@ def _code(text: str) -> str:
     if found := _CODE.search(text):
         return found[1] or found[2]
     return next((code for spelling, code in _SPELLINGS if re.search(spelling, text)), "")
+
+
+def quarantined(left_ms: int, quarantine: Quarantine) -> StoreQuarantined:
+    """Return the exception for an acquire that a quarantine refused (``scripts/lib/quarantine.lua``)."""
+    return StoreQuarantined(
+        "the lock store was started, emptied or promoted to primary a moment ago: it grants nothing new for another "
+        f"{math.ceil(left_ms / 100) / 10:.1f} s, until the leases that it may have lost have expired "
+        f"({quarantine.setting})",
+        left_ms / 1000,
+    )

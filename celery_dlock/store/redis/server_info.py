@@ -1,4 +1,4 @@
-"""The servers' replies to ``INFO``, and the :class:`~celery_dlock.store.base.StoreInfo` made from them."""
+"""The servers' replies to ``INFO``, and the :class:`~celery_dlock.store.server_model.StoreInfo` made from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..base import StoreInfo
+from ..server_model import StoreInfo
 from .connection import ErrorReply, RespConnection
 from .server_errors import error_from_reply
 

@@ -1,6 +1,6 @@
 """Locks on Redis or Valkey, on the servers of one topology.
 
-Longer than 300 lines: it has a short method for each of the contract's.
+Longer than 300 lines: it has a short method for each method of the store contract.
 """
 
 from __future__ import annotations
@@ -8,42 +8,37 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.log import logger
-from ..base import (
-    FOREIGN_MS,
-    QueueStepResult,
-    ReleaseListener,
-    ReleaseRequest,
-    StoreInfo,
-    call_again_if_reply_lost,
-)
-from ..model import Acquired, AcquireRequest, Grant, Holder, LastRun, Quarantine, Refusal, Released, Renewal
+from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest, call_again_if_reply_lost
+from ..model import Acquired, AcquireRequest, Grant, Holder, LastRun, Refusal, Released, Renewal
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
+from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
 from .commands import Command
 from .connection import ErrorReply, RespConnection
-from .execution import ScriptPipeline, execute
+from .execution import ScriptPipeline, execute, execute_confirmed
 from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
-from .quarantine import quarantined
-from .server_errors import error_from_reply, overwritten
+from .server_errors import error_from_reply, overwritten, quarantined
 from .server_info import read_info, store_info
 from .topology import Pipeline, Topology
+from .wakeups import Wakeups
 
 __all__ = ["RedisStore"]
 
 #: Types of the scripts' replies, except errors.
 _REPLY_TYPES = frozenset({bytes, int, list, type(None)})
+#: The result of most releases: the lock was held, and there was neither a duplicate nor a waiter.
+_FREED: Final = Released(ours=True, duplicate_seen=False)
 #: Number of lock names whose keys a store caches.
 NAMES = 128
-#: Commands in one write: many share the cost of a round trip, and few do not block the server.
+#: Commands in one write. More would block the server for longer; fewer would need more round trips.
 BATCH = 500
-#: Arguments of a sweep that only grants: grant timeout (ms), tries, and milliseconds for foreign workers.
+#: Arguments of a sweep that makes no dead letter: grant timeout (ms), then limits that no message reaches.
 _NO_DEAD_LETTERS = 60_000, 1_000_000, 10**12
 
 
@@ -62,35 +57,53 @@ class RedisStore:
         #: Cached, because a run needs the keys of its lock four times.
         self._keys: Callable[[LockName], LockKeys] = functools.lru_cache(NAMES)(functools.partial(LockKeys.of, prefix))
         self._quarantine = quarantine
+        self._wakeups = Wakeups(topology, self._exception_for)
         self._warned = False
 
-    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         keys = self._keys(name)
         quarantine_args = () if self._quarantine is None else self._quarantine_args(keys, self._quarantine)
-        command = commands.acquire(keys, acquisition, ttl_ms, claim, self._topology.wakes, quarantine_args)
-        reply, unconfirmed = self._run_confirmed(command, claim.durability)
+        durability = request.durability
+        variant, texts = commands.acquire(keys, acquisition, ttl_ms, request, quarantine_args)
+        unconfirmed = None
+        if durability is PRIMARY:
+            reply = self._topology.call(keys.lock, execute, variant, texts)
+        else:
+            reply, unconfirmed = self._run_confirmed((variant, texts), durability)
+        if type(reply) is bytes:
+            if unconfirmed is not None:
+                raise unconfirmed
+            token, since, rank, *once = reply.split()
+            since_us = int(since)
+            rank_us = since_us - request.age_us if rank == b"-" else int(rank)
+            acquired = Acquired(int(token), since_us / 1e6, rank_us)
+            return acquired._replace(seed=once[0].decode(), after_crash=once[1] == b"1") if once else acquired
+        self._checked(reply)
         if self._quarantine is not None:
             self._raise_if_quarantined(reply, self._quarantine, keys, quarantine_args)
-        # A refusal wrote nothing, so it needs no confirmation.
-        if unconfirmed is not None and (isinstance(reply, bytes) or reply[0] == b"parked"):
+        # Of the refusals, only parking wrote something that needs a confirmation.
+        if unconfirmed is not None and reply[0] == b"parked":
             raise unconfirmed
-        if isinstance(reply, bytes):
-            token, since, rank, *once = reply.split()
-            acquired = Acquired(int(token), int(since) / 1e6, int(rank))
-            return acquired._replace(seed=once[0].decode(), after_crash=once[1] == b"1") if once else acquired
-        return replies.refusal(reply, claim.identity.digest if claim.identity else "")
+        return replies.refusal(reply, request.identity.digest if request.identity else "")
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
         answers: list[bool | None] = []
         refusals: list[ErrorReply] = []
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
-            calls = [(*commands.renew(self._keys(one.name), one), one.durability) for one in batch]
-            batch_replies = self._each(ScriptPipeline(), calls, within)
-            refusals += filter(_unexecuted, batch_replies)
-            answers += map(_renewed, batch_replies)
+            # Not from the cache of keys: a process may hold more leases than the cache has entries.
+            locks = [LockKeys.lock_of(self._prefix, one.name) for one in batch]
+            calls = [
+                (lock, (*commands.renew(lock, one), one.durability)) for lock, one in zip(locks, batch, strict=True)
+            ]
+            answered = self._topology.each(ScriptPipeline(), calls, within)
+            if set(map(type, answered)) == {int}:
+                answers += map(bool, answered)
+            else:
+                refusals += filter(_unexecuted, answered)
+                answers += map(_renewed, answered)
         if refusals:
-            # Also if other leases were renewed: the topology may have to look for a promoted server.
+            # Build the error even if other leases were renewed: this makes the topology look for a promoted server.
             error = self._exception_for(refusals[0])
             if len(refusals) == len(answers):
                 raise error
@@ -102,9 +115,14 @@ class RedisStore:
         keys = self._keys(name)
         command = commands.release(keys, acquisition, ending)
         if durability is not PRIMARY and not (ending.final or ending.used_ms or ending.once):
-            durability = PRIMARY  # it sets no mark, and a lock that a failover restores expires
+            durability = PRIMARY  # this release sets no mark; if a failover restores the lock, the lock expires
+        unconfirmed, repeated = None, 0
         try:
-            (reply, unconfirmed), repeated = self._run_confirmed(command, durability), 0
+            if durability is PRIMARY:
+                variant, texts = command
+                reply = self._topology.call(keys.lock, execute, variant, texts)
+            else:
+                reply, unconfirmed = self._run_confirmed(command, durability)
         except ReplyTimeout:
             raise
         except ReplyLost:
@@ -112,12 +130,22 @@ class RedisStore:
             (reply, unconfirmed), repeated = self._run_confirmed(command, durability), 1
         if unconfirmed is not None and not self._warned:
             self._warned = True
-            logger.warning("the end of a run under %s may be forgotten by a failover: %s", name.text, unconfirmed)
-        flags, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:]))
+            logger.warning("%s: a failover may forget that a run has ended: %s", name.text, unconfirmed)
+        if reply == 1 and not repeated:
+            return _FREED
+        return self._released(name, acquisition, self._checked(reply), repeated, ending)
+
+    def _released(
+        self, name: LockName, acquisition: str, reply: Any, repeated: int, ending: ReleaseRequest
+    ) -> Released:
+        """Return the result of a release from its reply. If a waiter may still need a grant, sweep the queue."""
+        flags, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:4]))
+        if flags & 16:
+            self._wakeups.warn_refused("RPUSH", reply[4].decode("utf-8", "replace"))
         if flags & 4 or (repeated and not ending.queue):
-            # The lock has waiters, but release does not take their keys. Or the first reply was lost.
+            # Flag 4: the lock has waiters, but the release script does not take the keys of the queue.
             granted = self.sweep(name, acquisition, *_NO_DEAD_LETTERS).granted
-        return Released(bool((flags | repeated) & 1), bool(flags & 2), granted)
+        return Released(bool((flags | repeated) & 1), bool(flags & 2), granted, bool(flags & 8))
 
     def shard(self, name: LockName) -> int:
         return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
@@ -126,20 +154,23 @@ class RedisStore:
         reply = self._run_safe(commands.inspect(self._keys(name)))
         return replies.holder(reply) if reply else None
 
-    def adopt_token(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
+    def adopt_token(
+        self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "", *, waited: bool = False
+    ) -> bool:
         """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
-        return bool(self._run_safe(commands.adopt_token(self._keys(name), acquisition, token, seed, tick)))
+        command = commands.adopt_token(self._keys(name), acquisition, token, seed, tick, waited=waited)
+        return bool(self._run_safe(command))
 
     # -- last runs
 
     def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
         return replies.use(self._run_safe(commands.last_run(self._keys(name), tick)), name.text)
 
-    def forget_run(self, name: LockName, tick: str = "") -> bool:
-        return bool(self._run_safe(commands.forget_run(self._keys(name), tick)))
+    def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
+        return bool(self._run_safe(commands.forget_run(self._keys(name), tick, mark)))
 
-    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
-        command = commands.resolve_run(self._keys(name), sent=sent, window_ms=window_ms, tick=tick)
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "", mark: str = "") -> bool:
+        command = commands.resolve_run(self._keys(name), sent=sent, window_ms=window_ms, tick=tick, shown_mark=mark)
         return bool(self._run_safe(command))
 
     # -- claims of published messages
@@ -161,14 +192,14 @@ class RedisStore:
         self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
         reply = self._run_safe(commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms))
-        buried, _, why = reply[3].decode().partition(" ")
-        return QueueStepResult("", replies.grant(*reply[:3]), buried, why == "foreign")
+        dead_letter, _, why = reply[3].decode().partition(" ")
+        return QueueStepResult("", replies.grant(*reply[:3]), dead_letter, why == "foreign", bool(reply[4]))
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, grant_timeout_ms)))
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        return bool(self._run_safe(commands.pass_on(self._keys(name), grant, foreign=foreign, present=present)))
+        return bool(self._run_safe(commands.decline_grant(self._keys(name), grant, foreign=foreign, present=present)))
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
@@ -198,7 +229,7 @@ class RedisStore:
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         indexes, within_us = queue_indexes(self._prefix), round(within * 1e6)
         refusals: list[ErrorReply] = []
-        # One script reads all buckets. In a Cluster they are in different slots: one script for each that exists.
+        # One script reads all buckets. In a Cluster their slots differ, so each index that exists gets its own script.
         parts = self._existing(indexes, buckets, refusals) if self.clustered else [list(buckets)]
         built = [commands.list_due_queues([indexes[bucket] for bucket in part], most, within_us) for part in parts]
         found_replies = self._collect(ScriptPipeline(), [(*one, PRIMARY) for one in built], refusals) if built else []
@@ -243,13 +274,8 @@ class RedisStore:
     def info(self) -> StoreInfo:
         return store_info(self._topology.everywhere(read_info), clustered=self._topology.clustered)
 
-    @contextmanager
-    def release_listener(self, name: LockName) -> Iterator[ReleaseListener]:
-        waker = self._topology.subscribe(self._keys(name).channel)
-        try:
-            yield waker
-        finally:
-            waker.close()
+    def release_listener(self, name: LockName) -> ReleaseListener:
+        return self._wakeups.listener(self._keys(name))
 
     def close(self) -> None:
         self._topology.close()
@@ -264,8 +290,8 @@ class RedisStore:
         variant, texts = command
         if durability is PRIMARY or durability == PRIMARY:
             reply = self._topology.call(texts[0], execute, variant, texts)
-            return reply if type(reply) in _REPLY_TYPES else self._checked(reply), None
-        result = self._topology.call(texts[0], execute, variant, texts, durability)
+            return (reply if type(reply) in _REPLY_TYPES else self._checked(reply)), None
+        result = self._topology.call(texts[0], execute_confirmed, variant, texts, durability)
         if isinstance(result, ErrorReply):
             raise self._exception_for(result)
         reply, unconfirmed = result
@@ -288,7 +314,7 @@ class RedisStore:
         self, reply: Any, quarantine: Quarantine, keys: LockKeys, quarantine_args: tuple[str, ...]
     ) -> None:
         """Raise StoreQuarantined if that is the reply."""
-        if not isinstance(reply, bytes) and reply[0] == b"quarantined":
+        if reply[0] == b"quarantined":
             _, left_ms, began = reply
             if began == b"1":
                 self._start_quarantines(keys, *quarantine_args)
@@ -309,7 +335,7 @@ class RedisStore:
         """Return the exception for an error reply."""
         error = error_from_reply(reply)
         if isinstance(error, StoreNotReady):
-            # The server's name may lead to another server now, which was promoted.
+            # Another server may have been promoted, so look the server up again before the next call.
             self._topology.invalidate()
         return error
 
@@ -358,14 +384,14 @@ def _pairs(reply: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _unexecuted(reply: Any) -> bool:
-    """Return whether the server refused a renewal before it read the lock, as a replica or a full disk does."""
+    """Return whether the server refused to execute a renewal (a replica, a full disk), so the lease may still stand."""
     return type(reply) is ErrorReply and not overwritten(reply)
 
 
 def _renewed(reply: Any) -> bool | None:
     if isinstance(reply, StoreUnavailable) or _unexecuted(reply):
         return None
-    # A key that another program overwrote is one lost lease. It must not stop the renewal of the others.
+    # If another program overwrote the key, this lease is lost. The other leases must still be renewed.
     return type(reply) is not ErrorReply and bool(reply)
 
 

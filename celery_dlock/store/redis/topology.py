@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from .connection import RespConnection, Subscription
+from .connection import RespConnection
 
 __all__ = ["Pipeline", "Topology"]
 
@@ -29,11 +29,6 @@ class Topology(Protocol):
     @property
     def clustered(self) -> bool:
         """Return whether the keys are distributed over several servers."""
-        ...
-
-    @property
-    def wakes(self) -> str:
-        """Return how a release wakes subscribers: ``"1"`` by PUBLISH, ``"s"`` by SPUBLISH."""
         ...
 
     def call(self, key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
@@ -74,8 +69,12 @@ class Topology(Protocol):
         """Return the result of ``operation`` for a connection to each server that has keys."""
         ...
 
-    def subscribe(self, channel: str) -> Subscription:
-        """Subscribe to ``channel``, whose name contains the hash tag of a key."""
+    def servers(self) -> Sequence[str]:
+        """Return a text for each server that has keys, in a fixed order."""
+        ...
+
+    def on(self, server: str, operation: Callable[..., T], *args: Any) -> T:
+        """Return the result of ``operation`` for a connection to one of :meth:`servers`."""
         ...
 
     def invalidate(self) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from redis.connection import Connection
-from redis.exceptions import ResponseError
 
-from ...errors import StoreNotReady, StoreRefused
-from ..redis.endpoint import Endpoint
-from ..redis.server_errors import error_from_reply
+from ...errors import StoreRefused
+from ..redis.endpoint import CheckedEndpoint, Endpoint
 
 __all__ = ["MemberEndpoint", "SameServer"]
 
@@ -22,7 +20,7 @@ class SameServer(StoreRefused):
     """The server has another name in the same Redlock. It must not vote twice."""
 
 
-class MemberEndpoint:
+class MemberEndpoint(CheckedEndpoint):
     """An endpoint that checks the run id of the server behind each new connection.
 
     A name may lead to another server later, because of DNS, a load balancer or a reused address. So every new
@@ -36,7 +34,7 @@ class MemberEndpoint:
     """
 
     def __init__(self, endpoint: Endpoint, name: str, names: dict[str, str]) -> None:
-        self._endpoint = endpoint
+        super().__init__(endpoint)
         self._name = name
         self._names = names
         self._run_id = ""
@@ -44,29 +42,13 @@ class MemberEndpoint:
         self._changes = 0
 
     def address(self) -> object:
-        return self._changes, self._endpoint.address()
-
-    def failover_epoch(self) -> int:
-        return self._endpoint.failover_epoch()
-
-    def invalidate(self) -> None:
-        self._endpoint.invalidate()
-
-    def connection(self, seconds: float) -> Connection:
-        return self._endpoint.connection(seconds)
+        return self._changes, super().address()
 
     def check(self, connection: Connection) -> None:
-        self._endpoint.check(connection)
-        connection.send_command("INFO", "server")  # type: ignore[no-untyped-call]  # redis-py has no types here
-        try:
-            info: Any = connection.read_response()
-        except ResponseError as error:
-            if isinstance(later := error_from_reply(str(error)), StoreNotReady):
-                raise later from error  # the server can answer when its script or its loading has ended
-            return  # the permission for INFO may be missing: then only the address identifies the server
-        found = _RUN_ID.search(info.encode() if isinstance(info, str) else info)
+        super().check(connection)
+        found = _RUN_ID.search(self.ask(connection, "INFO", "server"))
         if not found:
-            return
+            return  # the permission for INFO may be missing: then only the address identifies the server
         run_id = found[1].decode()
         if self._run_id not in ("", run_id):
             self._forget_server()

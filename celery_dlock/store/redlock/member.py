@@ -11,7 +11,7 @@ from ...keys.lock_name import LockName
 from ...utils.clock import Clock
 from ...utils.log import logger
 from ..base import QueueStore, ReleaseRequest, call_again_if_reply_lost
-from ..circuit_breaker import CircuitBreaker
+from ..circuit_breaker import CircuitBreaker, ShardStates
 from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal
 from .fanout import PendingReplies
 
@@ -28,8 +28,13 @@ MAX_QUEUED_RELEASES, QUEUED_RELEASE_LIFE = 1000, 600.0
 class Member(QueueStore, Protocol):
     """A store of one server that can take part in votes."""
 
-    def adopt_token(self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "") -> bool:
-        """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
+    def adopt_token(
+        self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "", *, waited: bool = False
+    ) -> bool:
+        """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here.
+
+        With ``waited``, the release of the lock wakes a waiter.
+        """
         ...
 
 
@@ -47,7 +52,7 @@ class QuorumMember:
         self.store = store
         self.name = name
         self._clock = clock
-        self._breaker = CircuitBreaker([0, 0], clock, SKIP_AFTER_TIMEOUT, timeout)
+        self._breaker = CircuitBreaker(ShardStates([0], [0]), clock, SKIP_AFTER_TIMEOUT, timeout)
         # Each step on a dict is atomic. Code that iterates takes a copy first.
         self._pending: dict[PendingReplies, None] = {}
         self._skipped_until = 0.0
@@ -60,8 +65,8 @@ class QuorumMember:
 
     @property
     def unhealthy(self) -> bool:
-        """Whether the server timed out a moment ago, or has calls whose caller waits no longer."""
-        return self._breaker.open or self._late_calls() > 0
+        """Whether the server timed out or refused a connection a moment ago."""
+        return self._breaker.open or self._clock.monotonic() < self._skipped_until
 
     def skipped(self) -> bool:
         """Return whether to skip the server now, because it did not answer a moment ago."""
@@ -133,7 +138,7 @@ class QuorumMember:
         return sum(one.over for one in list(self._pending))
 
     def acquire(
-        self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest, rollback: ReleaseRequest
+        self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest, rollback: ReleaseRequest
     ) -> Acquired | Refusal:
         """Acquire the lock on this server. If an idle limit or a restart cut the connection, try once more.
 
@@ -141,15 +146,15 @@ class QuorumMember:
             name: Lock name.
             acquisition: Owner and number. The script finds its own lock if it runs twice.
             ttl_ms: Milliseconds until the lease expires.
-            claim: The request.
+            request: The request.
             rollback: Release to send if the second command is refused, because the first may have been executed.
         """
         try:
-            answer = self.store.acquire(name, acquisition, ttl_ms, claim)
+            answer = self.store.acquire(name, acquisition, ttl_ms, request)
         except ReplyTimeout:
             raise
         except ReplyLost:
-            answer = self._acquire_again(name, acquisition, ttl_ms, claim)
+            answer = self._acquire_again(name, acquisition, ttl_ms, request)
             if not isinstance(answer, Acquired):
                 self.queue_release(name, acquisition, rollback)
             # It stays uncertain: its release leaves a tombstone, because the first command may still arrive.
@@ -161,10 +166,10 @@ class QuorumMember:
         return answer
 
     def _acquire_again(
-        self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest
+        self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest
     ) -> Acquired | Refusal:
         try:
-            return self.store.acquire(name, acquisition, ttl_ms, claim)
+            return self.store.acquire(name, acquisition, ttl_ms, request)
         except (ReplyLost, StoreQuarantined):
             raise
         except StoreUnavailable as error:

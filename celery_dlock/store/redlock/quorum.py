@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 from ...errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
 from ...utils.clock import Clock
-from ...utils.rng import rng
 from .fanout import FanOut, PendingReplies
 from .member import Member, QuorumMember
 from .voting import majority_of
@@ -17,8 +16,8 @@ __all__ = ["Quorum", "successful"]
 
 T = TypeVar("T")
 
-#: After a majority has replied, a call waits for the others: this multiple of the time that the majority took.
-#: If `settle` is longer, it waits for `settle` seconds.
+#: For calls with `settle`. If a majority has replied and the replies decide nothing yet, the call waits for the other
+#: servers. It waits at most this many times as long as the majority took, or `settle` seconds if that is more.
 SETTLE_TIMES: Final = 2.0
 
 
@@ -59,11 +58,12 @@ class Quorum:
             enough: Returns whether the replies decide the call. By default, the call waits for all servers.
             within: Seconds to wait at most; None: as long as a command may take.
             indexes: Servers to call; None: all.
-            pending: Receives the replies.
+            pending: Receives the replies; None: the call makes its own.
             on_reply: Called with each server and its reply, also after the caller has gone on.
-            on_skipped: Called with each server that was not called. A server that did not answer a moment ago is
-                skipped. If the other servers cannot make a majority, it is called after all.
-            settle: Seconds to wait for the other servers after a majority has replied without a decision.
+            on_skipped: Called with each server to which the call was not sent. A server that did not answer a moment
+                ago is skipped, unless the other servers cannot make a majority without it.
+            settle: Seconds to wait at most for the other servers after a majority has replied without a decision. After
+                a slow majority, :data:`SETTLE_TIMES` allows more. None: wait until ``within`` is over.
         """
         pending = pending or PendingReplies()
         chosen = list(range(len(self.members))) if indexes is None else list(indexes)
@@ -115,7 +115,7 @@ class Quorum:
         return self._fan_out.busy
 
     def majority_results(self, call: Callable[[QuorumMember], T]) -> list[T]:
-        """Return the results of a majority at least.
+        """Return the results of at least a majority.
 
         Raises:
             StoreUnavailable: No majority answered.
@@ -123,7 +123,9 @@ class Quorum:
         return self._require_majority(self.ask(call, self.has_majority))
 
     def all_results(self, call: Callable[[QuorumMember], T]) -> list[T]:
-        """Return as many results as arrive: a server without this change may contradict the others later.
+        """Return the results of all servers that answer. Use this for changes that should reach every server.
+
+        For example, a run mark counts if any server has it: one server that missed its deletion would bring it back.
 
         Raises:
             StoreUnavailable: No majority answered.
@@ -151,14 +153,14 @@ class Quorum:
 
         Args:
             replies: The replies that arrived.
-            no_effect: No server executed the call, or every server that did has rolled it back.
+            no_effect: Whether no server executed the call, or each server that did has rolled it back.
         """
         errors = [reply for reply in replies.values() if isinstance(reply, Exception)]
         quarantined = sorted((one for one in errors if isinstance(one, StoreQuarantined)), key=lambda one: one.seconds)
         missing = self.majority - len(successful(replies))
         if no_effect and 0 < missing <= len(quarantined):
             return quarantined[missing - 1]  # when this quarantine ends, there is a majority again
-        why = "; ".join(self.failures(replies)) or "they do not agree"
+        why = "; ".join(self.failures(replies)) or "the servers do not agree"
         text = f"the lock store did not answer: no majority of its {len(self.members)} servers: {why}"
         if sum(isinstance(one, StoreRefused) for one in errors) > len(self.members) - self.majority:
             return StoreRefused(text)
@@ -166,10 +168,11 @@ class Quorum:
             return ReplyTimeout(text) if len(replies) < len(self.members) else ReplyLost(text)
         return StoreNotReady(text) if any(isinstance(one, StoreNotReady) for one in errors) else StoreUnavailable(text)
 
-    def by_health(self) -> list[Member]:
-        """Return the servers' stores in random order, those that did not answer a moment ago last."""
-        shuffled = rng.sample(self.members, len(self.members))
-        return [member.store for member in sorted(shuffled, key=lambda member: member.unhealthy)]
+    def by_health(self, first: int) -> list[Member]:
+        """Return the servers' stores from index ``first`` on. The stores of unhealthy servers come last."""
+        first %= len(self.members)
+        rotated = self.members[first:] + self.members[:first]
+        return [member.store for member in sorted(rotated, key=lambda member: member.unhealthy)]
 
 
 class _Deadline:
@@ -210,7 +213,7 @@ def successful(replies: Mapping[int, Any]) -> list[Any]:
 
 
 def _raise_foreign_errors(replies: Mapping[int, Any]) -> Mapping[int, Any]:
-    """Return the replies. Raise an exception among them that is not about the store."""
+    """Return the replies. If one is an exception other than ``StoreUnavailable``, raise it."""
     for reply in replies.values():
         if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
             raise reply

@@ -6,15 +6,15 @@ Longer than 300 lines: it has a method for each of the contract's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from ...errors import InvalidLockOptions, ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
-from ..base import ReleaseListener, ReleaseRequest, StoreInfo
+from ..base import ReleaseListener, ReleaseRequest
 from ..model import Acquired, AcquireRequest, Holder, LastRun, NoMajority, Refusal, Released, Renewal
+from ..server_model import StoreInfo
 from . import voting
 from .endpoint import SameServer
 from .fanout import PendingReplies
@@ -73,18 +73,23 @@ class RedlockStore(QueuesUnsupported):
 
     # -- locks
 
-    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, claim: AcquireRequest) -> Acquired | Refusal:
-        if claim.queue is not None:
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
+        if request.queue is not None:
             raise InvalidLockOptions(
                 "invalid on_conflict='queue': expected another policy, because Redlock has no queues"
             )
-        quorum, vote, rollback = self._quorum, PendingReplies(), _rollback_of(claim)
+        quorum, vote, rollback = self._quorum, PendingReplies(), _rollback_of(request)
         within = min(self._timeout, ttl_ms / 1000 * MAX_SHARE_OF_TTL)
+        waited = request.waited
+        if waited:
+            # Only a vote that is won marks the lock (adopt_token). The rollback of a lost vote must wake no waiter, who
+            # would vote and lose too.
+            request = request._replace(waited=False)
         try:
-            answer, replies = self._vote(vote, name, acquisition, ttl_ms, claim, rollback, within)
+            answer, replies = self._vote(vote, name, acquisition, ttl_ms, request, rollback, within)
             same_server = self._find_same_server(answer, replies, within)
             if isinstance(answer, Acquired) and not same_server:
-                agreed = self._agree(name, acquisition, answer, claim, within, replies)
+                agreed = self._agree(name, acquisition, answer, request, within, replies, waited=waited)
                 if agreed is not None:
                     return agreed
         except BaseException:
@@ -129,7 +134,7 @@ class RedlockStore(QueuesUnsupported):
         if len(results) < self._quorum.majority:
             raise self._quorum.no_majority(replies, no_effect=False)
         lost = sum(not one.ours for one in results) >= self._quorum.majority
-        return Released(not lost, any(one.duplicate_seen for one in results))
+        return Released(not lost, any(one.duplicate_seen for one in results), woke=any(one.woke for one in results))
 
     def shard(self, name: LockName) -> int:
         return 0
@@ -150,8 +155,8 @@ class RedlockStore(QueuesUnsupported):
         holder, count = named(replies)
         return holder if count >= majority else None
 
-    def release_listener(self, name: LockName) -> AbstractContextManager[ReleaseListener]:
-        return FailoverListener(self._quorum.by_health(), name)
+    def release_listener(self, name: LockName) -> ReleaseListener:
+        return FailoverListener(lambda: self._quorum.by_health(name.bucket), name)
 
     def close(self) -> None:
         for member in self._quorum.members:
@@ -162,12 +167,12 @@ class RedlockStore(QueuesUnsupported):
     def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
         return voting.best_known(self._quorum.majority_results(lambda member: member.store.last_run(name, tick)))
 
-    def forget_run(self, name: LockName, tick: str = "") -> bool:
-        return any(self._quorum.all_results(lambda member: member.store.forget_run(name, tick)))
+    def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
+        return any(self._quorum.all_results(lambda member: member.store.forget_run(name, tick, mark)))
 
-    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "") -> bool:
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "", mark: str = "") -> bool:
         def resolve(member: QuorumMember) -> bool:
-            return member.store.resolve_run(name, sent=sent, window_ms=window_ms, tick=tick)
+            return member.store.resolve_run(name, sent=sent, window_ms=window_ms, tick=tick, mark=mark)
 
         return any(self._quorum.all_results(resolve))
 
@@ -237,7 +242,7 @@ class RedlockStore(QueuesUnsupported):
         name: LockName,
         acquisition: str,
         ttl_ms: int,
-        claim: AcquireRequest,
+        request: AcquireRequest,
         rollback: ReleaseRequest,
         within: float,
     ) -> tuple[Acquired | Refusal, Mapping[int, Any]]:
@@ -256,7 +261,7 @@ class RedlockStore(QueuesUnsupported):
         for member in self._quorum.members:
             member.expect_acquire(acquisition)
         replies = self._quorum.ask(
-            lambda member: member.acquire(name, acquisition, ttl_ms, claim, rollback),
+            lambda member: member.acquire(name, acquisition, ttl_ms, request, rollback),
             lambda replies: outcome(replies) is not None,
             within,
             pending=vote,
@@ -271,9 +276,11 @@ class RedlockStore(QueuesUnsupported):
         name: LockName,
         acquisition: str,
         won: Acquired,
-        claim: AcquireRequest,
+        request: AcquireRequest,
         within: float,
         replies: Mapping[int, Any],
+        *,
+        waited: bool,
     ) -> Acquired | None:
         """Return the acquisition that a majority has confirmed, or None if none has."""
         # A server that has not replied yet may hold the lock by now.
@@ -285,13 +292,13 @@ class RedlockStore(QueuesUnsupported):
                 return successful(replies).count(True) >= self._quorum.majority
 
             def agree(member: QuorumMember) -> bool:
-                return member.store.adopt_token(name, acquisition, won.token, seed, claim.tick)
+                return member.store.adopt_token(name, acquisition, won.token, seed, request.tick, waited=waited)
 
             return enough(self._quorum.ask(agree, enough, within, holders))
 
         if not confirmed():
             return None
-        if not claim.once:
+        if not request.once:
             return won
         seed, written = voting.agreed_seed(won.seed, won.token)
         return won._replace(seed=seed) if confirmed(written) else None
@@ -314,11 +321,16 @@ def _same_server_text(replies: Mapping[int, Any]) -> str:
     return text.removeprefix("the lock store refused: ")
 
 
-def _rollback_of(claim: AcquireRequest) -> ReleaseRequest:
+def _rollback_of(request: AcquireRequest) -> ReleaseRequest:
     """Return the release of an acquisition whose body has not started."""
-    identity = claim.identity.digest if claim.identity else ""
-    if not claim.once:
-        return ReleaseRequest(identity=identity, outcome_unknown=True)
+    identity = request.identity.digest if request.identity else ""
+    if not request.once:
+        return ReleaseRequest(identity=identity, outcome_unknown=True, rolled_back=True)
     return ReleaseRequest(
-        identity=identity, outcome_unknown=True, once=True, tick=claim.tick, window_ms=claim.run_mark_ms
+        identity=identity,
+        outcome_unknown=True,
+        rolled_back=True,
+        once=True,
+        tick=request.tick,
+        window_ms=request.run_mark_ms,
     )

@@ -3,66 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import LockName
 from ...utils.rng import rng
-from ..base import LockStore, ReleaseListener
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from ..base import LockStore
 
 __all__ = ["FailoverListener"]
 
-#: Seconds to wait after a notification, until a majority has the release. Random, so that callers do not collide.
-DELAY: Final = (0.002, 0.02)
+#: Seconds to wait after a wake-up, until a majority has executed the release. Random, because waiters on different
+#: servers may be woken at the same time.
+DELAY: Final = (0.001, 0.005)
+#: Seconds to the next poll of a waiter that has just been refused, doubled with each poll. If the preferred server does
+#: not have the lock of the holder, it does not announce the release. Two examples: the holder released there just
+#: before the waiter asked; the holder won its vote on other servers.
+POLL_SOON: Final = 0.05
 
 
 class FailoverListener:
-    """A listener on one server, and on the next one if that server fails. Every server publishes every release.
+    """A listener on one server, and on the next one if that server fails. Every server wakes one waiter per release.
+
+    All waiters of a lock name prefer the same server. Otherwise each release would wake one waiter per server, and
+    these would split the votes.
 
     Args:
-        stores: Stores of the servers, in the order in which they are tried.
+        servers: Returns the stores of the servers, in the order in which they are tried.
         name: Lock name.
-
-    Raises:
-        StoreUnavailable: No server accepts a subscription.
     """
 
-    def __init__(self, stores: Sequence[LockStore], name: LockName) -> None:
-        self._stores = list(stores)
+    def __init__(self, servers: Callable[[], Sequence[LockStore]], name: LockName) -> None:
+        self._servers = servers
         self._name = name
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._listener = self._subscribe()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
+        self._poll = POLL_SOON
 
     def wait(self, timeout: float) -> bool:
-        try:
-            notified = self._listener.wait(timeout)
-        except StoreUnavailable:
-            self._open.close()
-            self._stores.append(self._stores.pop(0))
-            self._listener = self._subscribe()
-            return True  # a release may have been missed meanwhile
-        if notified:
+        woken = self._wait(min(timeout, self._poll))
+        if woken:
+            self._poll = POLL_SOON
             time.sleep(rng.uniform(*DELAY))
-        return notified
+        else:
+            self._poll *= 2
+        return woken
 
-    def _subscribe(self) -> ReleaseListener:
-        for _ in range(len(self._stores) - 1):
+    def pass_on(self) -> None:
+        self._servers()[0].release_listener(self._name).pass_on()
+
+    def _wait(self, timeout: float) -> bool:
+        *others, last = self._servers()
+        for store in others:
             try:
-                return self._open.enter_context(self._stores[0].release_listener(self._name))
+                return store.release_listener(self._name).wait(timeout)
             except StoreUnavailable:
-                self._stores.append(self._stores.pop(0))
-        return self._open.enter_context(self._stores[0].release_listener(self._name))
+                pass  # no connection, or a refusal: the next server wakes a waiter too
+        return last.release_listener(self._name).wait(timeout)

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.redlock.helpers import opened
+from tests.contract.redlock.helpers import open_store_at
 from tests.support.topologies import RedlockSet
 
 
@@ -29,5 +29,5 @@ def five(own_set: RedlockSet) -> RedlockSet:
 
 @pytest.fixture
 def store(five: RedlockSet) -> Iterator[RedlockStore]:
-    with closing(opened(five.nodes)) as made:
+    with closing(open_store_at(five.nodes)) as made:
         yield made

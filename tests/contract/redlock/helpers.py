@@ -19,7 +19,7 @@ from celery_dlock.store.model import (
 )
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.helpers import NAME, TTL, claim_of, keys_of
+from tests.contract.helpers import NAME, TTL, keys_of, request_of
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.support.stores import store_at
@@ -31,7 +31,7 @@ KEYS = keys_of()
 TIMEOUT = 2.0
 
 
-def opened(nodes: Sequence[Server | Proxy], **options: Any) -> RedlockStore:
+def open_store_at(nodes: Sequence[Server | Proxy], **options: Any) -> RedlockStore:
     urls = [f"redis://{LOCK_USER}:{LOCK_PASSWORD}@127.0.0.1:{node.port}/0" for node in nodes]
     return open_store(locations_from_settings(urls, {}), **{"timeout": TIMEOUT, "prefix": "dlock", **options})  # type: ignore[return-value]
 
@@ -55,8 +55,8 @@ def of_one(node: Server) -> Iterator[Any]:
         yield made
 
 
-def took(store: RedlockStore, acquisition: str, claim: AcquireRequest | None = None) -> Acquired:
-    answer = store.acquire(NAME, acquisition, TTL, claim or claim_of())
+def acquired(store: RedlockStore, acquisition: str, request: AcquireRequest | None = None) -> Acquired:
+    answer = store.acquire(NAME, acquisition, TTL, request or request_of())
     assert isinstance(answer, Acquired), answer
     return answer
 
@@ -71,7 +71,7 @@ def holders(nodes: Sequence[Server], keys: LockKeys = KEYS) -> list[str | None]:
 
 def hold(node: Server, acquisition: str) -> None:
     with of_one(node) as alone:
-        assert isinstance(alone.acquire(NAME, acquisition, TTL, claim_of()), Acquired)
+        assert isinstance(alone.acquire(NAME, acquisition, TTL, request_of()), Acquired)
 
 
 def try_release(store: RedlockStore, acquisition: str) -> bool:
@@ -85,15 +85,15 @@ def try_release(store: RedlockStore, acquisition: str) -> bool:
 def can_acquire(store: RedlockStore, owner: str) -> bool:
     acquisition = f"{owner}.{uuid.uuid4()}"
     try:
-        return isinstance(store.acquire(NAME, acquisition, TTL, claim_of()), Acquired)
+        return isinstance(store.acquire(NAME, acquisition, TTL, request_of()), Acquired)
     except StoreUnavailable:
         return False
     finally:
         try_release(store, acquisition)
 
 
-def answer_or_none(store: RedlockStore, claim: AcquireRequest) -> object:
+def answer_or_none(store: RedlockStore, request: AcquireRequest) -> object:
     try:
-        return store.acquire(NAME, f"q.{uuid.uuid4()}", TTL, claim)
+        return store.acquire(NAME, f"q.{uuid.uuid4()}", TTL, request)
     except StoreUnavailable:
         return None

@@ -22,8 +22,8 @@ from celery_dlock.store.model import (
 )
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.helpers import NAME, TTL, claim_of
-from tests.contract.redlock.helpers import KEYS, answer_or_none, hold, holders, opened, took, try_release
+from tests.contract.helpers import NAME, TTL, request_of
+from tests.contract.redlock.helpers import KEYS, acquired, answer_or_none, hold, holders, open_store_at, try_release
 from tests.contract.test_interruptions import Strike, assert_no_doubt, run
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -78,7 +78,7 @@ def test_seed_is_the_same_for_every_run_until_one_succeeds(five: RedlockSet, sto
 
 def _begun(store: RedlockStore, number: int, seeds: list[str]) -> bool:
     try:
-        answer = store.acquire(NAME, f"o.{number}{uuid.uuid4()}", TTL, claim_of("id1", once=True))
+        answer = store.acquire(NAME, f"o.{number}{uuid.uuid4()}", TTL, request_of("id1", once=True))
     except StoreUnavailable:
         return False
     if isinstance(answer, Acquired):
@@ -90,18 +90,18 @@ def _begun(store: RedlockStore, number: int, seeds: list[str]) -> bool:
 def test_a_vote_that_was_lost_is_no_death(five: RedlockSet, store: RedlockStore) -> None:
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(NAME, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
+    assert store.acquire(NAME, "o.1", TTL, request_of("id1", once=True)) == NoMajority()
     for node in five.nodes[:4]:
         with node.client() as client:
             client.delete(KEYS.lock)
-    answer = took(store, "o.2", claim_of("id1", once=True, hold_if_unknown=True))
+    answer = acquired(store, "o.2", request_of("id1", once=True, hold_if_unknown=True))
     assert not answer.after_crash
 
 
 def test_body_that_died_blocks_the_next_call_with_any_two_servers_away(five: RedlockSet, store: RedlockStore) -> None:
     five.node(0).kill()
     five.node(1).kill()
-    took(store, "o.1", claim_of("id1", once=True))
+    acquired(store, "o.1", request_of("id1", once=True))
     five.node(0).start()
     five.node(1).start()
     for node in five.nodes:
@@ -109,10 +109,10 @@ def test_body_that_died_blocks_the_next_call_with_any_two_servers_away(five: Red
             client.delete(KEYS.lock)
     five.node(3).kill()
     five.node(4).kill()
-    answer = eventually(lambda: answer_or_none(store, claim_of("id2", once=True, hold_if_unknown=True)))
+    answer = eventually(lambda: answer_or_none(store, request_of("id2", once=True, hold_if_unknown=True)))
     assert isinstance(answer, Unknown)
     assert store.resolve_run(NAME, sent=True, window_ms=TTL)
-    assert isinstance(answer_or_none(store, claim_of("id2", once=True)), Used)
+    assert isinstance(answer_or_none(store, request_of("id2", once=True)), Used)
 
 
 @pytest.mark.invariant("tokens-are-agreed", "redlock-tokens-grow")
@@ -123,7 +123,7 @@ def test_tokens_grow_strictly_under_all_faults(five: RedlockSet, seed: int) -> N
     tokens: list[int] = []
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
-        store = stack.enter_context(closing(opened(proxies, timeout=0.3)))
+        store = stack.enter_context(closing(open_store_at(proxies, timeout=0.3)))
         for _ in range(25):
             tokens.append(_taken(store))
             _break(
@@ -138,7 +138,7 @@ def _taken(store: RedlockStore) -> int:
     def token() -> int:
         acquisition = uuid.uuid4().hex
         try:
-            answer = store.acquire(NAME, acquisition, 3_000, claim_of())
+            answer = store.acquire(NAME, acquisition, 3_000, request_of())
         except StoreUnavailable:
             answer = None
         try_release(store, acquisition)
@@ -172,7 +172,7 @@ def test_highest_token_of_the_majority_is_confirmed_before_the_lock_is_granted(
         client.set(KEYS.last, 3_000_000_000_000_000)
     five.node(0).kill()
     five.node(1).kill()
-    assert took(store, "o.1").token == 3_000_000_000_000_001
+    assert acquired(store, "o.1").token == 3_000_000_000_000_001
     found = []
     for node in five.nodes[2:]:
         with node.client() as client:
@@ -185,12 +185,12 @@ def test_servers_whose_clocks_are_behind_their_last_token_are_a_majority(five: R
     for node in five.nodes:
         with node.client() as client:
             client.set(KEYS.last, 3_000_000_000_000_000)
-    assert took(store, "o.1").token == 3_000_000_000_000_001
+    assert acquired(store, "o.1").token == 3_000_000_000_000_001
 
 
 def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
     with pytest.raises(InvalidLockOptions, match="invalid on_conflict='queue'"):
-        store.acquire(NAME, "o.1", TTL, claim_of("id1", queue=QueueRequest()))
+        store.acquire(NAME, "o.1", TTL, request_of("id1", queue=QueueRequest()))
 
 
 def test_an_option_that_it_refuses_is_refused_where_the_task_is_defined(five: RedlockSet, make_app: Any) -> None:

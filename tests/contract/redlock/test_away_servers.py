@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import psutil
@@ -16,22 +17,15 @@ from redis import CredentialProvider
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import ReplyLost, StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.model import (
-    Acquired,
-    Duplicate,
-    Held,
-    Identity,
-    NoMajority,
-    Quarantine,
-    Renewal,
-    Used,
-)
+from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, NoMajority, Renewal, Used
 from celery_dlock.store.redis.scripts import ADOPT_TOKEN
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.helpers import NAME, TTL, claim_of, ending_of, keys_of
-from tests.contract.redlock.helpers import KEYS, TIMEOUT, can_acquire, hold, holders, of_one, opened, took
+from celery_dlock.store.server_model import Quarantine
+from tests.contract.helpers import NAME, TTL, ending_of, keys_of, request_of
+from tests.contract.redlock.helpers import KEYS, TIMEOUT, acquired, can_acquire, hold, holders, of_one, open_store_at
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
@@ -44,7 +38,7 @@ def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> N
     for node in five.nodes[:2]:
         node.kill()
     store.mark_done(NAME, Identity("id1").digest, "o", 60_000_000)
-    assert store.acquire(NAME, "o.1", TTL, claim_of("id1", redelivered=True)) == Duplicate()
+    assert store.acquire(NAME, "o.1", TTL, request_of("id1", redelivered=True)) == Duplicate()
     five.nodes[2].kill()
     with pytest.raises(StoreUnavailable):
         store.mark_done(NAME, Identity("id2").digest, "o", 0)
@@ -55,8 +49,8 @@ def test_a_late_mark_is_a_majority_s(five: RedlockSet, store: RedlockStore) -> N
 def test_two_of_five_servers_away_change_nothing(five: RedlockSet, store: RedlockStore, way: str) -> None:
     for node in five.nodes[:2]:
         getattr(node, way)()
-    took(store, "o.1", claim_of("id1", once=True))
-    assert isinstance(store.acquire(NAME, "p.1", TTL, claim_of("id2")), Held)
+    acquired(store, "o.1", request_of("id1", once=True))
+    assert isinstance(store.acquire(NAME, "p.1", TTL, request_of("id2")), Held)
     assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
     holder = store.inspect(NAME)
     assert holder is not None
@@ -65,9 +59,9 @@ def test_two_of_five_servers_away_change_nothing(five: RedlockSet, store: Redloc
     used = store.last_run(NAME)
     assert used is not None
     assert used.state == "used"
-    assert isinstance(store.acquire(NAME, "p.2", TTL, claim_of("id2", once=True)), Used)
+    assert isinstance(store.acquire(NAME, "p.2", TTL, request_of("id2", once=True)), Used)
     assert store.forget_run(NAME)
-    took(store, "p.3", claim_of("id2", once=True))
+    acquired(store, "p.3", request_of("id2", once=True))
 
 
 @pytest.mark.invariant("redlock-needs-a-majority")
@@ -77,7 +71,7 @@ def test_three_of_five_servers_away_grant_no_lock_and_the_error_names_them(
     for node in five.nodes[:3]:
         node.kill()
     with pytest.raises(StoreUnavailable, match="no majority of its 5 servers") as caught:
-        store.acquire(NAME, "o.1", TTL, claim_of())
+        store.acquire(NAME, "o.1", TTL, request_of())
     assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in five.nodes[:3])
     assert LOCK_PASSWORD not in str(caught.value)
     assert holders(five.nodes[3:]) == [None, None]
@@ -92,13 +86,13 @@ def test_three_of_five_servers_away_grant_no_lock_and_the_error_names_them(
 def test_three_hung_servers_cost_a_tenth_of_the_ttl_and_late_leases_are_released(
     five: RedlockSet, store: RedlockStore
 ) -> None:
-    took(store, "w.1")
+    acquired(store, "w.1")
     store.release(NAME, "w.1", ReleaseRequest())
     for node in five.nodes[:3]:
         node.pause()
     began = time.monotonic()
     with pytest.raises(ReplyLost):
-        store.acquire(NAME, "o.1", 5_000, claim_of())
+        store.acquire(NAME, "o.1", 5_000, request_of())
     assert time.monotonic() - began < 1.5  # of the timeout's 2 s
     for node in five.nodes[:3]:
         node.resume()
@@ -106,16 +100,16 @@ def test_three_hung_servers_cost_a_tenth_of_the_ttl_and_late_leases_are_released
 
 
 def test_hung_server_is_skipped_soon_and_its_late_leases_are_released(five: RedlockSet, store: RedlockStore) -> None:
-    took(store, "w.1")
+    acquired(store, "w.1")
     store.release(NAME, "w.1", ReleaseRequest())
     five.node(4).pause()
     for number in range(20):
-        took(store, f"o.{number}")
+        acquired(store, f"o.{number}")
         store.release(NAME, f"o.{number}", ReleaseRequest())
     threads = psutil.Process().num_threads()
     began = time.monotonic()
     for number in range(20):
-        took(store, f"p.{number}")
+        acquired(store, f"p.{number}")
         store.release(NAME, f"p.{number}", ReleaseRequest())
     assert time.monotonic() - began < 20 * 0.1
     assert psutil.Process().num_threads() <= threads + 4
@@ -124,7 +118,7 @@ def test_hung_server_is_skipped_soon_and_its_late_leases_are_released(five: Redl
 
     def takes_part() -> bool:
         acquisition = f"q.{uuid.uuid4()}"
-        took(store, acquisition)
+        acquired(store, acquisition)
         found = holders([five.node(4)])
         store.release(NAME, acquisition, ReleaseRequest())
         return found == [acquisition]
@@ -138,12 +132,12 @@ def test_lease_taken_late_by_a_hung_server_is_released_after_a_refusal(five: Red
     hung = five.node(4)
     for node in five.nodes[:4]:
         hold(node, "held.1")
-    with closing(opened(five.nodes, timeout=0.5)) as refused:
+    with closing(open_store_at(five.nodes, timeout=0.5)) as refused:
         took_elsewhere = keys_of("elsewhere")
-        refused.acquire(name_in(took_elsewhere), "o.0", TTL, claim_of())  # connected
+        refused.acquire(name_in(took_elsewhere), "o.0", TTL, request_of())  # connected
         refused.release(name_in(took_elsewhere), "o.0", ReleaseRequest())
         hung.pause()
-        assert isinstance(refused.acquire(NAME, "o.1", TTL, claim_of()), Held)
+        assert isinstance(refused.acquire(NAME, "o.1", TTL, request_of()), Held)
         eventually(lambda: not refused._quorum.members[4]._pending, within=10)  # given up, and in the server's queue
         hung.resume()
         eventually(lambda: refused.inspect(NAME) is not None and holders([hung]) == [None], within=15)
@@ -153,11 +147,11 @@ def test_cut_replies_cost_no_caller_the_lock_and_leave_nothing(five: RedlockSet)
     """Two of five carry out and do not answer, in turn, at each step."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
-        store = stack.enter_context(closing(opened(proxies)))
+        store = stack.enter_context(closing(open_store_at(proxies)))
         for number in range(10):
             for proxy in (proxies[number % 5], proxies[(number + 1) % 5]):
                 proxy.set_mode("cut_reply", times=2, containing=b"EVALSHA")
-            took(store, f"o.{number}")
+            acquired(store, f"o.{number}")
             assert store.release(NAME, f"o.{number}", ReleaseRequest()).ours
             eventually(lambda: holders(five.nodes) == [None] * 5)
             for proxy in proxies:
@@ -167,10 +161,10 @@ def test_cut_replies_cost_no_caller_the_lock_and_leave_nothing(five: RedlockSet)
 def test_server_skipped_by_its_breaker_is_asked_if_the_others_cannot_decide(five: RedlockSet) -> None:
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes[:3]]
-        store = stack.enter_context(closing(opened(proxies)))
+        store = stack.enter_context(closing(open_store_at(proxies)))
         for number in range(6):
             proxies[number % 3].set_mode("refuse")
-            took(store, f"o.{number}")
+            acquired(store, f"o.{number}")
             store.release(NAME, f"o.{number}", ReleaseRequest())
             proxies[number % 3].set_mode("pass")
 
@@ -180,14 +174,14 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
     """Two answer the vote late, and so are not among the three that decide it. They hold the lock, and agree."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
-        store = stack.enter_context(closing(opened(proxies, timeout=10)))
-        took(store, "o.1")
+        store = stack.enter_context(closing(open_store_at(proxies, timeout=10)))
+        acquired(store, "o.1")
         store.release(NAME, "o.1", ReleaseRequest())
         eventually(lambda: not store._quorum.busy)
         proxies[0].set_mode("cut_reply", containing=ADOPT_TOKEN.shas)
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)
-        answer = store.acquire(NAME, "o.2", 10 * TTL, claim_of())
+        answer = store.acquire(NAME, "o.2", 10 * TTL, request_of())
         assert isinstance(answer, Acquired)
         found = []
         for node in five.nodes[1:]:
@@ -206,13 +200,13 @@ def cut_all(nodes: Sequence[Server]) -> None:
 @pytest.mark.invariant("redlock-survives-a-minority")
 @pytest.mark.core
 def test_first_lock_after_all_connections_were_cut_is_taken(five: RedlockSet, store: RedlockStore) -> None:
-    took(store, "o.1")
+    acquired(store, "o.1")
     cut_all(five.nodes)
     assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
     cut_all(five.nodes)
     assert store.release(NAME, "o.1", ReleaseRequest()).ours
     cut_all(five.nodes)
-    took(store, "o.2")
+    acquired(store, "o.2")
     eventually(lambda: holders(five.nodes) == ["o.2"] * 5)
     # The first command may arrive later.
     store.release(NAME, "o.2", ReleaseRequest())
@@ -226,21 +220,21 @@ def kept(node: Server, key: str) -> bool:
 
 @pytest.mark.invariant("redlock-survives-a-minority")
 def test_first_lock_after_a_cut_is_taken_though_two_of_five_hang(five: RedlockSet, store: RedlockStore) -> None:
-    took(store, "o.1")
+    acquired(store, "o.1")
     cut_all(five.nodes)
     for node in five.nodes[:2]:
         node.pause()
     assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
     assert store.release(NAME, "o.1", ReleaseRequest()).ours
     cut_all(five.nodes[2:])
-    took(store, "o.2")
+    acquired(store, "o.2")
 
 
 def test_acquire_refused_after_a_cut_leaves_a_tombstone(five: RedlockSet, store: RedlockStore) -> None:
-    took(store, "o.1")
+    acquired(store, "o.1")
     eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
     cut_all(five.nodes)
-    assert isinstance(store.acquire(NAME, "p.1", TTL, claim_of()), Held)
+    assert isinstance(store.acquire(NAME, "p.1", TTL, request_of()), Held)
     eventually(lambda: sum(kept(node, KEYS.tombstone("p.1")) for node in five.nodes) >= 3)
 
 
@@ -259,22 +253,22 @@ def test_member_whose_credential_provider_fails_is_away_alone(five: RedlockSet) 
     with closing(
         open_store(locations_from_settings([*urls, failing[0]], {}), timeout=TIMEOUT, prefix="dlock")
     ) as store:
-        took(store, "o.1")  # type: ignore[arg-type]
+        acquired(store, "o.1")  # type: ignore[arg-type]
         assert store.renew([Renewal(NAME, "o.1", TTL)]) == [True]
         assert store.release(NAME, "o.1", ReleaseRequest()).ours
     with (
         closing(open_store(locations_from_settings([urls[0], *failing], {}), timeout=TIMEOUT, prefix="dlock")) as store,
         pytest.raises(StoreUnavailable, match=r"no majority of its 3 servers: .*RuntimeError: no token"),
     ):
-        store.acquire(NAME, "o.2", TTL, claim_of())
+        store.acquire(NAME, "o.2", TTL, request_of())
 
 
 @pytest.mark.invariant("majority-decides")
 def test_server_that_missed_a_release_gets_it_when_it_answers_again(five: RedlockSet) -> None:
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in five.nodes]
-        store = stack.enter_context(closing(opened(proxies)))
-        took(store, "o.1", claim_of("id1", once=True))
+        store = stack.enter_context(closing(open_store_at(proxies)))
+        acquired(store, "o.1", request_of("id1", once=True))
         eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
         proxies[0].set_mode("refuse")
         assert store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True, window_ms=TTL)).ours
@@ -290,12 +284,12 @@ def test_server_that_missed_a_release_gets_it_when_it_answers_again(five: Redloc
 def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_over(five: RedlockSet) -> None:
     """One of three was away when the lock was taken, and another loses it: those two together must not give it away."""
     three = five.nodes[:3]
-    with closing(opened(three, quarantine=Quarantine(3.0, "dlock_restart_delay"))) as store:
+    with closing(open_store_at(three, quarantine=Quarantine(3.0, "dlock_restart_delay"))) as store:
         eventually(lambda: can_acquire(store, "w"), within=15)
         hold(three[0], "o.1")
         hold(three[1], "o.1")
         three[1].flush()  # as if it had restarted without its data
-        assert store.acquire(NAME, "p.1", TTL, claim_of()) == NoMajority()
+        assert store.acquire(NAME, "p.1", TTL, request_of()) == NoMajority()
         assert holders(three) == ["o.1", None, None]
         store.release(NAME, "o.1", ReleaseRequest())
         assert can_acquire(store, "p")  # of the two that kept what they knew
@@ -307,30 +301,58 @@ def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_ov
 
 def refusal(store: RedlockStore, acquisition: str) -> str:
     with pytest.raises(StoreUnavailable) as caught:
-        store.acquire(NAME, acquisition, TTL, claim_of())
+        store.acquire(NAME, acquisition, TTL, request_of())
     return str(caught.value)
+
+
+def listen(store: RedlockStore) -> None:
+    """Listen until a release wakes this caller."""
+    listener = store.release_listener(NAME)
+    eventually(lambda: listener.wait(POLL), every=0)
 
 
 def test_a_waiter_is_woken_although_the_server_that_it_listens_to_goes_away(
     five: RedlockSet, store: RedlockStore
 ) -> None:
-    took(store, "o.1")
-    with store.release_listener(NAME) as waker:
-        listened = [node for node in five.nodes if _subscribers(node)]
+    acquired(store, "o.1")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(listen, store)
+        listened = eventually(lambda: [node for node in five.nodes if _blocked(node)])
         assert len(listened) == 1
         listened[0].kill()
-        assert waker.wait(5)  # to look for itself
-        assert isinstance(store.acquire(NAME, "w.1", TTL, claim_of(notify=True)), Held)
-        assert sum(_subscribers(node) for node in five.nodes if node.running) == 1
+        waiting.result()
+        assert isinstance(store.acquire(NAME, "w.1", TTL, request_of(notify=True)), Held)
+        waiting = threads.submit(listen, store)
+        eventually(lambda: sum(_blocked(node) for node in five.nodes if node.running) == 1)
         store.release(NAME, "o.1", ReleaseRequest())
-        assert waker.wait(5)
-        took(store, "w.2")
+        waiting.result()
+    acquired(store, "w.2")
 
 
-def _subscribers(node: Server) -> int:
+@pytest.mark.invariant("one-waiter-per-release")
+def test_waiters_wait_on_one_server_and_a_release_wakes_one_of_them(five: RedlockSet, store: RedlockStore) -> None:
+    """Else each release would wake one waiter per server, and these would split the votes."""
+    acquired(store, "o.1")
+    with ThreadPoolExecutor() as threads:
+        waiting = []
+        for number in range(3):
+            assert isinstance(store.acquire(NAME, f"w.{number}", TTL, request_of(notify=True)), Held)
+            waiting.append(threads.submit(listen, store))
+            eventually(lambda number=number: sum(_blocked(node) for node in five.nodes) > number)  # type: ignore[misc]
+        eventually(lambda: sorted(_blocked(node) for node in five.nodes) == [0, 0, 0, 0, 3])
+        assert store.release(NAME, "o.1", ReleaseRequest()).woke
+        for number in range(3):
+            eventually(lambda number=number: sum(one.done() for one in waiting) > number)  # type: ignore[misc]
+            eventually(lambda left=2 - number: sum(_blocked(node) for node in five.nodes) == left)  # type: ignore[misc]
+            # As the woken caller does. Its own release wakes the next one.
+            won = store.acquire(NAME, f"v.{number}", TTL, request_of(notify=True, waited=True))
+            assert isinstance(won, Acquired)
+            assert store.release(NAME, f"v.{number}", ReleaseRequest()).woke
+
+
+def _blocked(node: Server) -> int:
     with node.client() as client:
-        ((_, count),) = client.pubsub_numsub(KEYS.channel)
-    return int(count)
+        return int(client.info("clients")["blocked_clients"])
 
 
 def test_silent_server_is_reported_at_the_start(five: RedlockSet, store: RedlockStore) -> None:
@@ -341,17 +363,17 @@ def test_silent_server_is_reported_at_the_start(five: RedlockSet, store: Redlock
 
 
 def test_a_fork_has_threads_and_connections_of_its_own(store: RedlockStore) -> None:
-    took(store, "o.1")
+    acquired(store, "o.1")
     pid = os.fork()
     if not pid:
         ok = False
         try:
-            held = isinstance(store.acquire(NAME, "p.1", TTL, claim_of()), Held)
+            held = isinstance(store.acquire(NAME, "p.1", TTL, request_of()), Held)
             ok = held and store.release(NAME, "o.1", ReleaseRequest()).ours
         finally:
             os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    took(store, "p.2")
+    acquired(store, "p.2")
 
 
 def test_a_hung_server_delays_no_exit(five: RedlockSet) -> None:
@@ -362,9 +384,9 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.store.factory import open_store
-from tests.contract.helpers import NAME, claim_of
+from tests.contract.helpers import NAME, request_of
 store = open_store(locations_from_settings({five.lock_urls()!r}, {{}}), timeout=30, prefix="dlock")
-print(type(store.acquire(NAME, "o.1", 30_000, claim_of())).__name__, flush=True)
+print(type(store.acquire(NAME, "o.1", 30_000, request_of())).__name__, flush=True)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -375,9 +397,9 @@ print(type(store.acquire(NAME, "o.1", 30_000, claim_of())).__name__, flush=True)
 
 def test_an_idle_store_has_no_threads(five: RedlockSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_dlock.store.redlock.fanout.IDLE", 0.1)
-    with closing(opened(five.nodes)) as store:
+    with closing(open_store_at(five.nodes)) as store:
         before = psutil.Process().num_threads()
-        took(store, "o.1")
+        acquired(store, "o.1")
         assert psutil.Process().num_threads() > before
         eventually(lambda: psutil.Process().num_threads() <= before)
         assert store.release(NAME, "o.1", ReleaseRequest()).ours

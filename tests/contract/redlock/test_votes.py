@@ -11,6 +11,7 @@ import pytest
 from celery_dlock.errors import LockLost, ReplyLost, StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import Lease
+from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import (
     Acquired,
@@ -22,17 +23,18 @@ from celery_dlock.store.model import (
     Used,
 )
 from celery_dlock.store.redlock.store import RedlockStore
-from tests.contract.helpers import NAME, TTL, Party, claim_of, ending_of, keys_of
+from tests.contract.helpers import NAME, TTL, Party, ending_of, keys_of, request_of
 from tests.contract.redlock.helpers import (
     KEYS,
     TIMEOUT,
+    acquired,
     answer_or_none,
     can_acquire,
     hold,
     holders,
-    opened,
+    of_one,
+    open_store_at,
     refuse_threads,
-    took,
     try_release,
 )
 from tests.support.polling import eventually
@@ -47,7 +49,7 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
     """Two others hold two servers each; no majority names anybody, and no one is called the holder."""
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(NAME, "o.1", TTL, claim_of("id1", once=True)) == NoMajority()
+    assert store.acquire(NAME, "o.1", TTL, request_of("id1", once=True)) == NoMajority()
     eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "b.1", "b.1", None])
     assert store.inspect(NAME) is None
     assert store.last_run(NAME) is None
@@ -57,14 +59,14 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
 def test_lease_on_a_minority_blocks_no_caller(five: RedlockSet, store: RedlockStore) -> None:
     hold(five.node(0), "dead.1")
     hold(five.node(1), "dead.2")
-    took(store, "o.1")
+    acquired(store, "o.1")
     assert eventually(lambda: holders(five.nodes) == ["dead.1", "dead.2", "o.1", "o.1", "o.1"])
 
 
 def test_holder_of_a_majority_is_the_holder(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[1:4]:
         hold(node, "a.1")
-    answer = store.acquire(NAME, "o.1", TTL, claim_of())
+    answer = store.acquire(NAME, "o.1", TTL, request_of())
     assert isinstance(answer, Held)
     assert answer.holder.owner == "a"
     eventually(lambda: holders(five.nodes) == [None, "a.1", "a.1", "a.1", None])
@@ -73,14 +75,14 @@ def test_holder_of_a_majority_is_the_holder(five: RedlockSet, store: RedlockStor
 def test_name_that_a_majority_knows_as_used_is_used(five: RedlockSet, store: RedlockStore) -> None:
     for node in five.nodes[:2]:
         node.kill()
-    took(store, "o.1", claim_of("id1", once=True))
+    acquired(store, "o.1", request_of("id1", once=True))
     store.release(NAME, "o.1", ending_of("id1", used_ms=TTL, once=True))
     for node in five.nodes[:2]:
         node.start()
     for node in five.nodes[3:]:
         node.kill()
     # One of the three that answer knows.
-    assert isinstance(eventually(lambda: answer_or_none(store, claim_of("id2", once=True))), Used)
+    assert isinstance(eventually(lambda: answer_or_none(store, request_of("id2", once=True))), Used)
     use = store.last_run(NAME)
     assert use is not None
     assert use.state == "used"
@@ -88,7 +90,7 @@ def test_name_that_a_majority_knows_as_used_is_used(five: RedlockSet, store: Red
 
 @pytest.mark.invariant("majority-decides")
 def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: RedlockSet) -> None:
-    rounds = 500
+    rounds = 200
     urls, together = five.lock_urls(), threading.Barrier(2, timeout=60)
     wins: list[list[object]] = [[], []]
 
@@ -97,7 +99,7 @@ def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: Redl
         for number in range(rounds):
             together.wait()
             name = shared_name(f"race {number % 7}")
-            answer = party.locker.acquire(name, party.scope, 30.0, AcquireRequest(party.scope.requester))
+            answer = party.lock_client.acquire(name, party.context, 30.0, AcquireRequest(party.context.requester))
             wins[place].append(answer)
             together.wait()
             if isinstance(answer, Lease):
@@ -122,14 +124,14 @@ def test_a_crowd_is_served_one_after_the_other(five: RedlockSet) -> None:
 
     def work(party: Party) -> None:
         for _ in range(5):
-            scope = party.new_scope()
-            lease = party.locker.acquire_within(name, scope, 30.0, AcquireRequest(scope.requester), 60.0)
+            context = party.new_context()
+            lease = party.lock_client.acquire_within(name, context, 30.0, AcquireRequest(context.requester), 60.0)
             assert isinstance(lease, Lease), lease
             inside.append(1)
             overlaps.append(len(inside))
             tokens.append(lease.token or 0)
             inside.pop()
-            party.locker.release(lease, scope)
+            party.lock_client.release(lease, context)
 
     parties = [Party(urls, timeout=TIMEOUT) for _ in range(8)]
     crowd = [threading.Thread(target=work, args=(party,)) for party in parties]
@@ -148,9 +150,9 @@ def led_astray(five: RedlockSet) -> Iterator[tuple[RedlockStore, list[Server]]]:
     nodes = list(five.nodes[:3])
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
-        store = stack.enter_context(closing(opened(proxies)))
+        store = stack.enter_context(closing(open_store_at(proxies)))
         for number in range(3):
-            took(store, f"w.{number}")
+            acquired(store, f"w.{number}")
             store.release(NAME, f"w.{number}", ReleaseRequest())
         eventually(lambda: holders(nodes) == [None] * 3)
         proxies[2].lead_to(nodes[0].port or 0)
@@ -160,7 +162,7 @@ def led_astray(five: RedlockSet) -> Iterator[tuple[RedlockStore, list[Server]]]:
 def not_taken(store: RedlockStore) -> str:
     """Ask for a lock that may not be granted; why it was not."""
     try:
-        answer = store.acquire(NAME, f"o.{uuid.uuid4()}", TTL, claim_of())
+        answer = store.acquire(NAME, f"o.{uuid.uuid4()}", TTL, request_of())
     except StoreUnavailable as error:
         return str(error)
     assert answer == NoMajority()
@@ -188,7 +190,7 @@ def test_name_that_leads_to_another_member_later_has_no_vote_without_info(five: 
         with led_astray(five) as (store, nodes):
             for node in nodes[1:]:
                 hold(node, "p.1")
-            assert store.acquire(NAME, "o.1", TTL, claim_of()) == NoMajority()
+            assert store.acquire(NAME, "o.1", TTL, request_of()) == NoMajority()
             eventually(lambda: holders(nodes) == [None, "p.1", "p.1"])
     finally:
         for node in five.nodes:
@@ -203,9 +205,9 @@ def test_first_lock_without_info_does_not_wait_for_a_server_that_hangs(five: Red
             client.execute_command("ACL", "SETUSER", LOCK_USER, "-info")  # type: ignore[no-untyped-call]
     nodes[2].pause()
     try:
-        with closing(opened(nodes, timeout=30)) as store:
+        with closing(open_store_at(nodes, timeout=30)) as store:
             began = time.monotonic()
-            assert isinstance(store.acquire(NAME, "o.1", 60 * TTL, claim_of()), Acquired)
+            assert isinstance(store.acquire(NAME, "o.1", 60 * TTL, request_of()), Acquired)
             assert time.monotonic() - began < 5
     finally:
         nodes[2].resume()
@@ -218,11 +220,11 @@ def test_first_lock_waits_a_tenth_of_its_ttl_for_servers_to_say_who_they_are(
     five: RedlockSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = threading.Event()
-    with closing(opened(five.nodes, timeout=30)) as store:
+    with closing(open_store_at(five.nodes, timeout=30)) as store:
         for node in store._quorum.members[:3]:
             monkeypatch.setattr(node.store, "info", lambda: silent.wait(30))
         began = time.monotonic()
-        assert isinstance(store.acquire(NAME, "o.1", 5_000, claim_of()), Acquired)
+        assert isinstance(store.acquire(NAME, "o.1", 5_000, request_of()), Acquired)
         assert time.monotonic() - began < 2.5
         silent.set()
 
@@ -246,8 +248,8 @@ def test_names_that_change_places_are_members_again(five: RedlockSet) -> None:
     nodes = list(five.nodes[:3])
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
-        store = stack.enter_context(closing(opened(proxies)))
-        took(store, "o.1")
+        store = stack.enter_context(closing(open_store_at(proxies)))
+        acquired(store, "o.1")
         eventually(lambda: not store._quorum.busy)
         for proxy, node in zip(proxies, [*nodes[1:], nodes[0]], strict=True):
             proxy.lead_to(node.port or 0)
@@ -271,7 +273,7 @@ def _renewed_by_all(store: RedlockStore, nodes: Sequence[Server]) -> bool:
 def test_lease_lives_with_a_majority_and_is_not_restored_on_a_server_that_lost_it(
     five: RedlockSet, store: RedlockStore
 ) -> None:
-    took(store, "o.1")
+    acquired(store, "o.1")
     eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
     renewal = Renewal(NAME, "o.1", 60_000)
     for node in five.nodes[:2]:
@@ -284,8 +286,8 @@ def test_lease_lives_with_a_majority_and_is_not_restored_on_a_server_that_lost_i
 
 @pytest.mark.invariant("majority-decides")
 def test_lease_without_a_majority_is_neither_renewed_nor_lost(five: RedlockSet, store: RedlockStore) -> None:
-    took(store, "o.1")
-    took_too = store.acquire(shared_name("y"), "o.2", TTL, claim_of())
+    acquired(store, "o.1")
+    took_too = store.acquire(shared_name("y"), "o.2", TTL, request_of())
     assert isinstance(took_too, Acquired)
     eventually(lambda: holders(five.nodes) == ["o.1"] * 5)
     eventually(lambda: holders(five.nodes, keys_of("y")) == ["o.2"] * 5)
@@ -325,7 +327,7 @@ def test_watchdog_renews_a_lease_while_two_of_five_hang(five: RedlockSet) -> Non
 def test_a_release_that_no_majority_confirms_is_an_error_and_may_be_repeated(
     five: RedlockSet, store: RedlockStore
 ) -> None:
-    took(store, "o.1")
+    acquired(store, "o.1")
     for node in five.nodes[:3]:
         node.kill()
     with pytest.raises(ReplyLost):
@@ -340,7 +342,7 @@ def test_majority_whose_threads_can_be_started_gives_the_lock(
     store: RedlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_threads(monkeypatch, 3)
-    took(store, "o.1")
+    acquired(store, "o.1")
 
 
 def test_no_majority_of_threads_is_a_store_that_does_not_answer_and_leaves_no_lock(
@@ -348,7 +350,36 @@ def test_no_majority_of_threads_is_a_store_that_does_not_answer_and_leaves_no_lo
 ) -> None:
     refuse_threads(monkeypatch, 2)
     with pytest.raises(StoreUnavailable, match="it was not asked: can't start new thread"):
-        took(store, "o.1")
+        acquired(store, "o.1")
     monkeypatch.undo()
     store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True))
     eventually(lambda: holders(five.nodes) == [None] * 5 and not store._quorum.busy)
+
+
+@pytest.mark.invariant("no-wake-up-is-lost")
+def test_waiter_that_asked_while_the_release_was_on_its_way_asks_again_soon(
+    five: RedlockSet, store: RedlockStore
+) -> None:
+    """The server that it listens to had executed the release when the waiter asked. It has no other to announce."""
+    acquired(store, "o.1")
+    with of_one(five.nodes[NAME.bucket % 5]) as preferred:
+        assert preferred.release(NAME, "o.1", ReleaseRequest()).ours
+    assert isinstance(store.acquire(NAME, "w.1", TTL, request_of(notify=True)), Held)
+    store.release(NAME, "o.1", ReleaseRequest())
+    began = time.monotonic()
+    assert not store.release_listener(NAME).wait(POLL)
+    assert time.monotonic() - began < POLL / 4
+    acquired(store, "w.1")
+
+
+@pytest.mark.invariant("hold-times-are-kept")
+@pytest.mark.parametrize("once", [False, True])
+def test_call_that_loses_its_vote_leaves_no_server_kept_by_min_hold(
+    five: RedlockSet, store: RedlockStore, once: bool
+) -> None:
+    """Its body has not run. Otherwise, after some lost votes a majority refuses all calls for ``min_hold``."""
+    for node in five.nodes[:3]:
+        hold(node, "a.1")
+    refused = store.acquire(NAME, "w.1", TTL, request_of("id1", min_hold_ms=60_000, once=once))
+    assert isinstance(refused, Held)
+    eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "a.1", None, None])

@@ -12,6 +12,9 @@ from typing import Any
 import redis
 from celery import Celery
 
+from celery_dlock import LockLost
+from celery_dlock.errors import StoreUnavailable
+
 
 def make_app(name: str, *, configurable: bool = False, **conf: Any) -> Celery:
     """Return an app of the servers that the environment names.
@@ -28,6 +31,15 @@ def make_app(name: str, *, configurable: bool = False, **conf: Any) -> Celery:
     if configurable:
         app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
     return app
+
+
+def still_held(lease: Any) -> bool:
+    """Return whether `ensure()` accepts the lease. A body that goes on all the same has its late write refused."""
+    try:
+        lease.ensure()
+    except (LockLost, StoreUnavailable):
+        return False
+    return True
 
 
 class History(redis.Redis):
@@ -60,3 +72,18 @@ class History(redis.Redis):
             yield
         finally:
             self.note("out", **facts)
+
+
+def canvas_tasks(app: Celery, history: History) -> tuple[Any, Any]:
+    """Define `plain`, a task without a lock for links, chains and chords, and `failed_link`, an errback."""
+
+    @app.task(name=f"{app.main}.plain")
+    def plain(*args: Any, **_kwargs: Any) -> Any:
+        history.note("plain", args=repr(args))
+        return args[0] if args else None
+
+    @app.task(name=f"{app.main}.failed_link")
+    def failed_link(task_id: str) -> None:
+        history.note("link_error", id=task_id)
+
+    return plain, failed_link

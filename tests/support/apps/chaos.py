@@ -6,20 +6,20 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from celery_dlock import LockLost, StoreUnavailable, singleton_task
+from celery_dlock import LockLost, singleton_task
 from celery_dlock.locking.watchdog import Watchdog
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
 from chaos.resource import TRIES, write
-from tests.support.apps.base import make_app
+from tests.support.apps.base import make_app, still_held
 
 TTL = 2.0
 SLICE = 0.05
 
 app = make_app(
     "chaos",
-    dlock_turn=4,
-    dlock_turn_tries=10,
+    dlock_grant_timeout=4,
+    dlock_grant_attempts=10,
     task_publish_retry=False,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
@@ -56,7 +56,7 @@ def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
             os._exit(3)
         if number % 2 and task.lock_options.on_lost == "continue":
             asked = time.monotonic_ns()
-            noted("ensure", run=run, ok=ensured(lease), asked=asked)
+            noted("ensure", run=run, ok=still_held(lease), asked=asked)
         written(run, name, lease.token, task.request.id)
     except BaseException as error:
         how = type(error).__name__
@@ -86,15 +86,6 @@ def written(run: str, name: str, token: int, task_id: str) -> None:
     noted("write", run=run, ok=write(os.environ["DLOCK_CHAOS_RESOURCE"], name, token, task_id))
 
 
-def ensured(lease: Any) -> bool:
-    """What `ensure()` says; a body that says nothing of it goes on, to have its late write refused."""
-    try:
-        lease.ensure()
-    except (LockLost, StoreUnavailable):
-        return False
-    return True
-
-
 def first_time(task_id: str) -> bool:
     """Only the first run of a message dies: it is delivered again."""
     with closing(sqlite3.connect(os.environ["DLOCK_CHAOS_RESOURCE"], timeout=TRIES)) as db, suppress(sqlite3.Error), db:
@@ -119,6 +110,7 @@ BACK: dict[str, Any] = {"retry_delay": 0.3, "retry_delay_max": 2.0}
 skips = singleton("skips", "skip")
 retries = singleton("retries", "retry", **BACK)
 queues = singleton("queues", "queue")
+debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
 waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
 aborts = singleton("aborts", "retry", on_lost="abort", after_lost="retry", **BACK)
 retries_early = singleton("retries_early", "retry", late=False, **BACK)

@@ -7,10 +7,11 @@ from typing import Any
 
 from celery import Celery
 
-from celery_dlock import LockLost, StoreUnavailable, singleton_task
+from celery_dlock import singleton_task
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
 from chaos.resource import write
+from tests.support.apps.base import still_held
 
 #: Long enough for a lease to be renewed behind a failover.
 TTL = 6.0
@@ -41,7 +42,7 @@ def body(task: Any, name: str, seconds: float) -> None:
         history.note("write", run=run, ok=write(written, name, lease.token, task.request.id))
         inside(run, lease, seconds)
         asked = time.monotonic_ns()
-        history.note("ensure", run=run, ok=ensured(lease), asked=asked)
+        history.note("ensure", run=run, ok=still_held(lease), asked=asked)
         # Whoever was told would stop here; this one goes on, to have its late write refused.
         history.note("write", run=run, ok=write(written, name, lease.token, task.request.id))
         how = "return"
@@ -56,14 +57,6 @@ def inside(run: str, lease: Any, seconds: float) -> None:
         if not told and not lease.held:
             told = True
             history.note("told", run=run)
-
-
-def ensured(lease: Any) -> bool:
-    try:
-        lease.ensure()
-    except (LockLost, StoreUnavailable):
-        return False
-    return True
 
 
 def singleton(name: str, on_conflict: str, **options: Any) -> Any:

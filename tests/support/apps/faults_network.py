@@ -14,18 +14,18 @@ from celery_dlock.locking.events import Event
 from celery_dlock.store.redis.keys import LockKeys
 from tests.support.apps.base import make_app
 
-#: Long enough that one timeout of the keeper (0.4 s) fits into it, also on a loaded machine.
+#: Long enough that one timeout of the watchdog (0.4 s) fits into it, also on a loaded machine.
 TTL = 3.0
-#: For answers that take a second: the keeper waits longer where no lease ends soon.
+#: For answers that take a second: the watchdog waits longer where no lease ends soon.
 LONG_TTL = 8.0
-TIMEOUT, REST = 1.0, 1.0
+TIMEOUT, BREAKER_RESET = 1.0, 1.0
 #: Seconds from a free lock until a message that waits for it has come back.
 COMEBACK = 0.2
 
 app = make_app(
     "faults_network",
     dlock_timeout=TIMEOUT,
-    dlock_rest=REST,
+    dlock_breaker_reset=BREAKER_RESET,
     broker_connection_max_retries=None,
     worker_prefetch_multiplier=1,
 )

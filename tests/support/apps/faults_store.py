@@ -9,12 +9,12 @@ from tests.support.apps.base import make_app
 from tests.support.apps.marks import mark, marks_client, noted
 
 #: Short, so that the tests are; the rest is much longer than what they do in it.
-TIMEOUT, REST = 1.0, 4.0
+TIMEOUT, BREAKER_RESET = 1.0, 4.0
 
 app = make_app(
     "faults_store",
     dlock_timeout=TIMEOUT,
-    dlock_rest=REST,
+    dlock_breaker_reset=BREAKER_RESET,
     worker_prefetch_multiplier=1,
 )
 

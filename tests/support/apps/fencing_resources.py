@@ -31,23 +31,23 @@ TABLES = (
 )
 
 
-def opened(place):
+def open_database(place):
     """A connection to SQLite (a path) or PostgreSQL (a URL)."""
     return closing(Session(place) if place.startswith("postgresql:") else sqlite3.connect(place, timeout=30))
 
 
 def a_row(place, name, value, token):
-    with opened(place) as db:
+    with open_database(place) as db:
         write_fenced(db, SET_BALANCE, id=name, balance=value, token=token)
 
 
 def a_row_that_may_be_missing(place, name, value, token):
-    with opened(place) as db:
+    with open_database(place) as db:
         write_fenced(db, OPEN_OR_SET, id=name, balance=value, token=token)
 
 
 def several_rows(place, name, value, token):
-    with opened(place) as db:
+    with open_database(place) as db:
         claim(db, name, token)
         db.execute("INSERT INTO posting (account, amount) VALUES (:account, :amount)", {"account": name, "amount": 1})
         values = {"id": name, "balance": value}
@@ -74,14 +74,14 @@ WRITES = {
 
 
 def create(place):
-    with opened(place) as db:
+    with open_database(place) as db:
         for table in TABLES:
             db.execute(table)
         db.commit()
 
 
 def open_account(place, name):
-    with opened(place) as db:
+    with open_database(place) as db:
         db.execute("INSERT INTO account (id, balance, fence) VALUES (:id, 0, 0)", {"id": name})
         db.commit()
 
@@ -94,7 +94,7 @@ def stored(kind, place, name):
     if kind == "an HTTP API":
         with urllib.request.urlopen(f"{place}/{name}", timeout=10) as answer:
             return json.loads(answer.read()), int(answer.headers["X-Fencing-Token"])
-    with opened(place) as db:
+    with open_database(place) as db:
         wanted = {"id": name}
         balance, fence = db.execute("SELECT balance, fence FROM account WHERE id = :id", wanted).fetchone()
         if kind == "several rows":

@@ -100,7 +100,7 @@ def told(self: Any, row: str, seconds: float) -> None:
 
 @singleton_task(app=app, bind=True, ttl=60)
 def asking(self: Any, row: str, seconds: float) -> None:
-    """Asks the store again and again, long before the keeper looks."""
+    """Asks the store again and again, long before the watchdog looks."""
     end = time.monotonic() + seconds
     with noted(row):
         while time.monotonic() < end:

@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_dlock import Lock
 from celery_dlock.errors import NotHeld
-from celery_dlock.locking import watchdog as keeper
+from celery_dlock.locking import watchdog
 
 
 def app_at(url: str) -> Celery:
@@ -49,7 +49,7 @@ def fork(url: str, make: Callable[[], int] = os.fork) -> None:
     with lock:
         holder = lock.holder()
         assert holder
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the keeper's thread, as users do
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the watchdog's thread, as users do
         taken, told = os.pipe()
         pid = make()
         if pid == 0:
@@ -77,7 +77,7 @@ def forked(lock: Lock, taken: int) -> NoReturn:
     except NotHeld:
         say("leaving in child: NotHeld")
     say("acquire in child", lock.acquire(blocking=False))
-    # Its own lock works, and its keeper keeps it.
+    # Its own lock works, and its watchdog keeps it.
     with Lock("y", app=app, ttl=2) as other:
         time.sleep(2.4)
         say("kept in child", other.lease is not None and other.lease.held)
@@ -86,14 +86,14 @@ def forked(lock: Lock, taken: int) -> NoReturn:
 
 def crowd(url: str) -> None:
     """200 locks at once: how many threads keep them, over how many connections, and what is left afterwards."""
-    keeper.IDLE_TICKS = 3
+    watchdog.IDLE_TICKS = 3
     app, me = app_at(url), psutil.Process()
     alone = me.num_threads()
     locks = [Lock(str(number), app=app, ttl=2) for number in range(200)]
     for lock in locks:
         lock.acquire()
     time.sleep(3.0)
-    say("keepers", me.num_threads() - alone)
+    say("watchdogs", me.num_threads() - alone)
     # psutil 6 renamed it, the old name warns.
     connections = getattr(me, "net_connections", None) or me.connections
     say("connections", sum(1 for connection in connections("tcp") if connection.status == "ESTABLISHED"))
@@ -103,7 +103,7 @@ def crowd(url: str) -> None:
     end = time.monotonic() + 10
     while me.num_threads() > alone and time.monotonic() < end:
         time.sleep(0.05)
-    say("keepers left", me.num_threads() - alone)
+    say("watchdogs left", me.num_threads() - alone)
     with Lock("again", app=app, ttl=2) as lock:
         time.sleep(2.6)
         say("kept again", lock.lease is not None and lock.lease.held)

@@ -41,7 +41,7 @@ _SOON = "call_soon_ack" if hasattr(Consumer, "call_soon_ack") else "call_soon"
 _soon = getattr(Consumer, _SOON)
 _connect, _collect = Consumer.connect, Connection.collect
 _accepted, _mark_as_retry = Request.on_accepted, Backend.mark_as_retry
-#: Seconds in which the keeper has left word in what it doubts.
+#: Seconds in which the watchdog has left word in what it doubts.
 SLOWLY = 1.5
 _cuts: list[str] = []
 

@@ -10,7 +10,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_failure, task_postrun
 
 from celery_dlock import SingletonTask, signals, singleton_task
-from tests.support.apps.base import History, make_app
+from tests.support.apps.base import History, canvas_tasks, make_app
 
 app = make_app(
     "policies",
@@ -146,16 +146,7 @@ def defaults(self, value, more=7):
     return self.lease.name
 
 
-@app.task(name="policies.plain")
-def plain(*args, **kwargs):
-    """No singleton: a chain's tail, a chord's body, a link."""
-    history.note("plain", args=repr(args))
-    return args[0] if args else None
-
-
-@app.task(name="policies.failed_link")
-def failed_link(task_id):
-    history.note("link_error", id=task_id)
+plain, failed_link = canvas_tasks(app, history)
 
 
 @singleton_task(app=app, bind=True, name="policies.parcel", key=["n"], on_conflict="retry", retry_delay=2.0)

@@ -10,7 +10,7 @@ from tests.support.apps.marks import marks_client
 
 app = make_app(
     "queue_e2e",
-    dlock_turn=8,
+    dlock_grant_timeout=8,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     task_ignore_result=True,

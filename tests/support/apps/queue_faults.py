@@ -3,9 +3,7 @@
 Their processes can be killed at the steps of `tests.support.apps.steps`.
 """
 
-import json
 import os
-import time
 from typing import Any
 
 from celery import Celery
@@ -16,15 +14,14 @@ from celery_dlock.messaging.message import PROPERTY, Delivery
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
-from tests.support.apps.marks import marks_client
-from tests.support.apps.steps import step, stepped
+from tests.support.apps.steps import parks, recorded_post, stepped, takes_grant
 
 BROKER = os.environ["DLOCK_TEST_BROKER_URL"]
 
 app = Celery("queue_faults", broker=BROKER, backend=os.environ["DLOCK_TEST_RESULT_URL"])
 app.conf.update(
     dlock_url=os.environ["DLOCK_TEST_LOCK_URL"],
-    dlock_turn=2,
+    dlock_grant_timeout=2,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     worker_log_color=False,
@@ -40,14 +37,6 @@ if BROKER.startswith("redis"):
     }
 
 
-def parks(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, claim: Any) -> bool:
-    return claim.queue is not None and bool(claim.queue.entry)
-
-
-def takes_its_turn(_store: Any, _keys: Any, _acquisition: str, _ttl_ms: int, claim: Any) -> bool:
-    return claim.queue is not None and not claim.queue.entry and bool(claim.queue.grant_id)
-
-
 def is_turn(_deliveries: Any, request: Any, _name: Any) -> bool:
     """Called in the main process, for what is on its way to the pool."""
     return bool(Delivery(*request.request_dict["properties"][PROPERTY]).grant_id)
@@ -55,7 +44,7 @@ def is_turn(_deliveries: Any, request: Any, _name: Any) -> bool:
 
 if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "acquire", "park", parks)
-    stepped(RedisStore, "acquire", "take", takes_its_turn)
+    stepped(RedisStore, "acquire", "take", takes_grant)
     stepped(RedisStore, "release", "release", lambda _store, _keys, _acquisition, ending, *_: ending.final)
     stepped(RedisStore, "confirm_publish", "published")
     stepped(RedisStore, "sweep", "sweep", answered=lambda taken: taken.granted is not None)
@@ -64,18 +53,7 @@ if "DLOCK_TEST_STEPS" in os.environ:
     stepped(SingletonRequest, "dlock_acknowledge", "acknowledge", lambda request: request._dlock_held_back)
 
 
-def post(account: str, number: int) -> int:
-    with marks_client() as client:
-        client.rpush(f"runs:{account}", json.dumps(["in", number, os.getpid()]))
-        end = time.monotonic() + 30
-        while client.exists(f"gate:{account}:{number}") and time.monotonic() < end:
-            time.sleep(0.01)
-        step("body")
-        client.rpush(f"runs:{account}", json.dumps(["out", number, os.getpid()]))
-    return number
-
-
 QUEUED = {"on_conflict": "queue", "key": ["account"], "ttl": 2, "scope": "task"}
 
-late = singleton_task(app=app, name="faults.late", acks_late=True, reject_on_worker_lost=True, **QUEUED)(post)
-early = singleton_task(app=app, name="faults.early", **QUEUED)(post)
+late = singleton_task(app=app, name="faults.late", acks_late=True, reject_on_worker_lost=True, **QUEUED)(recorded_post)
+early = singleton_task(app=app, name="faults.early", **QUEUED)(recorded_post)

@@ -9,7 +9,7 @@ from kombu import Queue
 from kombu.common import Broadcast
 
 from celery_dlock import signals, singleton_task
-from tests.support.apps.base import History, make_app
+from tests.support.apps.base import History, canvas_tasks, make_app
 
 app = make_app(
     "queueing",
@@ -76,22 +76,15 @@ three = define("three", queue_limit=3)
 three_skip = define("three_skip", queue_limit=3, queue_overflow="skip")
 three_drop = define("three_drop", queue_limit=3, queue_overflow="drop_oldest")
 latest = define("latest", queue_overflow="keep_latest")
+saves = define("saves", debounce=2, debounce_max=4, acks_late=True)
+saves_patiently = define("saves_patiently", debounce=8, debounce_max=60, acks_late=True, reject_on_worker_lost=True)
 once = define("once", once_per=60)
 shared = define("shared", key="{n}", scope="shared")
 shared_skips = define("shared_skips", key="{n}", scope="shared", on_conflict="skip")
 shared_retries = define("shared_retries", key="{n}", scope="shared", on_conflict="retry", retry_delay=60)
 
 
-@app.task(name="queueing.plain")
-def plain(*args, **kwargs):
-    """No singleton: a chain's tail, a chord's body, a link."""
-    history.note("plain", args=repr(args))
-    return args[0] if args else None
-
-
-@app.task(name="queueing.failed_link")
-def failed_link(task_id):
-    history.note("link_error", id=task_id)
+plain, failed_link = canvas_tasks(app, history)
 
 
 @singleton_task(app=app, bind=True, name="queueing.parcel", key=["n"], on_conflict="queue", acks_late=True)

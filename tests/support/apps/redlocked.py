@@ -6,8 +6,7 @@ import time
 from celery import Celery
 
 from celery_dlock import SingletonTask, signals, singleton_task
-from celery_dlock.locking.events import Event
-from tests.support.apps.marks import mark, noted
+from tests.support.apps.marks import mark_lost, noted
 
 PLACES = os.environ["DLOCK_TEST_LOCK_URL"].split(",")
 
@@ -19,9 +18,7 @@ app.conf.update(
 )
 
 
-@signals.lock_lost.connect
-def _on_lost(event: Event, **_: object) -> None:
-    mark(f"lost {event.name}", event.reason)
+signals.lock_lost.connect(mark_lost)
 
 
 @singleton_task(app=app, bind=True, ttl=4, key="{row}", on_conflict="retry", retry_delay=0.05, retry_delay_max=0.2)

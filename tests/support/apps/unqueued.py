@@ -8,7 +8,7 @@ from celery_dlock import singleton_task
 from celery_dlock.worker import queue_sweeper as sweeper
 from tests.support.apps.base import make_app
 
-sweeper.LOOK = 0.5  # half a minute outside tests
+sweeper.CHECK_INTERVAL = 0.5  # half a minute outside tests
 
 app = make_app(
     "unqueued",

@@ -71,9 +71,9 @@ class BrokerEnvironment(PolicyEnvironment):
             return connection.default_channel.queue_declare("celery", passive=True).message_count
 
     def word_is_left(self, holding):
-        """Wait until its keeper has noticed that the broker may deliver the holder's message once more."""
+        """Wait until its watchdog has noticed that the broker may deliver the holder's message once more."""
         (lock,) = self.lock_keys(self.tasks.skips_late, holding.n)
-        eventually(lambda: self.locks.hget(lock, "dup"), 20, message="the keeper left no word")
+        eventually(lambda: self.locks.hget(lock, "dup"), 20, message="the watchdog left no word")
 
     def ran_once(self, *results):
         """Each of them ran, its end is stored, and it was not run again."""
@@ -93,7 +93,7 @@ class BrokerEnvironment(PolicyEnvironment):
 
 
 @contextmanager
-def staged(folder, kind, conf):
+def running_stage(folder, kind, conf):
     """A stage without a worker as yet; `conf` is of the workers and of this process."""
     with ExitStack() as stack:
         broker, url = stack.enter_context(BROKERS[kind](folder))

@@ -28,7 +28,7 @@ def is_marked(tasks, urls, result, n, nesting=0, name="late"):
 
 
 def has_word(tasks, urls, n):
-    """Has the keeper left word in the lock that a copy may be about?"""
+    """Has the watchdog left word in the lock that a copy may be about?"""
     with redis.Redis.from_url(urls.lock) as locks:
         return locks.hget(LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).lock, "dup") == b"1"
 

@@ -4,7 +4,6 @@ One reaches store and broker through proxies, the other directly.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from celery.result import AsyncResult
 
+from tests.support.environ import environment
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
@@ -40,7 +40,7 @@ class Cuts:
 
 
 def half_open_in_between(proxy: Proxy, age: float) -> None:
-    # After the first renewal, so that the keeper has a connection, and before the second.
+    # After the first renewal, so that the watchdog has a connection, and before the second.
     if TTL / 3 + 0.3 < age < TTL / 3 + 0.6:
         proxy.half_open()
 
@@ -156,20 +156,6 @@ class NetworkEnvironment:
 
 
 @contextmanager
-def environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
 def network_environment(folder: Path) -> Iterator[NetworkEnvironment]:
     notes = Notes(folder / "notes")
     with ExitStack() as stack:
@@ -177,7 +163,7 @@ def network_environment(folder: Path) -> Iterator[NetworkEnvironment]:
         assert broker.port is not None
         assert locks.port is not None
         environ = {"DLOCK_TEST_NOTES": str(folder / "notes"), "DLOCK_TEST_DIRECT_URL": locks.url()}
-        stack.enter_context(environment(**environ))
+        stack.enter_context(environment(environ))
         to_store, to_broker = (stack.enter_context(Proxy(port)) for port in (locks.port, broker.port))
         direct = Urls(broker.url(), broker.url(1), locks.lock_url())
         store_url = to_store.url().replace("//", f"//{LOCK_USER}:{LOCK_PASSWORD}@")

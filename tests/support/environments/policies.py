@@ -159,7 +159,7 @@ def _stop_listening(app):
 
 
 @contextmanager
-def staged(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
+def running_stage(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
     """A stage with ready workers.
 
     Args:
@@ -191,7 +191,7 @@ def staged(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, con
         yield stage
 
 
-def took(call):
+def timed(call):
     """Seconds that `call` took, and what it raised or gave."""
     start = time.monotonic()
     try:

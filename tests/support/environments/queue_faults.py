@@ -14,7 +14,17 @@ STEPS = {"DLOCK_TEST_STEPS": "1"}
 accounts = (f"account-{number}" for number in itertools.count(1))
 
 
-class QueueFaultEnvironment:
+class RecordedRuns:
+    """Reads what the bodies of `tests.support.apps.steps.recorded_post` recorded in `notes`."""
+
+    def runs(self, account):
+        return [json.loads(text) for text in self.notes.lrange(f"runs:{account}", 0, -1)]
+
+    def numbers(self, account, what):
+        return [number for word, number, _ in self.runs(account) if word == what]
+
+
+class QueueFaultEnvironment(RecordedRuns):
     """Workers whose processes may be killed at a step, and what their bodies noted."""
 
     def __init__(self, folder, urls, tasks, notes, stack):
@@ -51,12 +61,6 @@ class QueueFaultEnvironment:
         assert pid is not None, f"nobody came by {step}"
         died = [worker for worker in self.workers if not worker.running]
         return {int(pid)}.union(*(self._pids[worker] for worker in died))
-
-    def runs(self, account):
-        return [json.loads(text) for text in self.notes.lrange(f"runs:{account}", 0, -1)]
-
-    def numbers(self, account, what):
-        return [number for word, number, _ in self.runs(account) if word == what]
 
     def close_gate(self, account, number=1):
         self.notes.set(f"gate:{account}:{number}", 1)

@@ -89,7 +89,7 @@ class QueueEnvironment(PolicyEnvironment):
 
 
 @contextmanager
-def staged(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
+def running_stage(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
     """A stage with ready workers.
 
     Args:

@@ -61,7 +61,7 @@ class RabbitMQEnvironment(QueueEnvironment):
 
 
 @contextmanager
-def staged(folder, broker, conf=None):
+def running_stage(folder, broker, conf=None):
     """A stage with one ready worker.
 
     Args:

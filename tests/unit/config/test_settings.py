@@ -15,19 +15,13 @@ from celery_dlock.messaging.broker_identity import broker_of
 from celery_dlock.options.lock_options import DEFAULT_TTL
 from celery_dlock.store.location import shown
 from tests.support.stores import store_at
+from tests.unit.settings import settings_of
 
 REDIS = "redis://broker/3"
-KNOWN = (
-    "dlock_broker, dlock_call_options, dlock_durability, dlock_enabled, dlock_failover_quarantine, dlock_prefix, "
-    "dlock_rest, dlock_restart_delay, dlock_timeout, dlock_transport_options, dlock_ttl, dlock_turn, dlock_turn_tries, "
-    "dlock_url"
-)
 
 
 def settings(broker: str = REDIS, backend: str | None = None, **conf: Any) -> Settings:
-    app = Celery("a", broker=broker, backend=backend, set_as_current=False)
-    app.conf.update(conf)
-    return Settings.of(app)
+    return settings_of(broker, backend, **conf)
 
 
 def refusal(**given: Any) -> str:
@@ -59,7 +53,7 @@ def refusal(**given: Any) -> str:
 def test_locks_live_at_their_own_url_else_at_the_brokers_else_at_the_backends(
     broker: str, backend: str | None, own: str | None, expected: str
 ) -> None:
-    assert settings(broker, backend, **({"dlock_url": own} if own else {})).places[0].shown == expected
+    assert settings(broker, backend, **({"dlock_url": own} if own else {})).locations[0].shown == expected
 
 
 @pytest.mark.parametrize(
@@ -86,7 +80,7 @@ def test_without_any_redis_the_error_says_what_was_found_and_what_to_set(
 def test_an_url_of_an_unknown_kind_is_refused_with_those_that_are_known(url: Any) -> None:
     message = refusal(dlock_url=url)
     assert message.startswith("invalid dlock_url=")
-    known = "redis://, rediss://, unix://, redis+socket://, sentinel://, redis+cluster://, rediss+cluster://"
+    known = "redis://, rediss://, unix://, redis+socket://, sentinel://, redis+cluster://, rediss+cluster://, memory://"
     assert f"expected a URL that starts with one of {known}" in message
     assert "s3cret" not in message
 
@@ -129,8 +123,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     found = settings()
     assert (found.prefix, found.ttl) == ("dlock", 30.0)
     assert found.ttl is DEFAULT_TTL
-    assert (found.turn, found.turn_tries) == (60.0, 5)
-    assert (found.timeout, found.rest) == (3.0, 2.0)
+    assert (found.grant_timeout, found.grant_attempts) == (60.0, 5)
+    assert (found.timeout, found.breaker_reset) == (3.0, 2.0)
 
 
 @pytest.mark.parametrize("ttl", [45, 45.0, timedelta(seconds=45)])
@@ -138,13 +132,13 @@ def test_a_ttl_is_seconds_or_a_timedelta(ttl: Any) -> None:
     assert settings(dlock_ttl=ttl).ttl == 45.0
 
 
-@pytest.mark.parametrize("turn", [45, 45.0, timedelta(seconds=45)])
-def test_a_turn_is_seconds_or_a_timedelta(turn: Any) -> None:
-    assert settings(dlock_turn=turn).turn == 45.0
+@pytest.mark.parametrize("seconds", [45, 45.0, timedelta(seconds=45)])
+def test_a_grant_timeout_is_seconds_or_a_timedelta(seconds: Any) -> None:
+    assert settings(dlock_grant_timeout=seconds).grant_timeout == 45.0
 
 
-def test_a_message_may_lose_any_number_of_turns_from_one() -> None:
-    assert [settings(dlock_turn_tries=tries).turn_tries for tries in (1, 10**9)] == [1, 10**9]
+def test_grant_attempts_are_any_whole_number_from_one() -> None:
+    assert [settings(dlock_grant_attempts=count).grant_attempts for count in (1, 10**9)] == [1, 10**9]
 
 
 @pytest.mark.parametrize(
@@ -153,25 +147,25 @@ def test_a_message_may_lose_any_number_of_turns_from_one() -> None:
         ("dlock_ttl", 0.5, "seconds from 1"),
         ("dlock_ttl", "30", "seconds (int, float or timedelta) of at least 1"),
         ("dlock_ttl", True, "seconds (int, float or timedelta) of at least 1"),
-        ("dlock_turn", 0.5, "seconds from 1"),
-        ("dlock_turn", 0, "seconds from 1"),
-        ("dlock_turn", float("inf"), "seconds from 1"),
-        ("dlock_turn", float("nan"), "seconds from 1"),
-        ("dlock_turn", "60", "seconds (int, float or timedelta) of at least 1"),
-        ("dlock_turn", None, "seconds (int, float or timedelta) of at least 1"),
-        ("dlock_turn", True, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_grant_timeout", 0.5, "seconds from 1"),
+        ("dlock_grant_timeout", 0, "seconds from 1"),
+        ("dlock_grant_timeout", float("inf"), "seconds from 1"),
+        ("dlock_grant_timeout", float("nan"), "seconds from 1"),
+        ("dlock_grant_timeout", "60", "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_grant_timeout", None, "seconds (int, float or timedelta) of at least 1"),
+        ("dlock_grant_timeout", True, "seconds (int, float or timedelta) of at least 1"),
         ("dlock_timeout", 0.04, "seconds from 0.05"),
         ("dlock_timeout", 61, "seconds from 0.05 to 60"),
         ("dlock_timeout", None, "seconds (int, float or timedelta) of at least 0.05"),
-        ("dlock_rest", -1, "seconds from 0"),
-        ("dlock_rest", 61, "seconds from 0 to 60"),
-        ("dlock_rest", "2", "seconds (int, float or timedelta) of at least 0"),
-        ("dlock_turn_tries", 0, "a whole number of at least 1"),
-        ("dlock_turn_tries", -1, "a whole number of at least 1"),
-        ("dlock_turn_tries", 5.0, "a whole number of at least 1"),
-        ("dlock_turn_tries", "5", "a whole number of at least 1"),
-        ("dlock_turn_tries", None, "a whole number of at least 1"),
-        ("dlock_turn_tries", True, "a whole number of at least 1"),
+        ("dlock_breaker_reset", -1, "seconds from 0"),
+        ("dlock_breaker_reset", 61, "seconds from 0 to 60"),
+        ("dlock_breaker_reset", "2", "seconds (int, float or timedelta) of at least 0"),
+        ("dlock_grant_attempts", 0, "a whole number of at least 1"),
+        ("dlock_grant_attempts", -1, "a whole number of at least 1"),
+        ("dlock_grant_attempts", 5.0, "a whole number of at least 1"),
+        ("dlock_grant_attempts", "5", "a whole number of at least 1"),
+        ("dlock_grant_attempts", None, "a whole number of at least 1"),
+        ("dlock_grant_attempts", True, "a whole number of at least 1"),
         ("dlock_broker", "", "a non-empty text"),
         ("dlock_broker", ["amqp://h"], "a non-empty text"),
         ("dlock_prefix", "", "text without braces or spaces"),
@@ -204,7 +198,7 @@ def test_a_wrong_value_is_refused_with_setting_value_and_what_is_allowed(name: s
 )
 def test_an_unknown_setting_is_refused_by_name_with_the_one_that_was_meant(name: str, meant: str) -> None:
     alike = f" (did you mean {meant!r}?)" if meant else ""
-    assert refusal(**{name: 1}) == f"unknown setting {name!r}{alike}; known are {KNOWN}"
+    assert refusal(**{name: 1}) == f"unknown setting {name!r}{alike}; all settings: docs/reference/settings.md"
 
 
 @pytest.mark.core
@@ -218,7 +212,7 @@ def test_settings_come_from_a_namespace_too_and_unknown_ones_there_are_refused()
         return Settings.of(app)
 
     found = of(CELERY_DLOCK_TTL=45, CELERY_DLOCK_PREFIX="mine", CELERY_DLOCK_URL="redis://own/2", DLOCK_OF_ANOTHER=1)
-    assert (found.places[0].shown, found.prefix, found.ttl) == ("redis://own/2", "mine", 45.0)
+    assert (found.locations[0].shown, found.prefix, found.ttl) == ("redis://own/2", "mine", 45.0)
     with pytest.raises(InvalidLockOptions, match="unknown setting 'dlock_tll'"):
         of(CELERY_DLOCK_TLL=45)
 
@@ -236,7 +230,7 @@ def test_a_pause_that_would_have_no_effect_is_refused(urls: Any, name: str, cure
 
 
 def test_valkey_is_spoken_to_as_redis() -> None:
-    assert refusal(dlock_url="valkey://h").endswith("rediss+cluster://; use redis:// for Valkey too")
+    assert refusal(dlock_url="valkey://h").endswith("memory://; use redis:// for Valkey too")
 
 
 def test_other_settings_of_other_people_are_no_concern() -> None:

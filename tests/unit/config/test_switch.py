@@ -8,7 +8,7 @@ from celery import Celery, chain, group
 
 from celery_dlock import InvalidLockOptions, Lock, SingletonTask, singleton_task
 from celery_dlock.errors import NoLockStore
-from celery_dlock.worker import KeeperStep
+from celery_dlock.worker import SingletonStep
 
 pytestmark = pytest.mark.core
 
@@ -132,14 +132,14 @@ def test_embedded_worker_without_a_store_starts_with_a_warning(caplog: pytest.Lo
     task_of(app)
     worker = embedded(app)
     with caplog.at_level(logging.WARNING, "celery_dlock"):
-        assert not KeeperStep(worker).include_if(worker)
+        assert not SingletonStep(worker).include_if(worker)
     assert "except for calls without a lock: dlock_url is not set" in caplog.text
 
 
 def test_worker_of_a_disabled_app_starts_nothing_of_ours(off: Celery) -> None:
     task_of(off)
     worker = embedded(off)
-    assert not KeeperStep(worker).include_if(worker)
+    assert not SingletonStep(worker).include_if(worker)
 
 
 def test_app_without_any_url_is_told_to_be_imported() -> None:

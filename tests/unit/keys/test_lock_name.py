@@ -15,17 +15,13 @@ from redis.crc import key_slot
 
 from celery_dlock.keys.key_spec import BUCKETS, KeySpec, LockName, shared_name
 from celery_dlock.store.redis.keys import LockKeys
+from tests.unit.keys.naming import without_digest
 
 pytestmark = pytest.mark.core
 
 
 def name(function: Callable[..., Any], *args: Any, key: Any = None, task: str = "shop.pay") -> str:
     return KeySpec(task, inspect.signature(function), key, "task").name_of(args, {}).text
-
-
-def shown(text: str) -> str:
-    """A name without its digest."""
-    return text.rpartition(":")[0]
 
 
 def one(a: Any) -> None: ...
@@ -42,14 +38,14 @@ class TestNames:
             assert len(made) <= 234
 
     def test_text_is_cut_at_100_characters_and_between_escapes(self) -> None:
-        assert shown(shared_name("x" * 101).text) == "x" * 100
-        assert shown(shared_name("é" * 60).text) == "%C3%A9" * 16 + "%C3"
-        assert shown(shared_name("x" * 99 + " ").text) == "x" * 99
-        assert shown(shared_name("x" * 98 + " ").text) == "x" * 98
+        assert without_digest(shared_name("x" * 101).text) == "x" * 100
+        assert without_digest(shared_name("é" * 60).text) == "%C3%A9" * 16 + "%C3"
+        assert without_digest(shared_name("x" * 99 + " ").text) == "x" * 99
+        assert without_digest(shared_name("x" * 98 + " ").text) == "x" * 98
         assert shared_name("x" * 101) != shared_name("x" * 102)
 
     def test_surrogates_do_no_harm(self) -> None:
-        assert shown(shared_name("a\ud800").text) == "a%ED%A0%80"
+        assert without_digest(shared_name("a\ud800").text) == "a%ED%A0%80"
         for before in range(3):
             assert shared_name("x" * before + "\ud83d\ude00" * 99) == shared_name("x" * before + "\U0001f600" * 99)
             assert shared_name("x" * (97 + before) + "\ud83d\ude00") == shared_name("x" * (97 + before) + "\U0001f600")
@@ -78,7 +74,8 @@ class TestLockKeys:
 
     def test_layout(self) -> None:
         keys = LockKeys.of("dlock", self.NAME)
-        assert keys == LockKeys("dlock:{02a}:lock:shop.pay:5f0c", "dlock:{02a}:last", "dlock:{02a}:wake:shop.pay:5f0c")
+        root = "dlock:{02a}:"
+        assert keys == LockKeys(f"{root}lock:shop.pay:5f0c", f"{root}last", f"{root}wake:shop.pay:5f0c", root)
         assert keys.run() == "dlock:{02a}:run:shop.pay:5f0c"
         assert keys.done("ab12") == "dlock:{02a}:done:ab12"
         assert keys.tombstone("o1.3") == "dlock:{02a}:tombstone:o1.3"
@@ -86,10 +83,10 @@ class TestLockKeys:
     def test_all_keys_of_a_name_are_in_one_cluster_slot(self) -> None:
         for prefix in ("dlock", "my:app", ""):
             keys = LockKeys.of(prefix, shared_name("account:{42}"))
-            every = (keys.lock, keys.last, keys.channel, keys.run(), keys.done("{x}"), keys.tombstone("{y}"))
+            every = (keys.lock, keys.last, keys.wake, keys.run(), keys.done("{x}"), keys.tombstone("{y}"))
             assert len({key_slot(key.encode()) for key in every}) == 1
 
     def test_names_of_one_bucket_share_only_the_counter(self) -> None:
         one, other = LockKeys.of("d", LockName("x:1", 7)), LockKeys.of("d", LockName("y:2", 7))
         assert one.last == other.last
-        assert len({one.lock, other.lock, one.channel, other.channel, one.run(), other.run()}) == 6
+        assert len({one.lock, other.lock, one.wake, other.wake, one.run(), other.run()}) == 6

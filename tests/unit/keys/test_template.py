@@ -14,21 +14,13 @@ import pytest
 
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
 from celery_dlock.keys.key_spec import KeySpec
+from tests.unit.keys.naming import name_text, without_digest
 
 pytestmark = pytest.mark.core
 
 
 def spec(function: Callable[..., Any], template: str) -> KeySpec:
     return KeySpec("shop.pay", inspect.signature(function), template, "task")
-
-
-def name(of: KeySpec, *args: Any, **kwargs: Any) -> str:
-    return of.name_of(args, kwargs).text
-
-
-def shown(text: str) -> str:
-    """A name without its digest."""
-    return text.rpartition(":")[0]
 
 
 def one(a: Any) -> None: ...
@@ -64,26 +56,26 @@ class Hidden:
 
 
 def test_its_text_is_shown_behind_the_task() -> None:
-    assert shown(name(spec(two, "sms:{a}/{b}"), 42, "x")) == "shop.pay:sms:42/x"
+    assert without_digest(name_text(spec(two, "sms:{a}/{b}"), 42, "x")) == "shop.pay:sms:42/x"
 
 
 def test_fields_never_run_into_one_another() -> None:
     joined = spec(two, "{a}:{b}")
-    first, second = name(joined, "x:y", "z"), name(joined, "x", "y:z")
-    assert shown(first) == shown(second) == "shop.pay:x:y:z"
+    first, second = name_text(joined, "x:y", "z"), name_text(joined, "x", "y:z")
+    assert without_digest(first) == without_digest(second) == "shop.pay:x:y:z"
     assert first != second
 
 
 def test_types_differ_although_their_text_is_the_same() -> None:
     template = spec(one, "{a}")
-    assert len({name(template, value) for value in (1, "1", True, "True", None, "None", 1.0, "1.0")}) == 8
+    assert len({name_text(template, value) for value in (1, "1", True, "True", None, "None", 1.0, "1.0")}) == 8
 
 
 def test_a_formatted_field_counts_by_its_text() -> None:
     monthly = spec(one, "{a:%Y-%m}")
-    assert shown(name(monthly, date(2026, 3, 1))) == "shop.pay:2026-03"
-    assert name(monthly, date(2026, 3, 1)) == name(monthly, date(2026, 3, 31))
-    assert name(monthly, date(2026, 3, 1)) != name(monthly, date(2026, 4, 1))
+    assert without_digest(name_text(monthly, date(2026, 3, 1))) == "shop.pay:2026-03"
+    assert name_text(monthly, date(2026, 3, 1)) == name_text(monthly, date(2026, 3, 31))
+    assert name_text(monthly, date(2026, 3, 1)) != name_text(monthly, date(2026, 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -117,15 +109,15 @@ def test_a_formatted_field_counts_by_its_text() -> None:
     ],
 )
 def test_what_a_field_shows(template: str, value: object, text: str) -> None:
-    assert shown(name(spec(one, template), value)) == f"shop.pay:{text}"
+    assert without_digest(name_text(spec(one, template), value)) == f"shop.pay:{text}"
 
 
 def test_a_fixed_text_is_one_lock_whatever_the_arguments() -> None:
-    assert name(spec(one, "all"), 1) == name(spec(one, "all"), 2)
+    assert name_text(spec(one, "all"), 1) == name_text(spec(one, "all"), 2)
 
 
 def test_collected_arguments_can_be_fields() -> None:
-    assert shown(name(spec(wide, "{rest[0]}:{more[x]}"), 1, 2, 3, x=4)) == "shop.pay:3:4"
+    assert without_digest(name_text(spec(wide, "{rest[0]}:{more[x]}"), 1, 2, 3, x=4)) == "shop.pay:3:4"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +135,7 @@ def test_a_field_that_cannot_be_filled_is_an_error_that_shows_no_value(template:
     with pytest.raises(
         LockKeyError, match=r"task 'shop\.pay': argument 'a' in key field .* cannot be filled"
     ) as caught:
-        name(spec(one, template), value)
+        name_text(spec(one, template), value)
     assert "hunter2" not in str(caught.value).replace(template.partition(":")[0], "")
     assert caught.value.__suppress_context__
 
@@ -151,7 +143,7 @@ def test_a_field_that_cannot_be_filled_is_an_error_that_shows_no_value(template:
 def test_a_field_without_a_stable_form_is_an_error_that_names_it() -> None:
     for template in ("{a}", "{a:>5}", "{a.secret}", "{a!r}"):
         with pytest.raises(LockKeyError, match=r"task 'shop.pay': argument 'a' in key field \{a"):
-            name(spec(one, template), Hidden())
+            name_text(spec(one, template), Hidden())
 
 
 @pytest.mark.parametrize(
@@ -188,15 +180,15 @@ def test_a_name_that_begins_with_an_underscore_is_refused_in_every_template(temp
 def test_a_width_that_would_fill_the_memory_is_refused_in_every_template(template: str) -> None:
     with pytest.raises(InvalidLockOptions, match="has a number above 1000 in its format spec"):
         spec(one, template)
-    assert len(shown(name(spec(one, "{a:>1000}"), 1))) < 200
+    assert len(without_digest(name_text(spec(one, "{a:>1000}"), 1))) < 200
 
 
 @pytest.mark.parametrize("value", [Decimal("1e999999999"), Decimal("1e-999999999"), Decimal("-7e1001")])
 def test_a_decimal_that_a_format_would_write_out_in_zeros_is_refused(value: Decimal) -> None:
     with pytest.raises(LockKeyError, match="cannot be filled: ValueError"):
-        name(spec(one, "{a:f}"), value)
-    assert name(spec(one, "{a}"), value)
-    assert shown(name(spec(one, "{a:.1f}"), Decimal("1.25"))) == "shop.pay:1.2"
+        name_text(spec(one, "{a:f}"), value)
+    assert name_text(spec(one, "{a}"), value)
+    assert without_digest(name_text(spec(one, "{a:.1f}"), Decimal("1.25"))) == "shop.pay:1.2"
 
 
 class TestCarriedByAMessage:

@@ -89,7 +89,7 @@ def fed() -> Iterator[tuple[Celery, Listeners]]:
 
     app.finalize()
     listeners = Listeners()
-    feed(listeners, app, SimpleNamespace(monitored_as=lambda: None))
+    feed(listeners, app, SimpleNamespace(worker=SimpleNamespace(monitored_as=lambda: None)))
     yield app, listeners
     for name in signals.__all__:
         if name.startswith("lock_"):

@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from celery_dlock.errors import LockLost
-from celery_dlock.locking import client as locker
-from celery_dlock.locking import lease, owner
+from celery_dlock.locking import client, lease, owner
 from celery_dlock.locking import lease_table as slots
+from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.watchdog import Watchdog
-from celery_dlock.runtime import _OwnSource
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity
-from tests.unit.fakes import LockerScene, a_name
+from tests.unit.fakes import LockClientScene, a_name
 
-FILES = {module.__file__ for module in (lease, locker, owner, slots)}
+FILES = {module.__file__ for module in (lease, client, owner, slots)}
 FINAL = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=60_000, requester="me")
 
 
@@ -55,43 +54,43 @@ def struck_at(line: int, work: Callable[[], object]) -> str:
     return ""
 
 
-def take(scene: LockerScene) -> None:
+def take(scene: LockClientScene) -> None:
     scene.take()
 
 
-def take_twice(scene: LockerScene) -> None:
+def take_twice(scene: LockClientScene) -> None:
     scene.take()
     scene.take()
 
 
-def take_and_leave(scene: LockerScene) -> None:
-    scene.locker.release(scene.take(), scene.scope, FINAL)
+def take_and_leave(scene: LockClientScene) -> None:
+    scene.lock_client.release(scene.take(), scene.context, FINAL)
 
 
-def take_twice_and_leave(scene: LockerScene) -> None:
+def take_twice_and_leave(scene: LockClientScene) -> None:
     scene.take()
-    scene.locker.release(scene.take(), scene.scope)
-    scene.locker.release(scene.scope.entered[-1], scene.scope, FINAL)
+    scene.lock_client.release(scene.take(), scene.context)
+    scene.lock_client.release(scene.context.entered[-1], scene.context, FINAL)
 
 
-def end(scene: LockerScene) -> None:
+def end(scene: LockClientScene) -> None:
     """The end of a run, as its last door does it."""
     for _ in range(9):
-        if not scene.scope.entered:
+        if not scene.context.entered:
             break
-        last = len(scene.scope.entered) == 1
-        scene.locker.release(scene.scope.entered[-1], scene.scope, FINAL if last else ReleaseRequest())
-    scene.locker.delegate_release(scene.scope)
+        last = len(scene.context.entered) == 1
+        scene.lock_client.release(scene.context.entered[-1], scene.context, FINAL if last else ReleaseRequest())
+    scene.lock_client.delegate_release(scene.context)
 
 
-def trouble_after(scene: LockerScene) -> str:
-    """What is wrong once the interrupted owner has come to its end, and the keeper has had its look."""
-    keeper = Watchdog(scene.store, scene.clock, 0.4, lambda slot, reason: None)
-    keeper._loop.running.take()  # so no thread starts
-    keeper.watch(_OwnSource(scene.slots, lambda slot, released: None))
+def trouble_after(scene: LockClientScene) -> str:
+    """What is wrong once the interrupted owner has come to its end, and the watchdog has had its look."""
+    watchdog = Watchdog(scene.store, scene.clock, 0.4, lambda slot, reason: None)
+    watchdog._loop.running.take()  # so no thread starts
+    watchdog.watch(LocalLeaseSource(scene.slots, lambda slot, released: None))
     end(scene)
-    keeper.tick()
-    if scene.scope.entered:
+    watchdog.tick()
+    if scene.context.entered:
         return "its end never comes to an end"
     if scene.store.kept(a_name()) or scene.slots.records():
         return "the lock is still held"
@@ -99,18 +98,18 @@ def trouble_after(scene: LockerScene) -> str:
         again = scene.take()
     except LockLost:
         return "its owner cannot take it again"
-    scene.locker.release(again, scene.scope)
+    scene.lock_client.release(again, scene.context)
     return "it cannot be given back again" if scene.store.kept(a_name()) else ""
 
 
 @pytest.mark.parametrize("work", [take, take_twice, take_and_leave, take_twice_and_leave])
 def test_interruption_at_any_line_leaves_no_lock_and_the_owner_can_acquire_again(
-    work: Callable[[LockerScene], None],
+    work: Callable[[LockClientScene], None],
 ) -> None:
     troubles, line = [], 0
     while True:
         line += 1
-        scene = LockerScene()
+        scene = LockClientScene()
         where = struck_at(line, partial(work, scene))
         if not where:
             break
@@ -125,9 +124,9 @@ def test_an_interruption_at_any_line_of_a_release_does_not_lose_what_the_end_mea
     untold, line = [], 0
     while True:
         line += 1
-        scene = LockerScene()
+        scene = LockClientScene()
         lease = scene.take()
-        where = struck_at(line, lambda s=scene, e=lease: s.locker.release(e, s.scope, FINAL))  # type: ignore[misc]
+        where = struck_at(line, lambda s=scene, e=lease: s.lock_client.release(e, s.context, FINAL))  # type: ignore[misc]
         if not where:
             break
         trouble_after(scene)

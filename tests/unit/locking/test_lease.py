@@ -6,21 +6,21 @@ import pytest
 
 from celery_dlock.errors import LockLost, StoreUnavailable
 from celery_dlock.locking.lease import NullLease, drift_margin, loss_grace
-from tests.unit.fakes import LockerScene, a_name
+from tests.unit.fakes import LockClientScene, a_name
 
 NAME = a_name()
 TTL = 30.0
 
 
 @pytest.fixture
-def scene() -> LockerScene:
-    return LockerScene()
+def scene() -> LockClientScene:
+    return LockClientScene()
 
 
 # What a lease shows
 
 
-def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockerScene) -> None:
+def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockClientScene) -> None:
     lease = scene.take()
     assert (lease.name, lease.owner, lease.task, lease.task_id) == (NAME.text, "me", "app.post", "id1")
     assert (lease.token, lease.hold_count, lease.held, lease.lost) == (1, 1, True, False)
@@ -34,7 +34,7 @@ def test_a_lease_shows_whose_it_is_and_how_long_it_lives(scene: LockerScene) -> 
 
 
 @pytest.mark.invariant("lease-deadline-precedes-request")
-def test_the_deadline_counts_from_before_the_request_was_sent(scene: LockerScene) -> None:
+def test_the_deadline_counts_from_before_the_request_was_sent(scene: LockClientScene) -> None:
     scene.store.call_time = 5.0
     assert scene.take().remaining() == pytest.approx(TTL - drift_margin(TTL) - 5)
 
@@ -45,9 +45,9 @@ def test_the_margin_is_one_percent_and_two_milliseconds() -> None:
     assert drift_margin(1.0) == pytest.approx(0.012)
 
 
-def test_a_lease_that_is_released_or_lost_is_over_at_once(scene: LockerScene) -> None:
+def test_a_lease_that_is_released_or_lost_is_over_at_once(scene: LockClientScene) -> None:
     lease = scene.take()
-    scene.locker.release(lease, scene.scope)
+    scene.lock_client.release(lease, scene.context)
     assert (lease.held, lease.remaining()) == (False, 0.0)
     again = scene.take()
     again.record.lose()
@@ -57,14 +57,14 @@ def test_a_lease_that_is_released_or_lost_is_over_at_once(scene: LockerScene) ->
 # ensure
 
 
-def test_ensure_asks_the_store_and_renews(scene: LockerScene) -> None:
+def test_ensure_asks_the_store_and_renews(scene: LockClientScene) -> None:
     lease = scene.take()
     scene.clock.now += 10
     lease.ensure()
     assert lease.remaining() == pytest.approx(TTL - drift_margin(TTL))
 
 
-def test_ensure_of_a_lease_that_the_store_has_lost_raises_and_tells_once(scene: LockerScene) -> None:
+def test_ensure_of_a_lease_that_the_store_has_lost_raises_and_tells_once(scene: LockClientScene) -> None:
     lease = scene.take()
     scene.store.lose(NAME)
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_ensure_of_a_lease_that_the_store_has_lost_raises_and_tells_once(scene: 
     assert len(scene.store.asked) == 1
 
 
-def test_ensure_believes_the_deadline_while_the_store_is_away_and_no_longer(scene: LockerScene) -> None:
+def test_ensure_believes_the_deadline_while_the_store_is_away_and_no_longer(scene: LockClientScene) -> None:
     lease = scene.take()
     scene.store.away = StoreUnavailable("away")
     scene.clock.now += 29
@@ -90,7 +90,7 @@ def test_ensure_believes_the_deadline_while_the_store_is_away_and_no_longer(scen
         lease.ensure()
 
 
-def test_ensure_reads_the_time_after_the_store_failed(scene: LockerScene) -> None:
+def test_ensure_reads_the_time_after_the_store_failed(scene: LockClientScene) -> None:
     """The deadline may pass while it waits for an answer."""
     lease = scene.take()
     scene.clock.now += 28
@@ -105,7 +105,7 @@ def test_ensure_reads_the_time_after_the_store_failed(scene: LockerScene) -> Non
 
 
 @pytest.mark.invariant("lease-deadline-precedes-request")
-def test_ensure_deadline_is_counted_from_before_the_request(scene: LockerScene) -> None:
+def test_ensure_deadline_is_counted_from_before_the_request(scene: LockClientScene) -> None:
     lease = scene.take()
     scene.clock.now += 10
     scene.store.call_time = 0.9
@@ -115,7 +115,7 @@ def test_ensure_deadline_is_counted_from_before_the_request(scene: LockerScene) 
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
-def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScene) -> None:
+def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockClientScene) -> None:
     """Its holder needs that time to stop."""
     lease = scene.take()
     scene.store.away = StoreUnavailable("away")
@@ -128,7 +128,7 @@ def test_ensure_within_the_grace_of_an_unanswered_lease_raises(scene: LockerScen
 
 
 @pytest.mark.invariant("hold-times-are-kept")
-def test_ensure_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
+def test_ensure_beyond_max_hold_raises_without_asking_the_store(scene: LockClientScene) -> None:
     lease = scene.take()
     lease.record.set_max_hold(scene.clock.now + 5)
     scene.clock.now += 4
@@ -143,9 +143,9 @@ def test_ensure_beyond_max_hold_raises_without_asking_the_store(scene: LockerSce
     ]
 
 
-def test_ensure_of_a_released_lease_raises(scene: LockerScene) -> None:
+def test_ensure_of_a_released_lease_raises(scene: LockClientScene) -> None:
     lease = scene.take()
-    scene.locker.release(lease, scene.scope)
+    scene.lock_client.release(lease, scene.context)
     with pytest.raises(LockLost):
         lease.ensure()
     assert not scene.store.asked
@@ -154,7 +154,7 @@ def test_ensure_of_a_released_lease_raises(scene: LockerScene) -> None:
 # extend
 
 
-def test_extend_makes_it_live_so_long_from_now_and_never_shortens_it(scene: LockerScene) -> None:
+def test_extend_makes_it_live_so_long_from_now_and_never_shortens_it(scene: LockClientScene) -> None:
     lease = scene.take()
     lease.extend(100)
     assert lease.remaining() == pytest.approx(100 - drift_margin(100))
@@ -165,7 +165,7 @@ def test_extend_makes_it_live_so_long_from_now_and_never_shortens_it(scene: Lock
 
 
 @pytest.mark.invariant("lease-deadline-precedes-request")
-def test_extend_deadline_is_counted_from_before_the_request(scene: LockerScene) -> None:
+def test_extend_deadline_is_counted_from_before_the_request(scene: LockClientScene) -> None:
     lease = scene.take()
     scene.clock.now += 10
     scene.store.call_time = 0.9
@@ -174,7 +174,7 @@ def test_extend_deadline_is_counted_from_before_the_request(scene: LockerScene) 
     assert lease.record.deadline == pytest.approx(sent + 100 - drift_margin(100))
 
 
-def test_extend_beyond_max_hold_raises_without_asking_the_store(scene: LockerScene) -> None:
+def test_extend_beyond_max_hold_raises_without_asking_the_store(scene: LockClientScene) -> None:
     lease = scene.take()
     lease.record.set_max_hold(scene.clock.now + 5)
     scene.clock.now += 6
@@ -184,14 +184,14 @@ def test_extend_beyond_max_hold_raises_without_asking_the_store(scene: LockerSce
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_extend_by_nothing_is_refused(scene: LockerScene, seconds: float) -> None:
+def test_extend_by_nothing_is_refused(scene: LockClientScene, seconds: float) -> None:
     lease = scene.take()
     with pytest.raises(ValueError, match=r"seconds from 0\.001"):
         lease.extend(seconds)
     assert not scene.store.asked
 
 
-def test_extend_while_the_store_is_away_raises_and_changes_nothing(scene: LockerScene) -> None:
+def test_extend_while_the_store_is_away_raises_and_changes_nothing(scene: LockClientScene) -> None:
     lease = scene.take()
     scene.store.away = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
@@ -201,12 +201,12 @@ def test_extend_while_the_store_is_away_raises_and_changes_nothing(scene: Locker
 
 
 @pytest.mark.parametrize("how", ["lost", "released"])
-def test_extend_of_a_lease_that_is_over_raises(scene: LockerScene, how: str) -> None:
+def test_extend_of_a_lease_that_is_over_raises(scene: LockClientScene, how: str) -> None:
     lease = scene.take()
     if how == "lost":
         scene.store.lose(NAME)
     else:
-        scene.locker.release(lease, scene.scope)
+        scene.lock_client.release(lease, scene.context)
     with pytest.raises(LockLost):
         lease.extend(100)
 

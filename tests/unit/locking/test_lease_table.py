@@ -13,15 +13,6 @@ from celery_dlock.store.model import Identity
 from tests.unit.fakes import a_name
 
 
-@pytest.fixture
-def shared() -> Iterator[SharedLeaseTable]:
-    """Adopted by this process: child and main process at once."""
-    slots = SharedLeaseTable()
-    slots.adopt()
-    yield slots
-    slots.close()
-
-
 @pytest.fixture(params=["local", "shared"])
 def slots(request: pytest.FixtureRequest) -> Iterator[LocalLeaseTable | SharedLeaseTable]:
     if request.param == "local":
@@ -48,7 +39,7 @@ def test_a_slot_says_where_an_acquisition_is_in_its_life(slots: LocalLeaseTable 
     assert not slots.records()
 
 
-def test_the_keepers_renewal_is_the_holders_deadline_and_never_moves_it_back(
+def test_the_watchdogs_renewal_is_the_holders_deadline_and_never_moves_it_back(
     slots: LocalLeaseTable | SharedLeaseTable,
 ) -> None:
     slot = slots.open(a_name(), "o.1", 30.0)
@@ -62,7 +53,7 @@ def test_the_keepers_renewal_is_the_holders_deadline_and_never_moves_it_back(
     assert slot.deadline == seen.deadline == 500.0
 
 
-@pytest.mark.parametrize("who", ["holder", "keeper"])
+@pytest.mark.parametrize("who", ["holder", "watchdog"])
 def test_a_loss_that_one_side_found_is_known_to_both(slots: LocalLeaseTable | SharedLeaseTable, who: str) -> None:
     slot = slots.open(a_name(), "o.1", 30.0)
     slot.held(130.0)

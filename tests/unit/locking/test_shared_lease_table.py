@@ -52,15 +52,6 @@ def child_ends_well(body: Callable[[], None]) -> None:
         assert os.waitpid(pid, 0)[1] == 0, "the child failed"
 
 
-@pytest.fixture
-def shared() -> Iterator[SharedLeaseTable]:
-    """Adopted by this process: child and main process at once."""
-    slots = SharedLeaseTable()
-    slots.adopt()
-    yield slots
-    slots.close()
-
-
 def kept(slots: SharedLeaseTable) -> WatchdogRecord:
     (slot,) = slots.records()
     return slot
@@ -90,7 +81,7 @@ def test_the_longest_name_fits_with_an_ending(shared: SharedLeaseTable) -> None:
 
 
 @pytest.mark.parametrize("by", ["x" * 5_000, "\udce4"], ids=["too long", "half a character"])
-def test_an_ending_that_does_not_fit_a_slot_still_leaves_the_lock_to_the_keeper(
+def test_an_ending_that_does_not_fit_a_slot_still_leaves_the_lock_to_the_watchdog(
     shared: SharedLeaseTable, by: str
 ) -> None:
     """A release never raises for the store's sake, and nothing stays locked."""

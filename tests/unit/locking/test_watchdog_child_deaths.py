@@ -1,4 +1,4 @@
-"""The keeper's own thread, a store without a server, and real children that die."""
+"""The watchdog's own thread, a store without a server, and real children that die."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from celery_dlock.locking import watchdog as keeper_room
+from celery_dlock.locking import watchdog as watchdog_module
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.worker.pool_children import ChildWatch
 from tests.support.polling import eventually
-from tests.unit.fakes import FakeSource, KeeperScene
+from tests.unit.fakes import FakeSource, WatchdogScene
 
 LONG = 60.0  # seconds between two looks, for this test
 
@@ -38,14 +38,14 @@ class Watched(FakeSource):
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there the next look is what finds a death")
 def test_what_a_child_held_is_freed_when_it_dies_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: freed within a second, though the next look is a minute away; nothing before the death."""
-    monkeypatch.setattr(keeper_room, "TICK", LONG)
-    scene = KeeperScene()
+    monkeypatch.setattr(watchdog_module, "TICK", LONG)
+    scene = WatchdogScene()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         child = Watched(process.pid)
         acquisition = scene.hold(source=child).acquisition
-        keeper = Watchdog(scene.store, scene.clock, scene.timeout, scene._lost)
-        keeper.watch(child)
-        eventually(lambda: child.pidfd() is not None and len(keeper.held) == 1)
+        watchdog = Watchdog(scene.store, scene.clock, scene.timeout, scene._lost)
+        watchdog.watch(child)
+        eventually(lambda: child.pidfd() is not None and len(watchdog.held) == 1)
         time.sleep(0.3)  # what wakes it too early wakes it now
         assert child.told_freed == []
         process.kill()

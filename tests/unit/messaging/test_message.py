@@ -23,9 +23,9 @@ def test_republish_header_through_json_keeps_rank_and_conflict_retries() -> None
         assert RepublishHeader.of(given, IDENTITY) == RepublishHeader(1_700_000_000_000_000, 3)
 
 
-def test_republish_header_keeps_store_retries_and_maybe_duplicated() -> None:
-    assert RepublishHeader.of(header(store_retries=2, maybe_duplicated=True), IDENTITY) == RepublishHeader(
-        1_700_000_000_000_000, 3, "", 2, True
+def test_republish_header_keeps_store_retries_and_redelivered() -> None:
+    assert RepublishHeader.of(header(store_retries=2, redelivered=True), IDENTITY) == RepublishHeader(
+        1_700_000_000_000_000, 3, "", 2, redelivered=True
     )
 
 
@@ -63,7 +63,7 @@ def test_republish_header_of_another_identity_is_empty(other: Identity) -> None:
         header(grant="\ud800"),
         header(store_retries=2**31),
         header(store_retries="3"),
-        header(maybe_duplicated=1),
+        header(redelivered=1),
     ],
     ids=repr,
 )

@@ -46,7 +46,7 @@ def headers(**changes: Any) -> dict[str, Any]:
     return {"task": "app.post", "id": "id1", **changes}
 
 
-def parcel(rank_us: int = RANK, tries: int = 3, **changes: Any) -> ParkedMessage:
+def parked(rank_us: int = RANK, tries: int = 3, **changes: Any) -> ParkedMessage:
     return ParkedMessage.of(tuple(raw(**changes)), BROKER, rank_us, tries)
 
 
@@ -75,7 +75,7 @@ def test_what_was_parked_is_read_as_it_was(
     *, body: str | bytes, task: str, task_id: str, more: dict[str, Any], rank: int, tries: int, queue: str
 ) -> None:
     sent = {**more, "task": task, "id": task_id}
-    found = ParkedMessage.read(parcel(rank, tries, body=body, headers=sent, queue=queue).text())
+    found = ParkedMessage.read(parked(rank, tries, body=body, headers=sent, queue=queue).text())
     assert (found.task, found.task_id, found.broker, found.rank_us, found.conflict_retries) == (
         task, task_id, BROKER, rank, tries,
     )  # fmt: skip
@@ -87,19 +87,19 @@ def test_what_was_parked_is_read_as_it_was(
 def test_values_that_only_celerys_json_knows_are_read_as_they_were() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=timezone.utc)
     known = headers(at=at, id2=uuid.UUID(int=5), price=Decimal("1.10"), sealed=b"\xff\x00", plain=b"x")
-    assert ParkedMessage.read(parcel(headers=known).text()).raw.headers == known
+    assert ParkedMessage.read(parked(headers=known).text()).raw.headers == known
 
 
 def test_of_its_properties_it_keeps_those_that_are_published_again() -> None:
     kept = {"correlation_id": "c", "reply_to": "r", "priority": 0, "delivery_mode": 2}
     gone = {"delivery_tag": object(), "delivery_info": {"redelivered": True}, "body_encoding": "base64"}
-    assert ParkedMessage.read(parcel(properties={**kept, **gone}).text()).raw.properties == kept
-    assert ParkedMessage.read(parcel(properties=gone).text()).raw.properties == {}
+    assert ParkedMessage.read(parked(properties={**kept, **gone}).text()).raw.properties == kept
+    assert ParkedMessage.read(parked(properties=gone).text()).raw.properties == {}
 
 
 @pytest.mark.parametrize("encoding", [None, "binary", "utf-8"])
 def test_how_its_body_is_encoded_is_kept(encoding: str | None) -> None:
-    assert ParkedMessage.read(parcel(content_encoding=encoding).text()).raw.content_encoding == encoding
+    assert ParkedMessage.read(parked(content_encoding=encoding).text()).raw.content_encoding == encoding
 
 
 # The first line
@@ -107,20 +107,20 @@ def test_how_its_body_is_encoded_is_kept(encoding: str | None) -> None:
 
 @given(task=texts, task_id=texts, body=texts)
 def test_the_first_line_says_whose_it_is_in_one_line_of_ascii(task: str, task_id: str, body: str) -> None:
-    first, _, rest = parcel(body=body, headers={"task": task, "id": task_id}).text().partition("\n")
+    first, _, rest = parked(body=body, headers={"task": task, "id": task_id}).text().partition("\n")
     assert json.loads(first) == [task, task_id]
     assert first.isascii()
     assert "\n" not in rest
 
 
 def test_the_first_line_shows_no_argument() -> None:
-    told = parcel(body='[["s3cret"], {}, {}]', headers=headers(argsrepr="('s3cret',)")).text()
+    told = parked(body='[["s3cret"], {}, {}]', headers=headers(argsrepr="('s3cret',)")).text()
     assert "s3cret" not in told.partition("\n")[0]
 
 
-def test_one_parcel_is_one_text() -> None:
+def test_one_parked_message_is_one_text() -> None:
     """A message parked twice is the same entry."""
-    assert parcel().text() == parcel().text() == ParkedMessage.read(parcel().text()).text()
+    assert parked().text() == parked().text() == ParkedMessage.read(parked().text()).text()
 
 
 # Refused before it is parked
@@ -131,24 +131,24 @@ def test_one_parcel_is_one_text() -> None:
 )
 def test_a_header_that_json_has_no_form_for_is_refused(value: object) -> None:
     with pytest.raises(DLockError, match="its headers cannot be written as JSON"):
-        parcel(headers=headers(odd=value)).text()
+        parked(headers=headers(odd=value)).text()
 
 
 def test_a_header_that_contains_itself_is_refused() -> None:
     odd: list[Any] = []
     odd.append(odd)
     with pytest.raises(DLockError, match="cannot be parked"):
-        parcel(headers=headers(odd=odd)).text()
+        parked(headers=headers(odd=odd)).text()
 
 
 def test_a_message_of_protocol_1_is_refused() -> None:
     with pytest.raises(DLockError, match="protocol 1"):
-        parcel(headers={})
+        parked(headers={})
 
 
 def test_a_message_of_an_unknown_queue_is_refused() -> None:
     with pytest.raises(DLockError, match="the queue of this message is unknown"):
-        parcel(queue=None)
+        parked(queue=None)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_a_message_of_an_unknown_queue_is_refused() -> None:
 def test_what_could_not_be_read_again_is_refused_before_it_is_parked(changes: dict[str, Any]) -> None:
     """Whoever published it hears of it now; among the dead letters nobody would."""
     with pytest.raises(DLockError):
-        parcel(**changes).text()
+        parked(**changes).text()
 
 
-# What is no parcel
+# Invalid texts
 
 
 def changed(**facts: Any) -> str:
-    first, _, rest = parcel().text().partition("\n")
+    first, _, rest = parked().text().partition("\n")
     return f"{first}\n{json.dumps({**json.loads(rest), **facts})}"
 
 
@@ -220,20 +220,20 @@ def changed(**facts: Any) -> str:
         changed(conflict_retries="1"),
     ],
 )
-def test_what_is_no_parcel_is_a_value_error(text: str) -> None:
+def test_what_is_no_parked_message_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a parked message"):
         ParkedMessage.read(text)
 
 
 @given(texts | st.lists(values, max_size=3).map(lambda lines: "\n".join(map(json.dumps, lines))))
-def test_reading_any_text_ends_in_a_parcel_or_a_value_error(text: str) -> None:
+def test_reading_any_text_ends_in_a_parked_message_or_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a parked message"):
         ParkedMessage.read(text)
 
 
 @given(st.data())
-def test_a_torn_or_changed_parcel_is_read_as_a_parcel_or_refused(data: st.DataObject) -> None:
-    whole = parcel(body=b"\x00\xff", headers=headers(a=[1, {"b": None}])).text()
+def test_a_torn_or_changed_parked_message_is_read_as_a_parked_message_or_refused(data: st.DataObject) -> None:
+    whole = parked(body=b"\x00\xff", headers=headers(a=[1, {"b": None}])).text()
     at = data.draw(st.integers(0, len(whole) - 1))
     to = data.draw(st.integers(at, len(whole)))
     torn = whole[:at] + data.draw(st.sampled_from(["", "\n", '"', "5", "null", "é"])) + whole[to:]
@@ -254,17 +254,17 @@ def test_it_has_expired_when_the_moment_in_its_header_is_past(seconds: int, zone
     if zone == "+05:30":
         at = at.astimezone(timezone(timedelta(hours=5, minutes=30)))
     told = at.replace(tzinfo=None).isoformat() + zone
-    assert parcel(headers=headers(expires=told)).expired is expected
+    assert parked(headers=headers(expires=told)).expired is expected
 
 
 @pytest.mark.parametrize("expires", ["", "soon", 5, math.inf, {"at": "2020"}])
-def test_parcel_with_unreadable_expiry_is_refused_before_it_is_parked(expires: object) -> None:
+def test_parked_message_with_unreadable_expiry_is_refused_before_it_is_parked(expires: object) -> None:
     with pytest.raises(DLockError, match="the message cannot be parked: invalid time"):
-        parcel(headers=headers(expires=expires)).text()
+        parked(headers=headers(expires=expires)).text()
 
 
 def test_without_a_moment_it_never_expires() -> None:
-    assert not parcel(headers=headers(expires=None)).expired
+    assert not parked(headers=headers(expires=None)).expired
     assert not ParkedMessage.of(tuple(raw(headers={"task": "t", "id": "i"})), BROKER, 1, 0).expired
 
 
@@ -277,18 +277,18 @@ def test_embed_is_read_from_any_serializer_that_the_app_accepts(serializer: str)
     app.conf.accept_content = [serializer]
     beside = {"callbacks": None, "errbacks": None, "chain": [{"task": "app.next"}], "chord": None}
     kind, encoding, body = dumps([[1], {}, beside], serializer)
-    found = parcel(body=body, content_type=kind, content_encoding=encoding)
+    found = parked(body=body, content_type=kind, content_encoding=encoding)
     assert found.embedded(app) == beside
     assert ParkedMessage.read(found.text()).embedded(app) == beside
 
 
 @pytest.mark.parametrize("body", ["", "no json", "[]", "[1, 2]", "5", "[[], {}, null]", "[[], {}, 5]"])
 def test_of_a_body_that_cannot_be_read_there_is_nothing(body: str) -> None:
-    assert parcel(body=body).embedded(Celery("a", set_as_current=False)) == {}
+    assert parked(body=body).embedded(Celery("a", set_as_current=False)) == {}
 
 
 def test_a_serialiser_that_the_app_does_not_accept_is_not_run() -> None:
     app = Celery("a", set_as_current=False)
     app.conf.accept_content = ["json"]
     kind, encoding, body = dumps([[], {}, {"chain": ["x"]}], "pickle")
-    assert parcel(body=body, content_type=kind, content_encoding=encoding).embedded(app) == {}
+    assert parked(body=body, content_type=kind, content_encoding=encoding).embedded(app) == {}

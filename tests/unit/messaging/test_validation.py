@@ -143,12 +143,23 @@ def test_common_message_is_not_checked_field_by_field(monkeypatch: pytest.Monkey
     check_message({**COMMON, "properties": PROPERTIES, "delivery_info": ORIGIN}, PROPERTIES, ORIGIN, [[], {}, {}])
 
 
+@pytest.mark.parametrize("name", ["x" * 100_000, 7**100_000, b"x" * 100_000], ids=["text", "number", "bytes"])
+def test_large_description_that_a_publisher_chose_uses_no_memory_after_check(name: Any) -> None:
+    """The last 64 forms are kept with their names. Expected of a large form: it is checked, and not kept."""
+    kept = validation._form_of.cache_info().currsize
+    check_message({**COMMON, name: 1}, PROPERTIES, ORIGIN, [[], {}, {}])
+    check_message(COMMON, {**PROPERTIES, name: 1}, ORIGIN, [[], {}, {}])
+    check_message(COMMON, PROPERTIES, {**ORIGIN, name: 1}, [[], {}, {}])
+    assert refused(check_message, COMMON, PROPERTIES, ORIGIN, [1] * 100_000)
+    assert validation._form_of.cache_info().currsize == kept
+
+
 @pytest.mark.parametrize("part", ["headers", "properties", "delivery_info"])
 def test_message_is_refused_if_a_field_of_it_is(part: str) -> None:
     """`check_message` skips the check of each field if a message has the common form."""
-    parts = {"headers": COMMON, "properties": PROPERTIES, "delivery_info": ORIGIN}
+    parts: dict[str, dict[Any, Any]] = {"headers": COMMON, "properties": PROPERTIES, "delivery_info": ORIGIN}
     values = [*NASTY, (None, None), [None], {1}, True, 1.0, 256, -1, nested(MAX_DEPTH + 1)]
-    for name, value in itertools.product([*parts[part], "unknown"], values):
+    for name, value in itertools.product([*parts[part], "unknown", None], values):
         changed = {**parts, part: {**parts[part], name: value}}
         properties, info = changed["properties"], changed["delivery_info"]
         headers = {**changed["headers"], "properties": properties, "delivery_info": info}

@@ -97,7 +97,7 @@ def test_independent_servers_have_no_replicas_to_ask() -> None:
     assert settings(dlock_url=SERVERS, dlock_durability="primary").durability == PRIMARY
 
 
-def test_disks_of_replicas_need_a_ttl_in_which_the_keeper_can_wait_for_them() -> None:
+def test_disks_of_replicas_need_a_ttl_in_which_the_watchdog_can_wait_for_them() -> None:
     LockOptions(durability={"fsync": 1}, ttl=15)
     LockOptions(durability={"fsync": "local"}, ttl=1)
     with pytest.raises(InvalidLockOptions) as raised:
@@ -162,7 +162,7 @@ def test_one_wait_of_each_kind_confirms_a_batch() -> None:
     [PRIMARY, Durability(1, fsync=False, timeout_ms=1), Durability(0, fsync=True, timeout_ms=30_000),
      Durability(1000, fsync=True, timeout_ms=30_000)],
 )  # fmt: skip
-def test_the_keeper_reads_from_a_slot_what_the_child_asked_for(durability: Durability) -> None:
+def test_the_watchdog_reads_from_a_slot_what_the_child_asked_for(durability: Durability) -> None:
     slots = SharedLeaseTable()
     slots.adopt()
     slots.open(a_name(), "o.1", 30.0, durability)

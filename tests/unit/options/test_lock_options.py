@@ -29,6 +29,8 @@ DEFAULTS = {
     "after_wait": "raise",
     "queue_limit": None,
     "queue_overflow": "raise",
+    "debounce": None,
+    "debounce_max": None,
     "once_per": None,
     "misfire_grace": 86400.0,
     "on_used": "skip",
@@ -126,6 +128,9 @@ REFUSED = [
     ("wait_timeout", 5.0, "it needs on_conflict='wait'"),
     ("after_wait", "skip", "it needs on_conflict='wait'"),
     ("queue_overflow", "keep_latest", "it needs on_conflict='queue'"),
+    ("debounce", 5.0, "it needs on_conflict='queue'"),
+    ("debounce", 0, "seconds from 0.001"),
+    ("debounce_max", 5.0, "it needs debounce"),
     ("once_per", 0, "seconds (int, float or timedelta) from 0.001"),
     ("once_per", -60, "seconds (int, float or timedelta) from 0.001"),
     ("once_per", True, "seconds (int, float or timedelta) from 0.001"),
@@ -176,6 +181,29 @@ def test_option_without_effect_is_refused_with_its_requirement(
     with pytest.raises(InvalidLockOptions) as raised:
         LockOptions(**{option: value}, **chosen)
     assert str(raised.value) == f"invalid {option}={value!r}: it needs {REQUIRES[option].text}"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"queue_limit": 3}, "None with queue_limit, because only the newest call waits"),
+        ({"queue_overflow": "keep_latest"}, "None with queue_overflow, because a newer call replaces the waiting one"),
+        ({"unique": "queued"}, "None with unique, because unique keeps the first call and debounce the last one"),
+        ({"once_per": "tick"}, "None with once_per='tick', because each tick is to run"),
+    ],
+)
+def test_debounce_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(on_conflict="queue", debounce=5, **chosen)
+    assert str(raised.value) == f"invalid debounce=5.0: expected {expected}"
+
+
+def test_debounce_max_is_at_least_debounce_and_ten_times_it_by_default() -> None:
+    assert LockOptions(on_conflict="queue", debounce=5).debounce_ms == (5000, 50_000)
+    assert LockOptions(on_conflict="queue", debounce=5, debounce_max=5).debounce_ms == (5000, 5000)
+    assert LockOptions().debounce_ms == (0, 0)
+    with pytest.raises(InvalidLockOptions, match=r"invalid debounce_max=4.0: expected None or at least debounce"):
+        LockOptions(on_conflict="queue", debounce=5, debounce_max=4)
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,14 @@ def by_base(option: str) -> Any:
 EVERYWHERE = [by_decorator, by_lock_options, by_call]
 BESIDE = [beside_dlock, in_a_signature, by_base]
 FOREIGN = {
-    "unique_on": r"key=\[\.\.\.\], with unique='queued\+running'",
-    "once": r"unique='queued\+running'",
-    "raise_on_duplicate": "on_duplicate='raise', with unique=",
-    "lock_expiry": "none for a running task, whose lock is renewed; max_hold .*, queued_ttl",
-    "unlock_before_run": "unique='queued', with on_conflict='retry'",
-    "timeout": "none for a running task, whose lock is renewed; max_hold .*, queued_ttl",
-    "lock_timeout": "none for a running task, whose lock is renewed; max_hold .*, queued_ttl",
-    "blocking_timeout": "on_conflict='wait' with wait_timeout",
+    "unique_on": r"use key=\[\.\.\.\] with unique='queued\+running'",
+    "once": r"use unique='queued\+running'",
+    "raise_on_duplicate": "use on_duplicate='raise' with unique=",
+    "lock_expiry": "remove it, because the lock of a running task is renewed; set max_hold .*, or queued_ttl",
+    "unlock_before_run": "use unique='queued' with on_conflict='retry'",
+    "timeout": "remove it, because the lock of a running task is renewed; set max_hold .*, or queued_ttl",
+    "lock_timeout": "remove it, because the lock of a running task is renewed; set max_hold .*, or queued_ttl",
+    "blocking_timeout": "use on_conflict='wait' with wait_timeout",
 }
 
 
@@ -64,7 +64,7 @@ FOREIGN = {
 def test_option_of_another_library_is_answered_with_its_equivalent(
     path: Callable[[str], Any], option: str, meant: str
 ) -> None:
-    with pytest.raises(InvalidLockOptions, match=rf"unknown option '{option}' \(of another library; here: {meant}"):
+    with pytest.raises(InvalidLockOptions, match=rf"unknown option '{option}' \(of another library: {meant}"):
         path(option)
 
 
@@ -73,13 +73,15 @@ def test_option_of_another_library_is_answered_with_its_equivalent(
 def test_option_of_another_library_is_refused_where_celery_takes_any_keyword(
     path: Callable[[str], Any], option: str
 ) -> None:
-    with pytest.raises(InvalidLockOptions, match=rf"unknown option '{option}' \(of another library; here: "):
+    with pytest.raises(InvalidLockOptions, match=rf"unknown option '{option}' \(of another library: "):
         path(option)
 
 
 @pytest.mark.parametrize("path", EVERYWHERE)
 def test_misspelt_option_is_answered_with_the_one_that_was_meant(path: Callable[[str], Any]) -> None:
-    with pytest.raises(InvalidLockOptions, match=r"unknown option 'on_conflct' \(did you mean 'on_conflict'\?\)"):
+    with pytest.raises(
+        InvalidLockOptions, match=r"unknown option 'on_conflct' \(did you mean 'on_conflict'\?\); all options: "
+    ):
         path("on_conflct")
 
 

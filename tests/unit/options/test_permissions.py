@@ -36,6 +36,9 @@ REFUSED: list[Any] = [
     (SHARED, {"once_per": 60}, "once_per=60.0"),
     (SHARED, {"keep_on_retry": True}, "keep_on_retry=True"),
     (SHARED, {"on_conflict": "queue", "queue_overflow": "keep_latest"}, "queue_overflow='keep_latest'"),
+    (SHARED, {"on_conflict": "queue", "debounce": 5}, "debounce=5.0"),
+    ({"on_conflict": "queue", "debounce": 5}, {"debounce": 6}, "debounce=6.0"),
+    ({"on_conflict": "queue", "debounce": 5}, {"debounce_max": 60}, "debounce_max=60.0"),
     ({}, {"ttl": 31}, "ttl=31.0"),
     ({"ttl": 5}, {"ttl": 6}, "ttl=6.0"),
     ({}, {"min_hold": 31_622_400}, "min_hold=31622400.0"),
@@ -60,6 +63,9 @@ ALLOWED: list[Any] = [
     ({"once_per": 60}, {"once_per": 1}),
     ({}, {"on_conflict": "wait", "wait_timeout": 10}),
     ({}, {"on_conflict": "queue", "queue_overflow": "keep_latest"}),
+    ({}, {"on_conflict": "queue", "debounce": 5}),
+    ({"on_conflict": "queue", "debounce": 5}, {"debounce": 4}),
+    ({"on_conflict": "queue", "debounce": 5}, {"debounce": None}),
     ({}, {"enabled": False}),
     ({}, {"keep_on_retry": True, "on_lost": "abort", "skip_result": 1}),
 ]
@@ -118,7 +124,10 @@ def test_the_apps_ttl_bounds_a_task_that_names_none() -> None:
         ("some", "invalid dlock_call_options='some': expected 'bounded', 'all' or a list of options"),
         (7, "invalid dlock_call_options=7: "),
         ({"ttl": 1}, "invalid dlock_call_options={'ttl': 1}: "),
-        (["tll"], "dlock_call_options: unknown option 'tll' (did you mean 'ttl'?); known are key, scope, ttl"),
+        (
+            ["tll"],
+            "dlock_call_options: unknown option 'tll' (did you mean 'ttl'?); all options: docs/reference/options.md",
+        ),
         ([["ttl"]], "dlock_call_options: unknown option ['ttl']"),
     ],
 )

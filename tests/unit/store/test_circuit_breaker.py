@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
-from celery_dlock.store.circuit_breaker import CircuitBreaker, shared_words
+from celery_dlock.store.circuit_breaker import CircuitBreaker, ShardStates, shared_states
 from celery_dlock.utils.clock import SystemClock
 from tests.unit.fakes import FakeClock
 
-REST, TIMEOUT = 2.0, 3.0
+BREAKER_RESET, TIMEOUT = 2.0, 3.0
 
 
 class Scene:
@@ -20,8 +20,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.words = [0, 0]
-        self.here, self.there = (CircuitBreaker(self.words, self.clock, REST, TIMEOUT) for _ in range(2))
+        self.states = ShardStates([0], [0])
+        self.here, self.there = (CircuitBreaker(self.states, self.clock, BREAKER_RESET, TIMEOUT) for _ in range(2))
 
     def fail(self, breaker: CircuitBreaker, error: StoreUnavailable, after: float = TIMEOUT) -> None:
         """A command that takes so long and fails so."""
@@ -55,14 +55,14 @@ def test_after_one_timeout_nobody_asks_for_a_rest(scene: Scene, error: StoreUnav
     scene.fail(scene.here, error)
     for breaker in (scene.here, scene.there):
         assert refused(breaker) == "the lock store was not asked: it did not answer 0.0 s ago"
-    scene.clock.now += REST - 0.1
+    scene.clock.now += BREAKER_RESET - 0.1
     assert refused(scene.there).endswith("1.9 s ago")
 
 
 @pytest.mark.invariant("dead-store-costs-one-timeout")
 def test_after_the_rest_one_asker_tries_and_the_others_are_refused(scene: Scene) -> None:
     scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += REST
+    scene.clock.now += BREAKER_RESET
     scene.there.before_call()
     refused(scene.here)
     refused(scene.there)
@@ -70,7 +70,7 @@ def test_after_the_rest_one_asker_tries_and_the_others_are_refused(scene: Scene)
 
 def test_an_answer_to_the_one_who_tries_lets_all_ask_again(scene: Scene) -> None:
     scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += REST
+    scene.clock.now += BREAKER_RESET
     scene.there.before_call()
     scene.answer(scene.there)
     for breaker in (scene.here, scene.there) * 3:
@@ -79,10 +79,10 @@ def test_an_answer_to_the_one_who_tries_lets_all_ask_again(scene: Scene) -> None
 
 def test_another_failure_of_the_one_who_tries_is_another_rest(scene: Scene) -> None:
     scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += REST
+    scene.clock.now += BREAKER_RESET
     scene.there.before_call()
     scene.fail(scene.there, ReplyTimeout("late"))
-    scene.clock.now += REST - 0.1
+    scene.clock.now += BREAKER_RESET - 0.1
     refused(scene.here)
     scene.clock.now += 0.1
     scene.here.before_call()
@@ -90,7 +90,7 @@ def test_another_failure_of_the_one_who_tries_is_another_rest(scene: Scene) -> N
 
 def test_one_who_dies_while_it_tries_holds_the_others_up_for_two_timeouts_at_most(scene: Scene) -> None:
     scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += REST
+    scene.clock.now += BREAKER_RESET
     scene.there.before_call()
     scene.clock.now += 2 * TIMEOUT - 0.1
     refused(scene.here)
@@ -115,7 +115,7 @@ def test_what_fails_at_once_costs_nothing_and_is_asked_by_all(scene: Scene) -> N
 
 def test_what_fails_at_once_while_it_rests_lets_all_ask_again(scene: Scene) -> None:
     scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += REST
+    scene.clock.now += BREAKER_RESET
     scene.fail(scene.here, StoreUnavailable("connection refused"), after=0.05)
     scene.there.before_call()
 
@@ -129,13 +129,13 @@ def test_an_answer_that_was_wanted_much_sooner_than_the_timeout_says_nothing(sce
 @pytest.mark.parametrize("timeout", [0.05, 60.0])
 def test_a_timeout_opens_it_however_short_or_long_it_is(timeout: float) -> None:
     scene = Scene()
-    breaker = CircuitBreaker(scene.words, scene.clock, REST, timeout)
+    breaker = CircuitBreaker(scene.states, scene.clock, BREAKER_RESET, timeout)
     scene.fail(breaker, ReplyTimeout("late"), after=timeout)
     refused(breaker)
 
 
 def test_without_a_rest_it_never_opens(scene: Scene) -> None:
-    breaker = CircuitBreaker(scene.words, scene.clock, 0.0, TIMEOUT)
+    breaker = CircuitBreaker(scene.states, scene.clock, 0.0, TIMEOUT)
     scene.fail(breaker, ReplyTimeout("late"))
     breaker.before_call()
 
@@ -151,8 +151,8 @@ def test_no_other_error_says_anything_about_the_store(scene: Scene) -> None:
 
 
 def test_what_one_process_finds_out_all_that_share_its_memory_know() -> None:
-    words = shared_words()
-    breaker = CircuitBreaker(words, SystemClock(), 60.0, 0.05)
+    states = shared_states()
+    breaker = CircuitBreaker(states, SystemClock(), 60.0, 0.05)
 
     def fail() -> None:
         end = breaker._clock.monotonic() + 0.05

@@ -19,6 +19,7 @@ from celery_dlock.errors import InvalidLockOptions
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation, shown
 from celery_dlock.store.redis.endpoint import ServerEndpoint
+from tests.unit.settings import settings_of
 
 MASTER = {"master_name": "m"}
 #: As redis-py has it.
@@ -39,14 +40,8 @@ ROTATING = f"{__name__}.Rotating"
 
 
 def place(broker: str | list[str] = "amqp://b//", backend: str | None = None, **conf: Any) -> StoreLocation:
-    (found,) = settings_of(broker, backend, **conf).places
+    (found,) = settings_of(broker, backend, **conf).locations
     return found
-
-
-def settings_of(broker: str | list[str] = "amqp://b//", backend: str | None = None, **conf: Any) -> Settings:
-    app = Celery("a", broker=broker, backend=backend, set_as_current=False)  # type: ignore[arg-type]  # lists are allowed
-    app.conf.update(conf)
-    return Settings.of(app)
 
 
 def options(found: StoreLocation) -> dict[str, Any]:
@@ -166,7 +161,7 @@ LIST = ["redis://a", "redis://b", "redis://u:s3cret@c/1"]
 def test_a_list_of_servers_is_redlock() -> None:
     app = Celery("a", set_as_current=False)
     app.conf.dlock_url = LIST
-    assert [one.addresses for one in Settings.of(app).places] == [(("a", 6379),), (("b", 6379),), (("c", 6379),)]
+    assert [one.addresses for one in Settings.of(app).locations] == [(("a", 6379),), (("b", 6379),), (("c", 6379),)]
 
 
 @pytest.mark.invariant("unusable-setting-ends-the-worker")
@@ -461,16 +456,16 @@ def test_no_error_and_no_repr_of_a_misspelt_url_shows_its_password(setting: str)
 def said_of(conf: dict[str, Any]) -> str:
     try:
         found = settings_of(**conf)
-        for one in found.places:
+        for one in found.locations:
             open_store((one,), timeout=1, prefix="dlock").close()
     except InvalidLockOptions as error:
         return str(error)
-    return f"{found!r} {[one.shown for one in found.places]}"
+    return f"{found!r} {[one.shown for one in found.locations]}"
 
 
 def test_neither_a_place_nor_the_settings_show_a_password() -> None:
     app = Celery("a", broker="sentinel://u:s3cret@a", set_as_current=False)
     app.conf.broker_transport_options = {**MASTER, "sentinel_kwargs": {"password": "s3cret"}}
     found = Settings.of(app)
-    assert found.places[0].options["password"] == "s3cret"
+    assert found.locations[0].options["password"] == "s3cret"
     assert "s3cret" not in repr(found)

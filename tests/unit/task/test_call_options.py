@@ -11,7 +11,7 @@ from celery.app.amqp import AMQP
 from kombu import Producer
 
 from celery_dlock import InvalidLockOptions, LockOptions, singleton_task
-from celery_dlock.task.call_options import OPTIONS_HEADER, Call, call_of, headers_for
+from celery_dlock.task.call_options import OPTIONS_HEADER, Call, call_of, headers_for, reject_argument_of_body
 
 OPTIONS: dict[str, Any] = {
     "key": ["n"],
@@ -99,12 +99,15 @@ def test_call_key_names_the_lock(task: Any, key: Any) -> None:
     [
         ("queue", "invalid dlock='queue': expected a dict of options"),
         ([("ttl", 5)], ": expected a dict of options"),
-        ({"tll": 5}, "dlock: unknown option 'tll' (did you mean 'ttl'?); known are enabled, key, scope, ttl"),
-        ({7: 5}, "dlock: unknown option 7; known are"),
+        ({"tll": 5}, "dlock: unknown option 'tll' (did you mean 'ttl'?); all options: docs/reference/options.md"),
+        ({7: 5}, "dlock: unknown option 7; all options: "),
         ({"enabled": "no"}, "dlock: invalid enabled='no': expected True or False"),
         ({"ttl": 0.5}, "dlock: invalid ttl=0.5: expected seconds from 1"),
         ({"on_conflict": "drop"}, "dlock: invalid on_conflict='drop': expected 'skip'"),
-        ({"key": "{amount}"}, "dlock: invalid key='{amount}': field {amount} names no argument; expected only the"),
+        (
+            {"key": "{amount}"},
+            "dlock: invalid key='{amount}': field {amount} names no argument (did you mean ",
+        ),
         ({"key": len}, "invalid key=<a callable>: expected a template or argument names"),
         ({"key": None, "scope": "shared"}, "dlock: invalid scope='shared': it needs key"),
         (
@@ -261,3 +264,27 @@ def test_stamped_header_may_have_the_name_of_an_option(task: Any) -> None:
     stamped = task.s(1)
     stamped.stamp(key="customer")
     assert stamped.apply_async().id
+
+
+@pytest.mark.parametrize("call", [lambda task: task.delay(1, dlock={}), lambda task: task.s(1, dlock={}).apply_async()])
+def test_dlock_among_the_arguments_is_refused_with_the_right_place(task: Any, call: Any) -> None:
+    with pytest.raises(InvalidLockOptions) as refused:
+        call(task)
+    assert str(refused.value) == (
+        "task 'calls.post': misplaced argument 'dlock': delay() and s() pass it to the task's function, which has no "
+        "such argument; expected apply_async(args, kwargs, dlock={...}) or s(...).set(dlock={...})"
+    )
+
+
+def test_argument_named_dlock_of_a_task_is_an_argument() -> None:
+    """Also of a function that takes any keyword."""
+    app = Celery("named", broker="memory://", set_as_current=False)
+
+    @singleton_task(app=app, name="named.one")
+    def one(dlock: int) -> None: ...
+
+    @singleton_task(app=app, name="named.any")
+    def any_keyword(**more: int) -> None: ...
+
+    for task in (one, any_keyword):
+        reject_argument_of_body(task, {"dlock": 1})

@@ -11,7 +11,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_dlock.task import execution
 from celery_dlock.task.execution import Execution
 
-NOT_QUEUED = {"grant_id": "", "is_copy": False}
+NOT_QUEUED = {"rank_us": None, "grant_id": "", "is_copy": False}
 
 
 def a_run(*, queues: bool = True, tracked: bool = False, refused: str = "", flagged: bool = False, **of: Any) -> Any:

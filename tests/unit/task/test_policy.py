@@ -24,7 +24,7 @@ from celery_dlock.task.policy import (
 )
 
 HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
-RIVAL, TWIN = Held(HOLDER, same_message=False, rank_us=5), Held(HOLDER, same_message=True, rank_us=5)
+RIVAL, DUPLICATE = Held(HOLDER, same_message=False, rank_us=5), Held(HOLDER, same_message=True, rank_us=5)
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
 EVERY_POLICY = [
     LockOptions(on_conflict=policy, after_wait=after)
@@ -126,7 +126,7 @@ def test_the_upper_half_of_a_delay_is_jitter() -> None:
 
 
 def test_any_number_of_tries_has_a_delay() -> None:
-    for policy, conflict in (("retry", RIVAL), ("skip", TWIN)):
+    for policy, conflict in (("retry", RIVAL), ("skip", DUPLICATE)):
         decision = decide(conflict, options(policy), ConflictContext(conflict_retries=100_000, store_retries=100_000))
         assert isinstance(decision, RetryLater | RequeueDuplicate)
         assert decision.delay == 60
@@ -164,12 +164,12 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 @pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
 def test_duplicate_delivery_is_requeued_under_every_policy(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
-        decision = decide(TWIN, chosen, situation)
+        decision = decide(DUPLICATE, chosen, situation)
         assert decision == RequeueDuplicate(2.0**situation.store_retries, "another delivery of this message is running")
 
 
 def test_duplicate_delivery_is_retried_with_growing_delay_until_the_lease_ends() -> None:
-    delays = [decide(TWIN, options("skip"), ConflictContext(store_retries=count)) for count in range(8)]
+    delays = [decide(DUPLICATE, options("skip"), ConflictContext(store_retries=count)) for count in range(8)]
     assert [d.delay for d in delays if isinstance(d, RequeueDuplicate)] == [1, 2, 4, 8, 16, 32, 60, 60]
     ending = Held(Holder(None, None, "n", 1, since=1.0, expires_in=3.0), same_message=True, rank_us=1)
     late = decide(ending, options("skip"), ConflictContext(store_retries=6))

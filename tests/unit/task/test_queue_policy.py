@@ -58,12 +58,12 @@ def test_park_position_is_behind_all_waiters() -> None:
 
 
 def test_reason_without_a_holder_names_earlier_waiters() -> None:
-    assert decide(queued(1, None), options(), ConflictContext()) == Park(2, "other calls wait before it")
+    assert decide(queued(1, None), options(), ConflictContext()) == Park(2, "other calls are queued before this one")
 
 
 def test_reason_names_the_waiter_that_was_granted_the_lock() -> None:
     granted = Holder("app.pay", "id9", "", 0, since=1_700_000_000.0)
-    reason = "held by app.pay[id9], whose turn it is since 2023-11-14T22:13:20.000+00:00"
+    reason = "held by app.pay[id9] (granted, not started) since 2023-11-14T22:13:20.000+00:00"
     assert decide(queued(0, granted), options(), ConflictContext()) == Park(1, reason)
 
 
@@ -141,8 +141,8 @@ def test_task_that_ran_before_never_ends_at_a_full_queue(retries: int) -> None:
 @pytest.mark.parametrize("comebacks", [0, 3])
 @pytest.mark.parametrize("parking", [False, True])
 def test_duplicate_of_a_running_message_is_requeued_not_parked(comebacks: int, parking: bool) -> None:
-    twin = Held(HOLDER, same_message=True, rank_us=5)
-    found = decide(twin, options(), ConflictContext(store_retries=comebacks, parking=parking))
+    duplicate = Held(HOLDER, same_message=True, rank_us=5)
+    found = decide(duplicate, options(), ConflictContext(store_retries=comebacks, parking=parking))
     assert found == RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], "another delivery of this message is running")
 
 

@@ -15,7 +15,7 @@ from greenlet import GreenletExit
 from celery_dlock.errors import LockLost
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.claim_rollback import ClaimRollback
-from celery_dlock.locking.events import Event, Listeners
+from celery_dlock.locking.events import Event, Listeners, Loss, LossCause
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.model import Requester
 from celery_dlock.store.queue_model import ClaimRequest
@@ -93,18 +93,18 @@ def test_loop_turn_that_raises_is_logged_and_goes_on(
 
 
 @pytest.mark.usefixtures("no_wait")
-def test_loop_rest_and_close_that_raise_do_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    rested: list[float] = []
+def test_loop_wait_and_close_that_raise_do_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    waited: list[float] = []
 
-    def rest(seconds: float) -> None:
-        rested.append(seconds)
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
         raise OSError(24, "Too many open files")
 
     def close() -> None:
         raise SystemExit
 
-    Loop("test", turns(1.0, 2.0, None), rest=rest, close=close).run()
-    assert rested == [1.0, 2.0]
+    Loop("test", turns(1.0, 2.0, None), wait=wait, close=close).run()
+    assert waited == [1.0, 2.0]
     assert [record.getMessage() for record in caplog.records] == ["the test failed in one round, continuing"] * 2
 
 
@@ -212,7 +212,7 @@ def test_loss_behind_a_listener_that_blocks_is_logged(caplog: pytest.LogCaptureF
     runtime.listeners.add(blocks)
     slot = runtime.lease_table.open(shared_name("x"), "me.1", 30.0)
     for reason in ("first", "second"):
-        runtime.watchdog._lost(slot, reason)
+        runtime.watchdog._lost(slot, Loss(LossCause.FORGOTTEN, reason))
     eventually(lambda: len(told) == 1)
     over.set()
     lost = [line.rpartition(": ")[2] for line in caplog.messages if line.startswith("the lease of x:")]

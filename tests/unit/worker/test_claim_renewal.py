@@ -1,4 +1,4 @@
-"""Which claims the claim keeper gives up when their messages are revoked."""
+"""Which claims the claim watchdog gives up when their messages are revoked."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ class Store:
     def __init__(self) -> None:
         self.unclaimed: list[str] = []
 
-    def release_claim(self, _keys: Any, task_id: str, _turn: int) -> None:
+    def release_claim(self, _keys: Any, task_id: str, _run_round: int) -> None:
         self.unclaimed.append(task_id)
 
 
@@ -39,11 +39,11 @@ def test_a_claim_is_given_up_once_when_celerys_bounded_set_is_full(monkeypatch: 
     runtime: Any = SimpleNamespace(
         settings=SimpleNamespace(timeout=1.0, prefix="dlock"), open_store=lambda _timeout: store
     )
-    keeper = ClaimRenewer(runtime, lambda: known, lambda: True)  # type: ignore[arg-type,return-value]  # the same
-    keeper._tick()
+    watchdog = ClaimRenewer(runtime, lambda: known, lambda: True)  # type: ignore[arg-type,return-value]  # the same
+    watchdog._tick()
     assert store.unclaimed == []
     revoked.add("b")
     assert len(revoked) == 2
-    keeper._tick()
-    keeper._tick()
+    watchdog._tick()
+    watchdog._tick()
     assert store.unclaimed == ["b"]

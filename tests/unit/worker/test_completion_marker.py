@@ -99,11 +99,11 @@ def test_a_mark_that_the_store_did_not_take_is_tried_again_after_a_rest(stage: S
     request = stage.request()
     request.dlock_ack_lost = True
     request.dlock_completed()
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert (stage.store.asked, stage.store.marked) == (1, [])
     stage.store.error = None
     time.sleep(completion_marker.RETRY_DELAY)
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
     assert stage.store.marked[0][1] >= completion_marker.RETRY_DELAY * 1e6
 
@@ -118,7 +118,7 @@ def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(stage: 
     assert stage.store.asked == 1
     stage.store.error = None
     time.sleep(completion_marker.RETRY_DELAY)
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests(*map(str, range(20))))
 
 
@@ -131,7 +131,7 @@ def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(stage: Stage
         request.dlock_completed()
     time.sleep(completion_marker.RETRY_DELAY)
     for _ in range(2):
-        stage.deliveries.completion_marker.look()
+        stage.deliveries.completion_marker.run_round()
         time.sleep(completion_marker.RETRY_DELAY)
     assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests("1", "2"))
 
@@ -150,21 +150,21 @@ def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
 
     monkeypatch.setattr("celery_dlock.worker.ack_tracking.channel_is_gone", fails_here)
     request.dlock_completed()
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_an_end_by_the_death_of_its_child_is_marked_if_the_keeper_freed_its_lock(stage: Stage, *, held: bool) -> None:
+def test_an_end_by_the_death_of_its_child_is_marked_if_the_watchdog_freed_its_lock(stage: Stage, *, held: bool) -> None:
     """Else it may be parked, or published again, and is to run."""
     request = stage.request()
     request.dlock_ack_lost = True
     request.dlock_process_died()
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert stage.store.asked == 0
-    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
+    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
     stage.deliveries.freed(slot, Released(ours=held, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert [identity for identity, _ in stage.store.marked] == (digests("id") if held else [])
 
 
@@ -175,7 +175,7 @@ def test_what_comes_back_to_run_or_was_heard_is_not_marked(stage: Stage, why: st
     request.dlock_requeued = why == "put back"
     request.dlock_completed()
     request._message.channel.closed = True
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert stage.store.asked == 0
 
 
@@ -187,9 +187,9 @@ def test_an_end_is_dated_by_the_start_of_its_body(stage: Stage, *, died: bool) -
     request._dlock_accepted_at -= 10.0
     if died:
         request.dlock_process_died()
-        slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
+        slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
         stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-        stage.deliveries.completion_marker.look()
+        stage.deliveries.completion_marker.run_round()
     else:
         request.dlock_completed()
     [(_, age_us)] = stage.store.marked
@@ -204,8 +204,8 @@ def test_an_end_of_which_the_broker_hears_after_its_visibility_timeout_is_marked
     object.__setattr__(stage.runtime.settings, "doubtful_after", 60.0)
     request = stage.request()
     request.acknowledged = False
-    request._dlock_track("ack")
-    request.acknowledged = True
+    request._on_ack, request._connection_errors = lambda *_: None, ()  # Celery's callback sends later
+    request.acknowledge()
     request.dlock_delivered -= told
     request.dlock_completed()
     request.message.ack()
@@ -222,9 +222,9 @@ def test_a_death_that_may_have_stored_no_end_is_not_marked(
     request._already_cancelled = why == "cancelled"
     monkeypatch.setattr(state, "should_terminate", 1 if why == "a cold shutdown" else None)
     request._dlock_died()
-    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock)
+    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
     stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-    stage.deliveries.completion_marker.look()
+    stage.deliveries.completion_marker.run_round()
     assert [identity for identity, _ in stage.store.marked] == ([] if why else digests("id"))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_dlock.counters.meter import Counts
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.runtime import NO_WORKER
@@ -43,11 +44,12 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock, self.store, self.slots = FakeClock(), FakeNotes(), LocalLeaseTable()
-        self.keeper = SimpleNamespace(held=())
+        self.watchdog = SimpleNamespace(held=())
         settings = SimpleNamespace(prefix="dlock", timeout=3.0)
         runtime: Any = SimpleNamespace(
+            counts=Counts(),
             clock=self.clock,
-            watchdog=self.keeper,
+            watchdog=self.watchdog,
             settings=settings,
             worker=NO_WORKER,
             open_store=lambda timeout: self.store,
@@ -64,7 +66,7 @@ class Scene:
         before = len(self.store.written)
         for _ in range(times):
             self.clock.now += TICK
-            self.keeper.held = self.slots.records()
+            self.watchdog.held = self.slots.records()
             self.notes.save_record()
         return len(self.store.written) - before
 

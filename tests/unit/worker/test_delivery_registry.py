@@ -17,6 +17,7 @@ NAME = LockName("n:x", 7)
 
 class EarlyAcknowledged:
     acknowledged = True
+    dlock_owner = "owner"
 
     def __init__(self, *, told: bool = False, failed: bool = False, closed: bool = False, ago: float = -60.0) -> None:
         self.message = SimpleNamespace(acknowledged=told, channel=SimpleNamespace(closed=closed))
@@ -38,10 +39,10 @@ class EarlyAcknowledged:
 def test_early_ack_is_doubted_if_it_failed_or_is_overdue_and_not_while_in_transit(
     state: dict[str, bool], expected: bool
 ) -> None:
-    """Needless doubt costs a script; each look of the keeper may fall between the asking and the telling."""
+    """Needless doubt costs a script; each look of the watchdog may fall between the asking and the telling."""
     deliveries = DeliveryRegistry(Runtime(Celery("deliveries", set_as_current=False)))
     request = EarlyAcknowledged(**state)
-    deliveries.by_owner["owner"] = request  # type: ignore[assignment]  # what is asked of it here
+    deliveries.add(request)  # type: ignore[arg-type]  # what is asked of it here
     assert deliveries.may_be_redelivered("owner.1") is expected
 
 

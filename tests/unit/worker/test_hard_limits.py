@@ -11,7 +11,7 @@ from celery_dlock.locking.watchdog import KILL_GRACE, TICK
 from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from celery_dlock.worker.delivery_registry import REMEMBERED, DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
-from tests.unit.fakes import KeeperScene
+from tests.unit.fakes import WatchdogScene
 
 REASON = "its process did not end within 10 s after its hard time limit"
 
@@ -35,7 +35,7 @@ def app() -> Celery:
 
 @pytest.mark.invariant("hard-limit-frees-after-death")
 def test_lease_is_lost_when_the_killed_process_outlives_the_grace() -> None:
-    scene = KeeperScene()
+    scene = WatchdogScene()
     slot = scene.hold()
     scene.killed_by[slot.acquisition] = scene.clock.now + KILL_GRACE
     scene.run(KILL_GRACE - 2 * TICK)

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_dlock.counters.meter import Counts
 from celery_dlock.errors import ReplyTimeout, StoreRefused, StoreUnavailable
 from celery_dlock.keys.key_spec import LockName
+from celery_dlock.messaging.receive_order import ReceiveOrder
 from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Grant
 from celery_dlock.worker.queue_sweeper import (
-    ASIDE,
-    LATE,
-    PRESENT_AGAIN,
-    ROUND,
-    ROUND_OF_CLUSTER,
-    SPARE,
+    BROKER_FAILURE_PAUSE,
+    CLUSTER_SWEEP_INTERVAL,
+    LEASE_MARGIN,
+    MAX_TAKEOVER_DELAY,
+    PRESENCE_INTERVAL,
+    SWEEP_INTERVAL,
     TICK,
     QueueSweeper,
 )
@@ -79,14 +81,17 @@ class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = Leases(self.clock)
+        self.receive_order = ReceiveOrder()
 
     def worker(self, broker: str = "memory://") -> QueueSweeper:
         runtime: Any = SimpleNamespace(
+            counts=Counts(),
             app=Celery("sweeping", broker=broker, set_as_current=False),
             clock=self.clock,
-            settings=SimpleNamespace(timeout=1.0, prefix="dlock", turn=60.0, turn_tries=5, broker=None),
+            settings=SimpleNamespace(timeout=1.0, prefix="dlock", grant_timeout=60.0, grant_attempts=5, broker=None),
             open_store=lambda _timeout: self.store,
             monitored_as=lambda: None,
+            receive_order=self.receive_order,
         )
         return QueueSweeper(runtime, list, lambda call: call(), lambda: True)
 
@@ -110,10 +115,28 @@ def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(scene: Scene) 
     assert set(scene.store.scripts) == {"sweep_lease", "list_due_queues", "announce_workers"}
 
 
+@pytest.mark.invariant("debounce-runs-the-newest-call")
+def test_lock_is_swept_when_its_last_debounced_call_is_due(scene: Scene) -> None:
+    """The time counts from the parking of the last call, which a pool child records."""
+    worker = scene.worker()
+
+    def sweeps_after(seconds: float) -> int:
+        scene.clock.now += seconds
+        worker._sweep_debounced()
+        return scene.store.scripts["sweep"]
+
+    worker.sweep_after(1, NAME, 5.0)
+    assert sweeps_after(60) == 0  # not parked yet
+    scene.receive_order.record(1, 10)
+    worker.sweep_after(2, NAME, 5.0)
+    scene.receive_order.record(2, 20)
+    assert (sweeps_after(0), sweeps_after(4.9), sweeps_after(0.2), sweeps_after(60)) == (0, 0, 1, 1)
+
+
 @pytest.mark.invariant("one-sweeper-per-broker")
-@pytest.mark.parametrize("pause", [ROUND, ROUND_OF_CLUSTER])
+@pytest.mark.parametrize("pause", [SWEEP_INTERVAL, CLUSTER_SWEEP_INTERVAL])
 def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: Scene, pause: float) -> None:
-    scene.store.clustered = pause == ROUND_OF_CLUSTER
+    scene.store.clustered = pause == CLUSTER_SWEEP_INTERVAL
     workers = [scene.worker() for _ in range(5)]
     while workers:
         scene.pass_time(workers, seconds=3)
@@ -122,7 +145,8 @@ def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: S
         workers = [worker for worker in workers if worker._worker != holder]
         scene.pass_time(workers, seconds=3)
         looks = [look for look in scene.store.looks if look >= died]
-        assert not workers or looks[0] - scene.store.looks[-len(looks) - 1] <= pause + SPARE + LATE + 2 * TICK < 2
+        allowed = pause + LEASE_MARGIN + MAX_TAKEOVER_DELAY + 2 * TICK
+        assert not workers or looks[0] - scene.store.looks[-len(looks) - 1] <= allowed < 2
 
 
 @pytest.mark.invariant("sweep-failures-stay-local")
@@ -160,7 +184,7 @@ def test_worker_leaves_the_sweep_to_others_when_its_broker_takes_no_message(scen
     scene.store.found = [NAME]
     first._sweep_due()
     scene.store.found = []
-    scene.pass_time([first, second], seconds=ASIDE + 1)
+    scene.pass_time([first, second], seconds=BROKER_FAILURE_PAUSE + 1)
     ((holder, _),) = scene.store.leases.values()
     assert holder == second._worker
 
@@ -195,7 +219,7 @@ def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
     for _ in range(3):
         worker._do_left_work()
     assert out == ["a", "b"]
-    assert [waiter[1] for waiter in worker._out] == ["refused"]
+    assert [waiter[1] for waiter in worker._waiters_to_remove] == ["refused"]
     assert caplog.messages[0] == f"{NAME}: a waiter that has ended is still queued, retrying: a key was overwritten"
 
 
@@ -218,25 +242,25 @@ def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) 
         worker._do_left_work()
     worker._do_left_work()
     assert asked[1:] == [("revoked", "revoked while it waited"), ("gone", "")]
-    assert not worker._out
+    assert not worker._waiters_to_remove
 
 
 @pytest.mark.invariant("foreign-messages-block-no-name")
 def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) -> None:
     """Else workers of another broker make its messages dead letters while its own broker does not answer."""
     worker = scene.worker()
-    scene.pass_time([worker], seconds=2 * PRESENT_AGAIN + 1)
+    scene.pass_time([worker], seconds=2 * PRESENCE_INTERVAL + 1)
     assert len(scene.store.noted) == 3
     assert {broker for _, broker in scene.store.noted} == {worker._publisher.broker}
 
     def carry(*_given: object) -> bool:
-        scene.clock.now += PRESENT_AGAIN + 10
+        scene.clock.now += PRESENCE_INTERVAL + 10
         return False
 
     worker._publisher.publish_next = carry  # type: ignore[method-assign]
     scene.store.found = 3 * [NAME]
     scene.store.noted.clear()
-    worker._next_round = worker._next_presence = 0.0
+    worker._next_sweep = worker._next_presence = 0.0
     worker._sweep_due()
     worker.hand_off(NAME, Grant("a", "entry"))
     worker._do_left_work()
@@ -255,23 +279,34 @@ def test_one_of_the_workers_without_queues_looks_for_waiters(scene: Scene) -> No
     workers = [scene.worker() for _ in range(10)]
     for worker in workers:
         worker._sweeps = False
-        worker._look()
+        worker._check_for_waiters()
     assert scene.store.scripts == {"sweep_lease": 10, "list_due_queues": 1}
     scene.store.found = [NAME]
     scene.clock.now += 31
     for worker in workers:
-        worker._look()
+        worker._check_for_waiters()
     assert [worker._sweeps for worker in workers] == [True] + 9 * [False]
 
 
 def test_store_that_refuses_every_command_is_logged_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """The lease of the sweep only saves work, so its refusal alone does not stop a sweep and is not logged."""
     worker = scene.worker()
-    worker.sweep()
+    worker.start_sweeping()
     for error in (StoreRefused("NOPERM"), None, StoreRefused("NOPERM")):
         scene.store.lease_error = scene.store.due_error = error
         for _ in range(20):
-            worker._turn()
-            scene.clock.now += ROUND
+            worker._run_round()
+            scene.clock.now += SWEEP_INTERVAL
     told = [record.getMessage() for record in caplog.records]
     assert told == ["queues are not swept, retrying every 0.1 s: NOPERM"] * 2
+
+
+def test_lost_grant_and_dead_letter_are_counted_once_each(scene: Scene) -> None:
+    worker = scene.worker()
+    counts = worker._runtime.counts
+    counts.start([])
+    scene.store.swept = QueueStepResult(lost_grant=True, dead_letter="x")
+    worker._sweep(NAME)
+    assert counts.meter is not None
+    samples = {found.name: sum(one.value for one in samples) for found, samples in counts.meter.read()}
+    assert (samples["lost_grants"], samples["dead_letters"]) == (1, 1)

@@ -19,7 +19,7 @@ QUEUES = {"TOPIC": "q.topic", "DIRECT": "q.direct", "BOUND": "q.bound"}
 
 
 @contextmanager
-def staged(folder, broker=None):
+def running_stage(folder, broker=None):
     with Server(folder / "server") as server:
         urls = Urls(broker or server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(APP, urls) as tasks, running_worker(APP, folder=folder, urls=urls, concurrency=4) as worker:
@@ -31,7 +31,7 @@ def staged(folder, broker=None):
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("exchanges")) as made:
+    with running_stage(tmp_path_factory.mktemp("exchanges")) as made:
         yield made
 
 
@@ -154,7 +154,7 @@ def test_protocol_1_message_at_a_held_lock_is_redelivered_a_few_times_and_fails(
 
 @pytest.fixture(scope="module")
 def rabbit(rabbitmq_url, tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("exchanges-rabbitmq"), rabbitmq_url) as made:
+    with running_stage(tmp_path_factory.mktemp("exchanges-rabbitmq"), rabbitmq_url) as made:
         yield made
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.support.environments.policies import APP, PolicyEnvironment, took
+from tests.support.environments.policies import APP, PolicyEnvironment, timed
 from tests.support.polling import eventually
 from tests.support.processes import HOST
 from tests.support.proxy import Proxy
@@ -39,7 +39,7 @@ def test_skip(stage, tasks):
     n = stage.fresh()
     with stage.hold(tasks.skips, n) as holding:
         skipped = tasks.skips.delay(n)
-        seconds, error = took(lambda: skipped.get(timeout=10))
+        seconds, error = timed(lambda: skipped.get(timeout=10))
         assert isinstance(error, TaskRevokedError)
         assert holding.id in str(error)
         assert seconds < 1

@@ -18,9 +18,8 @@ from celery_dlock.messaging import publishing
 from celery_dlock.messaging.publishing import publish, refused_right
 from tests.conftest import WORKERS
 from tests.support.environments.policies import APP, PolicyEnvironment
-from tests.support.environments.rabbitmq import staged as queue_stage
+from tests.support.environments.rabbitmq import running_stage as queue_stage
 from tests.support.polling import eventually
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.workers import Urls, loaded_app, running_worker
 
 pytestmark = pytest.mark.servers
@@ -35,12 +34,6 @@ QUEUE_CONF = {
     "task_queues": {"waiters": {"exchange": "waiting", "exchange_type": "topic", "routing_key": "waiters"}},
     "task_default_queue": "waiters",
 }
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with RabbitMQ() as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from tests.conftest import WORKERS
-from tests.support.environments.policies import staged
+from tests.support.environments.policies import running_stage
 from tests.support.polling import eventually
 
 #: Two seconds of visibility, looked for every second; a worker takes no more messages than it has slots.
@@ -23,15 +22,6 @@ REDELIVERING = {
 POLICIES = ["skips_late", "retries_late", "waits_late", "raises_late"]
 
 
-@pytest.fixture
-def show(request):
-    def shown(made):
-        request.node.stash[WORKERS] = made.workers
-        return made
-
-    return shown
-
-
 def put_back(stage, task_id, times=1, within=20.0):
     eventually(
         lambda: len(stage.lines(task_id, "is republished")) >= times, within, message=f"{task_id} was not put back"
@@ -40,7 +30,7 @@ def put_back(stage, task_id, times=1, within=20.0):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("redelivery"), workers=2, concurrency=6, conf=REDELIVERING) as made:
+    with running_stage(tmp_path_factory.mktemp("redelivery"), workers=2, concurrency=6, conf=REDELIVERING) as made:
         yield made
 
 
@@ -75,7 +65,7 @@ def test_a_rival_that_is_redelivered_while_it_waits_runs_once(pair, show):
 
 @pytest.mark.invariant("duplicate-delivery-is-no-conflict", "killed-worker-runs-again")
 def test_the_copy_runs_after_its_holders_worker_was_killed(tmp_path, show):
-    with staged(tmp_path, workers=2, concurrency=2, conf=REDELIVERING) as made:
+    with running_stage(tmp_path, workers=2, concurrency=2, conf=REDELIVERING) as made:
         stage = show(made)
         holding = stage.hold(stage.tasks.short_lived, stage.fresh())
         put_back(stage, holding.id)
@@ -98,7 +88,7 @@ def lone(tmp_path_factory):
     """One worker with one slot: its copies queue up behind the body. They are made as soon as may be."""
     options = {**REDELIVERING["broker_transport_options"], "unacked_restore_interval": 0.05}
     conf = {**REDELIVERING, "broker_transport_options": options}
-    with staged(tmp_path_factory.mktemp("lone"), concurrency=1, conf=conf) as made:
+    with running_stage(tmp_path_factory.mktemp("lone"), concurrency=1, conf=conf) as made:
         yield made
 
 
@@ -106,7 +96,7 @@ def lone(tmp_path_factory):
 def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_it(lone, show):
     stage = show(lone)
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
-    # It lies in the queue, so nobody can leave word of it but the keeper.
+    # It lies in the queue, so nobody can leave word of it but the watchdog.
     eventually(lambda: stage.broker.llen("celery"), 20)
     assert holding.end() == holding.n
     try:
@@ -119,14 +109,14 @@ def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_i
 
 @pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 def test_holder_near_its_visibility_timeout_marks_its_end_so_its_copy_does_not_run(tmp_path, show):
-    # From its second second on the keeper doubts; when the lock was asked for, nothing was doubtful yet.
+    # From its second second on the watchdog doubts; when the lock was asked for, nothing was doubtful yet.
     options = {**REDELIVERING["broker_transport_options"], "visibility_timeout": 4, "unacked_restore_interval": 0.05}
     conf = {**REDELIVERING, "broker_transport_options": options}
-    with staged(tmp_path, concurrency=1, conf=conf) as made:
+    with running_stage(tmp_path, concurrency=1, conf=conf) as made:
         stage = show(made)
         holding = stage.hold(stage.tasks.skips_late, stage.fresh())
         (lock,) = stage.lock_keys(stage.tasks.skips_late, holding.n)
-        eventually(lambda: stage.locks.hget(lock, "dup"), 10, message="the keeper left no word")
+        eventually(lambda: stage.locks.hget(lock, "dup"), 10, message="the watchdog left no word")
         # The copy lies in the queue behind the only slot, so it comes when the lock is free and says nothing.
         eventually(lambda: stage.broker.llen("celery"), 20)
         assert holding.end() == holding.n
@@ -153,7 +143,7 @@ def test_a_message_whose_eta_is_later_than_its_visibility_timeout_runs_once(lone
 @pytest.fixture(scope="module")
 def cut_off(tmp_path_factory):
     """The default visibility timeout; the broker is a server of its own."""
-    with staged(tmp_path_factory.mktemp("cut_off"), concurrency=2, separate=True) as made:
+    with running_stage(tmp_path_factory.mktemp("cut_off"), concurrency=2, separate=True) as made:
         yield made
 
 
@@ -220,5 +210,5 @@ class TestStoreAway:
             assert holding.end() == holding.n
         finally:
             stage.lock_server.start()
-        # The keeper repeats what the store did not hear.
+        # The watchdog repeats what the store did not hear.
         stage.free(stage.tasks.skips, holding.n, 10)

@@ -1,6 +1,5 @@
 """What is published again is the raw message: only its ETA, our header and the broker's tag differ."""
 
-import base64
 import json
 import pickle
 
@@ -9,20 +8,20 @@ from celery import chain, chord, group
 from celery.worker.request import Request
 
 from celery_dlock.worker import SingletonRequest
-from tests.support.environments.policies import staged
+from tests.support.environments.policies import running_stage
+from tests.support.messages import (
+    COMBINATIONS,
+    CONTENT_TYPES,
+    assert_same_body_and_properties,
+    body_of,
+    send_with_every_option,
+)
 from tests.support.polling import eventually
-
-COMBINATIONS = [(s, c) for s in ("json", "pickle", "yaml") for c in (None, "zlib", "bzip2")]
-CONTENT_TYPES = {
-    "json": "application/json",
-    "pickle": "application/x-python-serialize",
-    "yaml": "application/x-yaml",
-}
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("republishing"), concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("republishing"), concurrency=4) as made:
         yield made
 
 
@@ -48,33 +47,11 @@ def compare(first, second):
     assert first_headers.pop("eta") is None
     assert second_headers.pop("dlock")["conflict_retries"] >= 1
     assert second_headers == first_headers
-    assert second["body"] == first["body"]
-    for name in ("content-type", "content-encoding"):
-        assert second[name] == first[name]
-    mine, its = dict(first["properties"]), dict(second["properties"])
-    assert mine.pop("delivery_tag") != its.pop("delivery_tag")
-    # Celery writes these three a second time beside the headers, where its worker does not look for them.
-    for name in ("argsrepr", "kwargsrepr", "periodic_task_name"):
-        mine.pop(name, None)
-    # Milliseconds, so only what is left of them.
-    left, all_of_it = its.pop("expiration", None), mine.pop("expiration", None)
-    assert left == all_of_it or 0 < int(left) < int(all_of_it)
-    assert its == mine
+    assert_same_body_and_properties(first, second)
 
 
 def send(signature, **options):
-    return signature.apply_async(
-        argsrepr="('***',)",
-        kwargsrepr="{'secret': '***'}",
-        shadow="a shadow",
-        priority=3,
-        expires=60,
-        time_limit=50,
-        soft_time_limit=40,
-        headers={"x-tenant": "acme", "trace": {"id": 7}},
-        reply_to="somebody",
-        **options,
-    )
+    return send_with_every_option(signature, {"x-tenant": "acme", "trace": {"id": 7}}, **options)
 
 
 @pytest.mark.invariant("conflict-is-no-failure")
@@ -121,18 +98,13 @@ def test_links_stamps_and_membership_of_group_chain_and_chord_survive(stage, tas
     second = published_again(stage, first["headers"]["id"])
     compare(first, second)
     assert "b1" in second["headers"]["stamps"]["batch"]
-    _, _, embed = _body(second)
+    _, _, embed = body_of(second)
     assert embed["callbacks"]
     assert embed["errbacks"]
     assert embed["chain"]
     lock.release()
     assert sorted(result.get(timeout=15)) == ["next", "other"]
     eventually(lambda: [f for f in stage.history(what="plain") if "link" in f["args"]])
-
-
-def _body(message):
-    data = base64.b64decode(message["body"])
-    return json.loads(data) if message["content-type"] == CONTENT_TYPES["json"] else pickle.loads(data)
 
 
 def test_our_header_does_not_leak_into_the_tasks_own_retry(stage, tasks, queue):

@@ -4,7 +4,7 @@ import pytest
 from celery import chain, chord
 
 from tests.conftest import WORKERS
-from tests.support.environments.policies import staged
+from tests.support.environments.policies import running_stage
 from tests.support.polling import eventually
 
 POOLS = ["prefork", "solo", "threads", "gevent", "eventlet"]
@@ -14,7 +14,7 @@ POOLS = ["prefork", "solo", "threads", "gevent", "eventlet"]
 def stage(request, tmp_path_factory):
     # More slots than followers, else a free slot would come only after the release.
     concurrency = 1 if request.param == "solo" else 4
-    with staged(tmp_path_factory.mktemp("followers"), pool=request.param, concurrency=concurrency) as made:
+    with running_stage(tmp_path_factory.mktemp("followers"), pool=request.param, concurrency=concurrency) as made:
         yield made
 
 

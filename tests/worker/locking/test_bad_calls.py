@@ -14,8 +14,9 @@ from celery.utils import uuid
 from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
 from celery_dlock.errors import LockKeyError
 from celery_dlock.task.call_options import OPTIONS_HEADER
+from celery_dlock.worker import SingletonStep
 from tests.contract.hostile import Publisher
-from tests.support.environments.policies import APP, staged, took
+from tests.support.environments.policies import APP, running_stage, timed
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 
@@ -29,7 +30,7 @@ def bill(*orders):
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("bad_calls")) as made:
+    with running_stage(tmp_path_factory.mktemp("bad_calls")) as made:
         yield made
 
 
@@ -56,7 +57,7 @@ class TestCalls:
         if name == "policies.defaults":
             args, options = (timedelta.max.__class__,), {"serializer": "pickle"}  # a class has no stable form
         failed = stage.app.send_task(name, args, kwargs, **options)
-        _, error = took(lambda: failed.get(timeout=10))
+        _, error = timed(lambda: failed.get(timeout=10))
         assert type(error) is LockKeyError
         assert name in str(error)
         assert said in str(error)
@@ -74,7 +75,7 @@ class TestCalls:
         header = {"task": "policies.skips", "options": json.dumps(options)}
         n = stage.fresh()
         failed = stage.app.send_task("policies.skips", (n,), headers={OPTIONS_HEADER: header})
-        _, error = took(lambda: failed.get(timeout=10))
+        _, error = timed(lambda: failed.get(timeout=10))
         assert type(error) is InvalidLockOptions
         assert f"dlock: invalid {'scope' if 'scope' in options else next(iter(options))}=" in str(error)
         assert "dlock_call_options" in str(error)
@@ -211,12 +212,9 @@ class TestSettings:
         ("conf", "said"),
         [
             pytest.param({"dlock_tll": 5}, r"unknown setting 'dlock_tll'.*dlock_ttl", marks=pytest.mark.core),
-            ({"dlock_ttl": 0}, r"invalid dlock_ttl=0: expected"),
-            ({"dlock_prefix": "a{b}"}, r"invalid dlock_prefix='a\{b\}': expected"),
             ({"dlock_url": "mysql://u:s3cret@h/0"}, r"invalid dlock_url=.*: expected .*redis://"),
-            ({"dlock_url": 7}, r"invalid dlock_url=<int>: expected"),
         ],
-        ids=["unknown", "ttl", "prefix", "url", "no url"],
+        ids=["unknown", "url"],
     )
     def test_invalid_setting_stops_the_worker_at_its_start(self, redis_url, conf, said):
         environ = {
@@ -235,6 +233,23 @@ class TestSettings:
         assert re.search(said, output), output
         assert "s3cret" not in output
         assert " ready." not in output
+
+    @pytest.mark.parametrize(
+        ("conf", "said"),
+        [
+            ({"dlock_ttl": 0}, r"invalid dlock_ttl=0: expected"),
+            ({"dlock_prefix": "a{b}"}, r"invalid dlock_prefix='a\{b\}': expected"),
+            ({"dlock_url": 7}, r"invalid dlock_url=<int>: expected"),
+        ],
+        ids=["ttl", "prefix", "no url"],
+    )
+    def test_invalid_setting_stops_an_embedded_worker(self, redis_url, conf, said):
+        app = Celery("here", broker=redis_url, set_as_current=False)
+        app.conf.update(conf)
+        singleton_task(app=app, name="shop.bill")(bill)
+        worker = type("Embedded", (), {"app": app})()
+        with pytest.raises(InvalidLockOptions, match=said):
+            SingletonStep(worker).include_if(worker)
 
     def test_worker_without_any_redis_says_to_set_dlock_url(self, tmp_path):
         app = Celery("here", broker="amqp://guest:s3cret@nowhere//", backend="rpc://", set_as_current=False)

@@ -7,7 +7,7 @@ from threading import Event, Thread, Timer
 import pytest
 
 from celery_dlock import CallSkipped, LockHeld
-from tests.support.environments.policies import APP, took
+from tests.support.environments.policies import APP, timed
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ class TestApply:
 
     def test_wait_ends_at_its_timeout(self, tasks, held):
         held(tasks.waits_briefly.lock_for("n"))
-        seconds, result = took(lambda: tasks.waits_briefly.apply(("n",)))
+        seconds, result = timed(lambda: tasks.waits_briefly.apply(("n",)))
         assert isinstance(result.result, LockHeld)
         assert 0.4 <= seconds < 1.4
 
@@ -133,7 +133,7 @@ class TestApply:
 
     @pytest.mark.parametrize("end", ["fail", "ignore", "reject", "retry", "replace"])
     def test_lock_is_free_after_every_ending(self, tasks, end):
-        took(lambda: tasks.skips.apply(("n",), {"end": end}).get())
+        timed(lambda: tasks.skips.apply(("n",), {"end": end}).get())
         assert not tasks.skips.lock_for("n").locked()
         assert tasks.skips.apply(("n",)).get() == "n"
 

@@ -80,7 +80,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironmen
 def inside(stage: WorkerEnvironment) -> None:
     """All rows that a worker survives, in one worker: many at once, but for those that cost it a child.
 
-    A child that starts takes a fifth of a second of CPU: several would keep the keeper from its core.
+    A child that starts takes a fifth of a second of CPU: several would keep the watchdog from its core.
     """
     stage.start("-Q", "inside", concurrency=6)
     for row in INSIDE:

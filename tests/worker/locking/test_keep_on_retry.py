@@ -4,7 +4,7 @@ import pytest
 
 from celery_dlock import LockHeld
 from tests.conftest import WORKERS
-from tests.support.environments.policies import staged, took
+from tests.support.environments.policies import running_stage, timed
 from tests.support.polling import eventually
 
 APP = "tests.support.apps.retrying"
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("show_logs")
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("retries"), app=APP, concurrency=6) as made:
+    with running_stage(tmp_path_factory.mktemp("retries"), app=APP, concurrency=6) as made:
         yield made
 
 
@@ -39,9 +39,9 @@ def test_no_other_call_runs_between_a_task_and_its_retry(stage, tasks):
     first_ended(stage, result)
     stage.wait_for_line(result.id, f"retry: Retry in {DELAY}s")
     rivals = {policy: task.delay(n) for policy, task in tasks.rivals.items()}
-    assert took(lambda: rivals["skip"].get(timeout=10))[1].__class__.__name__ == "CallSkipped"
+    assert timed(lambda: rivals["skip"].get(timeout=10))[1].__class__.__name__ == "CallSkipped"
     assert "its retry is to come: keep_on_retry" in str(rivals["skip"].result)
-    assert isinstance(took(lambda: rivals["raise"].get(timeout=10))[1], LockHeld)
+    assert isinstance(timed(lambda: rivals["raise"].get(timeout=10))[1], LockHeld)
     assert [rivals[policy].get(timeout=20) for policy in ("retry", "queue", "wait")] == [n] * 3
     inside = bodies(stage, n, 5)
     assert inside[:2] == [("keeps", 0), ("keeps", 1)]
@@ -87,7 +87,7 @@ def test_lock_is_kept_for_every_kind_of_retry(stage, tasks, task, way, seconds):
     retried = getattr(tasks, task).delay(n, way, seconds)
     first_ended(stage, retried)
     if task == "keeps_auto" or seconds:
-        assert isinstance(took(lambda: tasks.rivals["raise"].delay(n).get(timeout=10))[1], LockHeld)
+        assert isinstance(timed(lambda: tasks.rivals["raise"].delay(n).get(timeout=10))[1], LockHeld)
     assert bodies(stage, n, 2) == [(task, 0), (task, 1)]
     stage.free(tasks.keeps, n, within=5)
 
@@ -172,7 +172,7 @@ def test_a_worker_killed_while_its_retry_waits_leaves_it_to_another_worker(tmp_p
             "unacked_mutex_expire": 1,
         },
     }
-    with staged(tmp_path, app=APP, workers=2, concurrency=2, conf=conf) as stage:
+    with running_stage(tmp_path, app=APP, workers=2, concurrency=2, conf=conf) as stage:
         request.node.stash[WORKERS] = stage.workers
         n = stage.fresh()
         result = stage.tasks.keeps.delay(n, seconds=2.0)

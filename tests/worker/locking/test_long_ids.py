@@ -3,7 +3,7 @@
 import pytest
 
 from celery_dlock import CallSkipped
-from tests.support.environments.policies import staged, took
+from tests.support.environments.policies import running_stage, timed
 from tests.support.polling import eventually
 
 IDS = {
@@ -19,7 +19,7 @@ IDS = {
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("long_ids"), concurrency=len(IDS), separate=True) as made:
+    with running_stage(tmp_path_factory.mktemp("long_ids"), concurrency=len(IDS), separate=True) as made:
         yield made
 
 
@@ -46,6 +46,6 @@ def test_success_under_any_task_id_uses_the_name_if_the_store_was_away_at_its_en
     """The mark is written as soon as the store is back; nothing is left to the 15 s of a lingering release."""
     eventually(lambda: not stage.locks.keys("dlock*:lock:*"), 5, message="still locked")
     again = {text: tasks.once.delay(holding.n) for text, holding in ended.items()}
-    outcomes = {text: took(lambda r=result: r.get(timeout=10))[1] for text, result in again.items()}
+    outcomes = {text: timed(lambda r=result: r.get(timeout=10))[1] for text, result in again.items()}
     assert {text: type(outcome) for text, outcome in outcomes.items()} == dict.fromkeys(IDS, CallSkipped)
     assert {text: runs(stage, holding) for text, holding in ended.items()} == dict.fromkeys(IDS, 1)

@@ -9,7 +9,7 @@ from celery import chain, chord, group
 from celery_dlock import InvalidLockOptions, LockHeld
 from celery_dlock.task.call_options import OPTIONS_HEADER
 from tests.contract.hostile import Publisher, nested
-from tests.support.environments.policies import staged, took
+from tests.support.environments.policies import running_stage, timed
 from tests.support.polling import eventually
 
 #: As Sentry's and Datadog's integrations have it, after https://github.com/celery/celery/issues/4875.
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("show_logs")
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("calls"), app="tests.support.apps.retrying", concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("calls"), app="tests.support.apps.retrying", concurrency=4) as made:
         yield made
 
 
@@ -72,7 +72,7 @@ class TestItChanges:
         n = stage.fresh()
         holder = hold(stage, call, n)
         raises = call(n, dlock={"on_conflict": "raise"})
-        assert isinstance(took(lambda: raises.get(timeout=10))[1], LockHeld)
+        assert isinstance(timed(lambda: raises.get(timeout=10))[1], LockHeld)
         value = call(n, dlock={"skip_result": ["skipped"]})
         assert value.get(timeout=10) == ["skipped"]
         skips = call(n)
@@ -143,7 +143,7 @@ class TestItGoesAlong:
         n = stage.fresh()
         holder = hold(stage, call, n, headers=TRACED)
         raises = call(n, dlock={"on_conflict": "raise"}, headers=TRACED)
-        assert isinstance(took(lambda: raises.get(timeout=10))[1], LockHeld)
+        assert isinstance(timed(lambda: raises.get(timeout=10))[1], LockHeld)
         stage.open(f"{n}-gate")
         assert holder.get(timeout=10) == n
 
@@ -233,7 +233,7 @@ class TestBadOnes:
         n = stage.fresh()
         # By name: the task's own apply_async would refuse it.
         forged = stage.app.send_task("retrying.calls", (n,), headers={OPTIONS_HEADER: header})
-        error = took(lambda: forged.get(timeout=10))[1]
+        error = timed(lambda: forged.get(timeout=10))[1]
         assert isinstance(error, InvalidLockOptions)
         assert "task 'retrying.calls'" in str(error)
         assert forged.state == "FAILURE"

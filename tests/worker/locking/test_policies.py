@@ -8,15 +8,16 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_dlock import CallSkipped, LockHeld
-from tests.support.environments.policies import staged, took
+from tests.support.environments.policies import running_stage, timed
 from tests.support.polling import eventually
+from tests.support.servers import LOCK_USER
 
 pytestmark = pytest.mark.usefixtures("show_logs")
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("policies"), concurrency=6) as made:
+    with running_stage(tmp_path_factory.mktemp("policies"), concurrency=6) as made:
         yield made
 
 
@@ -26,7 +27,7 @@ class TestSkip:
         n = stage.fresh()
         with stage.hold(tasks.skips, n) as holding:
             skipped = tasks.skips.delay(n)
-            _, error = took(lambda: skipped.get(timeout=10))
+            _, error = timed(lambda: skipped.get(timeout=10))
             assert type(error) is CallSkipped
             assert skipped.state == "REVOKED"
             assert (error.name, error.task_id) == (tasks.skips.lock_name(n), holding.id)
@@ -42,14 +43,14 @@ class TestSkip:
     def test_call_does_not_wait_for_a_holder_inside_its_body(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.skips, n):
-            times = [took(lambda: tasks.skips.delay(n).get(timeout=10))[0] for _ in range(5)]
+            times = [timed(lambda: tasks.skips.delay(n).get(timeout=10))[0] for _ in range(5)]
         assert min(times) < 0.5, times
 
     def test_call_does_not_wait_for_a_holder_that_called_itself_directly(self, stage, tasks):
         n = stage.fresh()
         result = chain(tasks.calls_itself.si(n, f"{n}-gate"), tasks.plain.s()).apply_async()
         stage.entered(n=n)
-        seconds = min(took(lambda: tasks.calls_itself.delay(n).get(timeout=10))[0] for _ in range(3))
+        seconds = min(timed(lambda: tasks.calls_itself.delay(n).get(timeout=10))[0] for _ in range(3))
         stage.open(f"{n}-gate")
         assert result.get(timeout=10) is True
         assert seconds < 0.5
@@ -71,7 +72,7 @@ class TestSkip:
         n = stage.fresh()
         with stage.hold(tasks.skips, n) as holding:
             for _ in range(3):
-                assert took(lambda: tasks.skips.delay(n).get(timeout=10))[1].__class__ is CallSkipped
+                assert timed(lambda: tasks.skips.delay(n).get(timeout=10))[1].__class__ is CallSkipped
             assert tasks.skips.lock_for(n).holder().task_id == holding.id
         assert [fact["id"] for fact in stage.history(what="in", n=n)] == [holding.id]
 
@@ -188,7 +189,7 @@ class TestWait:
         with stage.hold(tasks.waits, n) as holding:
             waiter = tasks.waits.delay(n)
             stage.wait_for_line(waiter.id, "received")
-            eventually(lambda: _subscribers(stage) == 1)
+            eventually(lambda: _blocked(stage) == 1)
         assert waiter.get(timeout=10) == n
         (left,) = stage.history(what="out", id=holding.id)
         (entered,) = stage.history(what="in", id=waiter.id)
@@ -199,14 +200,14 @@ class TestWait:
         n = stage.fresh()
         with stage.hold(tasks.waits, n):
             waiters = [tasks.waits.delay(n) for _ in range(3)]
-            eventually(lambda: _subscribers(stage) == 3)
+            eventually(lambda: _blocked(stage) == 3)
         assert [waiter.get(timeout=10) for waiter in waiters] == [n] * 3
         assert stage.overlaps(n) == 1
 
     def test_it_waits_no_longer_than_its_timeout_and_then_raises(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.waits_briefly, n) as holding:
-            seconds, error = took(lambda: tasks.waits_briefly.delay(n).get(timeout=10))
+            seconds, error = timed(lambda: tasks.waits_briefly.delay(n).get(timeout=10))
             assert isinstance(error, LockHeld)
             assert error.task_id == holding.id
             assert 0.4 <= seconds < 1.4
@@ -215,7 +216,7 @@ class TestWait:
     def test_wait_that_times_out_is_skipped_with_after_wait_skip(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.waits_then_skips, n):
-            seconds, error = took(lambda: tasks.waits_then_skips.delay(n).get(timeout=10))
+            seconds, error = timed(lambda: tasks.waits_then_skips.delay(n).get(timeout=10))
             assert isinstance(error, TaskRevokedError)
             assert 0.3 <= seconds < 1.3
 
@@ -234,7 +235,7 @@ class TestRaise:
         n = stage.fresh()
         with stage.hold(tasks.raises, n) as holding:
             failed = tasks.raises.delay(n)
-            _, error = took(lambda: failed.get(timeout=10))
+            _, error = timed(lambda: failed.get(timeout=10))
         assert type(error) is LockHeld
         assert failed.state == "FAILURE"
         assert (error.name, error.task_id, error.node) == (tasks.raises.lock_name(n), holding.id, stage.worker.node)
@@ -259,7 +260,7 @@ class TestRaise:
         children = set(stage.worker.children())
         with stage.hold(tasks.raises, n):
             for _ in range(3):
-                assert isinstance(took(lambda: tasks.raises.delay(n).get(timeout=10))[1], LockHeld)
+                assert isinstance(timed(lambda: tasks.raises.delay(n).get(timeout=10))[1], LockHeld)
         assert set(stage.worker.children()) == children
 
 
@@ -276,5 +277,5 @@ def test_chain_step_waits_for_a_slow_end_of_its_predecessor(stage, tasks):
         assert stage.lines(result.id, "is republished, retrying in .*, whose body has ended")
 
 
-def _subscribers(stage):
-    return sum(count for _, count in stage.locks.pubsub_numsub(*stage.locks.pubsub_channels("dlock*")))
+def _blocked(stage):
+    return sum((row["cmd"], row["user"]) == ("blpop", LOCK_USER) for row in stage.locks.client_list())

@@ -11,13 +11,15 @@ import pytest
 from celery import Celery
 
 from celery_dlock import InvalidLockOptions, singleton_task
-from celery_dlock.worker import KeeperStep
+from celery_dlock.worker import SingletonStep
 from tests.support.processes import ROOT
 
 SECONDS = 60.0  # a loaded machine
 
 REFUSED = {
     "sentinel://:s3cret@h": "dlock_url: cannot keep locks at 'sentinel://h'; dlock_transport_options={'master_name'",
+    # Also with one pool child: the main process renews its locks.
+    "memory://": "dlock_url='memory://' with the pool celery.concurrency.prefork: its processes would not",
     # Only who makes a connection of it can tell.
     "redis://:s3cret@h?sockettimeout=3": "dlock_url: cannot keep locks at 'redis://h'; redis-py knows no option 's",
 }
@@ -37,7 +39,8 @@ def test_a_setting_that_cannot_be_used_ends_the_worker_with_one_line(url: str, s
         "C_FORCE_ROOT": "1",
     }
     app = "tests.support.apps.topologies"
-    command = ["-W", "ignore", "-m", "celery", "-A", app, "worker", "-P", "solo", "-f", str(log)]
+    pool = "prefork" if url == "memory://" else "solo"
+    command = ["-W", "ignore", "-m", "celery", "-A", app, "worker", "-P", pool, "-c", "1", "-f", str(log)]
     done = subprocess.run(
         [sys.executable, *command], env=os.environ | facts, capture_output=True, text=True, timeout=SECONDS, check=False
     )
@@ -60,7 +63,7 @@ def test_a_skip_result_that_cannot_be_stored_is_refused_at_the_start() -> None:
     worker = type("Embedded", (), {"app": app})()
     expected = "expected a value that result_serializer='json' can store, but "
     with pytest.raises(InvalidLockOptions, match=rf"task 'shop\.bill': invalid skip_result=.*: {expected}"):
-        KeeperStep(worker).include_if(worker)
+        SingletonStep(worker).include_if(worker)
 
 
 def test_embedded_worker_with_a_refused_setting_raises() -> None:
@@ -72,4 +75,4 @@ def test_embedded_worker_with_a_refused_setting_raises() -> None:
 
     worker = type("Embedded", (), {"app": app})()
     with pytest.raises(InvalidLockOptions, match="unknown setting 'dlock_tll'"):
-        KeeperStep(worker).include_if(worker)
+        SingletonStep(worker).include_if(worker)

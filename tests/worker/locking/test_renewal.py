@@ -1,4 +1,4 @@
-"""Whatever holds up a body, its worker's keeper renews the lock until the body ends."""
+"""Whatever holds up a body, its worker's watchdog renews the lock until the body ends."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ from tests.support.processes import kill_session, spawn
 
 APP = "tests.support.apps.keeping"
 TTL = 3.0
-LONG = 3 * TTL + 0.5
+LONG = 1.7 * TTL
 
 #: Who has to be kept by which pool's worker, and what the body does meanwhile.
 BODIES = {
@@ -54,9 +54,9 @@ def kept(stage: WorkerEnvironment) -> None:
 
 
 def check_kept(stage: WorkerEnvironment, key: str, name: str) -> None:
-    """The lock of that body was never free while it ran, for more than three ttls, and is free after it."""
+    """The lock of that body was never free while it ran, for longer than its ttl, and is free after it."""
     start, end = stage.mark(name, "start").at, stage.mark(name, "return", within=60).at
-    assert end - start > 3 * TTL
+    assert end - start > 1.6 * TTL
     freed = eventually(lambda: stage.log.freed(key, start), message=f"{name}: still locked")
     assert 0 <= freed - end <= 1.0
 
@@ -64,18 +64,18 @@ def check_kept(stage: WorkerEnvironment, key: str, name: str) -> None:
 @pytest.mark.invariant("watchdog-renews", "busy-interpreter-keeps-the-lock")
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", BODIES)
-def test_a_lock_is_renewed_for_three_ttls(stage: WorkerEnvironment, name: str) -> None:
+def test_a_lock_is_renewed_until_its_body_ends(stage: WorkerEnvironment, name: str) -> None:
     check_kept(stage, stage.key("brief", name, BODIES[name][1], LONG), name)
     if BODIES[name][1] == "hold":
         (gap,) = [float(word.split()[1]) for word in stage.words(name) if word.startswith("gap")]
-        assert gap > 2 * TTL, "the interpreter was not held; the test tests nothing"
+        assert gap > 1.2 * TTL, "the interpreter was not held; the test tests nothing"
 
 
 @pytest.mark.invariant("dead-owner-is-released", "stopped-process-keeps-or-reports")
 @pytest.mark.usefixtures("kept")
 def test_a_stopped_child_keeps_its_lock(stage: WorkerEnvironment) -> None:
     key, start = stage.key("brief", "stopped", "sleep", LONG), stage.mark("stopped", "start")
-    stage.wait_for_renewal(key, start.at + 3 * TTL)
+    stage.wait_for_renewal(key, start.at + 1.6 * TTL)
     psutil.Process(start.pid).resume()
     check_kept(stage, key, "stopped")
 
@@ -95,7 +95,7 @@ def test_an_outage_of_the_broker_longer_than_the_ttl_loses_no_lock(tmp_path: Pat
         stage.app.brief.delay("outage", "sleep", LONG)
         start = stage.mark("outage", "start").at
         stage.broker.kill()
-        stage.wait_for_renewal(stage.key("brief", "outage", "sleep", LONG), start + 2 * TTL)
+        stage.wait_for_renewal(stage.key("brief", "outage", "sleep", LONG), start + 1.2 * TTL)
         stage.broker.start()
         check_kept(stage, stage.key("brief", "outage", "sleep", LONG), "outage")
         # And the worker is back.

@@ -8,7 +8,7 @@ import pytest
 from celery.events.state import State
 
 from celery_dlock import Lock, signals
-from tests.support.environments.policies import staged, took
+from tests.support.environments.policies import running_stage, timed
 from tests.support.polling import eventually
 
 KINDS = ["acquired", "refused", "released", "lost"]
@@ -17,7 +17,7 @@ KINDS = ["acquired", "refused", "released", "lost"]
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     """Its worker sends events."""
-    with staged(tmp_path_factory.mktemp("signals"), "-E", concurrency=3) as made:
+    with running_stage(tmp_path_factory.mktemp("signals"), "-E", concurrency=3) as made:
         yield made
 
 
@@ -147,7 +147,7 @@ class TestMonitorEvents:
         assert "s3cret" not in json.dumps(told)
 
     def test_a_worker_without_events_tells_monitors_nothing(self, stage, tmp_path):
-        with staged(tmp_path) as quiet, Monitor(quiet.app) as monitor:
+        with running_stage(tmp_path) as quiet, Monitor(quiet.app) as monitor:
             n = quiet.fresh()
             with quiet.hold(quiet.tasks.skips, n) as holding:
                 result = quiet.tasks.skips.delay(n)
@@ -180,7 +180,7 @@ class TestCelerySignals:
     def test_a_receiver_that_raises_breaks_neither_lock_nor_task(self, stage, tasks):
         n = stage.fresh()
         with stage.hold(tasks.heard, n):
-            assert took(lambda: tasks.heard.delay(n).get(timeout=10))[1].__class__.__name__ == "CallSkipped"
+            assert timed(lambda: tasks.heard.delay(n).get(timeout=10))[1].__class__.__name__ == "CallSkipped"
         stage.free(tasks.heard, n)
         assert tasks.heard.delay(n).get(timeout=10) == n
 
@@ -215,6 +215,6 @@ def _everything(stage, lock):
     lock.release()
     assert lock.acquire()
     stage.locks.delete(*[key for key in stage.locks.keys("dlock*") if lock.name in key])
-    took(lock.release)
+    timed(lock.release)
     assert lock.acquire(blocking=False)
     lock.release()

@@ -14,7 +14,7 @@ from tests.support.rx_queue import has_unread
 from tests.support.workers import Worker
 
 APP = "tests.support.apps.keeping"
-TASKS = 50
+TASKS = 20
 WAIT = "until told to go"
 
 
@@ -48,7 +48,7 @@ def test_lost_lease_is_reported_by_lease_signal_and_log(stage: WorkerEnvironment
     name = f"told {pool}"
     worker = stage.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
     lock_name = lose(stage, "told", name, 20.0, f"lose-{pool}")
-    # The keeper finds it at a third of the ttl; the holder asks nobody.
+    # The watchdog finds it at a third of the ttl; the holder asks nobody.
     taken_away = eventually(lambda: stage.log.freed(stage.key("told", name, 20.0)))
     assert stage.mark(name, "held False").at - taken_away < 2.0
     stage.mark(name, "LockLost")
@@ -59,7 +59,7 @@ def test_lost_lease_is_reported_by_lease_signal_and_log(stage: WorkerEnvironment
 
 @pytest.mark.invariant("lost-lease-is-reported")
 def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: WorkerEnvironment, worker: Worker) -> None:
-    # Its ttl is 60 s: the keeper looks after 20.
+    # Its ttl is 60 s: the watchdog looks after 20.
     lock_name = lose(stage, "asking", "asking", 10.0)
     stage.mark("asking", "LockLost", within=5)
     # Whoever finds it, operators hear of it.

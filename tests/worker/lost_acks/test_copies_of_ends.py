@@ -95,6 +95,30 @@ def test_a_copy_that_meets_a_rival_before_the_mark_is_set_does_not_run_behind_it
         assert ran(tasks, n) == 1
 
 
+@pytest.mark.invariant("lost-ack-runs-nothing-twice")
+@pytest.mark.parametrize("name", ["early", "late"])
+def test_original_whose_ack_was_lost_does_not_run_after_its_republished_copy(
+    tasks, broker, urls, tmp_path, request, name
+):
+    n = f"lost ack of the original {name}"
+    task = getattr(tasks, name)
+    with running_worker(APP, folder=tmp_path, urls=urls, concurrency=1) as worker:
+        request.node.stash[WORKERS] = [worker]
+        tasks.notes.set("deaf", 1)
+        with task.lock_for(n):
+            result = task.apply_async((n,), dlock={"on_conflict": "retry", "retry_delay": 1})
+            worker.wait_for_log(rf"{result.id}\] is republished")
+            worker.wait_for_log("Couldn't ack")
+            tasks.notes.delete("deaf")
+        eventually(lambda: ran(tasks, n) == 1, 10)
+        assert result.get(timeout=10) == n
+        eventually(lambda: broker.hlen("unacked") == 1, 10)
+        deliver_again(tasks, broker)
+        worker.wait_for_log(rf"{result.id}\] is a duplicate", 20)
+        eventually(lambda: all_heard(broker), 10)
+        assert ran(tasks, n) == 1
+
+
 @pytest.mark.invariant("visibility-timeout-runs-nothing-twice")
 @pytest.mark.parametrize("name", ["early", "late"])
 def test_a_body_that_ended_before_its_main_process_knew_of_its_start_runs_once(

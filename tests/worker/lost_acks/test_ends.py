@@ -150,7 +150,7 @@ def test_end_acknowledged_after_its_visibility_timeout_is_marked(
 ):
     """It has delivered the message again by then: the worker's main process stood still while the body ended.
 
-    Also an end so near the visibility timeout of 5 s that the keeper would have left word, which stood still with it.
+    Also an end so near the visibility timeout of 5 s that the watchdog would have left word, which stood still with it.
     """
     n = f"late-{end}"
     environ = {"DLOCK_TEST_VISIBILITY": "5"}
@@ -240,7 +240,7 @@ def test_message_republished_later_runs_although_its_ack_was_lost(tasks, worker,
 def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker, broker, urls, name, end):
     """It may have published it anew, and what is rejected may be for another exchange: a second run, and no loss.
 
-    Slowly: with word of the keeper, so that its release could mark it.
+    Slowly: with word of the watchdog, so that its release could mark it.
     """
     n = f"{name} {end} itself"
     tasks.notes.set("deaf", 1)
@@ -263,9 +263,9 @@ def test_message_that_its_body_published_again_runs_beside_a_copy(tasks, broker,
     """Nothing fails here: with a second slot the new message meets the old one's body, and leaves word in its lock."""
     with running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker:
         request.node.stash[WORKERS] = [worker]
-        tasks.late.delay("twin", "anew slowly")
+        tasks.late.delay("duplicate", "anew slowly")
         worker.wait_for_log("another delivery of this message")
-        eventually(lambda: tasks.notes.lrange("ran", 0, -1).count("twin") == 2, 10)
+        eventually(lambda: tasks.notes.lrange("ran", 0, -1).count("duplicate") == 2, 10)
         eventually(lambda: all_heard(broker), 10)
 
 
@@ -274,7 +274,7 @@ def test_message_that_its_body_published_again_runs_beside_a_copy(tasks, broker,
 def test_a_failure_that_celery_rejects_is_not_marked(tasks, broker, urls, tmp_path, request, end):
     """Without ``acks_on_failure_or_timeout``: its copy is to be rejected, too, for the dead letter exchange.
 
-    Slowly: with word of the keeper, which doubts it from a second on, so that its release could mark it.
+    Slowly: with word of the watchdog, which doubts it from a second on, so that its release could mark it.
     """
     n = f"rejected {end}"
     environ = {"DLOCK_TEST_VISIBILITY": "3"}

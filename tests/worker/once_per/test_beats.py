@@ -24,7 +24,7 @@ EVERY = 2
 
 @pytest.mark.invariant("tick-runs-once", "every-due-tick-runs")
 def test_with_three_beats_one_restarted_and_one_paused_every_tick_runs_exactly_once(tmp_path):
-    figures = play(tmp_path, 9 * EVERY, EVERY)
+    figures = play(tmp_path, 6 * EVERY, EVERY)
     assert (figures.twice, figures.missed) == ([], [])
     # Each of them has sent, so that there was something to skip.
     assert len(figures.sent) == 4
@@ -52,7 +52,7 @@ def test_every_tick_runs_exactly_once_with_two_beats_of(package, tmp_path):
             for name in ("one", "two")
         ]
         eventually(lambda: all("Sending due task" in beat.log() for beat in beats), 30, message="not both send")
-        until = client.llen("runs") + 5
+        until = client.llen("runs") + 3
         eventually(lambda: client.llen("runs") >= until, 60, message="ticks do not run")
         ticks = [json.loads(text)["tick"] for text in client.lrange("runs", 0, -1)]
     assert {tick["entry"] for tick in ticks} == {"often"}

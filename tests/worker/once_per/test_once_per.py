@@ -8,13 +8,13 @@ from celery import chain
 from celery.exceptions import TaskRevokedError, WorkerLostError
 
 from celery_dlock import LockHeld
-from tests.support.environments.policies import staged, took
+from tests.support.environments.policies import running_stage, timed
 from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("once_per"), concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("once_per"), concurrency=4) as made:
         yield made
 
 
@@ -29,7 +29,7 @@ def test_a_used_name_is_skipped_with_a_message_that_names_the_run_that_used_it(s
     assert first.get(timeout=10) == n
     stage.free(tasks.once, n)
     second = tasks.once.delay(n)
-    seconds, error = took(lambda: second.get(timeout=10))
+    seconds, error = timed(lambda: second.get(timeout=10))
     assert isinstance(error, TaskRevokedError)
     assert f"already done by policies.once[{first.id}] on {stage.worker.node}" in str(error)
     assert seconds < 1
@@ -42,7 +42,7 @@ def test_used_name_is_free_after_the_window_and_not_before(stage, tasks):
     (left,) = stage.history(what="out", n=n)
 
     def runs():
-        return not isinstance(took(lambda: tasks.once_briefly.delay(n).get(timeout=10))[1], TaskRevokedError)
+        return not isinstance(timed(lambda: tasks.once_briefly.delay(n).get(timeout=10))[1], TaskRevokedError)
 
     eventually(runs, 10, every=0.1)
     again = stage.history(what="in", n=n)[1]
@@ -91,7 +91,7 @@ def test_killed_body_whose_message_is_redelivered_runs_to_success(stage, tasks):
 def test_a_skipped_call_does_not_use_the_name(stage, tasks):
     n = stage.fresh()
     with stage.hold(tasks.once, n, end="fail") as holding:
-        assert isinstance(took(lambda: tasks.once.delay(n).get(timeout=10))[1], TaskRevokedError)
+        assert isinstance(timed(lambda: tasks.once.delay(n).get(timeout=10))[1], TaskRevokedError)
         holding.end = holding.let_go
     eventually(lambda: stage.history(what="out", n=n))
     stage.free(tasks.once, n)
@@ -141,7 +141,7 @@ def test_a_success_uses_the_name_although_its_lease_was_lost(stage, tasks):
     stage.locks.delete(key)  # as a store does that loses its data
     assert holding.end() == n
     eventually(lambda: tasks.once.used(n).state == "used")
-    assert isinstance(took(lambda: tasks.once.delay(n).get(timeout=10))[1], TaskRevokedError)
+    assert isinstance(timed(lambda: tasks.once.delay(n).get(timeout=10))[1], TaskRevokedError)
     assert bodies(stage, n) == 1
 
 

@@ -327,7 +327,7 @@ class TestOperators:
             tasks.plainly_locked.resolve(sent=True)
 
     def test_task_without_once_per_has_no_idempotency_key(self, tasks):
-        with pytest.raises(DLockError, match="only under once_per"):
+        with pytest.raises(DLockError, match="no idempotency key: expected a task with once_per"):
             tasks.plainly_locked.delay().get(timeout=10)
 
     def test_direct_call_has_an_empty_idempotency_key(self, tasks):

@@ -37,7 +37,7 @@ class Figures(NamedTuple):
     #: ... of whom a process that had run them was not killed.
     twice_alive: int
     overlaps: int
-    #: Ran before an elder one of its name had its first run.
+    #: Ran before an earlier one of its name had its first run.
     out_of_order: int
     children_killed: int
     workers_killed: int

@@ -8,7 +8,7 @@ import pytest
 
 from celery_dlock import Lock
 from celery_dlock.runtime import NO_WORKER
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -20,8 +20,8 @@ LOOK = 1.0
 def scripts(server):
     """How many scripts the store has run, but for notes of what a worker holds.
 
-    A slow keeper may note a lock that it sees at two of its looks. Such a note is one HSET or HDEL. An acquire has one
-    HSET and one SET, and a release none.
+    A slow watchdog may note a lock that it sees at two of its looks. Such a note is one HSET or HDEL. An acquire has
+    one HSET and one SET, and a release none.
     """
     told = commands(server)
     notes = told["cmdstat_hdel"] + told["cmdstat_hset"] - told["cmdstat_set"]
@@ -94,7 +94,7 @@ def test_a_call_that_chose_to_wait_runs_though_the_one_worker_that_knew_of_it_di
 
 
 def test_worker_with_queues_asks_the_store_within_the_same_time(tmp_path):
-    with staged(tmp_path, separate=True, concurrency=1) as stage:
+    with running_stage(tmp_path, separate=True, concurrency=1) as stage:
         assert stage.worker.running
         assert asked_within(stage.lock_server, LOOK).total() >= 5
 

@@ -5,13 +5,15 @@ import time
 import pytest
 
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def of_pool(request, tmp_path_factory):
-    with staged(tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4, separate=True) as made:
+    with running_stage(
+        tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4, separate=True
+    ) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ from kombu import Exchange
 
 from celery_dlock import LockHeld
 from celery_dlock.errors import DLockError
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 
 # Celery declares no Broadcast where it publishes, and takes its own routing key for one that has none.
@@ -19,7 +19,7 @@ FANOUT = {"queue": "everybody", "routing_key": "celery", "declare": [Exchange("e
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("bad"), concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("bad"), concurrency=4) as made:
         yield made
 
 

@@ -9,15 +9,15 @@ from celery.exceptions import TaskRevokedError
 
 from celery_dlock import Lock
 from celery_dlock.keys.lock_name import shared_name
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     """A turn is over after a second, and a message that lost two of them is buried."""
-    conf = {"dlock_turn": 1, "dlock_turn_tries": 2}
-    with staged(tmp_path_factory.mktemp("copies"), concurrency=4, conf=conf) as made:
+    conf = {"dlock_grant_timeout": 1, "dlock_grant_attempts": 2}
+    with running_stage(tmp_path_factory.mktemp("copies"), concurrency=4, conf=conf) as made:
         yield made
 
 
@@ -141,9 +141,9 @@ def test_lock_object_in_a_program_gets_the_lock_after_the_last_waiter(stage, tas
 
 
 @pytest.fixture
-def stranger(stage):
+def foreign_app(stage):
     """An app of the same broker, results and locks, that knows none of the tasks."""
-    app = Celery("stranger", broker=stage.urls.broker, backend=stage.urls.result)
+    app = Celery("foreign_app", broker=stage.urls.broker, backend=stage.urls.result)
     app.conf.dlock_url = stage.urls.lock
     # Celery announces every task of this process to it.
     app.finalize()
@@ -154,10 +154,10 @@ def stranger(stage):
 
 
 @pytest.mark.parametrize("expires", [60, 3])
-def test_foreign_process_that_hands_off_loses_no_message(stage, tasks, stranger, expires):
+def test_foreign_process_that_hands_off_loses_no_message(stage, tasks, foreign_app, expires):
     n = stage.fresh()
     assert shared_name(n).text == tasks.shared.lock_name(n)
-    with Lock(n, app=stranger):
+    with Lock(n, app=foreign_app):
         (first,) = stage.park(tasks.shared, n, expires=expires)
         (second,) = stage.park(tasks.shared, n)
         deadline = time.time() + 3.05

@@ -7,7 +7,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_dlock import Lock
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 
 #: Seconds from a body's start in which two others are parked behind it.
@@ -26,7 +26,7 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("endings"), concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("endings"), concurrency=4) as made:
         yield made
 
 

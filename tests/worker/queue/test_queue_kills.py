@@ -1,14 +1,15 @@
 """A process dies at a named step of a hand-over: every message runs, none beside another, none twice but the killed."""
 
 import itertools
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import redis
 
 from tests.conftest import WORKERS
+from tests.support.environments.queue_faults import RecordedRuns
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -22,17 +23,12 @@ PARKER = ["park:before", "park:after"]
 accounts = (f"account-{number}" for number in itertools.count(1))
 
 
-class Stage(NamedTuple):
+@dataclass
+class Stage(RecordedRuns):
     folder: Path
     urls: Urls
     post: Any
     notes: Any
-
-    def runs(self, account):
-        return [json.loads(text) for text in self.notes.lrange(f"runs:{account}", 0, -1)]
-
-    def numbers(self, account, what):
-        return [number for word, number, _ in self.runs(account) if word == what]
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_dlock import CallSkipped, LockHeld
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("limits"), concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("limits"), concurrency=4) as made:
         yield made
 
 

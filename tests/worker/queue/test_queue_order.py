@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 
 CALLS = 40
@@ -14,7 +14,7 @@ POOLS = [pytest.param("prefork", marks=pytest.mark.core), "threads", "gevent", "
 
 @pytest.fixture(params=POOLS, scope="module")
 def staged_pool(request, tmp_path_factory):
-    with staged(tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4) as made:
         yield request.param, made
 
 
@@ -32,7 +32,7 @@ def pool(staged_pool):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("small"), concurrency=2) as made:
+    with running_stage(tmp_path_factory.mktemp("small"), concurrency=2) as made:
         yield made
 
 

@@ -1,8 +1,5 @@
 """What is parked and published in its turn is the raw message: every field of it, byte for byte."""
 
-import base64
-import json
-import pickle
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -10,15 +7,16 @@ from uuid import UUID
 import pytest
 from celery import chain, chord, group
 
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
+from tests.support.messages import (
+    COMBINATIONS,
+    CONTENT_TYPES,
+    assert_same_body_and_properties,
+    body_of,
+    send_with_every_option,
+)
 from tests.support.polling import eventually
 
-COMBINATIONS = [(s, c) for s in ("json", "pickle", "yaml") for c in (None, "zlib", "bzip2")]
-CONTENT_TYPES = {
-    "json": "application/json",
-    "pickle": "application/x-python-serialize",
-    "yaml": "application/x-yaml",
-}
 #: kombu's JSON carries the last five, which the plain one does not.
 HEADERS = {
     "x-tenant": "acme\n\ud800{}",
@@ -35,7 +33,7 @@ SECRET = "pässwort\n{}\u2028"
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    with staged(tmp_path_factory.mktemp("parcels"), concurrency=12) as made:
+    with running_stage(tmp_path_factory.mktemp("parcels"), concurrency=12) as made:
         yield made
 
 
@@ -97,9 +95,6 @@ def published(stage, task_id):
 def compare(first, second):
     """Every field, apart from those that have to differ."""
     assert set(second) == set(first)
-    assert second["body"] == first["body"]
-    for name in ("content-type", "content-encoding"):
-        assert second[name] == first[name]
     headers = dict(second["headers"])
     ours = headers.pop("dlock")
     assert headers == first["headers"]
@@ -107,30 +102,7 @@ def compare(first, second):
         1,
         {"identity", "rank", "redelivered", "conflict_retries", "grant"},
     )
-    mine, its = dict(first["properties"]), dict(second["properties"])
-    assert mine.pop("delivery_tag") != its.pop("delivery_tag")
-    # Celery writes these three a second time beside the headers, where its worker does not look for them.
-    for name in ("argsrepr", "kwargsrepr", "periodic_task_name"):
-        mine.pop(name, None)
-    # Milliseconds, so only what is left of them.
-    left, all_of_it = its.pop("expiration", None), mine.pop("expiration", None)
-    assert left == all_of_it or 0 < int(left) < int(all_of_it)
-    assert its == mine
-
-
-def send(signature, **options):
-    return signature.apply_async(
-        argsrepr="('***',)",
-        kwargsrepr="{'secret': '***'}",
-        shadow="a shadow",
-        priority=3,
-        expires=60,
-        time_limit=50,
-        soft_time_limit=40,
-        headers=HEADERS,
-        reply_to="somebody",
-        **options,
-    )
+    assert_same_body_and_properties(first, second)
 
 
 @pytest.mark.invariant("parked-message-is-unchanged")
@@ -140,8 +112,9 @@ def test_every_field_survives_whatever_the_serializer_and_compression(stage, tas
     combinations = COMBINATIONS if holder is Held else [("json", None), ("pickle", "zlib"), ("yaml", "bzip2")]
     held = [holder(stage) for _ in combinations]
     results = [
-        send(
+        send_with_every_option(
             tasks.parcel.s(one.n, f"gate of {one.n}", secret=SECRET),
+            HEADERS,
             queue=queue,
             serializer=serializer,
             compression=compression,
@@ -227,8 +200,3 @@ def test_a_large_and_a_binary_body_come_through(stage, tasks):
     held.hand_over()
     assert result.get(timeout=15) == small.get(timeout=15) == held.n
     assert stage.history(what="in", id=small.id)[0]["secret"] == "ü" * 300_000
-
-
-def body_of(message):
-    data = base64.b64decode(message["body"])
-    return json.loads(data) if message["content-type"] == CONTENT_TYPES["json"] else pickle.loads(data)

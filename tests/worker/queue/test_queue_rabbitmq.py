@@ -8,9 +8,8 @@ import pytest
 from kombu import Connection
 
 from tests.conftest import WORKERS
-from tests.support.environments.rabbitmq import staged
+from tests.support.environments.rabbitmq import running_stage
 from tests.support.polling import eventually
-from tests.support.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.servers
 
@@ -34,15 +33,9 @@ COMBINATIONS = [("json", None), ("pickle", "zlib"), ("yaml", "bzip2")]
 HEADERS = {"x-tenant": "acme ü", "trace": {"id": 2**60, "deep": [1, None, 2.5, ""]}, "dlock-like": True}
 
 
-@pytest.fixture(scope="module")
-def broker():
-    with RabbitMQ() as running:
-        yield running
-
-
 @pytest.fixture(scope="module", params=QUEUES)
 def of_kind(request, broker, tmp_path_factory):
-    with staged(tmp_path_factory.mktemp(request.param), broker, QUEUES[request.param]) as made:
+    with running_stage(tmp_path_factory.mktemp(request.param), broker, QUEUES[request.param]) as made:
         yield made
     with Connection(broker.url) as connection:
         for queue in QUEUES[request.param]["task_queues"]:

@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_dlock import CallSkipped
-from tests.support.environments.queueing import staged
+from tests.support.environments.queueing import running_stage
 from tests.support.polling import eventually
 from tests.support.workers import running_worker
 
@@ -19,7 +19,7 @@ from tests.support.workers import running_worker
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     """Its worker sends events."""
-    with staged(tmp_path_factory.mktemp("waiting"), "-E", concurrency=4) as made:
+    with running_stage(tmp_path_factory.mktemp("waiting"), "-E", concurrency=4) as made:
         yield made
 
 
@@ -280,7 +280,7 @@ class TestEnded:
 
 def test_waiter_revoked_after_its_worker_restarted_ends_at_its_grant(tmp_path):
     """The new worker does not know of it: it discards the message, as it discards every revoked one."""
-    with staged(tmp_path / "first", concurrency=2) as stage:
+    with running_stage(tmp_path / "first", concurrency=2) as stage:
         task, n = stage.tasks.late, stage.fresh()
         lock = task.lock_for(n)
         assert lock.acquire()
@@ -307,7 +307,7 @@ def test_a_store_without_an_append_only_file_is_warned_of_once(stage, tasks):
 
 
 def test_an_app_without_a_result_backend_queues_too(tmp_path):
-    with staged(tmp_path, concurrency=2, conf={"result_backend": "disabled://"}) as stage:
+    with running_stage(tmp_path, concurrency=2, conf={"result_backend": "disabled://"}) as stage:
         n = stage.fresh()
         holding = stage.hold(stage.tasks.early, n)
         results = stage.park(stage.tasks.early, n, 2)

@@ -15,7 +15,7 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_dlock.errors import LockLost, StoreUnavailable
-from chaos.run import environment
+from tests.support.environ import environment
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import Server
@@ -113,12 +113,14 @@ def test_a_message_whose_parking_was_not_confirmed_runs_once(stage: Stage) -> No
 
 
 def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_over(stage: Stage) -> None:
-    """The keeper in the main process knows from the child's slot what its task asked for."""
+    """The watchdog in the main process knows from the child's slot what its task asked for."""
     row, sent = stage.send("working")
     eventually(lambda: stage.starts(row) == 1, within=20)
     with stage.nobody_confirms():
         assert isinstance(sent.get(timeout=30, propagate=False), LockLost)
-    stage.worker.wait_for_log(r"the lease of .*working.* is lost: its deadline came unanswered: not all that keep it")
+    stage.worker.wait_for_log(
+        r"the lease of .*working.* is lost: no renewal was confirmed before its deadline: too few servers confirmed the"
+    )
 
 
 @pytest.mark.invariant("quarantine-delays-grants")
@@ -135,7 +137,7 @@ def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_ove
 
 @pytest.mark.invariant("quarantine-delays-grants")
 def test_granted_waiter_takes_the_lock_when_the_quarantine_is_over(stage: Stage) -> None:
-    """And not only in its next turn, which would be dlock_turn (60 s) later."""
+    """And not only in its next turn, which would be dlock_grant_timeout (60 s) later."""
     row = "turn"
     lock = stage.tasks.queueing.lock_for(row)
     assert lock.acquire(timeout=30)

@@ -291,8 +291,8 @@ def test_a_group_claims_in_one_round_trip_whatever_its_size(apart, size):
 
 @pytest.mark.invariant("claim-belongs-to-one-message")
 @pytest.mark.long
-def test_5000_publishes_of_100_names_from_8_processes_are_100_messages(stage, server):
-    processes, each = 8, 625
+@pytest.mark.parametrize(("processes", "each"), [(3, 300), pytest.param(8, 625, marks=pytest.mark.slow)])
+def test_publishes_of_100_names_from_several_processes_are_100_messages(stage, server, processes, each):
     command = [sys.executable, "-m", "tests.support.environments.claiming"]
     environ = urls_of(server).environ() | {"PYTHONPATH": str(ROOT)}
     publishers = [

@@ -13,19 +13,19 @@ from .slot_map import SlotMap
 
 __all__ = ["Members", "Outdated"]
 
-#: Seconds after which the next call confirms the map. Otherwise a process that was idle while a node left would not
-#: notice it. The node may own the same slot in its next Cluster.
+#: Seconds after which the next call requests the map again. Otherwise, an idle process would not notice that a node
+#: left. That node may own the same slot in another Cluster, and would accept the commands of this process.
 CONFIRM: Final = 10.0
 #: Seconds without any call after which a process forgets the map.
 UNUSED: Final = 3600.0
-#: Seconds after which an older epoch is accepted, if no node reports a newer one. The nodes that knew it may be dead.
+#: Seconds after which an older epoch is accepted, if no node reports the known one: all nodes that knew it may be dead.
 LAGGING: Final = 30.0
-#: Seconds between two errors in the log.
+#: Seconds between two log messages about nodes of another Cluster.
 REPEAT: Final = 60.0
 
 
 class Outdated(StoreNotReady):
-    """A node of the Cluster does not know its latest change yet."""
+    """A node of the Cluster does not know the latest change of the Cluster yet."""
 
 
 class Members:
@@ -51,7 +51,7 @@ class Members:
         return now - self._confirmed < CONFIRM
 
     def touch(self, now: float) -> None:
-        """Record that a call needs the map. Forget the map if the previous call is long ago."""
+        """Record that a call needs the map. If the previous call was more than an hour ago, forget the map first."""
         if now - self._used > UNUSED:
             self.map, self.foreign, self._epoch = None, frozenset(), 0
         self._used = now
@@ -59,9 +59,9 @@ class Members:
     def check(self, address: Address, reported: SlotMap, now: float) -> None:
         """Check that a map belongs to the known Cluster.
 
-        A node that left by a soft reset keeps its id, so one known id proves nothing. Most known primaries must still
-        be members. A failover of most primaries is accepted too: their replicas are members, and each promotion raises
-        the epoch.
+        A node that left by a soft reset keeps its id, so one known id proves nothing. The map is accepted if most known
+        primaries are still members. After a failover of most primaries, it is accepted if most known shards have a
+        member and the epoch has grown.
 
         Args:
             address: The node that reported the map.

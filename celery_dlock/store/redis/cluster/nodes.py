@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from ....errors import StoreNotReady, StoreRefused, StoreUnavailable
 from ....utils.clock import Clock
 from ....utils.rng import rng
+from ...circuit_breaker import SHARDS
 from ...location import Address
 from ..connection import ErrorReply, RespConnection
 from ..endpoint import Endpoint
@@ -40,16 +41,16 @@ _NODES: Final = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nNODES\r\n"
 class ClusterNodes:
     """The known nodes of a Cluster, and one connection pool for each.
 
-    The next call that needs the map requests it again, if a reply contradicted it or it is some seconds old. That
-    happens at most ten times a second. So a dead node costs its own callers a timeout each, and no other caller.
+    If a reply contradicted the map, or the map is some seconds old, the next call requests it again, at most ten times
+    a second. A dead node costs a timeout only the callers that need this node.
 
     Args:
         seeds: The addresses of some nodes. They report the others.
         endpoint: Returns the endpoint of an address.
         timeout: Seconds to wait for a connection and for each reply.
         clock: The clock for these waits.
-        shared: The knowledge that all connections of this process share. All seeds may be dead now, or be nodes of
-            another Cluster.
+        shared: What is known about the Cluster. All connections of this process share it, because a new connection may
+            find all seeds dead, or in another Cluster.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ClusterNodes:
         shared: dict[str, Any],
     ) -> None:
         self._seeds = tuple(seeds)
-        # One atomic step: two threads that come first at once get the same object.
+        # One atomic step: two threads that are first at the same time get the same object.
         self._members: Members = shared.setdefault("cluster", Members())
         self._endpoint = endpoint
         self._timeout = timeout
@@ -92,7 +93,7 @@ class ClusterNodes:
         if known is None:
             return 0
         host, port = known.owner(slot)
-        return zlib.crc32(f"{host}:{port}".encode())
+        return zlib.crc32(f"{host}:{port}".encode()) % SHARDS
 
     def primaries(self) -> Sequence[Address]:
         return [address for address in self._known().addresses() if address not in self._members.foreign]
@@ -101,7 +102,7 @@ class ClusterNodes:
         found = self._nodes.get(address)
         if found is None:
             endpoint = NodeEndpoint(self._endpoint(address), lambda: self._members.expected(address))
-            # One atomic step: two threads that come first at once get the same object.
+            # One atomic step: two threads that are first at the same time get the same object.
             found = self._nodes.setdefault(address, ConnectionPool(endpoint, timeout=self._timeout))
         return found
 
@@ -112,7 +113,7 @@ class ClusterNodes:
             address: The address of the node.
             say: Sends commands and reads the replies.
             within: Seconds to wait for a reply, if shorter than the timeout.
-            asking: Whether an ASK reply sent the caller here, because the slot is being moved to this node.
+            asking: Whether an ASK reply named this node, because the slot is being moved to it.
         """
         began = self._clock.monotonic()
         try:
@@ -123,7 +124,7 @@ class ClusterNodes:
             raise
 
     def failed(self, address: Address, error: StoreUnavailable, began: float) -> None:
-        """Record that a node gave no reply to a request of the time ``began``."""
+        """Record that a request that was sent at the time ``began`` failed. An error reply does not count."""
         if isinstance(error, StoreRefused | StoreNotReady) and not isinstance(error, UnexpectedNode):
             return  # it replied
         self._stale = True
@@ -132,7 +133,7 @@ class ClusterNodes:
             self._silent[address] = now + SILENCE
 
     def silent(self, address: Address) -> bool:
-        """Return whether the node did not answer in time just now. Then it gets a shorter timeout."""
+        """Return whether the node missed a timeout during the last second. If so, it gets a shorter timeout."""
         return self._silent.get(address, 0.0) > self._clock.monotonic()
 
     def answered(self, address: Address) -> None:
@@ -192,7 +193,7 @@ class ClusterNodes:
         end = self._clock.monotonic() + self._timeout
         errors: list[StoreUnavailable] = []
         for address in self._in_order(known):
-            # Half of the rest: a dead node must not use up the time of the others.
+            # Half of the remaining time, so that a dead node leaves time for the others.
             left = (end - self._clock.monotonic()) / 2
             if left < MIN_WAIT and errors:
                 break
@@ -200,7 +201,7 @@ class ClusterNodes:
                 return self._reported_by(address, max(MIN_WAIT, left))
             except StoreUnavailable as error:
                 errors.append(error)
-        # An error that needs a change of the configuration says more than one of an unreachable node.
+        # Prefer an error that the operator must correct to the error of an unreachable node.
         raise next((error for error in errors if isinstance(error, StoreRefused | UnexpectedNode)), errors[0])
 
     def _in_order(self, known: SlotMap | None) -> Iterator[Address]:
@@ -236,7 +237,7 @@ def _text(reply: Any) -> str:
 
 
 class _Asking:
-    """A connection that sends ASKING before each command, for a slot that is being moved to this node."""
+    """A connection to the node to which a slot is being moved. It sends ASKING before each command."""
 
     def __init__(self, connection: RespConnection) -> None:
         self._connection = connection
@@ -246,6 +247,9 @@ class _Asking:
     def timeout(self) -> float:
         return self._connection.timeout
 
+    def wait(self, seconds: float) -> None:
+        self._connection.wait(seconds)
+
     def send(self, commands: bytes) -> None:
         self._connection.send(_ASKING + commands)
         self._asking_sent = True
@@ -253,6 +257,9 @@ class _Asking:
     def ask(self, commands: bytes) -> Any:
         self.send(commands)
         return self.read()
+
+    def read_all(self, count: int) -> list[Any]:
+        return [self.read() for _ in range(count)]
 
     def read(self) -> Any:
         asking = self._connection.read() if self._asking_sent else None

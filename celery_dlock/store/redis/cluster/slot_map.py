@@ -27,7 +27,7 @@ class SlotMap:
         shards: For each shard the ids of its nodes, with the primary first.
         members: The ids of all nodes of the Cluster, including dead nodes and nodes without slots.
         epoch: The highest epoch of a primary, which grows with each change of an owner; None if it is not known.
-        moved: Slots that have another owner, by later MOVED replies.
+        moved: The new owners of slots, from MOVED replies that came after this map.
     """
 
     starts: Sequence[int]
@@ -43,7 +43,7 @@ class SlotMap:
         """Return the map that a node reports.
 
         Args:
-            reply: The reply to CLUSTER SLOTS, a command of every version.
+            reply: The reply to CLUSTER SLOTS, which all server versions have.
             asked: The address of the node.
             nodes: The reply to CLUSTER NODES; empty if the permission for it is missing.
         """
@@ -64,7 +64,7 @@ class SlotMap:
         )
 
     def owner(self, slot: int) -> Address:
-        """Return the primary of a slot. If no node owns the slot, it is any node, which replies with an error."""
+        """Return the primary of a slot. If no node owns the slot, return any node: it replies with an error."""
         return self.moved.get(slot) or self.owners[bisect_right(self.starts, slot) - 1]
 
     def addresses(self) -> Sequence[Address]:
@@ -112,5 +112,5 @@ def _address(node: Sequence[Any], asked: Address) -> Address:
 
 
 def _host(text: str, asked: Address) -> str:
-    # A node that does not know its own host sends none. It means the host by which it was reached.
+    # A node that does not know its own host sends none. Use the host by which it was reached.
     return asked[0] if text in {"", "?"} else text

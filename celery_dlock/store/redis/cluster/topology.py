@@ -2,13 +2,13 @@
 
 redis-py's ``RedisCluster`` is not used, because it lacks three things that a lock store needs:
 
-- one deadline for a call, over all nodes and redirections that it meets;
+- one deadline for a call, including all redirections;
 - pipelines in which a dead node fails its own commands only, because one pipeline renews leases on all nodes;
 - the check that a node still belongs to the same Cluster.
 
-Its connections, ``key_slot`` and ``MovedError`` are used.
+Its connections and ``key_slot`` are used.
 
-Above 300 lines: single calls, pipelines and subscriptions share how redirections are followed.
+Single calls and pipelines are in one module, because they share the code that follows redirections.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from redis.connection import Connection
 from redis.crc import key_slot
-from redis.exceptions import MovedError
 
-from ....errors import NotConfirmed, StoreNotReady, StoreRefused, StoreUnavailable
+from ....errors import NotConfirmed, StoreNotReady, StoreUnavailable
 from ....utils.clock import Clock, SystemClock
 from ...location import Address
-from ..connection import ErrorReply, RespConnection, Subscription
+from ..connection import ErrorReply, RespConnection
 from ..endpoint import Endpoint
 from ..pool import ConnectionPool
 from ..server_errors import error_from_reply
@@ -67,7 +65,7 @@ class Cluster:
         endpoint: Returns the endpoint of an address.
         timeout: Seconds to wait for a connection and for each reply.
         clock: The clock for these waits.
-        shared: The knowledge about the Cluster that all connections of this process share.
+        shared: What is known about the Cluster. All connections of this process share it.
     """
 
     clustered = True
@@ -84,7 +82,6 @@ class Cluster:
         self._timeout = timeout
         self._clock = clock or SystemClock()
         self._nodes = ClusterNodes(seeds, endpoint, timeout, self._clock, {} if shared is None else shared)
-        self.wakes = "s"
 
     def call(self, key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
         reply: T = self._call_owner(key_slot(key.encode()), lambda connection: operation(connection, *args), within)
@@ -97,13 +94,13 @@ class Cluster:
         left = every
         for _ in range(HOPS):
             self._round(pipeline, left, answers, within)
-            # All at once, because all slots of a node may have moved.
+            # Repeat all moved calls in one round, because all slots of a node may have moved.
             left = [call for call in left if self._moved(call.slot, answers[call.position])]
             if not left:
                 break
         failed_nodes: dict[Address, StoreUnavailable] = {}
         for call in every:
-            # One by one, but all within the time of one call, because other leases wait for these calls.
+            # Follow other redirections one by one, within the time of one call, because other leases wait.
             seconds = max(MIN_WAIT, end - self._clock.monotonic())
             answers[call.position] = self._settled(pipeline, call, answers[call.position], seconds, failed_nodes)
         # A write that was not confirmed was executed, so NotConfirmed is an answer.
@@ -116,21 +113,19 @@ class Cluster:
         return self._nodes.number(key_slot(key.encode()))
 
     def failover_epoch(self, _key: str) -> int:
-        # A restarted node learns its role from the other nodes, and the scripts compare its replication id.
+        # Failovers are not counted here: a restarted node learns its role from the other nodes, and the scripts compare
+        # its replication id.
         return 0
 
     def everywhere(self, operation: Callable[[RespConnection], T]) -> list[T]:
         return [self._nodes.call(address, operation, None) for address in self._nodes.primaries()]
 
-    def subscribe(self, channel: str) -> Subscription:
-        if self.wakes == "s":
-            try:
-                return self._subscription(channel, "SSUBSCRIBE")
-            except StoreRefused as error:
-                if "unknown command" not in str(error):
-                    raise
-                self.wakes = "1"  # before Redis 7
-        return self._subscription(channel, "SUBSCRIBE")
+    def servers(self) -> list[str]:
+        return sorted(f"{host}:{port}" for host, port in self._nodes.primaries())
+
+    def on(self, server: str, operation: Callable[..., T], *args: Any) -> T:
+        host, _, port = server.rpartition(":")
+        return self._nodes.call((host, int(port)), lambda connection: operation(connection, *args), None)
 
     def invalidate(self) -> None:
         self._nodes.invalidate()
@@ -199,7 +194,7 @@ class Cluster:
     # -- pipelines
 
     def _round(self, pipeline: Pipeline, calls: Sequence[_Call], answers: list[Any], within: float | None) -> None:
-        """Fill in the replies of the owners. Silent nodes come last and get a shorter timeout."""
+        """Send calls to the owners of their slots, and fill in the replies. Silent nodes are last, with less time."""
         groups: dict[Address, list[_Call]] = {}
         for call in calls:
             try:
@@ -263,29 +258,6 @@ class Cluster:
         if type(answer) is not ErrorReply or "WRONGTYPE" in answer:
             return answer
         return error_from_reply(answer)
-
-    # -- wake-ups
-
-    def _subscription(self, channel: str, verb: str) -> Subscription:
-        slot = key_slot(channel.encode())
-        subscribed_at: list[Address] = []
-
-        def use(subscribe: Callable[[Connection], Connection]) -> Connection:
-            for _ in range(HOPS):
-                address = self._nodes.owner(slot)
-                subscribed_at[:] = [address]
-                began = self._clock.monotonic()
-                try:
-                    return self._nodes.node(address).opened(subscribe)
-                except StoreUnavailable as error:
-                    moved = error.__cause__
-                    if not isinstance(moved, MovedError):
-                        self._nodes.failed(address, error, began)
-                        raise
-                    self._nodes.correct(slot, (moved.host or address[0], moved.port))
-            raise _disagree(f"MOVED {slot}")
-
-        return Subscription(use, channel, verb, lambda: subscribed_at == [self._nodes.owner(slot)])
 
 
 def _exchange(node: ConnectionPool, pipeline: Pipeline, calls: Sequence[Any], seconds: float) -> _Exchange:

@@ -1,43 +1,50 @@
 -- acquire_queued: take a lock under the policy "queue", or park the message that has to wait, or report why not.
--- Safe to send twice: the second copy answers as the first did. It finds its own acquisition, its own place in the
--- queue, or the grant that the first copy made.
+-- Safe to send twice: the second copy returns the reply of the first. It finds its own acquisition, its own place in
+-- the queue, or the grant that the first copy made.
 --
 -- @group once  the task has once_per
+-- @group hold  the task has min_hold
+-- @group debounce  the call waits until no newer call has arrived for some time
 -- @group quarantine  a server that may have lost leases grants nothing new for a while
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys last_token  string: highest fencing token of this bucket
 -- @keys tombstone  string: this acquisition was abandoned by its owner
 -- @keys done  string: the message has finished; server time in us
 -- @keys run  string: lib/run_mark [once]
+-- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
 -- @keys waiting  sorted set: identities of the waiters, by rank
 -- @keys messages  hash: identity to parked message. Also <identity>:rank and :tries of waiters that lost a grant.
---   <identity>:evicted is the identity of the waiter that this one evicted
+--   <identity>:evicted is the identity of the waiter that this one evicted, <identity>:over as in lib/debounce
 -- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
 -- @keys queues  sorted set of this bucket: names of locks with waiters, by the time of the next sweep
 -- @keys dead  hash: identity to message of dead letters, and of removed waiters until their result is stored
+-- @keys wake  list: lib/wake
+-- @keys debounced  hash: lib/debounce [debounce]
 -- @keys quarantine_record  string: lib/quarantine [quarantine]
 -- @args acquisition  owner and number
 -- @args ttl_ms  milliseconds that the lock is held without a renewal
 -- @args identity  digest of the message's identity
--- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies
--- @args may_be_copied  "1" if other copies of this message may exist
 -- @args age_us  microseconds since the message arrived
--- @args rank_us  rank that a republished copy keeps, in us; "" for a new message
--- @args notify  how the release wakes this caller: "1" by PUBLISH, "s" by SPUBLISH, "0" not at all
+-- @args notify  "1": the caller waits if the lock is held, so the release has to wake it. "2": it has waited, and others
+--   may still wait, so its own release has to wake the next one. "0": it does not wait
 -- @args task  name of the caller's task
 -- @args task_id  id of the caller's task
--- @args node  node name of the caller's worker
--- @args pid  process id of the caller
--- @args min_hold_ms  milliseconds from now that the lock stays held at least; "0": until its release
+-- @args process  node name of the caller's worker, a space, and the caller's process id
+-- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies
+-- @args may_be_copied  "1" if other copies of this message may exist
+-- @args rank_us  rank that a republished copy keeps, in us; "" for a new message
 -- @args lock_name  text of the lock name
--- @args message  the message to park; "": only ask
+-- @args message  the message to park; "": do not park, and report that it has to wait
 -- @args limit  highest number of waiters; "0": no limit
 -- @args evict_oldest  "1": if the queue is full, the oldest waiter makes room
 -- @args after_us  rank of the message that the same worker received before this one
 -- @args grant_id  id of the grant for which this copy was published, or ""
+-- @args min_hold_ms  milliseconds from now that the lock stays held at least [hold]
 -- @args requester_json  task, id, node and pid as JSON [once]
 -- @args run_mark_ms  milliseconds that the mark of this run lives [once]
 -- @args hold_if_unknown  "1": do not run while the outcome of an earlier run is unknown [once]
+-- @args debounce_ms  milliseconds without a newer call after which the call is due [debounce]
+-- @args debounce_max_ms  milliseconds from the first waiting call after which the newest one is due anyway [debounce]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"
@@ -62,7 +69,7 @@ else
 end
 local highest_token, abandoned, finished_at, run_mark = marks[1], marks[2], marks[3], marks[4]
 
--- @include time holder run_mark quarantine grant unpublished_grant conflict
+-- @include time holder run_mark quarantine wake grant ended_grant unpublished_grant conflict
 
 local now = server_time_us()
 local since = decimal(now)
@@ -80,40 +87,43 @@ if abandoned then
   return {'tombstoned'}
 end
 if tonumber(rank) <= tonumber(after_us) then
-  -- Messages that a worker received in a row keep that order, although the age takes time to get here.
+  -- Keep the order in which the worker received its messages. The delay of this command makes ranks inexact.
   rank = decimal(after_us + 1)
 end
 
--- keep_on_retry: a run reserved the lock for this message, its retry.
+-- keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
 local reserved = holder == 'reserved:' .. identity
 local granted = holder == 'grant:' .. identity
 
--- This message waits no more. If the lock is granted to it or reserved for it, grant the next waiter.
-local function pass_on()
+-- Remove this message from the queue. If the lock is granted to it or reserved for it, grant the next waiter.
+local function end_waiting()
   remove_from_queue(identity)
   if not (reserved or granted) then
     return unpublished_grant(acquisition)
   end
+  local marked = redis.call('HGET', lock, 'notify')
   redis.call('DEL', lock)
-  return grant_next(now, acquisition)
+  local waiter, its_message, its_grant = grant_next(now, acquisition)
+  keep_notify(marked, waiter)
+  return waiter, its_message, its_grant
 end
 
 local function evicted_by_this()
   local evicted = redis.call('HGET', messages, identity .. ':evicted') or ''
-  local its_message = redis.call('HGET', dead, evicted)
-  return its_message and evicted or '', its_message or ''
+  local its_message = redis.call('HGET', DEBOUNCE and messages or dead, evicted)
+  return its_message and evicted or '', its_message or '', DEBOUNCE and task_id or nil
 end
 
 if finished_at and (redelivered == '1' or tonumber(rank) <= tonumber(finished_at)) then
-  return {'done', pass_on()}
+  return {'done', end_waiting()}
 end
 local previous_run, outcome_unknown = nil, false
 if ONCE then
   previous_run = parse_run_mark(run_mark)
   if previous_run.state == 'used' then
-    return {'used', run_mark, pass_on()}
+    return {'used', run_mark, end_waiting()}
   end
-  -- This matters only if the lock is free. While the body runs, its lock is held.
+  -- Used only if the lock is free: while the body of the started run is alive, it holds the lock.
   outcome_unknown = previous_run.state == 'unknown' or
     (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end
@@ -121,7 +131,7 @@ local refused = outcome_unknown and hold_if_unknown == '1'
 
 local queued = redis.call('HEXISTS', messages, identity) == 1
 if queued then
-  -- However this copy came here, the message keeps its place.
+  -- The message keeps its place, whichever of its copies runs this script.
   local its_rank = redis.call('ZSCORE', waiting, identity) or redis.call('HGET', messages, identity .. ':rank')
   if its_rank and tonumber(its_rank) < tonumber(rank) then
     rank = decimal(its_rank)
@@ -131,16 +141,17 @@ end
 if refused and holder and not queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
   if waiter then
-    -- Sent twice: the first copy was refused, and passed its grant on.
+    -- This command was sent twice: the first copy was refused, and passed the message's grant on.
     return {'unknown', run_mark, waiter, its_message, its_grant}
   end
 end
 
 local first_waiter, preceded, for_this_grant = {}, false, false
 local inherited_notify
-if reserved then
+if reserved or granted then
   inherited_notify = redis.call('HGET', lock, 'notify')
-elseif granted then
+end
+if granted then
   for_this_grant = redis.call('HGET', lock, 'since') == grant_id
   if not for_this_grant then
     local waiter, its_message, its_grant = unpublished_grant(acquisition)
@@ -158,10 +169,14 @@ if held then
   repair_expiry()
   local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'reserved_for')
   if related and (related[1] == identity or related[2] == identity) then
-    -- A duplicate of the holder's message does not wait: it is republished. Neither does the holder's retry, for which
-    -- the lock is about to be reserved.
+    -- Neither a duplicate of the holder's message nor the holder's retry is parked. The duplicate is republished. The
+    -- lock is about to be reserved for the retry.
     return describe_holder('held', rank)
   end
+end
+
+if DEBOUNCE then
+  -- @include debounce
 end
 
 -- Evict the oldest waiter of a full queue. Return its identity and message, or nil if this message is the oldest.
@@ -176,7 +191,7 @@ local function evict_oldest_waiter()
   end
   local its_message = redis.call('HGET', messages, oldest[1]) or ''
   remove_from_queue(oldest[1])
-  -- Keep it until its result is stored: this reply may be lost, or its reader may die.
+  -- Keep the evicted message until its result is stored: the reply may be lost, or the caller may die.
   redis.call('HSET', dead, oldest[1], its_message)
   redis.call('HSET', messages, identity .. ':evicted', oldest[1])
   return oldest[1], its_message
@@ -187,7 +202,7 @@ local function park()
   redis.call('HSET', messages, identity, message)
   redis.call('ZREM', delayed, identity)
   redis.call('HDEL', dead, identity)
-  -- Grants that it lost while its copy was on its way do not count: the message is not lost.
+  -- Forget the grants that the message has lost: this delivery shows that the broker still has the message.
   redis.call('HDEL', messages, identity .. ':rank', identity .. ':tries')
   redis.call('ZADD', waiting, rank, identity)
   if held then
@@ -211,7 +226,7 @@ if held or preceded then
   if full then
     evicted, evicted_message = evict_oldest_waiter()
     if not evicted then
-      -- This message came late, and is itself the oldest.
+      -- This message itself has the lowest rank, so it is the one to evict.
       return {'parked', rank, '0', '', '', '', identity, message}
     end
   elseif queued then
@@ -223,10 +238,10 @@ if held or preceded then
 end
 
 if refused then
-  return {'unknown', run_mark, pass_on()}
+  return {'unknown', run_mark, end_waiting()}
 end
 if QUARANTINE then
-  -- Checked last: during a quarantine too, a caller learns that the lock is held.
+  -- Check this last, so that a caller learns during a quarantine, too, that the lock is held.
   local left_ms, started = quarantine_left_ms(now)
   if left_ms > 0 then
     return {'quarantined', left_ms, started}
@@ -236,7 +251,7 @@ end
 -- The message takes the lock.
 local duplicate_possible, has_waiters = may_be_copied == '1' or for_this_grant, false
 if finished_at then
-  -- A new message reuses a finished id. The old done mark would end the new message's own copies.
+  -- A new message has the id of a finished one. The old done mark would refuse the new message's copies.
   redis.call('DEL', done)
   duplicate_possible = true
 end
@@ -252,6 +267,10 @@ if duplicate_possible or reserved or first_waiter[1] then
   else
     redis.call('ZREM', queues, lock_name)
   end
+end
+
+if DEBOUNCE then
+  redis.call('HSET', debounced, 'started', rank)
 end
 
 -- @include take_lock

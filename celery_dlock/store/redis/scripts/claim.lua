@@ -9,18 +9,18 @@
 -- @keys tombstone  string: this attempt was abandoned
 -- @args task_id  id of the task
 -- @args life_ms  milliseconds that the claim lasts without a renewal
--- @args while_running  "1": the name is also taken while another task runs
--- @args generation  a message of the same id that follows this one (a retry) has a higher number
+-- @args while_running  "1": a running call has the name too, so the claim is refused
+-- @args generation  number of the message among those of its id: a retry has a higher one
 -- @args task  name of the publisher's task
 -- @args node  node name of the publisher
 -- @args short_id  id of the task as the lock stores it: cut after 150 characters
--- @args attempt  names this publication, because one id may be published twice
--- @reply {}  claimed, or abandoned before this command came
+-- @args attempt  id of this publication, because one task id may be published twice
+-- @reply {}  claimed; or the attempt was abandoned before this command came, and nothing is claimed
 -- @reply {state, id, task, node, since_us}  taken. State: "queued", "waiting" or "running"; since "0": unknown
 --
--- A waiter of the policy "queue" takes the name too, without a claim.
+-- A waiter of the policy "queue" has the name too, without a claim.
 
--- @include time
+-- @include time holder
 
 local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'generation', 'attempt')
 local number = tonumber(generation)
@@ -35,17 +35,18 @@ end
 
 -- Return the call that runs or has the lock granted, in the shape of a reply, or nil.
 local function running_call()
-  local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'node', 'since', 'token', 'releasing')
+  local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'process', 'since', 'token', 'releasing')
   local holder, id = found[1], found[2]
   local granted = holder and string.sub(holder, 1, 6) == 'grant:'
-  -- A holder whose body has ended is about to release, unless the lock is reserved for its retry. A lock kept by
-  -- min_hold has no holder. Neither runs.
+  -- No call runs if the lock is kept by min_hold, or if its holder's body has ended (releasing). A lock that is
+  -- reserved for a retry counts as running.
   local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 9) ~= 'reserved:')
   local runs = holder and not granted and not ended and while_running == '1'
   -- A retry (generation above 0) follows a call with its own id. That call does not refuse the retry.
   if (granted or runs) and (number == 0 or id ~= short_id) then
     local state = granted and 'waiting' or 'running'
-    return {state, id or '', found[3] or '', found[4] or '', found[5] or found[6] or '0'}
+    local node_name = node_and_pid(found[4])
+    return {state, id or '', found[3] or '', node_name, found[5] or found[6] or '0'}
   end
 end
 

@@ -1,4 +1,4 @@
--- confirm_publish: record that a granted message was published. Its grant is now due when the grant timeout ends.
+-- confirm_publish: record that a granted message was published. From now on, the grant timeout counts.
 -- Safe to send twice: the second copy only sets the deadline again.
 --
 -- @keys lock  hash: the lock, lib/take_lock

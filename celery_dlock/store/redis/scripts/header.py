@@ -7,8 +7,8 @@ A header is the comment block at the top of a file. Its first line is ``-- <file
     -- @args <name>  <meaning> [group]
     -- @reply <shape>  <meaning>
 
-A key or argument with a group is sent only in variants that have the group. ``<name>...`` takes all that follow; it
-must be the last of its kind. Other comment lines are for readers.
+A key or argument with a group is sent only in variants that have the group. ``<name>...`` takes all remaining keys or
+arguments. No key or argument, respectively, may follow it. Other comment lines are for readers.
 
 A part in ``lib/`` has no keys of its own. It declares what the including script must provide::
 

@@ -7,10 +7,10 @@
 
 -- @include time holder
 
-local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node',
-                         'pid')
+local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id',
+                         'process')
 if not found[1] then
   return {}
 end
-return {found[1], found[2], found[3], found[4] or found[3], found[5] or '', found[6],
-        remaining_ms(), unpack(found, 7, 10)}
+return {found[1], found[2], found[3], found[4] or found[3], found[5] or '', found[6] or '1',
+        remaining_ms(), found[7], found[8], node_and_pid(found[9])}

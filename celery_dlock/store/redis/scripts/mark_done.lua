@@ -8,7 +8,7 @@
 -- @args age_us  microseconds since the run started; a message of the same id that came later is another message
 -- @args owner  owner of that run, whose release may still come
 -- @reply 1  marked
--- @reply 0  there was a mark, or a later message of the same id runs
+-- @reply 0  there was a mark already, or a later message with the same id holds the lock
 
 -- @include time
 

@@ -4,16 +4,17 @@
 --
 -- @group message  the caller is a message, so it has an identity
 -- @group once requires message  this acquisition has a run mark (once_per)
+-- @group unconfirmed  it is unknown whether the acquire took effect
 -- @group reserve  the lock is reserved for the retry of this run (keep_on_retry)
 -- @keys lock  hash: the lock, lib/take_lock
--- @keys channel  channel on which the release is published. It is no name of a key: with it, a Cluster runs this script
---   only where no key of its slot is migrating. Otherwise the script would stop half done at the first missing key
--- @keys tombstone  string: this acquisition was abandoned by its owner
+-- @keys wake  list: lib/wake
+-- @keys tombstone  string: this acquisition was abandoned by its owner [unconfirmed]
 -- @keys done  string: the message has finished; server time in us [message]
 -- @keys run  string: lib/run_mark [once]
+-- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
 -- @args acquisition  owner and number
--- @args tombstone_ms  milliseconds that a late acquire is refused; "0": no tombstone
--- @args rolled_back  "1": the body did not run, so min_hold does not apply; "0" otherwise
+-- @args tombstone_ms  milliseconds that a late acquire is refused [unconfirmed]
+-- @args rolled_back  "1": the body did not run, so min_hold does not apply [unconfirmed]
 -- @args done_ms  milliseconds that a done mark lives; "0": the message has not finished [message]
 -- @args identity  digest of the message's identity [once]
 -- @args used_ms  milliseconds that the run counts as succeeded; "0": it did not succeed [once]
@@ -23,31 +24,36 @@
 -- @args reserved_for  identity of the retry [reserve]
 -- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
 -- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen.
---   4: the caller has to sweep the queue, because only sweep takes its keys
+--   4: the caller has to sweep the queue, because this script does not have the queue's keys. 8: a caller was woken.
+--   16: the server refused to wake one
+-- @reply {sum, "", "", "", error}  with 16 in the sum, the error of RPUSH
 --
 -- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved
 -- for it as "reserved:" and the identity.
 --
--- Done marks are rare. They are set if a duplicate is known (dup), or if the lock was lost and with it any dup. They
--- are also set if the lock is reserved for a retry.
+-- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
+-- it. One is also set if the lock is reserved for a retry.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
-  unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
+  unpack(call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
-if ours and not (dup or notify or has_waiters or min_hold_ms or ONCE or RESERVE) and tombstone_ms == '0' then
+if ours and not (dup or notify or has_waiters or min_hold_ms or UNCONFIRMED or ONCE or RESERVE) then
   -- Most calls end here and create no closures.
-  redis.call('DEL', lock)
+  call('DEL', lock)
   return 1
 end
 
--- @include time run_mark release
+-- Set if an operator's hold begins with this release (hold_lock).
+local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
+
+-- @include time run_mark unsettled wake release
 
 local duplicate_seen = ours and dup == '1'
 local crowded = ours and has_waiters
 local reserves = ours and RESERVE
--- With a retry, a duplicate of this run must not be taken for a rival of the retry.
+-- If the lock is reserved for a retry, set the mark: a late duplicate of this message must not compete with the retry.
 local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or not ours)
-local holds = ours and rolled_back == '0' and min_hold_ms
+local holds = ours and (rolled_back ~= '1' or operator) and min_hold_ms
 local now = nil
 if final or crowded or holds or (ONCE and used_ms ~= '0') then
   now = server_time_us()
@@ -57,15 +63,18 @@ if reserves then
   hold_ms = math.max(hold_ms, tonumber(reserve_ms))
 end
 free_or_hold(hold_ms)
-notify_waiters()
+local wake_sum, refusal = wake_waiter()
 save_marks(final, now)
 
-local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0)
+local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0) + wake_sum
 local granter, published = false, false
 if not ours then
-  granter, published = unpack(redis.call('HMGET', lock, 'granter', 'published'))
+  granter, published = unpack(call('HMGET', lock, 'granter', 'published'))
 end
 if crowded or (granter == acquisition and not published) then
   sum = sum + 4
+end
+if refusal then
+  return {sum, '', '', '', refusal}
 end
 return sum

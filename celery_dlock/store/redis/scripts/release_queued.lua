@@ -4,20 +4,21 @@
 --
 -- @group message  the caller is a message, so it has an identity
 -- @group once requires message  this acquisition has a run mark (once_per)
+-- @group unconfirmed  it is unknown whether the acquire took effect
 -- @group reserve  the lock is reserved for the retry of this run (keep_on_retry)
 -- @keys lock  hash: the lock, lib/take_lock
--- @keys channel  channel on which the release is published. It is no name of a key: with it, a Cluster runs this script
---   only where no key of its slot is migrating. Otherwise the script would stop half done at the first missing key
--- @keys tombstone  string: this acquisition was abandoned by its owner
+-- @keys wake  list: lib/wake
+-- @keys tombstone  string: this acquisition was abandoned by its owner [unconfirmed]
 -- @keys done  string: the message has finished; server time in us [message]
 -- @keys run  string: lib/run_mark [once]
+-- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
 -- @keys waiting  sorted set, as in acquire_queued
 -- @keys messages  hash, as in acquire_queued
 -- @keys delayed  sorted set, as in acquire_queued
 -- @keys queues  sorted set, as in acquire_queued
 -- @args acquisition  owner and number
--- @args tombstone_ms  milliseconds that a late acquire is refused; "0": no tombstone
--- @args rolled_back  "1": the body did not run, so min_hold does not apply; "0" otherwise
+-- @args tombstone_ms  milliseconds that a late acquire is refused [unconfirmed]
+-- @args rolled_back  "1": the body did not run, so min_hold does not apply [unconfirmed]
 -- @args done_ms  milliseconds that a done mark lives; "0": the message has not finished [message]
 -- @args identity  digest of the message's identity, or ""
 -- @args lock_name  text of the lock name
@@ -27,28 +28,33 @@
 -- @args seed_ms  milliseconds that the seed of an unsuccessful run is kept; "0": leave the run mark alone [once]
 -- @args reserved_for  identity of the retry [reserve]
 -- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
--- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen
--- @reply {sum, identity, message, grant id}  with the grant to publish
+-- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen.
+--   8: a caller was woken. 16: the server refused to wake one
+-- @reply {sum, identity, message, grant id, error}  with the grant to publish, and with 16 in the sum the error of
+--   RPUSH; "" for missing values
 --
 -- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved
 -- for it as "reserved:" and the identity. If the retry is already queued, the lock is granted to it instead.
 --
--- Done marks are rare. They are set if a duplicate is known (dup), or if the lock was lost and with it any dup. They
--- are also set if the lock is reserved for a retry.
+-- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
+-- it. One is also set if the lock is reserved for a retry.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
--- @include time run_mark release grant unpublished_grant
+-- Set if an operator's hold begins with this release (hold_lock).
+local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
+
+-- @include time run_mark unsettled wake release grant ended_grant unpublished_grant
 
 local duplicate_seen = ours and dup == '1'
 local crowded = ours and has_waiters
 local reserves = ours and RESERVE
--- With a retry, a duplicate of this run must not be taken for a rival of the retry.
+-- If the lock is reserved for a retry, set the mark: a late duplicate of this message must not compete with the retry.
 local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or not ours)
-local holds = ours and rolled_back == '0' and min_hold_ms
-local retry_queued = reserves and redis.call('HEXISTS', messages, reserved_for) == 1
+local holds = ours and (rolled_back ~= '1' or operator) and min_hold_ms
+local retry_queued = reserves and not operator and redis.call('HEXISTS', messages, reserved_for) == 1
 local now = nil
 if final or crowded or holds or retry_queued or (ONCE and used_ms ~= '0') then
   now = server_time_us()
@@ -63,15 +69,16 @@ elseif reserves then
   hold_ms = math.max(hold_ms, tonumber(reserve_ms))
 end
 free_or_hold(hold_ms)
-notify_waiters()
+local wake_sum, refusal = wake_waiter()
 save_marks(final, now)
 
+local ended_grant = false
 if final then
   remove_from_queue(identity)
   if holder == 'grant:' .. identity then
     -- The lease was lost, and the lock was granted to a copy of this message. The message has finished: end the grant.
     redis.call('DEL', lock)
-    crowded = true
+    crowded, ended_grant = true, true
   end
 end
 local waiter, message, grant_id
@@ -79,11 +86,12 @@ if crowded and hold_ms > 0 then
   redis.call('ZADD', queues, decimal(now + hold_ms * 1000), lock_name)
 elseif crowded then
   waiter, message, grant_id = grant_next(now, acquisition)
+  keep_notify(ended_grant and notify, waiter)
 elseif not ours then
   waiter, message, grant_id = unpublished_grant(acquisition)
 end
-local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0)
-if message then
-  return {sum, waiter, message, grant_id}
+local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0) + wake_sum
+if message or refusal then
+  return {sum, waiter or '', message or '', grant_id or '', refusal or ''}
 end
 return sum

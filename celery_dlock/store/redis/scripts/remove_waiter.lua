@@ -2,45 +2,48 @@
 -- Safe to send twice: the second copy finds the message among the dead letters, and the grant that the first copy made.
 --
 -- @keys lock  hash: the lock, lib/take_lock
+-- @keys wake  list: lib/wake
 -- @keys waiting  sorted set, as in acquire_queued
 -- @keys messages  hash, as in acquire_queued
 -- @keys delayed  sorted set, as in acquire_queued
 -- @keys queues  sorted set, as in acquire_queued
 -- @keys dead  hash, as in acquire_queued
+-- @keys dead_letters  sorted set of this bucket: lib/dead_letter
 -- @keys done  string: the message has finished; server time in us
--- @keys channel  no name of a key: with it, a Cluster runs this script only where no key of its slot is migrating
+-- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
 -- @args lock_name  text of the lock name
 -- @args identity  identity of the waiter
 -- @args done_ms  milliseconds that its done mark lives; "0": make it a dead letter
 -- @args granter  names the grants of this caller
--- @args ended  "1": its result is stored, so the done mark is set even if it does not wait any more.
---   Until then its message is kept among the dead letters: it is not lost if the caller dies
+-- @args ended  "1": the result of its task is stored, so the done mark is set even if it does not wait any more.
+--   "0": keep the message among the dead letters until then, so that it is not lost if the caller dies
 -- @reply {its message, identity, message, grant id}  the last three of the next grant; "" for missing values
 
--- @include time grant unpublished_grant
+-- @include time wake grant ended_grant unpublished_grant dead_letter
 
-local holder, holder_identity = unpack(redis.call('HMGET', lock, 'acq', 'identity'))
+local holder, holder_identity, notify = unpack(redis.call('HMGET', lock, 'acq', 'identity', 'notify'))
 local granted = holder == 'grant:' .. identity
 if holder_identity == identity and not granted then
-  -- It runs. The message to be removed was a duplicate.
+  -- The message runs, so the parked one was a duplicate. Leave the lock alone.
   return {'', '', '', ''}
 end
 local its_message = redis.call('HGET', messages, identity) or redis.call('HGET', dead, identity)
 local now = server_time_us()
 if done_ms ~= '0' and (its_message or ended == '1') then
-  -- Its result is stored, so a copy that the broker still has must not run.
+  -- If the broker still has a copy of the removed message, it must not run.
   redis.call('SET', done, decimal(now), 'PX', done_ms)
 end
 if ended == '1' then
-  redis.call('HDEL', dead, identity)
+  drop_dead_letter(identity)
 elseif its_message then
-  redis.call('HSET', dead, identity, its_message)
+  store_dead_letter(identity, its_message, now)
 end
 local waiter, message, grant_id
 if granted then
   remove_from_queue(identity)
   redis.call('DEL', lock)
   waiter, message, grant_id = grant_next(now, granter)
+  keep_notify(notify, waiter)
 else
   remove_from_queue(identity)
   waiter, message, grant_id = unpublished_grant(granter)

@@ -16,7 +16,7 @@ local ttl = tonumber(ttl_ms)
 local longest = math.max(ttl, tonumber(longest_ttl_ms or '0'))
 local left_ms = redis.call('PTTL', lock)
 if left_ms > longest then
-  -- No holder asked for so long a life: the server's clock went back.
+  -- No holder requested such a long lease, so the server's clock went back.
   left_ms = ttl
 end
 -- Always written: a script that has written once may go on to write when the server's memory is full.

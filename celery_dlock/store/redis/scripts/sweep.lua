@@ -2,27 +2,31 @@
 -- Safe to send twice: the second copy finds the grant of the first, and names it until its message is published.
 --
 -- @keys lock  hash: the lock, lib/take_lock
+-- @keys wake  list: lib/wake
 -- @keys waiting  sorted set, as in acquire_queued
 -- @keys messages  hash, as in acquire_queued
 -- @keys delayed  sorted set, as in acquire_queued
 -- @keys queues  sorted set, as in acquire_queued
 -- @keys dead  hash, as in acquire_queued
--- @keys channel  no name of a key: with it, a Cluster runs this script only where no key of its slot is migrating
+-- @keys dead_letters  sorted set of this bucket: lib/dead_letter
+-- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
 -- @args lock_name  text of the lock name
--- @args granter  names the grants of this caller; its own unpublished grant is given out again at once
--- @args grant_timeout_ms  milliseconds from a lost grant to the next one, doubled with each
+-- @args granter  id of this call; a second copy of the command returns the unpublished grant of the first at once
+-- @args grant_timeout_ms  milliseconds from a lost grant to the waiter's next one, doubled with each lost grant
 -- @args max_tries  lost grants after which a message becomes a dead letter
--- @args foreign_ms  milliseconds after which it does so if only workers of other brokers came to publish it
--- @reply {identity, message, grant id, dead letter}  "" for missing values.
+-- @args foreign_ms  milliseconds after which a message becomes a dead letter if only workers of other brokers swept
+-- @reply {identity, message, grant id, dead letter, lost grant}  "" for missing values.
+--   The lost grant is an identity. A second copy of the command does not name it.
 --   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
 
--- @include time grant
+-- @include time wake grant ended_grant dead_letter
 
 local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since',
-                         'dead_letter', 'foreign')
-local holder, due, current_granter, published, waiter, rank, grant_id, last_dead_letter, foreign_since = unpack(found)
+                         'dead_letter', 'foreign', 'notify')
+local holder, due, current_granter, published, waiter, rank, grant_id, last_dead_letter, foreign_since, notify =
+  unpack(found)
 local now = server_time_us()
-local nothing = {'', '', '', ''}
+local nothing = {'', '', '', '', ''}
 if holder and not due then
   -- A lease, not a grant: visit the lock again when the lease has expired.
   if redis.call('EXISTS', waiting, delayed) > 0 then
@@ -34,7 +38,7 @@ if holder and not due then
   return nothing
 end
 
-local dead_letter = ''
+local dead_letter, lost_grant = '', ''
 if holder then
   local message = redis.call('HGET', messages, waiter)
   local early = tonumber(due) > now
@@ -51,13 +55,14 @@ if holder then
     end
     redis.call('HSET', lock, 'due', next_due, 'granter', granter)
     redis.call('ZADD', queues, next_due, lock_name)
-    return {waiter, message, grant_id, current_granter == granter and last_dead_letter or ''}
+    return {waiter, message, grant_id, current_granter == granter and last_dead_letter or '', ''}
   end
   redis.call('DEL', lock)
   if message then
+    lost_grant = not abandoned and waiter or ''
     local tries = abandoned and 0 or redis.call('HINCRBY', messages, waiter .. ':tries', '1')
     if abandoned or tries >= tonumber(max_tries) then
-      redis.call('HSET', dead, waiter, message)
+      store_dead_letter(waiter, message, now)
       remove_from_queue(waiter)
       dead_letter = waiter .. (abandoned and ' foreign' or '')
     else
@@ -67,8 +72,9 @@ if holder then
   end
 end
 local next_waiter, next_message, next_grant = grant_next(now, granter)
+keep_notify(notify, next_waiter)
 if next_waiter and dead_letter ~= '' then
   -- If this command is sent twice, the second copy names the dead letter again.
   redis.call('HSET', lock, 'dead_letter', dead_letter)
 end
-return {next_waiter or '', next_message or '', next_grant or '', dead_letter}
+return {next_waiter or '', next_message or '', next_grant or '', dead_letter, lost_grant}

@@ -1,4 +1,4 @@
--- sweep_lease: take or keep the sweep lease. Of the workers of one broker, its holder looks for queues that are due.
+-- sweep_lease: take or keep the sweep lease of a broker. Only the worker that has it looks for queues that are due.
 -- Safe to send twice: the second copy finds its own lease.
 --
 -- The lease saves work and protects nothing: two workers may sweep at once, because each sweep is one script.
@@ -13,7 +13,7 @@ local holder = redis.call('MGET', sweeper)[1]
 if holder and holder ~= worker then
   local left_ms = redis.call('PTTL', sweeper)
   if left_ms < 0 or left_ms > tonumber(life_ms) then
-    -- No worker asked for so long a life: the server's clock went back.
+    -- No worker requested such a long lease, so the server's clock went back.
     redis.call('PEXPIRE', sweeper, life_ms)
     left_ms = tonumber(life_ms)
   end

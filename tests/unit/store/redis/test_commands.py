@@ -3,19 +3,29 @@
 import inspect
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.model import AcquireRequest, Grant, Identity, QueueRequest, Renewal, Requester
+from celery_dlock.store.model import (
+    Acquired,
+    AcquireRequest,
+    Grant,
+    Identity,
+    QueueRequest,
+    Released,
+    Renewal,
+    Requester,
+)
 from celery_dlock.store.queue_model import ClaimRequest
-from celery_dlock.store.redis import commands, scripts
+from celery_dlock.store.redis import commands, operator_commands, scripts
 from celery_dlock.store.redis.commands import Command
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.store import RedisStore
 
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)
@@ -28,54 +38,73 @@ BOTH = (False, True)
 Values = dict[str, str]
 Case = tuple[str, Command, Values]
 
-CALLER: Values = {"task": "app.post", "task_id": "id", "node": "node1", "pid": "77"}
+CALLER: Values = {"task": "app.post", "task_id": "id", "process": "node1 77"}
 LOCK: Values = {"lock": KEYS.lock, "last_token": KEYS.last, "tombstone": KEYS.tombstone("o.1"), "acquisition": "o.1"}
 QUEUE: Values = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED, "queues": QUEUES, "lock_name": KEYS.name}
-ONCE: Values = {"run": KEYS.run("t"), "requester_json": REQUESTER.text}
+ONCE: Values = {"run": KEYS.run("t"), "unsettled": KEYS.unsettled(), "requester_json": REQUESTER.text}
 QUARANTINE: Values = {"quarantine_record": KEYS.quarantine(), "quarantine_ms": "5000", "failover_epoch": "6"}
 
 
 def acquires() -> Iterator[Case]:
-    for message, once, quarantine in itertools.product(BOTH, repeat=3):
+    for message, once, again, hold, quarantine in itertools.product(BOTH, repeat=5):
         if once and not message:
             continue
         request = AcquireRequest(
-            REQUESTER, IDENTITY if message else None, True, False, 11, 12, once, "t", 13, True, True, 14
-        )
+            REQUESTER, IDENTITY if message else None, again, False, 11, 12 if again else None, once, "t", 13,
+            hold_if_unknown=True, notify=True, waited=True, min_hold_ms=14 if hold else 0,
+        )  # fmt: skip
         terms = ("5000", "6") if quarantine else ()
         values = {
-            **LOCK, **CALLER, "ttl_ms": "10", "redelivered": "1", "may_be_copied": "1", "age_us": "11",
-            "rank_us": "12", "notify": "s", "min_hold_ms": "14", "identity": DIGEST if message else "",
+            **LOCK, **CALLER, "ttl_ms": "10", "age_us": "11", "notify": "2", "identity": DIGEST if message else "",
             **({"done": KEYS.done(DIGEST)} if message else {}),
             **(ONCE | {"run_mark_ms": "13", "hold_if_unknown": "1"} if once else {}),
             **(QUARANTINE if quarantine else {}),
+            **({"min_hold_ms": "14"} if hold else {}),
         }  # fmt: skip
-        yield "acquire", commands.acquire(KEYS, "o.1", 10, request, "s", terms), values
+        copy = {"redelivered": "1", "may_be_copied": "1", "rank_us": "12"}
+        acquired = values | copy if again else values
+        yield "acquire", commands.acquire(KEYS, "o.1", 10, request, terms), acquired
         if message:
             place = QueueRequest("entry", 15, True, 16, "turn")
-            queued = commands.acquire(KEYS, "o.1", 10, request._replace(queue=place), "s", terms)
-            more = {"dead": KEYS.dead(), "message": "entry", "limit": "15", "evict_oldest": "1", "after_us": "16"}
-            yield "acquire_queued", queued, {**values, **QUEUE, **more, "grant_id": "turn"}
+            queued = commands.acquire(KEYS, "o.1", 10, request._replace(queue=place), terms)
+            more = {
+                "dead": KEYS.dead(),
+                "wake": KEYS.wake,
+                "message": "entry",
+                "limit": "15",
+                "evict_oldest": "1",
+                "after_us": "16",
+            }
+            new = {"redelivered": "0", "may_be_copied": "0", "rank_us": ""}
+            asked = {**values, **(copy if again else new), **QUEUE, **more, "grant_id": "turn"}
+            yield "acquire_queued", queued, asked
+            waits = place._replace(debounce=(17, 18))
+            debounced = commands.acquire(KEYS, "o.1", 10, request._replace(queue=waits), terms)
+            times = {"debounced": KEYS.debounced(), "debounce_ms": "17", "debounce_max_ms": "18"}
+            yield "acquire_queued", debounced, asked | times
 
 
 def releases() -> Iterator[Case]:
-    for queue, message, once, reserve in itertools.product(BOTH, repeat=4):
+    for queue, message, once, unconfirmed, reserve in itertools.product(BOTH, repeat=5):
         if once and not message:
             continue
         request = ReleaseRequest(
             final=True, identity=DIGEST if message else "", used_ms=11 if once else 0, requester=REQUESTER.text,
-            outcome_unknown=True, queue=queue, once=once, tick="t", seed="seed", window_ms=12,
-            reserved_for="heir" if reserve else "", reserved_ms=13, rolled_back=True,
+            outcome_unknown=unconfirmed, queue=queue, once=once, tick="t", seed="seed", window_ms=12,
+            reserved_for="successor" if reserve else "", reserved_ms=13, rolled_back=unconfirmed,
         )  # fmt: skip
         values = {
-            **LOCK, "channel": KEYS.channel, "tombstone_ms": str(commands.TOMBSTONE_MS), "rolled_back": "1",
+            **LOCK, "wake": KEYS.wake,
+            **({"tombstone_ms": str(commands.TOMBSTONE_MS), "rolled_back": "1"} if unconfirmed else {}),
             **({"identity": request.identity} if queue or once else {}),
             **({"done": KEYS.done(DIGEST), "done_ms": str(commands.DONE_MS)} if message else {}),
             **(ONCE | {"used_ms": "11", "seed": "seed", "seed_ms": "12"} if once else {}),
-            **({"reserved_for": "heir", "reserve_ms": "13"} if reserve else {}),
+            **({"reserved_for": "successor", "reserve_ms": "13"} if reserve else {}),
             **(QUEUE if queue else {}),
         }  # fmt: skip
         del values["last_token"]
+        if not unconfirmed:
+            del values["tombstone"]
         yield "release_queued" if queue else "release", commands.release(KEYS, "o.1", request), values
 
 
@@ -83,12 +112,15 @@ def leases() -> Iterator[Case]:
     lock = {"lock": KEYS.lock}
     renewal = Renewal(NAME, "o.1", 10, (("count", "2"), ("releasing", "1")))
     renewed = {**lock, "acquisition": "o.1", "ttl_ms": "10", "facts": "count 2 releasing 1"}
-    yield "renew", commands.renew(KEYS, renewal), renewed
+    yield "renew", commands.renew(KEYS.lock, renewal), renewed
     yield "inspect", commands.inspect(KEYS), lock
     token = {**lock, "last_token": KEYS.last, "acquisition": "o.1", "token": "7"}
-    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t"), token
+    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t", waited=False), token
+    yield "pass_on_wake", commands.pass_on_wake(KEYS), {"wake": KEYS.wake}
     seeded = {**token, "run": KEYS.run("t"), "seed": "7/s"}
-    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "7/s", "t"), seeded
+    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t", waited=True), token
+    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "7/s", "t", waited=False), seeded
+    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "7/s", "t", waited=True), seeded
     record = {"quarantine_record": KEYS.quarantine(), "quarantine_ms": "5000", "failover_epoch": "6"}
     yield "start_quarantine", commands.start_quarantine(KEYS.quarantine(), "5000", "6"), record
 
@@ -97,9 +129,11 @@ def runs() -> Iterator[Case]:
     lock = {"lock": KEYS.lock}
     run = {"run": KEYS.run("t")}
     yield "last_run", commands.last_run(KEYS, "t"), {**lock, **run}
-    yield "forget_run", commands.forget_run(KEYS, "t"), {**run, "life_ms": str(commands.TOMBSTONE_MS)}
-    resolved = {**lock, **run, "state": "cleared", "window_ms": "9"}
-    yield "resolve_run", commands.resolve_run(KEYS, sent=False, window_ms=9, tick="t"), resolved
+    run["unsettled"] = KEYS.unsettled()
+    forgotten = {"shown_mark": "o.1", "life_ms": str(commands.TOMBSTONE_MS)}
+    yield "forget_run", commands.forget_run(KEYS, "t", "o.1"), {**lock, **run, **forgotten}
+    resolved = {**lock, **run, "shown_mark": "o.1", "state": "cleared", "window_ms": "9"}
+    yield "resolve_run", commands.resolve_run(KEYS, sent=False, window_ms=9, tick="t", shown_mark="o.1"), resolved
     done = {"done": KEYS.done(DIGEST), "identity": DIGEST, "owner": "o", "age_us": "8"}
     marked = {**lock, **done, "life_ms": str(commands.DONE_MS)}
     yield "mark_done", commands.mark_done(KEYS, DIGEST, "o", 8), marked
@@ -123,15 +157,23 @@ def claims() -> Iterator[Case]:
 def queues() -> Iterator[Case]:
     lock = {"lock": KEYS.lock}
     waiters = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED}
-    queue = {**lock, **QUEUE, "dead": KEYS.dead(), "channel": KEYS.channel}
-    swept = {**queue, "granter": "s.1", "grant_timeout_ms": "4", "max_tries": "5", "foreign_ms": "6"}
+    dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters()}
+    queue = {**lock, **QUEUE, **dead, "absent": KEYS.absent()}
+    swept = {**queue, "wake": KEYS.wake, "granter": "s.1", "grant_timeout_ms": "4", "max_tries": "5", "foreign_ms": "6"}
     yield "sweep", commands.sweep(KEYS, "s.1", 4, 5, 6), swept
     granted = {**lock, "queues": QUEUES, "identity": DIGEST, "lock_name": KEYS.name}
     confirmed = {**granted, "messages": MESSAGES, "grant_timeout_ms": "4"}
     yield "confirm_publish", commands.confirm_publish(KEYS, DIGEST, 4), confirmed
     passed = {**granted, "grant_id": "turn", "foreign": "2"}
-    yield "pass_on", commands.pass_on(KEYS, Grant(DIGEST, "e", "turn"), foreign=True, present=True), passed
-    removed = {**queue, "done": KEYS.done(DIGEST), "identity": DIGEST, "granter": "s.1", "ended": "1"}
+    yield "decline_grant", commands.decline_grant(KEYS, Grant(DIGEST, "e", "turn"), foreign=True, present=True), passed
+    removed = {
+        **queue,
+        "wake": KEYS.wake,
+        "done": KEYS.done(DIGEST),
+        "identity": DIGEST,
+        "granter": "s.1",
+        "ended": "1",
+    }
     removed["done_ms"] = str(commands.DONE_MS)
     yield "remove_waiter", commands.remove_waiter(KEYS, DIGEST, "s.1", dead_letter=False, ended=True), removed
     yield "list_waiters", commands.list_waiters(KEYS, 5), {**lock, **waiters, "limit": "5"}
@@ -146,7 +188,32 @@ def workers() -> Iterator[Case]:
     yield "save_worker_record", commands.save_worker_record("key", "p", "r", 7), saved
 
 
-CASES = [*acquires(), *releases(), *leases(), *runs(), *claims(), *queues(), *workers()]
+def operators() -> Iterator[Case]:
+    lock = {"lock": KEYS.lock}
+    waiters = {"waiting": WAITING, "delayed": DELAYED}
+    run = {"run": KEYS.run("t")}
+    seen = {**lock, **run, **waiters, "claim": KEYS.claim(), "dead": KEYS.dead()}
+    yield "describe", operator_commands.describe(KEYS, "t"), seen
+    index = operator_commands.list_index(["i1", "i2"], 5, 6)
+    yield "list_index", index, {"indexes": "i1 i2", "first": "5", "last": "6"}
+    yield "check_run", operator_commands.check_run(KEYS, "t"), {**lock, **run, "unsettled": KEYS.unsettled()}
+    dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters(), "lock_name": KEYS.name, "identity": DIGEST}
+    yield "check_dead_letter", operator_commands.check_dead_letter(KEYS, DIGEST), dead
+    queue = {**lock, **waiters, "messages": MESSAGES, "limit": "5"}
+    yield "show_queue", operator_commands.show_queue(KEYS, 5), queue
+    freed = {**lock, **QUEUE, "wake": KEYS.wake, "acquisition": "o.1", "token": "7", "force": "1"}
+    yield "free_lock", operator_commands.free_lock(KEYS, "o.1", "7", force=True), freed
+    held = {**lock, **waiters, "queues": QUEUES, "absent": KEYS.absent(), "lock_name": KEYS.name}
+    held |= {"operator": "operator:a@h", "hold_ms": "9", "reason": "why"}
+    yield "hold_lock", operator_commands.hold_lock(KEYS, "operator:a@h", 9, "why"), held
+    yield "cancel_hold", operator_commands.cancel_hold(KEYS, "o.1"), {**lock, "acquisition": "o.1"}
+    again = {**dead, "waiting": WAITING, "messages": MESSAGES, "queues": QUEUES, "absent": KEYS.absent()}
+    yield "requeue", operator_commands.requeue(KEYS, DIGEST), again
+    saved = {"audit": "key", "at_us": "5", "record": "{}", "limit": "9"}
+    yield "save_audit", operator_commands.save_audit("key", 5, "{}", 9), saved
+
+
+CASES = [*acquires(), *releases(), *leases(), *runs(), *claims(), *queues(), *workers(), *operators()]
 SCRIPTS = [script for script in vars(scripts).values() if isinstance(script, Script)]
 
 
@@ -197,12 +264,52 @@ def names_of(annotation: Any) -> set[str]:
     return set(getattr(annotation, "_fields", ()))
 
 
-@pytest.mark.parametrize("name", [name for name in commands.__all__ if name.islower()])
+BUILDERS = {name: getattr(module, name) for module in (commands, operator_commands) for name in module.__all__}
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name.islower()])
 def test_builder_parameters_are_records_or_names_of_the_header(name: str) -> None:
     """A parameter that the header does not name is a record, a flag that becomes an argument, or part of a key."""
-    builder = getattr(commands, name)
+    builder = BUILDERS[name]
     (script,) = (one for one in SCRIPTS if one.name == name)
     header = {one.name for one in (*script.keys, *script.args)}
     hints = typing.get_type_hints(builder)
     plain = {one for one in inspect.signature(builder).parameters if not names_of(hints[one])}
-    assert plain - header <= {"quarantine", "tick", "sent", "present", "dead_letter"}
+    assert plain - header <= {"quarantine", "tick", "sent", "present", "dead_letter", "waited"}
+
+
+class FakeTopology:
+    """A server that answers each command with the next reply, and records the bytes that it received."""
+
+    clustered = False
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+        self.sent: list[bytes] = []
+
+    def call(self, _key: str, operation: Any, *args: Any) -> Any:
+        return operation(self, *args)
+
+    def ask(self, command: bytes) -> Any:
+        self.sent.append(command)
+        return self.replies.pop(0)
+
+
+def test_plain_acquire_and_release_send_one_command_of_15_and_8_words() -> None:
+    """Expected: these bytes. More words cost every task, in the child and in the server."""
+    topology: Any = FakeTopology(b"7 1700000000000000 -", 1)
+    store = RedisStore(topology, "dlock")
+    acquired = store.acquire(NAME, "o.1", 30_000, AcquireRequest(REQUESTER, IDENTITY, age_us=11))
+    assert isinstance(acquired, Acquired)
+    assert (acquired.token, acquired.rank_us) == (7, 1_700_000_000_000_000 - 11)
+    assert store.release(NAME, "o.1", ReleaseRequest(final=True, identity=DIGEST)) == Released(True, False)
+    acquire = ("EVALSHA", scripts.ACQUIRE.variant("message").sha, "4", KEYS.lock, KEYS.last, KEYS.tombstone("o.1"))
+    acquire += (KEYS.done(DIGEST), "o.1", "30000", DIGEST, "11", "0", "app.post", "id", "node1 77")
+    release = ("EVALSHA", scripts.RELEASE.variant("message").sha, "3", KEYS.lock, KEYS.wake)
+    release += (KEYS.done(DIGEST), "o.1", str(commands.DONE_MS))
+    assert topology.sent == [packed(acquire), packed(release)]
+
+
+def packed(words: Sequence[str]) -> bytes:
+    """Return the command as RESP, without the prepared heads of the scripts."""
+    return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word.encode()) for word in words)])

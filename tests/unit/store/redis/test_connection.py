@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.store.redis.connection import ErrorReply, RespConnection
+from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreUnavailable
+from celery_dlock.store.redis.connection import ErrorReply, RespConnection, unanswered
 
 #: As they are sent, and what they mean.
 REPLIES: dict[bytes, Any] = {
@@ -51,3 +52,12 @@ def test_a_connection_that_ends_in_a_reply_is_an_error_and_no_answer() -> None:
         wire([b"$5\r\n1 2", b""]).ask(b"")
     with pytest.raises(ConnectionError, match="closed"):
         wire([b"", b""]).ask(b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [(StoreUnavailable, " (check dlock_url)"), (ReplyTimeout, " (see dlock_timeout)"), (ReplyLost, "")],
+)
+def test_error_of_a_silent_store_names_the_setting_to_look_at(kind: type[StoreUnavailable], setting: str) -> None:
+    error = unanswered(OSError("why"), kind)
+    assert (type(error), str(error)) == (kind, f"the lock store did not answer: why{setting}")

@@ -51,7 +51,8 @@ def test_variant_with_all_groups_names_all_keys_and_arguments() -> None:
     assert variant.keys == ("lock", "run")
     assert variant.args == ("owner", "seed", "identity")
     assert variant.source.decode().startswith(
-        "local lock, run = unpack(KEYS, 1, 2) local owner, seed, identity = unpack(ARGV, 1, 3) "
+        "local call = redis.call local KEYS = KEYS local lock, run = KEYS[1], KEYS[2] "
+        "local ARGV = ARGV local owner, seed, identity = ARGV[1], ARGV[2], ARGV[3] "
         "local ONCE, MESSAGE = true, true -- try:"
     )
 
@@ -60,7 +61,7 @@ def test_variant_without_groups_declares_their_names_as_nil() -> None:
     variant = made().variant()
     assert (variant.keys, variant.args) == (("lock",), ("owner",))
     assert variant.source.decode().startswith(
-        "local lock = KEYS[1] local owner = ARGV[1] local run, seed, identity "
+        "local call = redis.call local lock = KEYS[1] local owner = ARGV[1] local run, seed, identity "
         "local ONCE, MESSAGE = false, false -- try:"
     )
 
@@ -174,5 +175,5 @@ def test_script_header_says_why_it_is_safe_to_send_twice(name: str, text: str) -
 def test_script_uses_every_name_that_its_header_declares(script: Script) -> None:
     body = code_of(script.variant(*script.groups).source.decode().partition("-- ")[2])
     unused = [one.name for one in (*script.keys, *script.args) if not re.search(rf"\b{one.name}\b", body)]
-    # The channel is a name in the script's slot that no key has, see the header of release.
-    assert unused in ([], ["channel"])
+    # "absent" is a name in the script's slot that no key has, see LockKeys.absent.
+    assert unused in ([], ["absent"])

@@ -10,35 +10,35 @@ OLD, NEW, OTHER = ("old", 1), ("new", 1), ("other", 1)
 
 
 @pytest.fixture
-def door() -> SentinelEndpoint:
+def endpoint() -> SentinelEndpoint:
     return SentinelEndpoint(StoreLocation.of("sentinel://a;sentinel://b;sentinel://c?master_name=m"), timeout=1)
 
 
-def chosen(door: SentinelEndpoint, *answers: tuple[Address, int, bool]) -> Address:
-    told = [_Answer(sentinel, *answer) for sentinel, answer in zip(door._sentinels, answers, strict=False)]
-    return door._chosen(told)
+def chosen(endpoint: SentinelEndpoint, *answers: tuple[Address, int, bool]) -> Address:
+    told = [_Answer(sentinel, *answer) for sentinel, answer in zip(endpoint._sentinels, answers, strict=False)]
+    return endpoint._chosen(told)
 
 
-def test_the_highest_epoch_is_followed_against_most_sentinels(door: SentinelEndpoint) -> None:
-    assert chosen(door, (OLD, 3, False), (OLD, 3, False), (NEW, 4, True)) == NEW
+def test_the_highest_epoch_is_followed_against_most_sentinels(endpoint: SentinelEndpoint) -> None:
+    assert chosen(endpoint, (OLD, 3, False), (OLD, 3, False), (NEW, 4, True)) == NEW
 
 
-def test_of_one_epoch_a_primary_that_is_down_is_named_last(door: SentinelEndpoint) -> None:
-    assert chosen(door, (OLD, 3, True), (OLD, 3, True), (NEW, 3, False)) == NEW
+def test_of_one_epoch_a_primary_that_is_down_is_named_last(endpoint: SentinelEndpoint) -> None:
+    assert chosen(endpoint, (OLD, 3, True), (OLD, 3, True), (NEW, 3, False)) == NEW
 
 
-def test_without_epochs_a_primary_that_failed_is_named_last_and_else_most_count(door: SentinelEndpoint) -> None:
+def test_without_epochs_a_primary_that_failed_is_named_last_and_else_most_count(endpoint: SentinelEndpoint) -> None:
     answers = (OLD, -1, False), (NEW, -1, False), (NEW, -1, False)
-    assert chosen(door, *answers) == NEW
-    door._unchecked = NEW
-    assert chosen(door, *answers) == OLD
+    assert chosen(endpoint, *answers) == NEW
+    endpoint._unchecked = NEW
+    assert chosen(endpoint, *answers) == OLD
 
 
-def test_an_older_epoch_than_known_is_followed_only_if_most_sentinels_tell_it(door: SentinelEndpoint) -> None:
-    assert chosen(door, (NEW, 4, False)) == NEW
+def test_an_older_epoch_than_known_is_followed_only_if_most_sentinels_tell_it(endpoint: SentinelEndpoint) -> None:
+    assert chosen(endpoint, (NEW, 4, False)) == NEW
     with pytest.raises(StoreUnavailable, match="no sentinel that answers knows the last failover"):
-        chosen(door, (OLD, 3, False))
-    assert chosen(door, (OTHER, 1, False), (OTHER, 1, False)) == OTHER
+        chosen(endpoint, (OLD, 3, False))
+    assert chosen(endpoint, (OTHER, 1, False), (OTHER, 1, False)) == OTHER
 
 
 GOOD = [b"new", b"1"], [b"flags", b"master", b"config-epoch", b"4"]
@@ -65,13 +65,13 @@ class Sentinel:
 
 
 @pytest.mark.parametrize("reply", ODD_REPLIES.values(), ids=list(ODD_REPLIES))
-def test_odd_reply_of_a_sentinel_is_a_value_or_store_unavailable(door: SentinelEndpoint, reply: object) -> None:
+def test_odd_reply_of_a_sentinel_is_a_value_or_store_unavailable(endpoint: SentinelEndpoint, reply: object) -> None:
     """Another exception would bypass ``on_store_error``, also where other sentinels answer well."""
     replies = (reply, GOOD, GOOD)
-    door._sentinels = [(known[0], Sentinel(one)) for known, one in zip(door._sentinels, replies, strict=True)]  # type: ignore[misc]  # a fake pool
-    assert door._asked() == NEW
-    door._sentinels = [(known[0], Sentinel(reply)) for known in door._sentinels]  # type: ignore[misc]  # a fake pool
+    endpoint._sentinels = [(known[0], Sentinel(one)) for known, one in zip(endpoint._sentinels, replies, strict=True)]  # type: ignore[misc]  # a fake pool
+    assert endpoint._asked() == NEW
+    endpoint._sentinels = [(known[0], Sentinel(reply)) for known in endpoint._sentinels]  # type: ignore[misc]  # a fake pool
     try:
-        assert door._asked() == NEW
+        assert endpoint._asked() == NEW
     except StoreUnavailable as error:
         assert "is it a sentinel?" in str(error)  # noqa: PT017  # some of these replies are complete enough

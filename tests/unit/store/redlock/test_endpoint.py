@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,21 +10,11 @@ from redis.exceptions import NoPermissionError, ResponseError
 from celery_dlock.errors import StoreNotReady
 from celery_dlock.store.redis.endpoint import ServerEndpoint
 from celery_dlock.store.redlock.endpoint import MemberEndpoint, SameServer
-
-
-def connection(told: Any) -> Any:
-    """A new connection, whose server says this of itself; an exception is raised."""
-
-    def read_response() -> Any:
-        if isinstance(told, Exception):
-            raise told
-        return told
-
-    return SimpleNamespace(send_command=lambda *words: None, read_response=read_response)
+from tests.unit.store.replies import connection_with_reply
 
 
 def server(run_id: str) -> Any:
-    return connection(f"# Server\r\nrun_id:{run_id}\r\ntcp_port:1\r\n".encode())
+    return connection_with_reply(f"# Server\r\nrun_id:{run_id}\r\ntcp_port:1\r\n".encode())
 
 
 @pytest.fixture
@@ -71,7 +60,7 @@ def test_server_that_restarted_leaves_its_earlier_run_behind(doors: list[MemberE
 @pytest.mark.parametrize("told", [NoPermissionError("no INFO"), b"# Server\r\n", "no text of a server"])
 def test_server_that_does_not_say_who_it_is_is_let_in(doors: list[MemberEndpoint], told: Any) -> None:
     for door in doors:
-        door.check(connection(told))
+        door.check(connection_with_reply(told))
 
 
 @pytest.mark.parametrize("said", ["BUSY Redis is busy running a script", "LOADING Redis is loading the dataset"])
@@ -79,4 +68,4 @@ def test_server_that_cannot_say_yet_who_it_is_is_not_let_in(doors: list[MemberEn
     a, b, _ = doors
     a.check(server("1"))
     with pytest.raises(StoreNotReady, match=said):
-        b.check(connection(ResponseError(said)))
+        b.check(connection_with_reply(ResponseError(said)))

@@ -4,7 +4,7 @@
 --
 -- The including script has read the field acq into the local `holder` and the run mark into `run_mark`.
 
--- Answer as the first copy of this command did. A copy that comes later may bring a longer ttl.
+-- Return the reply of the first copy of this command. The second copy may have a longer ttl, so extend the lease.
 local function repeated_answer()
   local token, since = unpack(redis.call('HMGET', lock, 'token', 'since'))
   if redis.call('PTTL', lock) < tonumber(ttl_ms) then
@@ -20,7 +20,7 @@ local function repeated_answer()
   return answer
 end
 
--- Shorten an expiry beyond every ttl that was asked for: the server's clock went back.
+-- If the key lives longer than every requested ttl, the server's clock went back: shorten its life.
 local function repair_expiry()
   local longest_ttl_ms = redis.call('HGET', lock, 'ttl')
   if longest_ttl_ms and redis.call('PTTL', lock) > tonumber(longest_ttl_ms) then
@@ -28,20 +28,20 @@ local function repair_expiry()
   end
 end
 
--- Return the given values and the holder's fields. Note in the lock what its release has to do.
+-- Return the given values and the holder's fields. Set dup and notify in the lock, which its release reads.
 local function describe_holder(...)
-  local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id', 'node',
-                           'pid')
+  local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id',
+                           'process')
   if identity ~= '' and found[1] == identity then
     -- A duplicate of the holder's message exists. The holder's release will set the done mark for it.
     redis.call('HSET', lock, 'dup', '1')
   end
   if notify ~= '0' then
-    redis.call('HSET', lock, 'notify', notify)
+    redis.call('HSET', lock, 'notify', '1')
   end
   local answer = {...}
-  for _, value in ipairs({holder, found[1], found[2], found[3] or found[2], found[4] or '', found[5], remaining_ms(),
-                          found[6], found[7], found[8], found[9]}) do
+  for _, value in ipairs({holder, found[1], found[2], found[3] or found[2], found[4] or '', found[5] or '1', remaining_ms(),
+                          found[6], found[7], node_and_pid(found[8])}) do
     answer[#answer + 1] = value
   end
   return answer

@@ -14,7 +14,8 @@ local GROUP_SIZE = 16
 local function remove_from_queue(waiter)
   redis.call('ZREM', waiting, waiter)
   redis.call('ZREM', delayed, waiter)
-  redis.call('HDEL', messages, waiter, waiter .. ':rank', waiter .. ':tries', waiter .. ':evicted')
+  redis.call('HDEL', messages, waiter, waiter .. ':rank', waiter .. ':tries', waiter .. ':evicted',
+             waiter .. ':over')
 end
 
 local function return_delayed_waiters(now)
@@ -44,8 +45,8 @@ local function task_of(message)
 end
 
 -- Grant the free lock. Return the waiter's identity, its message, and the grant's id, or nil if no call waits.
--- The id is the time of the grant. Only the copy that was published for this grant may take the lock.
--- The broker may have lost the message of an earlier grant, and then has no copy left.
+-- The id is the time of the grant. Only the copy that was published for this grant may take the lock. A copy of an
+-- earlier grant may still be at the broker, or the broker may have lost it.
 local function grant_next(now, granter)
   return_delayed_waiters(now)
   while true do
@@ -60,7 +61,7 @@ local function grant_next(now, granter)
       local grant_id, due = decimal(now), decimal(now + PUBLISH_WITHIN_US)
       local task_name, task_id = task_of(message)
       redis.call('HSET', lock, 'acq', 'grant:' .. waiter, 'identity', waiter, 'token', '0', 'count', '0',
-                 'since', grant_id, 'task', task_name, 'id', task_id, 'node', '', 'pid', '0',
+                 'since', grant_id, 'task', task_name, 'id', task_id, 'process', '',
                  'rank', first[2], 'due', due, 'granter', granter, 'has_waiters', '1')
       redis.call('PERSIST', lock)
       redis.call('ZADD', queues, due, lock_name)

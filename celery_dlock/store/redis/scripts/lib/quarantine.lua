@@ -1,5 +1,9 @@
--- lib/quarantine: may this server grant anything new yet, or may it have lost leases that still run?
+-- lib/quarantine: refuse new locks while this server may have lost leases that have not expired.
 -- @uses quarantine_record quarantine_ms failover_epoch
+--
+-- After a failover, a FLUSHALL or a restart without its data, a server does not know all owners. It grants nothing new
+-- until the leases that it may have lost have expired. It still renews and releases the leases that it has, and it
+-- answers reads. Chubby calls this lock-delay, Redlock delayed restart.
 --
 -- Each bucket has a record of the server that grants there. It has the server's run id, its replication id, the end of
 -- the quarantine (us), its length (ms), and the failover epoch. The epoch is 0 if failovers are not counted.
@@ -8,7 +12,8 @@
 -- its second id. A primary whose replicas were all away for long changes its id too, and then has no second id. Only
 -- the epoch reveals a primary that was paused or cut off while another server replaced it. It did not become a replica.
 --
--- A start always begins a quarantine: the settings read now do not tell whether earlier writes were on disk.
+-- A start always begins a quarantine, also with an append-only file. That file may lack a lease, because `appendfsync`
+-- may have had another value when the lease was written.
 
 -- Return the milliseconds that are left of the quarantine, and "1" if it started with this call, else "0".
 local function quarantine_left_ms(now)

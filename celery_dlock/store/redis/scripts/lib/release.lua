@@ -1,9 +1,9 @@
 -- lib/release: what both release scripts do with a lock and its marks.
--- @uses lock channel tombstone done run acquisition tombstone_ms rolled_back done_ms
--- @uses identity used_ms requester_json seed seed_ms reserved_for once reserve
--- @after time run_mark
+-- @uses lock tombstone done run unsettled acquisition tombstone_ms rolled_back done_ms
+-- @uses identity used_ms requester_json seed seed_ms reserved_for once unconfirmed reserve
+-- @after time run_mark unsettled wake
 --
--- The including script has read fields of the lock into `ours`, `notify` and `min_hold_ms`.
+-- The including script has read fields of the lock into `ours`, `notify`, `min_hold_ms` and `operator`.
 
 -- Return the milliseconds that the lock stays held after this release because of min_hold.
 local function remaining_hold_ms(now)
@@ -16,6 +16,13 @@ end
 local function free_or_hold(hold_ms)
   if hold_ms > 0 then
     local holder = RESERVE and 'reserved:' .. reserved_for or 'kept'
+    if operator then
+      -- hold_lock asked for the lock while it was held.
+      holder = operator
+      redis.call('HSET', lock, 'task', '', 'id', '', 'token', '0', 'since', decimal(server_time_us()), 'process',
+                 (redis.call('HGET', lock, 'reason') or '') .. ' 0')
+      redis.call('HDEL', lock, 'operator', 'reason')
+    end
     redis.call('HSET', lock, 'acq', holder, 'identity', '', 'ttl', decimal(hold_ms))
     redis.call('HDEL', lock, 'releasing', 'dup', 'min_hold', 'reserved_for')
     redis.call('PEXPIRE', lock, decimal(hold_ms))
@@ -24,39 +31,43 @@ local function free_or_hold(hold_ms)
   end
 end
 
--- Wake callers that wait in their pool slot, by the command that matches their subscription. With SPUBLISH, a Cluster
--- does not forward the message to all of its nodes. A lock that stays held is announced too. The waiting caller may be
--- the retry, and other callers learn how long they have to wait.
-local function notify_waiters()
+-- Wake a caller that waits in its thread or pool slot, also if the lock stays held. That caller may be the retry, or it
+-- learns how long it has to wait. Return 0: no caller waits; 8: one was woken; or 16 and the error of the server, which
+-- refused to wake one.
+local function wake_waiter()
   if not (ours and notify) then
-    return
-  elseif notify == 's' then
-    redis.call('SPUBLISH', channel, '1')
-  else
-    redis.call('PUBLISH', channel, '1')
+    return 0
   end
+  local refusal = wake_one()
+  return refusal and 16 or 8, refusal
 end
 
 local function save_run_mark(now)
   if used_ms ~= '0' then
     local used = format_run_mark('used', decimal(now), identity, acquisition, seed, requester_json, '', '', '')
     redis.call('SET', run, used, 'PX', used_ms)
+    settle()
   elseif seed_ms ~= '0' then
     local mark = read_run_mark(run)
     if mark.state == 'started' and mark.acquisition == acquisition then
       local ended = format_run_mark('cleared', mark.at, mark.identity, '', mark.seed, mark.by, '', '', '')
       if mark.crashed_at ~= '' then
-        -- The outcome of the crashed run before this one is as unknown as it was.
+        -- This run did not succeed, so the outcome of the crashed run before it is still unknown.
         ended = format_run_mark('unknown', mark.crashed_at, mark.crashed_of, '', mark.seed, mark.crashed_by, '', '', '')
       end
       redis.call('SET', run, ended, 'PX', seed_ms)
+      if mark.crashed_at == '' then
+        settle()
+      else
+        redis.call('ZADD', unsettled, decimal(server_time_us() + seed_ms * 1000), unsettled_member())
+      end
     end
   end
 end
 
 -- Set the marks that outlive the lock. They are set even if the lease was lost: the owner check guards the lock only.
 local function save_marks(final, now)
-  if tombstone_ms ~= '0' then
+  if UNCONFIRMED then
     redis.call('SET', tombstone, '1', 'PX', tombstone_ms)
   end
   if final then

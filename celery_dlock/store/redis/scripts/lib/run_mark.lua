@@ -1,12 +1,12 @@
--- lib/run_mark: what the store remembers of a name's last run (once_per), a string of nine lines.
+-- lib/run_mark: the run mark, a string of nine lines that describes a name's last run (once_per).
 --
 -- state         "used": the run succeeded. "started": it runs if its acquisition holds the lock; else its process died.
 --               "unknown": its process died, and a later run ended without a success. "cleared": it ended without a
 --               success, and only its seed is kept
 -- at            microseconds: when the run succeeded; in any other state, when it started
 -- identity, acquisition, by
---               of that run; by is JSON. After an operator's command, the acquisition is the id of the command.
---               With it, a second copy of the command finds that the first one was executed
+--               of that run; by is JSON. After an operator's command, the acquisition is the id of the command. A
+--               second copy of the command finds this id, and changes nothing
 -- seed          part of the idempotency key: the token of the first run. Later runs inherit it until one succeeds.
 -- crashed_at, crashed_of, crashed_by
 --               of a started mark: at, identity and by of an earlier run whose process died; "" if there is none
@@ -29,4 +29,9 @@ end
 local function read_run_mark(key)
   -- MGET, because GET fails on a key of another type.
   return parse_run_mark(redis.call('MGET', key)[1])
+end
+
+-- What an operator is shown of a mark, to tell it from a later one. An unknown or a cleared mark may have no acquisition.
+local function mark_shown(mark)
+  return mark.acquisition ~= '' and mark.acquisition or 'at:' .. (mark.at or '')
 end

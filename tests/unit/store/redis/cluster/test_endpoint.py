@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,35 +10,25 @@ from redis.exceptions import NoPermissionError, ResponseError
 from celery_dlock.errors import StoreNotReady
 from celery_dlock.store.redis.cluster.endpoint import NodeEndpoint, UnexpectedNode
 from celery_dlock.store.redis.endpoint import ServerEndpoint
-
-
-def connection(told: Any) -> Any:
-    """A new connection, whose node says this of itself; an exception is raised."""
-
-    def read_response() -> Any:
-        if isinstance(told, Exception):
-            raise told
-        return told
-
-    return SimpleNamespace(send_command=lambda *words: None, read_response=read_response)
+from tests.unit.store.replies import connection_with_reply
 
 
 @pytest.fixture
-def door() -> NodeEndpoint:
+def endpoint() -> NodeEndpoint:
     return NodeEndpoint(ServerEndpoint({"host": "a"}), lambda: b"id1")
 
 
 @pytest.mark.parametrize("told", [b"id1", NoPermissionError("no CLUSTER")])
-def test_node_that_is_meant_or_may_not_say_who_it_is_is_let_in(door: NodeEndpoint, told: Any) -> None:
-    door.check(connection(told))
+def test_node_that_is_meant_or_may_not_say_who_it_is_is_let_in(endpoint: NodeEndpoint, told: Any) -> None:
+    endpoint.check(connection_with_reply(told))
 
 
-def test_node_of_another_id_is_not_let_in(door: NodeEndpoint) -> None:
+def test_node_of_another_id_is_not_let_in(endpoint: NodeEndpoint) -> None:
     with pytest.raises(UnexpectedNode):
-        door.check(connection(b"id2"))
+        endpoint.check(connection_with_reply(b"id2"))
 
 
 @pytest.mark.parametrize("said", ["BUSY Redis is busy running a script", "LOADING Redis is loading the dataset"])
-def test_node_that_cannot_say_yet_who_it_is_is_not_let_in(door: NodeEndpoint, said: str) -> None:
+def test_node_that_cannot_say_yet_who_it_is_is_not_let_in(endpoint: NodeEndpoint, said: str) -> None:
     with pytest.raises(StoreNotReady, match=said):
-        door.check(connection(ResponseError(said)))
+        endpoint.check(connection_with_reply(ResponseError(said)))

@@ -1,5 +1,5 @@
--- pass_on: leave a grant whose message was not published to another worker.
--- Safe to send twice: the first record of a foreign message stands.
+-- decline_grant: leave a grant whose message was not published to another worker.
+-- Safe to send twice: the second copy does not change the time since which the message counts as foreign.
 --
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys queues  sorted set, as in acquire_queued
@@ -28,7 +28,7 @@ local now = decimal(server_time_us())
 if foreign == '1' and not foreign_since then
   redis.call('HSET', lock, 'foreign', now)
 end
--- Due at once, for a worker of the message's broker. The worker that passes it on skips this lock for a while.
+-- Make the grant due at once, for a worker of the message's broker. The worker that declined ignores it for a while.
 redis.call('HSET', lock, 'due', now)
 redis.call('ZADD', queues, now, lock_name)
 return 1

@@ -1,0 +1,107 @@
+"""Interpreter steps of the watchdog for held leases, counted: `python -m benchmarks.watchdog_steps`.
+
+A store without a server answers each renewal, and time passes only between two ticks. So two runs print the same steps.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.locking.lease_source import LocalLeaseSource
+from celery_dlock.locking.lease_table import LocalLeaseTable
+from celery_dlock.locking.watchdog import TICK, Watchdog
+from celery_dlock.store.redis.store import RedisStore
+
+TTL = 9.0
+#: Ticks whose steps are counted: one ttl's third. Ticks whose garbage collections are counted: 45 s.
+TICKS, GC_TICKS = 15, 225
+
+
+class _Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+class _Server:
+    """A topology and its only connection: each renewal is confirmed."""
+
+    clustered = False
+    timeout = 0.4
+
+    def each(self, pipeline: Any, calls: Sequence[Any], within: float | None = None) -> list[Any]:
+        commands = [command for _, command in calls]
+        pipeline.send(self, commands)
+        answers: list[Any] = pipeline.read(self, commands)
+        return answers
+
+    def send(self, commands: bytes) -> None:
+        pass
+
+    def read_all(self, count: int) -> list[int]:
+        return [1] * count
+
+
+def count_steps(leases: int) -> tuple[collections.Counter[str], list[int]]:
+    """Return the steps of some ticks by function, and the garbage collections of many ticks by generation."""
+    clock, table, server = _Clock(), LocalLeaseTable(), _Server()
+    store = RedisStore(server, "dlock")  # type: ignore[arg-type]
+    watchdog = Watchdog(store, clock, 0.4, lambda record, reason: None)
+    watchdog._loop.running.take()  # noqa: SLF001  # so no thread starts
+    watchdog.watch(LocalLeaseSource(table, lambda record, released: None))
+    for number in range(leases):
+        record = table.open(shared_name(f"held:{number}"), f"owner.{number}", TTL)
+        record.held(clock.now + TTL)
+        if number % max(1, leases // TICKS) == 0:
+            _run(watchdog, clock, 1)
+    _run(watchdog, clock, 3 * TICKS)
+    before = _collections()
+    _run(watchdog, clock, GC_TICKS)
+    collected = [after - earlier for after, earlier in zip(_collections(), before, strict=True)]
+    steps: collections.Counter[str] = collections.Counter()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            steps[f"{frame.f_code.co_name} of {Path(frame.f_code.co_filename).name}"] += 1
+        return trace
+
+    sys.settrace(trace)
+    _run(watchdog, clock, TICKS)
+    sys.settrace(None)
+    return steps, collected
+
+
+def _collections() -> list[int]:
+    return [generation["collections"] for generation in gc.get_stats()]
+
+
+def _run(watchdog: Watchdog, clock: _Clock, ticks: int) -> None:
+    for _ in range(ticks):
+        watchdog.tick()
+        clock.now += TICK
+
+
+def main() -> None:
+    for leases in (1_000, 10_000):
+        steps, collected = count_steps(leases)
+        total = sum(steps.values()) / TICKS
+        print(f"{leases} leases: {total:.0f} steps a tick, {total / TICK / (leases * 3 / TTL):.0f} a renewal;", end=" ")
+        print(f"garbage collections in {GC_TICKS * TICK:.0f} s, young to old:", *collected)
+        for name, count in steps.most_common(8):
+            print(f"  {count / TICKS:8.0f} {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The command ``check``: the store's setup, the operator's rights, and thresholds, for monitoring by exit code."""
+
+from __future__ import annotations
+
+import click
+
+from ..reports.checks import limit_items, store_items
+from .options import DURATION, formats, option
+from .output import Column
+from .session import NOTHING, UNAVAILABLE, session
+
+__all__ = ["check"]
+
+
+@click.command()
+@option("--max-wait", type=DURATION, default="10m", show_default=True, help="The oldest waiter may wait so long.")
+@option("--max-hold", type=DURATION, default="6h", show_default=True, help="The oldest lock may be held so long.")
+@option("--max-dead", type=click.IntRange(0), default=0, show_default=True, help="So many dead letters are fine.")
+@option(
+    "--max-unknown", type=click.IntRange(0), default=0, show_default=True, help="So many unknown outcomes are fine."
+)
+@formats
+def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, form: str | None) -> None:
+    """Check the store, the rights of this user, and what waits for a decision. Exit code 1 if there is a problem."""
+    columns: list[Column] = [
+        ("RESULT", lambda one: one["result"]),
+        ("CHECK", lambda one: one["check"]),
+        ("FOUND", lambda one: one["found"]),
+    ]
+    context = click.get_current_context()
+    with session(form) as opened:
+        health = opened.control.health()
+        items = [*store_items(health)]
+        if not health.up:
+            opened.out.show(items, columns)
+            context.exit(UNAVAILABLE)
+        items += limit_items(
+            opened.control.counts(), max_wait=max_wait, max_hold=max_hold, max_dead=max_dead, max_unknown=max_unknown
+        )
+        opened.out.show(items, columns)
+        if any(item["result"] == "PROBLEM" for item in items):
+            context.exit(NOTHING)

@@ -1,0 +1,182 @@
+"""The command ``watch``: locks and waiters in the terminal, until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+from ..reports.documents import iso
+from ..reports.facts import worker_of
+from ..utils.text import printable
+from .options import DURATION, option
+from .output import Column
+from .session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..control import LockControl
+
+__all__ = ["watch"]
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+# Fewer columns than those of the lists, so that names have room in 80 columns. A name begins with the task.
+_LOCKS: Final[list[Column]] = [
+    ("NAME", lambda view: view.name),
+    ("STATE", lambda view: ",".join(view.states)),
+    ("TASK ID", lambda view: view.task_id or "-"),
+    ("WORKER", lambda view: worker_of(view) or "-"),
+    ("AGE", lambda view: _age(view.at - view.since)),
+    ("WAITERS", lambda view: view.waiting),
+]
+_WAITERS: Final[list[Column]] = [
+    ("NAME", lambda one: one.name),
+    ("PLACE", lambda one: one.position),
+    ("STATE", lambda one: one.state),
+    ("TASK ID", lambda one: one.task_id or "-"),
+    ("AGE", lambda one: _age(time.time() - one.since)),
+]
+#: Lines of the view beside the rows of its tables: titles, headings, the line of counts and a blank one.
+_FRAME: Final = 8
+#: The largest number of waiters, unknown outcomes and dead letters that are counted for a view.
+_COUNTED: Final = 1000
+
+
+@click.command()
+@option("--task", help="Only names that this task holds, has run or has claimed.")
+@option("--name", help="Only names that match this pattern, as 'shop.*'.")
+@option("--state", default="held,granted,kept", show_default=True, help="Only these states, with commas.")
+@option("--every", type=DURATION, default="2s", show_default=True, help="The time between two readings of the store.")
+def watch(task: str | None, name: str | None, state: str, every: float) -> None:
+    """Show locks and waiters in the terminal until Ctrl-C.
+
+    If the store does not answer, the view says so and tries again. It needs the package rich.
+    """
+    rich = _import_rich()
+    console = rich.Console()
+    if not console.is_terminal:
+        raise click.UsageError("watch needs a terminal: in a pipe, use list and queue")
+    with session() as opened, _ends_at_signals():
+        view = View(opened.control, rich, task=task, name=name, states=state.split(","))
+        # No automatic refresh: it would draw in a thread of its own.
+        with rich.Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(view.read(console.size.height), refresh=True)
+                time.sleep(max(0.1, every))
+
+
+class _Rich:
+    """The parts of rich that the view uses."""
+
+    def __init__(self) -> None:
+        from rich.console import Console, Group  # noqa: PLC0415  # an optional dependency
+        from rich.live import Live  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        self.Console, self.Group, self.Live, self.Table, self.Text = Console, Group, Live, Table, Text
+
+
+def _import_rich() -> _Rich:
+    try:
+        return _Rich()
+    except ImportError as error:
+        raise click.UsageError("watch needs the package rich: pip install 'celery-dlock[watch]'") from error
+
+
+@contextmanager
+def _ends_at_signals() -> Iterator[None]:
+    """End with exit code 0 at Ctrl-C and SIGTERM, after the terminal is as it was."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.get_current_context().exit(0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class View:
+    """One view of the store, made anew at each reading.
+
+    Args:
+        control: Reads the store.
+        rich: The parts of rich.
+        task: Only locks of this task; None: of all.
+        name: Only locks whose names match this pattern; None: all.
+        states: Only locks in these states.
+    """
+
+    def __init__(
+        self, control: LockControl, rich: _Rich, *, task: str | None, name: str | None, states: list[str]
+    ) -> None:
+        self._control = control
+        self._rich = rich
+        self._filter: dict[str, Any] = {"task": task, "name": name, "state": states}
+        self._task = task
+        self._tables: list[Any] = []
+        self._read_at = "never"
+
+    def read(self, height: int) -> Any:
+        """Return the view of now. If the store does not answer, it is the last one with the error above it."""
+        from ..errors import StoreUnavailable  # noqa: PLC0415  # every celery command imports this module
+
+        now = iso(time.time())
+        try:
+            self._tables, self._read_at = self._read(max(4, height - _FRAME)), now
+        except StoreUnavailable as error:
+            text = f"{now}  the store does not answer, trying again: {error}"
+            stale = [self._rich.Text(f"below: as it was at {self._read_at}", style="dim")] if self._tables else []
+            return self._rich.Group(self._rich.Text(printable(text), style="bold red"), *stale, *self._tables)
+        return self._rich.Group(*self._tables)
+
+    def _read(self, rows: int) -> list[Any]:
+        page = self._control.locks(**self._filter, limit=rows)
+        waiters = [one for one in self._control.waiting(limit=_COUNTED) if self._task in (None, one.task)]
+        unknown = self._control.unknown_outcomes(task=self._task, limit=_COUNTED)
+        letters = self._control.dead_letters(task=self._task, limit=_COUNTED)
+        views = sorted(page.items, key=lambda view: view.since)
+        locks = f"{len(views)}{'+' if page.cursor else ''}"
+        counts = " · ".join(
+            f"{text} {number}{'+' if number == _COUNTED else ''}"
+            for text, number in (
+                ("waiting", len(waiters)),
+                ("unknown outcomes", len(unknown)),
+                ("dead letters", len(letters)),
+            )
+        )
+        head = self._rich.Text(f"{iso(time.time())}  locks {locks} · {counts} · Ctrl-C ends", style="bold")
+        shown = min(len(waiters), max(2, rows - len(views)))
+        return [
+            head,
+            self._table("Locks, the oldest first", _LOCKS, views, rows - shown),
+            *([self._table("Waiters", _WAITERS, waiters, shown)] if waiters else []),
+        ]
+
+    def _table(self, title: str, columns: list[Column], items: list[Any], rows: int) -> Any:
+        table = self._rich.Table(title=title, title_justify="left", box=None)
+        for heading, _ in columns:
+            narrow = heading in {"STATE", "AGE", "PLACE", "WAITERS"}
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=len(heading) if narrow else None)
+        for item in items[:rows]:
+            # As Text, because rich would read [square brackets] of a string as its own markup.
+            table.add_row(*(self._rich.Text(printable(str(text(item)))) for _, text in columns))
+        if len(items) > rows:
+            table.caption = f"and {len(items) - rows} more"
+        return table

@@ -1,0 +1,308 @@
+"""Actions of operators: release, hold, settle, requeue and drop.
+
+One class is the whole public API, and the description of its arguments makes this module longer than 300 lines.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from celery.exceptions import TaskRevokedError
+
+from ..errors import DLockError, InvalidLockOptions
+from ..keys.lock_name import LockName, name_from_text
+from ..options.validation import invalid_value, seconds_within
+from ..store.model import Grant
+from ..store.operator_model import OPERATOR, AuditRecord, RunView
+from ..utils.text import printable
+from .audit import Audit, current_user
+from .reading import LockReader
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["ActionRefused", "LockControl"]
+
+#: The shortest and the longest hold, in seconds.
+SHORTEST_HOLD, LONGEST_HOLD = 1.0, 366 * 24 * 3600.0
+#: Characters of a reason that are stored.
+REASON_LENGTH: Final = 500
+
+_REFUSALS: Final = {
+    "free": "no acquisition holds it now",
+    "other": "another acquisition holds it now; look at it again",
+    "granted": "it is granted to a waiter, which is about to start; drop the waiter instead",
+    "kept": "it is kept by min_hold, keep_on_retry or an operator; a release by force frees it, and unhold ends a hold",
+    "fresh": "its holder is alive: the lease was renewed within half its ttl; a release by force frees it all the same",
+}
+
+
+class ActionRefused(DLockError):
+    """An action was refused, because the lock name is in another state than the operator expects.
+
+    Args:
+        message: The reason, as text for people.
+        why: ``"free"``, ``"other"``, ``"granted"``, ``"kept"`` or ``"fresh"``.
+    """
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message, why)
+        self.message = message
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class LockControl(LockReader):
+    """The locks of an app: what an operator sees, and may do.
+
+    Every method raises :class:`~celery_dlock.StoreUnavailable` if the store does not answer, or refuses. No method
+    returns arguments of a task, except for the text that a ``key`` template shows in the lock name.
+
+    Every action is recorded: in the store (:meth:`audit`), in the log, as the signal ``lock_operator`` and as the
+    monitor event ``dlock-operator``.
+
+    A ``LockControl`` may be used by several threads. Close it, or use it in a ``with`` statement.
+
+    Args:
+        app: The app whose locks to show.
+        user: The operator, for the audit. Default: the user of this process.
+
+    Raises:
+        InvalidLockOptions: A ``dlock_`` setting is invalid, or ``dlock_url`` is a list of servers (Redlock).
+        NoLockStore: No setting names a store.
+    """
+
+    def __init__(self, app: Celery, user: str | None = None) -> None:
+        super().__init__(app)
+        self._audit = Audit(app, self._runtime, self._store, user or current_user())
+
+    def release(self, name: str, acquisition: str, *, force: bool = False, reason: str = "") -> None:
+        """Release a lock, and grant it to the next waiter.
+
+        The acquisition is that of the :class:`HolderView` that you saw, so this never frees a later holder. A holder
+        that is alive learns of it at its next renewal, ``ensure()`` or release; another call may run beside it until
+        then.
+
+        Args:
+            name: The lock name.
+            acquisition: ``holder.acquisition`` of the view.
+            force: Also if the lease is fresh (renewed within half its ttl), or the lock is kept on purpose.
+            reason: A text for the audit.
+
+        Raises:
+            ActionRefused: Another acquisition holds the lock, or none, or ``force`` is needed. Nothing changed.
+            LockKeyError: The text is no lock name.
+        """
+        lock_name = name_from_text(name)
+        self._free(lock_name, acquisition, force=force)
+        forced = " by force" if force else ""
+        self._audit.record("release", name, reason, f"released acquisition {acquisition}{forced}")
+
+    def hold(self, name: str, for_: float, reason: str) -> bool:
+        """Hold a lock for a limited time, so that no call runs. Each policy reacts as to any other holder.
+
+        If an execution holds the lock, the hold begins when it releases the lock. If its lease expires without a
+        release (its host died), there is no hold: look, and hold again. A granted waiter waits again.
+
+        Args:
+            name: The lock name, also of a free lock.
+            for_: Seconds (or a ``timedelta``) from now, from 1 s to 366 days.
+            reason: The reason, as skipped calls and waiters report it.
+
+        Returns:
+            True if the lock is held now; False if the hold waits for a release.
+
+        Raises:
+            InvalidLockOptions: ``for_`` is out of range, or ``reason`` is empty.
+            LockKeyError: The text is no lock name.
+        """
+        seconds = seconds_within("hold(): for_", for_, SHORTEST_HOLD, LONGEST_HOLD)
+        given: object = reason
+        if not isinstance(given, str) or not given.strip():
+            raise InvalidLockOptions(invalid_value("hold(): reason", reason, "a text that says why"))
+        shown = printable(" ".join(reason.split()))[:REASON_LENGTH]
+        operator = f"{OPERATOR}{self._audit.user}@{self._audit.host}"
+        held = self._store.hold(name_from_text(name), operator, round(seconds * 1000), shown)
+        when = "" if held else ", from the release of the present holder"
+        self._audit.record("hold", name, shown, f"held for {seconds:g} s{when}")
+        return held
+
+    def unhold(
+        self, name: str, *, acquisition: str | None = None, since: float | None = None, reason: str = ""
+    ) -> bool:
+        """End a hold, or cancel one that waits for a release.
+
+        The lock is granted to the next waiter. A ``min_hold`` of the present holder's task is cancelled with the hold.
+
+        Args:
+            name: The lock name.
+            acquisition: ``acquisition`` of the :class:`HolderView` that you saw; None: whichever hold it is.
+            since: Its ``since``. It also tells two holds of one operator apart.
+            reason: A text for the audit.
+
+        Returns:
+            False if there is no hold, or if another acquisition holds the lock.
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        lock_name = name_from_text(name)
+        holder = self._store.describe(lock_name).holder
+        if holder is None or not holder.operator or acquisition not in (None, holder.acquisition):
+            return False
+        if since not in (None, holder.since):
+            return False
+        if holder.kept_by != "operator":
+            ended = self._store.cancel_hold(lock_name, holder.acquisition)
+        else:
+            try:
+                self._free(lock_name, holder.acquisition, force=True)
+                ended = True
+            except ActionRefused:
+                ended = False
+        if ended:
+            self._audit.record("unhold", name, reason, f"ended the hold of {holder.operator}")
+        return ended
+
+    def resolve(self, name: str, *, sent: bool, tick: str = "", mark: str | None = None, reason: str = "") -> bool:
+        """Record whether a run of unknown outcome did its work, as ``task.resolve()`` does with arguments.
+
+        Args:
+            name: The lock name.
+            sent: True: it did its work, and the name counts as used. False: it did not, and the next call runs.
+            tick: The digest of the tick, for ``once_per="tick"``.
+            mark: ``mark`` of the :class:`RunView` that you saw; None: whichever run it is.
+            reason: A text for the audit.
+
+        Returns:
+            False if the name has no unknown outcome, or not that of ``mark``.
+
+        Raises:
+            InvalidLockOptions: ``sent`` is not a bool.
+            LockKeyError: The text is no lock name.
+        """
+        if not isinstance(sent, bool):
+            raise InvalidLockOptions(invalid_value("resolve(): sent", sent, "True or False"))
+        lock_name = name_from_text(name)
+        run = self._store.describe(lock_name, tick).run
+        if run is None or run.state != "unknown" or (mark is not None and run.mark != mark):
+            return False
+        window_ms = round(self._window(run) * 1000)
+        settled = self._store.resolve_run(lock_name, sent=sent, window_ms=window_ms, tick=tick, mark=run.mark)
+        if settled:
+            did = "did its work" if sent else "did not do its work"
+            self._audit.record("resolve", name, reason, f"the run of {run.task}[{run.task_id}] {did}")
+        return settled
+
+    def _window(self, run: RunView) -> float:
+        """Return the seconds of ``once_per``. If the task is not registered here, the rest of the mark's life."""
+        options = getattr(self._app.tasks.get(run.task), "lock_options", None)
+        return getattr(options, "once_seconds", None) or max(1.0, run.expires_in)
+
+    def forget(self, name: str, *, tick: str = "", mark: str | None = None, reason: str = "") -> bool:
+        """Delete the run mark of a name, so that its next call runs.
+
+        Args:
+            name: The lock name.
+            tick: The digest of the tick, for ``once_per="tick"``.
+            mark: ``mark`` of the :class:`RunView` that you saw; None: whichever run it is.
+            reason: A text for the audit.
+
+        Returns:
+            False if the name has no run mark, or not that of ``mark``.
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        lock_name = name_from_text(name)
+        if mark == "":  # no run has it
+            return False
+        forgotten = self._store.forget_run(lock_name, tick, mark or "")
+        if forgotten:
+            self._audit.record("forget", name, reason, "deleted the run mark")
+        return forgotten
+
+    def requeue(self, name: str, identity: str, *, reason: str = "") -> bool:
+        """Put a dead letter back into its queue, at its old rank. A worker publishes it when it gets the lock.
+
+        Return False if there is no such dead letter.
+
+        Args:
+            name: The lock name.
+            identity: ``identity`` of the :class:`DeadLetter`.
+            reason: A text for the audit.
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        queued = self._store.requeue(name_from_text(name), identity)
+        if queued:
+            self._audit.record("requeue", name, reason, f"requeued the dead letter {identity}")
+        return queued
+
+    def drop(self, name: str, identity: str, *, reason: str = "") -> bool:
+        """End a waiter or a dead letter: its result becomes REVOKED, and its message does not run.
+
+        The task of the message must be registered in this app. Otherwise its end cannot be stored, and the message
+        stays among the dead letters.
+
+        Args:
+            name: The lock name.
+            identity: ``identity`` of the :class:`WaiterView` or :class:`DeadLetter`.
+            reason: A text for the audit and for the result.
+
+        Returns:
+            False if there is no such message, it runs already, or its end could not be stored (see the log).
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        lock_name = name_from_text(name)
+        taken = self._store.remove_waiter(lock_name, identity, uuid.uuid4().hex)
+        publisher = self._runtime.grant_publisher
+        why = f": {printable(reason)}" if reason else ""
+        error = TaskRevokedError(f"{name}: dropped by operator {self._audit.user}@{self._audit.host}{why}")
+        ended = bool(taken.entry) and publisher.evict(lock_name, Grant(identity, taken.entry), error)
+        publisher.publish_next(lock_name, taken.granted)
+        if taken.entry:
+            result = "dropped" if ended else "took out of the queue, but could not store the end of"
+            self._audit.record("drop", name, reason, f"{result} the message {identity}")
+        return ended
+
+    def drop_claim(self, name: str, *, task_id: str | None = None, reason: str = "") -> bool:
+        """Delete the claim of a published message, so that another call can be published.
+
+        The message itself stays in the broker, and runs.
+
+        Args:
+            name: The lock name.
+            task_id: ``task_id`` of the :class:`ClaimView` that you saw; None: whichever claim it is.
+            reason: A text for the audit.
+
+        Returns:
+            False if the name has no claim, or not that of ``task_id``.
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        lock_name = name_from_text(name)
+        claim = self._store.describe(lock_name).claim
+        if claim is None or task_id not in (None, claim.task_id):
+            return False
+        if not self._store.release_claim(lock_name, claim.task_id, claim.generation):
+            return False
+        self._audit.record("drop_claim", name, reason, f"deleted the claim of {claim.task}[{claim.task_id}]")
+        return True
+
+    def audit(self, limit: int = 100) -> list[AuditRecord]:
+        """Return the newest actions of all operators, the newest first. The store keeps 1000."""
+        return self._audit.records(limit)
+
+    def _free(self, name: LockName, acquisition: str, *, force: bool) -> None:
+        result, granted = self._store.free(name, acquisition, force=force)
+        if result != "freed":
+            raise ActionRefused(f"{name} was not released: {_REFUSALS[result]}", result)
+        self._runtime.grant_publisher.publish_next(name, granted)

@@ -1,0 +1,182 @@
+"""The explanation of a call: its stored result, and every place of the store in which its task id is found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.exceptions import TaskRevokedError
+
+from ..errors import DLockError
+from ..keys.lock_name import name_from_text
+from ..messaging.results import QUEUED
+from ..store.model import CUT, shown_time
+from ..store.operator_model import ClaimView, DeadLetter, HolderView, LockView, RunView, WaiterView
+from ..utils.background import begin_thread
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..store.operator import OperatorStore
+
+__all__ = ["Explanation", "explain"]
+
+#: Waiters of one lock that are looked at.
+WAITERS: Final = 10_000
+#: Seconds that the result backend has to answer.
+RESULT_TIMEOUT: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The history of a call, as far as it is stored.
+
+    Args:
+        task_id: The task id of the call.
+        result: The state of its result; "" if there is no result backend, or if it did not answer.
+        reason: The reason of that state, if celery-dlock stored it; "" otherwise.
+        holds: The locks that it holds, that are granted to it, or that it left behind.
+        waits: Its places in queues.
+        dead_letters: Its dead letters.
+        runs: Its runs that have not succeeded (``once_per``).
+        claims: Its claims (``unique``).
+        lines: The same as sentences for people.
+    """
+
+    task_id: str
+    result: str
+    reason: str
+    holds: Sequence[LockView]
+    waits: Sequence[WaiterView]
+    dead_letters: Sequence[DeadLetter]
+    runs: Sequence[RunView]
+    claims: Sequence[ClaimView]
+    lines: Sequence[str]
+
+    @property
+    def found(self) -> bool:
+        """Whether anything is known about this task id."""
+        places = (self.holds, self.waits, self.dead_letters, self.runs, self.claims)
+        return any(places) or self.result not in ("", states.PENDING)
+
+
+def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
+    """Return what became of a call."""
+    short = task_id[:CUT]
+    views = list(_views(store, short))
+    holds = [view for view in views if view.holder and view.holder.task_id == short]
+    claims = [view.claim for view in views if view.claim and view.claim.task_id == task_id]
+    waits = [
+        waiter for name in store.queues() for waiter in store.waiters(name, WAITERS)[1] if waiter.task_id == task_id
+    ]
+    letters = [letter for letter in store.dead_letters() if letter.task_id == task_id]
+    runs = [run for run in store.unsettled_runs() if run.task_id == short]
+    # The store is asked first, because a result backend on the same server may wait for it without end.
+    result, reason, silent = _result_in_time(app, task_id)
+    found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, ())
+    now = [_now_held_by(store.describe(name_from_text(waiter.name)), waiter) for waiter in waits]
+    lines = (*silent, *_lines(found), *now) or (_nothing(task_id),)
+    return Explanation(task_id, result, reason, holds, waits, letters, runs, claims, lines)
+
+
+def _nothing(task_id: str) -> str:
+    return (
+        f"nothing is known about {task_id}: no result, and no lock of the store names it. Perhaps no worker has "
+        f"started it yet: ask the workers with celery inspect query_task {task_id}"
+    )
+
+
+def _views(store: OperatorStore, task_id: str) -> Iterator[LockView]:
+    cursor = ""
+    while True:
+        page = store.scan(
+            ("held", "granted", "kept", "claimed"),
+            cursor,
+            1000,
+            lambda _: True,
+            lambda view: task_id in [one.task_id[:CUT] for one in (view.holder, view.claim) if one],
+        )
+        yield from page.items
+        cursor = page.cursor
+        if not cursor:
+            return
+
+
+def _result_in_time(app: Celery, task_id: str) -> tuple[str, str, Sequence[str]]:
+    """Return the state, its reason, and a line if the backend hangs: result backends have no timeout in common."""
+    found: list[tuple[str, str]] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(_result(app, task_id))
+        finally:
+            done.set()
+
+    begin_thread("ask-result-backend")(run)
+    done.wait(RESULT_TIMEOUT)
+    return (*found[0], ()) if found else ("", "", (f"the result backend did not answer within {RESULT_TIMEOUT} s",))
+
+
+def _result(app: Celery, task_id: str) -> tuple[str, str]:
+    if isinstance(app.backend, DisabledBackend):
+        return "", ""
+    try:
+        meta = app.backend.get_task_meta(task_id, cache=False)
+    except Exception:  # noqa: BLE001  # each result backend raises errors of its own
+        return "", ""
+    state, value = str(meta.get("status") or ""), meta.get("result")
+    return state, _reason(state, value)
+
+
+def _reason(state: str, value: Any) -> str:
+    """Return the reason that celery-dlock stored. The text of any other error may contain arguments."""
+    if state == QUEUED and isinstance(value, dict):
+        return str(value.get("reason") or "")
+    if isinstance(value, DLockError | TaskRevokedError):
+        return str(value)
+    return type(value).__name__ if isinstance(value, Exception) else ""
+
+
+def _lines(found: Explanation) -> Iterator[str]:
+    if found.result not in ("", states.PENDING):
+        # The reason of a waiter is stored once. What holds its lock now is another line.
+        when = " since it arrived, because the lock was " if found.reason.startswith("held by ") else ": "
+        between = when if found.result == QUEUED else ": "
+        yield f"its result is {found.result}" + (f"{between}{found.reason}" if found.reason else "")
+    yield from (_hold(view.name, view.holder) for view in found.holds if view.holder)
+    for waiter in found.waits:
+        where = f"at place {waiter.position} in the queue of {waiter.name}"
+        yield f"it waits {where} since {shown_time(waiter.since)} ({waiter.state})"
+    for letter in found.dead_letters:
+        yield f"it is a dead letter of {letter.name} since {shown_time(letter.since)}"
+    for run in (run for run in found.runs if run.state == "unknown"):
+        yield f"its outcome is unknown: it started {run.name} on {run.worker} at {shown_time(run.since)}"
+    for claim in found.claims:
+        yield f"it was published by {claim.publisher} and claims {claim.name} since {shown_time(claim.since)}"
+
+
+def _now_held_by(view: LockView, waiter: WaiterView) -> str:
+    """Return who holds the lock of a waiter now. The result of the waiter names the holder of its arrival."""
+    holder = view.holder
+    if holder is None and waiter.state == "delayed":
+        return f"{view.name} is free now, and this waiter is not due yet: debounce or a lost grant delays it"
+    if holder is None:
+        return f"{view.name} is free now: a worker grants it to the next waiter within seconds, if any worker runs"
+    if waiter.state == "granted":
+        return f"{view.name} is reserved for it for {holder.expires_in:.0f} s: a worker must start it by then"
+    held_by = f"{holder.task}[{holder.task_id}]" if holder.task_id else holder.operator or "a Lock"
+    where = f" on {holder.worker}" if holder.worker else ""
+    return f"{view.name} is now {holder.state}: {held_by}{where} since {shown_time(holder.since)}"
+
+
+def _hold(name: str, holder: HolderView) -> str:
+    where = f" on {holder.worker}" if holder.worker else ""
+    return f"{_VERBS[holder.state]} {name} since {shown_time(holder.since)}{where}"
+
+
+_VERBS: Final = {"held": "it holds", "granted": "it is granted", "kept": "it left behind, kept,"}

@@ -1,0 +1,186 @@
+"""The answers of live workers about their locks and watchdogs, asked through Celery's remote control."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kombu.exceptions import KombuError
+
+from ..utils.background import begin_thread
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["COMMAND", "LEASES", "HeldLease", "WorkerView", "Workers", "ask_workers"]
+
+#: The name of the inspect command.
+COMMAND: Final = "dlock"
+#: Leases that one worker names in its answer.
+LEASES: Final = 1000
+#: Seconds to connect to the broker.
+CONNECT_TIMEOUT: Final = 2
+#: Seconds since the last round after which a running watchdog counts as late. A round takes up to 3 s.
+LATE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lock that a worker holds, by its own account.
+
+    Args:
+        name: The lock name.
+        acquisition: The acquisition, as in :class:`HolderView`.
+        task: The name of its task, or the start of the lock name if the worker does not know the task.
+        task_id: The id of its task; "" if the worker does not know it.
+        pid: The process that holds it.
+        expires_in: Seconds until the lease expires, unless it is renewed.
+        ttl: The ttl of the lease in seconds.
+    """
+
+    name: str
+    acquisition: str
+    task: str
+    task_id: str
+    pid: int
+    expires_in: float
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker that answered.
+
+    Args:
+        worker: Its node name.
+        version: Its version of celery-dlock.
+        pool: Its pool: ``"prefork"``, ``"threads"``, ``"gevent"`` and so on.
+        pid: The id of its main process.
+        watchdog: ``"ok"``. ``"idle"``: it has nothing to watch. ``"late"``: its last round was more than 10 s ago.
+            ``"dead"``: leases are held, and no watchdog runs. "" if there is a ``problem``.
+        scanned: Seconds since the last round of the watchdog; None before the first one.
+        held: The number of leases that it holds.
+        leases: These leases, at most 1000.
+        problem: The reason for which it said nothing else; "" if it did.
+    """
+
+    worker: str
+    version: str = ""
+    pool: str = ""
+    pid: int = 0
+    watchdog: str = ""
+    scanned: float | None = None
+    held: int = 0
+    leases: Sequence[HeldLease] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The answers of live workers.
+
+    A worker that does not answer in time is missing. A worker of the pool ``solo`` answers only between two tasks.
+
+    Args:
+        workers: The workers that answered, by node name.
+        problem: The reason for which there is no answer; "" if there is one.
+        unreachable: The broker did not answer.
+    """
+
+    workers: Sequence[WorkerView] = ()
+    problem: str = ""
+    unreachable: bool = False
+
+
+def ask_workers(app: Celery, timeout: float) -> Workers:
+    """Ask all live workers. Raises nothing: a problem is part of the answer."""
+    try:
+        with app.connection_for_write() as connection:
+            transport = connection.transport_cls
+            fanout = connection.supports_exchange_type("fanout")
+    except Exception as error:  # noqa: BLE001  # a transport whose library is missing raises ImportError, for example
+        return Workers((), f"the broker cannot be used: {error}", unreachable=True)
+    if not fanout:
+        return Workers((), f"the broker ({transport}) has no remote control, so no worker can be asked")
+    if not app.conf.worker_enable_remote_control:
+        return Workers((), "remote control is off (worker_enable_remote_control), so no worker can be asked")
+    return _in_time(lambda: _ask(app, timeout), timeout + 2 * CONNECT_TIMEOUT)
+
+
+def _in_time(ask: Callable[[], Workers], seconds: float) -> Workers:
+    """Return the answer, also if the broker hangs: the transports of kombu have no timeout in common."""
+    found: list[Workers] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        finally:
+            done.set()
+
+    begin_thread("ask-workers")(run)
+    done.wait(seconds)
+    return found[0] if found else Workers((), f"the broker did not answer within {seconds:g} s", unreachable=True)
+
+
+def _ask(app: Celery, timeout: float) -> Workers:
+    try:
+        with app.connection_for_write(connect_timeout=CONNECT_TIMEOUT) as connection:
+            connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT)
+            replies = app.control.broadcast(COMMAND, reply=True, timeout=timeout, connection=connection)
+    except (KombuError, OSError) as error:
+        return Workers((), f"the broker did not answer: {error}", unreachable=True)
+    except Exception as error:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
+        return Workers((), f"the broker did not answer: {error!r}", unreachable=True)
+    views = [view for reply in replies or () for view in _views(reply)]
+    if not views:
+        return Workers((), f"no worker answered within {timeout:g} s")
+    return Workers(tuple(sorted(views, key=lambda view: (view.worker, view.pid))))
+
+
+# Any client of the broker can answer, so nothing of a reply is taken for granted.
+
+
+def _views(reply: object) -> Iterator[WorkerView]:
+    if isinstance(reply, Mapping):
+        for node, answer in reply.items():
+            yield _view(str(node), answer)
+
+
+def _view(node: str, answer: Any) -> WorkerView:
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        if "error" in answer:
+            text = str(answer["error"])
+            unknown = "it does not know the command: no singleton task is loaded, or its celery-dlock is older"
+            return WorkerView(node, problem=unknown if COMMAND in text and "KeyError" in text else text)
+        if "off" in answer:
+            return WorkerView(
+                node, str(answer["version"]), str(answer["pool"]), int(answer["pid"]), problem=answer["off"]
+            )
+        scanned = None if answer["scanned"] is None else float(answer["scanned"])
+        held = int(answer["held"])
+        return WorkerView(
+            node,
+            str(answer["version"]),
+            str(answer["pool"]),
+            int(answer["pid"]),
+            _watchdog(running=bool(answer["running"]), scanned=scanned, held=held),
+            scanned,
+            held,
+            tuple(map(_lease, answer["leases"])),
+        )
+    return WorkerView(node, problem="its answer cannot be read: its celery-dlock is of another version")
+
+
+def _lease(fields: Sequence[Any]) -> HeldLease:
+    name, acquisition, task, task_id, pid, expires_in, ttl = fields
+    return HeldLease(str(name), str(acquisition), str(task), str(task_id), int(pid), float(expires_in), float(ttl))
+
+
+def _watchdog(*, running: bool, scanned: float | None, held: int) -> str:
+    if not running:
+        return "dead" if held else "idle"
+    return "late" if scanned is not None and scanned > LATE else "ok"

@@ -1,0 +1,89 @@
+"""Django's system checks of the current Celery app: ``manage.py check`` shows what would stop or harm a worker.
+
+Each check of the tasks first imports their modules, as a worker does. Only ``check --deploy`` connects to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's name
+
+from ..config.settings import Settings
+from ..errors import InvalidLockOptions, NoLockStore, StoreUnavailable
+from ..runtime import Runtime
+from ..task.app_check import check_task, singleton_tasks, unlocked_tasks
+from .celery_app import celery_app, import_tasks
+
+if TYPE_CHECKING:
+    from ..store.server_model import StoreInfo
+
+__all__ = ["check_settings", "check_store", "check_tasks"]
+
+TAG = "celery_dlock"
+
+
+@register(TAG)
+def check_settings(**_options: Any) -> list[CheckMessage]:
+    """Check the ``CELERY_DLOCK_`` settings: unknown names, invalid values, and whether they name a lock store."""
+    app = celery_app()
+    try:
+        if Runtime.of(app).enabled:
+            Settings.of(app)
+    except NoLockStore as error:
+        return [Error(str(error), id=f"{TAG}.E002")]
+    except InvalidLockOptions as error:
+        return [Error(str(error), id=f"{TAG}.E001")]
+    return []
+
+
+@register(TAG)
+def check_tasks(**_options: Any) -> list[CheckMessage]:
+    """Check the key and the options of each singleton task, and report tasks whose lock options have no effect."""
+    app = celery_app()
+    try:
+        import_tasks(app)
+        found: list[CheckMessage] = [Warning(text, id=f"{TAG}.W001") for _, text in unlocked_tasks(app)]
+    except InvalidLockOptions as error:  # of a decorator, or of a shared task that is bound to the app now
+        return [Error(str(error), id=f"{TAG}.E003")]
+    if check_settings() or not Runtime.of(app).enabled:
+        return found
+    for task in singleton_tasks(app):
+        try:
+            check_task(task)
+        except InvalidLockOptions as error:
+            found.append(Error(str(error), id=f"{TAG}.E003"))
+    return found
+
+
+@register(TAG, deploy=True)
+def check_store(**_options: Any) -> list[CheckMessage]:
+    """Check that the store keeps its data over a restart and deletes none of it when its memory is full."""
+    runtime = Runtime.of(celery_app())
+    if check_settings() or not runtime.enabled:
+        return []
+    place = ", ".join(location.shown for location in runtime.settings.locations)
+    with closing(runtime.open_store(runtime.settings.timeout)) as store:
+        try:
+            return list(_store_warnings(place, store.info()))
+        except StoreUnavailable as error:
+            return [Warning(f"lock store {place} was not checked: {error}", id=f"{TAG}.W004")]
+
+
+def _store_warnings(place: str, info: StoreInfo) -> Iterator[CheckMessage]:
+    if not info.durable:
+        yield Warning(
+            f"lock store {place} loses its data when it restarts: held locks, waiting calls and used names",
+            hint="Set appendonly yes on each of its servers.",
+            id=f"{TAG}.W002",
+        )
+    if info.eviction not in ("noeviction", ""):
+        yield Warning(
+            f"lock store {place} may delete locks when its memory is full: its maxmemory-policy is {info.eviction}",
+            hint="Set maxmemory-policy noeviction.",
+            id=f"{TAG}.W003",
+        )
+    if info.unreachable:
+        yield Warning(f"lock servers were not checked: {'; '.join(info.unreachable)}", id=f"{TAG}.W004")

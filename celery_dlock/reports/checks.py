@@ -1,0 +1,55 @@
+"""The checks of a store, as items of a list: its setup, and what waits for a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ..control import Counts, Health
+
+__all__ = ["MAX_HOLD", "MAX_WAIT", "check_item", "limit_items", "store_items"]
+
+#: Seconds by which the clock of a server may differ.
+CLOCK: Final = 1.0
+#: The default age in seconds of the oldest waiter, and of the oldest lock, above which a check finds a problem.
+MAX_WAIT, MAX_HOLD = 600.0, 6 * 3600.0
+
+
+def check_item(name: str, found: str, *, problem: bool) -> dict[str, Any]:
+    """Return the item of one check."""
+    return {"check": name, "result": "PROBLEM" if problem else "ok", "found": found}
+
+
+def store_items(health: Health) -> Iterator[dict[str, Any]]:
+    """Yield the checks of the setup of a store."""
+    if not health.up:
+        yield check_item("store", health.error, problem=True)
+        return
+    yield check_item("store", "it answers", problem=False)
+    evicts = health.eviction not in ("noeviction", "")
+    yield check_item("eviction", health.eviction or "unknown", problem=evicts)
+    durable = "survives a restart" if health.durable else "is lost at a restart of the store"
+    yield check_item("persistence", f"the data {durable}", problem=False)
+    yield check_item("replicas", "unknown" if health.replicas is None else str(health.replicas), problem=False)
+    for server, offset in health.clock_offsets.items():
+        yield check_item(f"clock {server}".strip(), f"{offset:+.3f} s", problem=abs(offset) > CLOCK)
+
+
+def limit_items(
+    counts: Counts,
+    *,
+    max_wait: float = MAX_WAIT,
+    max_hold: float = MAX_HOLD,
+    max_dead: int = 0,
+    max_unknown: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Yield the checks of what is in a store. These counts could be made, so the user has the rights to see it."""
+    yield check_item("rights", "this user can see all locks", problem=False)
+    wait, hold = (max(ages.values(), default=0.0) for ages in (counts.oldest_wait, counts.oldest_hold))
+    waiters, locks = (sum(number.values()) for number in (counts.waiting, counts.locks))
+    yield check_item("oldest waiter", f"{wait:.0f} s of {waiters} waiters", problem=wait > max_wait)
+    yield check_item("oldest lock", f"{hold:.0f} s of {locks} locks", problem=hold > max_hold)
+    dead, unknown = sum(counts.dead_letters.values()), sum(counts.unknown_outcomes.values())
+    yield check_item("dead letters", str(dead), problem=dead > max_dead)
+    yield check_item("unknown outcomes", str(unknown), problem=unknown > max_unknown)

@@ -1,0 +1,351 @@
+"""The records of the memory store, and its clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...errors import StoreUnavailable
+from ...keys.lock_name import LockName
+from ...utils import threads
+from ..rules.records import Claim, LockRecord, MarkKind, Place
+
+__all__ = ["Memory", "MemoryClock", "MemoryRecords", "NameData", "Ticket"]
+
+#: Microseconds that a wake-up waits for a call that begins to wait after the release.
+_WAKE_US: Final = 2_000_000
+#: Steps after which expired marks are removed.
+_PURGE_STEPS: Final = 10_000
+#: Dead letters of a bucket that operators see.
+_SHOWN_DEAD: Final = 1000
+
+
+class MemoryClock:
+    """The clock of a memory store. It never goes back, and tests move it forward.
+
+    Args:
+        source: Returns the microseconds since the epoch.
+    """
+
+    def __init__(self, source: Callable[[], int] | None = None) -> None:
+        self._source = source or (lambda: time.time_ns() // 1000)
+        self._last = 0
+        #: Seconds by which the clock is ahead of its source.
+        self.ahead = 0.0
+
+    def now_us(self) -> int:
+        self._last = max(self._last, self._source() + round(self.ahead * 1e6))
+        return self._last
+
+    def travel(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self.ahead += seconds
+
+
+@dataclass
+class Ticket:
+    """A call that waits in its thread for a release."""
+
+    woken: bool = False
+
+
+@dataclass
+class NameData:
+    """Everything about one lock name. Times are microseconds; None: no expiry."""
+
+    lock: LockRecord | None = None
+    lock_until: int | None = None
+    claim: Claim | None = None
+    claim_until: int | None = None
+    entries: dict[str, str] = field(default_factory=dict)
+    places: dict[Place, dict[str, int]] = field(default_factory=lambda: {"waiting": {}, "delayed": {}})
+    lost: dict[str, tuple[int, int]] = field(default_factory=dict)
+    evicted_by: dict[str, str] = field(default_factory=dict)
+    dead: dict[str, str] = field(default_factory=dict)
+    sweep_at: int | None = None
+    #: Run marks by tick, with their expiry.
+    runs: dict[str, tuple[str, int]] = field(default_factory=dict)
+    tickets: deque[Ticket] = field(default_factory=deque)
+    wake_until: int = 0
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take a call that waits no longer out of the line. It may have been woken in this moment."""
+        with suppress(ValueError):
+            self.tickets.remove(ticket)
+
+    @property
+    def empty(self) -> bool:
+        parts = (self.lock, self.claim, self.entries, self.dead, self.runs, self.tickets, self.sweep_at)
+        return not any(parts) and not any(self.places.values())
+
+
+@dataclass
+class _Bucket:
+    """The data that the names of one bucket share."""
+
+    last_token: int = 0
+    names: dict[str, NameData] = field(default_factory=dict)
+    #: Done marks and tombstones, with their expiry.
+    marks: dict[tuple[MarkKind, str], tuple[str, int]] = field(default_factory=dict)
+    #: Since when operators see a dead letter, by identity and lock name.
+    shown_dead: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+class Memory:
+    """The data of a memory store. Every store of one app and prefix uses the same."""
+
+    def __init__(self, clock: MemoryClock | None = None) -> None:
+        self.clock = clock or MemoryClock()
+        self.buckets: dict[int, _Bucket] = {}
+        #: Records of workers and leases on duties, each with its expiry.
+        self.workers: dict[tuple[str, str], tuple[str, int]] = {}
+        self.audit: list[tuple[float, str]] = []
+        #: Every step fails with this text; "" for none. For tests.
+        self.failure = ""
+        self._pid = os.getpid()
+        self._steps = 0
+        # A native lock: background threads are native under gevent too. No step switches greenlets while it has it.
+        self._mutex = threads.lock()
+
+    @contextmanager
+    def step(self) -> Iterator[int]:
+        """Return a context in which no other thread uses the data. Its value is the time.
+
+        Raises:
+            StoreUnavailable: This process was forked from the one that has the data, or a test made the store fail.
+        """
+        if self.failure:
+            raise StoreUnavailable(self.failure)
+        if os.getpid() != self._pid:
+            raise StoreUnavailable(
+                f"the store memory:// is in the memory of process {self._pid}, and this is process {os.getpid()}: "
+                "set dlock_url to a server"
+            )
+        with self._mutex:
+            self._steps += 1
+            if self._steps % _PURGE_STEPS == 0:
+                self._purge()
+            yield self.clock.now_us()
+
+    @contextmanager
+    def records(self, name: LockName) -> Iterator[MemoryRecords]:
+        """Return a context with the records of one lock name."""
+        with self.step() as now:
+            yield MemoryRecords(self.bucket(name), name.text, now)
+
+    def bucket(self, name: LockName) -> _Bucket:
+        return self.buckets.setdefault(name.bucket, _Bucket())
+
+    def names(self) -> list[tuple[LockName, NameData]]:
+        """Return all lock names with their data. Call this within a step."""
+        return [
+            (LockName(text, number), data)
+            for number, bucket in sorted(self.buckets.items())
+            for text, data in sorted(bucket.names.items())
+        ]
+
+    def data(self, name: LockName) -> NameData:
+        return self.bucket(name).names.setdefault(name.text, NameData())
+
+    def _purge(self) -> None:
+        now = self.clock.now_us()
+        for bucket in self.buckets.values():
+            bucket.marks = {key: mark for key, mark in bucket.marks.items() if mark[1] > now}
+            for data in bucket.names.values():
+                data.runs = {tick: mark for tick, mark in data.runs.items() if mark[1] > now}
+                if data.lock_until is not None and data.lock_until <= now:
+                    data.lock = data.lock_until = None
+                if data.claim_until is not None and data.claim_until <= now:
+                    data.claim = data.claim_until = None
+            bucket.names = {text: data for text, data in bucket.names.items() if not data.empty}
+
+
+class MemoryRecords:
+    """The records of one lock name during one step (:class:`~celery_dlock.store.rules.records.Records`)."""
+
+    def __init__(self, bucket: _Bucket, name: str, now: int) -> None:
+        self._bucket = bucket
+        self._name = name
+        self._data = bucket.names.setdefault(name, NameData())
+        self.now = now
+
+    def _alive(self, until: int | None) -> bool:
+        return until is None or until > self.now
+
+    def _left_ms(self, until: int | None) -> int:
+        return -1 if until is None else -((self.now - until) // 1000)
+
+    # -- the lock
+
+    def lock(self) -> LockRecord | None:
+        data = self._data
+        if data.lock is None or not self._alive(data.lock_until):
+            data.lock = data.lock_until = None
+        return copy(data.lock)
+
+    def put_lock(self, lock: LockRecord) -> None:
+        if self.lock() is None:
+            self._data.lock_until = None
+        self._data.lock = copy(lock)
+
+    def drop_lock(self) -> None:
+        self._data.lock = self._data.lock_until = None
+
+    def lock_left_ms(self) -> int:
+        return self._left_ms(self._data.lock_until)
+
+    def expire_lock(self, life_ms: int | None) -> None:
+        self._data.lock_until = None if life_ms is None else self.now + life_ms * 1000
+
+    def last_token(self) -> int:
+        return self._bucket.last_token
+
+    def put_last_token(self, token: int) -> None:
+        self._bucket.last_token = token
+
+    def wake_waiting_call(self) -> None:
+        data = self._data
+        if data.tickets:
+            data.tickets.popleft().woken = True
+        elif data.wake_until <= self.now:
+            data.wake_until = self.now + _WAKE_US
+
+    # -- waiting in a thread
+
+    def begin_to_wait(self) -> Ticket | None:
+        """Return the place in the line of a call that waits; None if a wake-up is there already."""
+        if self._data.wake_until > self.now:
+            self._data.wake_until = 0
+            return None
+        ticket = Ticket()
+        self._data.tickets.append(ticket)
+        return ticket
+
+    # -- marks
+
+    def _marks(self, kind: MarkKind, key: str) -> tuple[dict[tuple[MarkKind, str], tuple[str, int]], tuple[str, int]]:
+        marks = self._bucket.marks
+        return marks, self._data.runs.get(key, ("", 0)) if kind == "run" else marks.get((kind, key), ("", 0))
+
+    def mark(self, kind: MarkKind, key: str) -> str | None:
+        text, until = self._marks(kind, key)[1]
+        return text if until > self.now else None
+
+    def mark_left_ms(self, kind: MarkKind, key: str) -> int:
+        return self._left_ms(self._marks(kind, key)[1][1])
+
+    def put_mark(self, kind: MarkKind, key: str, text: str, life_ms: int) -> None:
+        made = text, self.now + life_ms * 1000
+        if kind == "run":
+            self._data.runs[key] = made
+        else:
+            self._bucket.marks[kind, key] = made
+
+    def drop_mark(self, kind: MarkKind, key: str) -> None:
+        self._data.runs.pop(key, None) if kind == "run" else self._bucket.marks.pop((kind, key), None)
+
+    # -- the claim
+
+    def claim(self) -> Claim | None:
+        data = self._data
+        if data.claim is None or not self._alive(data.claim_until):
+            data.claim = data.claim_until = None
+        return copy(data.claim)
+
+    def claim_left_ms(self) -> int:
+        return self._left_ms(self._data.claim_until)
+
+    def put_claim(self, claim: Claim) -> None:
+        if self.claim() is None:
+            self._data.claim_until = None
+        self._data.claim = copy(claim)
+
+    def expire_claim(self, life_ms: int) -> None:
+        self._data.claim_until = self.now + life_ms * 1000
+
+    def drop_claim(self) -> None:
+        self._data.claim = self._data.claim_until = None
+
+    # -- waiters
+
+    def entry(self, identity: str) -> str | None:
+        return self._data.entries.get(identity)
+
+    def put_entry(self, identity: str, entry: str) -> None:
+        self._data.entries[identity] = entry
+
+    def drop_waiter(self, identity: str) -> None:
+        data = self._data
+        for place in (*data.places.values(), data.entries, data.lost, data.evicted_by):
+            place.pop(identity, None)  # type: ignore[attr-defined]  # a dict of each kind
+
+    def score(self, place: Place, identity: str) -> int | None:
+        return self._data.places[place].get(identity)
+
+    def put_in(self, place: Place, identity: str, score: int) -> None:
+        self._data.places[place][identity] = score
+
+    def take_from(self, place: Place, identity: str) -> None:
+        self._data.places[place].pop(identity, None)
+
+    def _sorted(self, place: Place) -> list[tuple[str, int]]:
+        return sorted(self._data.places[place].items(), key=lambda item: (item[1], item[0]))
+
+    def first_in(self, place: Place, most: int, until: int | None = None) -> list[tuple[str, int]]:
+        found = self._sorted(place)
+        return [item for item in found if until is None or item[1] <= until][:most]
+
+    def count_in(self, place: Place) -> int:
+        return len(self._data.places[place])
+
+    def position_in(self, place: Place, identity: str) -> int | None:
+        found = [waiter for waiter, _ in self._sorted(place)]
+        return found.index(identity) if identity in found else None
+
+    def lost_grants(self, identity: str) -> tuple[int | None, int]:
+        return self._data.lost.get(identity, (None, 0))
+
+    def put_lost_grants(self, identity: str, rank: int | None, tries: int) -> None:
+        if rank is None:
+            self._data.lost.pop(identity, None)
+        else:
+            self._data.lost[identity] = rank, tries
+
+    def evicted_by(self, identity: str) -> str:
+        return self._data.evicted_by.get(identity, "")
+
+    def put_evicted_by(self, identity: str, evicted: str) -> None:
+        self._data.evicted_by[identity] = evicted
+
+    def sweep_at(self, when: int | None, *, earlier: bool = False) -> None:
+        planned = self._data.sweep_at
+        self._data.sweep_at = min(when, planned) if earlier and when is not None and planned is not None else when
+
+    # -- dead letters
+
+    def dead(self, identity: str) -> str | None:
+        return self._data.dead.get(identity)
+
+    def put_dead(self, identity: str, entry: str) -> None:
+        self._data.dead[identity] = entry
+
+    def drop_dead(self, identity: str) -> None:
+        self._data.dead.pop(identity, None)
+
+    def dead_since(self, identity: str) -> int | None:
+        return self._bucket.shown_dead.get((identity, self._name))
+
+    def show_dead(self, identity: str, since: int | None) -> None:
+        shown = self._bucket.shown_dead
+        if since is None:
+            shown.pop((identity, self._name), None)
+            return
+        shown[identity, self._name] = since
+        if len(shown) > _SHOWN_DEAD:
+            del shown[min(shown, key=lambda key: (shown[key], key))]

@@ -1,0 +1,340 @@
+"""The memory store: the whole store contract in one process.
+
+Above 300 lines: it has a short method for each method of the store contract.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from ...errors import InvalidLockOptions, NotConfirmed, StoreUnavailable
+from ...keys.lock_name import LockName
+from ...options.durability import PRIMARY, Durability
+from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
+from ..model import Acquired, AcquireRequest, Grant, Holder, LastRun, Refusal, Released, Renewal
+from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
+from ..queue_model import ClaimRequest, ExistingCall, Waiting
+from ..rules import claims, operator, queue, release, runs
+from ..rules.acquire import acquire
+from ..rules.operator import names_in
+from ..server_model import StoreInfo
+from .records import Memory, NameData
+
+__all__ = ["MemoryStore"]
+
+#: Seconds between two looks of a call that waits in its thread.
+_LOOK: Final = 0.002, 0.02
+#: Actions of operators that are kept.
+_AUDIT_RECORDS: Final = 1000
+
+
+class MemoryStore:
+    """A store in the memory of this process. It implements the contract of operators, too.
+
+    Args:
+        memory: The data.
+    """
+
+    clustered: Final = False
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    # -- locks
+
+    def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
+        _confirm(request.durability)
+        if request.queue is not None and request.queue.debounce:
+            raise InvalidLockOptions(
+                f"task {request.requester.task!r}: invalid debounce: expected a server in dlock_url, because memory:// "
+                "does not support it yet"
+            )
+        with self.memory.records(name) as records:
+            return acquire(records, acquisition, ttl_ms, request)
+
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+        del within
+        answers: list[bool | None] = []
+        for name, acquisition, ttl_ms, facts, _ in renewals:
+            with self.memory.records(name) as records:
+                answers.append(release.renew(records, acquisition, ttl_ms, facts))
+        return answers
+
+    def release(
+        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
+    ) -> Released:
+        del durability
+        with self.memory.records(name) as records:
+            return release.release(records, acquisition, ending)
+
+    def shard(self, name: LockName) -> int:
+        del name
+        return 0
+
+    def inspect(self, name: LockName) -> Holder | None:
+        with self.memory.records(name) as records:
+            return release.inspect(records)
+
+    def release_listener(self, name: LockName) -> ReleaseListener:
+        return _Listener(self.memory, name)
+
+    def close(self) -> None:
+        """Do nothing: the data stay."""
+
+    # -- last runs
+
+    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+        with self.memory.records(name) as records:
+            return runs.last_run(records, name.text, tick)
+
+    def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
+        with self.memory.records(name) as records:
+            return runs.forget_run(records, tick, uuid.uuid4().hex, mark)
+
+    def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "", mark: str = "") -> bool:
+        with self.memory.records(name) as records:
+            return runs.resolve_run(records, tick, uuid.uuid4().hex, mark, sent=sent, window_ms=window_ms)
+
+    # -- claims
+
+    def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
+        answers = []
+        for name, request in publications:
+            _confirm(request.durability)
+            with self.memory.records(name) as records:
+                answers.append(claims.claim(records, request))
+        return answers
+
+    def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
+        with self.memory.records(name) as records:
+            return claims.release_claim(records, task_id, generation, attempt)
+
+    def extend_claims(self, extended: Sequence[tuple[LockName, str, int]]) -> None:
+        for name, task_id, life_ms in extended:
+            with self.memory.records(name) as records:
+                claims.extend_claim(records, task_id, life_ms)
+
+    # -- queues
+
+    def sweep(
+        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+    ) -> QueueStepResult:
+        with self.memory.records(name) as records:
+            return queue.sweep(records, granter, grant_timeout_ms, tries, foreign_ms)
+
+    def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
+        with self.memory.records(name) as records:
+            return queue.confirm_publish(records, identity, grant_timeout_ms)
+
+    def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
+        with self.memory.records(name) as records:
+            return queue.decline_grant(records, grant, foreign=foreign, present=present)
+
+    def remove_waiter(
+        self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
+    ) -> QueueStepResult:
+        with self.memory.records(name) as records:
+            return queue.remove_waiter(records, identity, granter, dead_letter=dead_letter, ended=ended)
+
+    def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
+        with self.memory.records(name) as records:
+            runs.mark_done(records, identity, owner, age_us)
+
+    def list_waiters(self, name: LockName, most: int) -> Waiting:
+        with self.memory.records(name) as records:
+            return queue.list_waiters(records, most)
+
+    def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
+        wanted, found = set(buckets), []
+        with self.memory.step() as now:
+            until = now + round(within * 1e6)
+            for number in sorted(wanted & self.memory.buckets.keys()):
+                names = self.memory.buckets[number].names
+                due = sorted((data.sweep_at, text) for text, data in names.items() if data.sweep_at is not None)
+                found += [LockName(text, number) for when, text in due if when <= until][:most]
+        return found
+
+    def dead_letters_at(self, name: LockName) -> str:
+        return f"memory:// (dead letters of {name.text})"
+
+    # -- workers
+
+    def info(self) -> StoreInfo:
+        # There is no server whose restart could lose data that this process still needs.
+        return StoreInfo(durable=True, eviction="noeviction", replicas=0)
+
+    def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
+        key = "duty", f"{duty} {broker}"
+        with self.memory.step() as now:
+            holder, until = self.memory.workers.get(key, ("", 0))
+            if until > now and holder != worker:
+                return max(1, min(life_ms, (until - now) // 1000))
+            self.memory.workers[key] = worker, now + life_ms * 1000
+            return 0
+
+    def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
+        self._save(node, worker, text, life_ms)
+
+    def worker_records(self, node: str) -> dict[str, str]:
+        return self._saved(node)
+
+    def announce_workers(self, broker: str, life_ms: int) -> None:
+        self._save(f"broker {broker}", "workers", "running", life_ms)
+
+    def has_workers(self, broker: str) -> bool:
+        return bool(self._saved(f"broker {broker}"))
+
+    def _save(self, node: str, worker: str, text: str, life_ms: int) -> None:
+        with self.memory.step() as now:
+            if text:
+                _, until = self.memory.workers.get((node, worker), ("", 0))
+                self.memory.workers[node, worker] = text, max(until, now + life_ms * 1000)
+            else:
+                self.memory.workers.pop((node, worker), None)
+
+    def _saved(self, node: str) -> dict[str, str]:
+        with self.memory.step() as now:
+            return {
+                worker: text
+                for (of, worker), (text, until) in self.memory.workers.items()
+                if of == node and until > now
+            }
+
+    # -- operators
+
+    def scan(
+        self,
+        kinds: Iterable[State],
+        cursor: str,
+        limit: int,
+        wanted: Callable[[str], bool],
+        accepted: Callable[[LockView], bool],
+    ) -> Page[LockView]:
+        if cursor and not cursor.isdecimal():
+            raise ValueError(f"invalid cursor {cursor[:40]!r}: expected the cursor of the page before")
+        states, first = frozenset(kinds), int(cursor or 0)
+        with self.memory.step() as now:
+            found = [one for name, data in self.memory.names() for one in _in_use(name, data, now)]
+        items: list[LockView] = []
+        for place, (name, tick) in enumerate(found[first:], first + 1):
+            view = self.describe(name, tick) if wanted(name.text) else None
+            if view is not None and not states.isdisjoint(view.states) and accepted(view):
+                items.append(view)
+                if len(items) >= limit and place < len(found):
+                    return Page(items, str(place), place, len(found))
+        return Page(items, "", len(found), len(found))
+
+    def describe(self, name: LockName, tick: str = "") -> LockView:
+        with self.memory.records(name) as records:
+            dead = bool(self.memory.data(name).dead)
+            return operator.describe(records, name.text, tick, has_dead_letters=dead)
+
+    def unsettled_runs(self) -> Iterator[RunView]:
+        with self.memory.step():
+            found = [(name, tick) for name, data in self.memory.names() for tick in data.runs]
+        for name, tick in found:
+            with self.memory.records(name) as records:
+                run = operator.run_view(records, name.text, tick)
+            if run is not None and run.state != "used":
+                yield run
+
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        with self.memory.step():
+            found = [
+                (LockName(text, number), identity, since)
+                for number, bucket in sorted(self.memory.buckets.items())
+                for (identity, text), since in sorted(bucket.shown_dead.items(), key=lambda item: item[1])
+            ]
+        for name, identity, since in found:
+            with self.memory.records(name) as records:
+                entry = records.dead(identity)
+                if entry is None:
+                    records.show_dead(identity, None)
+            if entry is not None:
+                yield DeadLetter(name.text, identity, *names_in(entry), since / 1e6)
+
+    def queues(self) -> Iterator[LockName]:
+        with self.memory.step():
+            found = [name for name, data in self.memory.names() if data.sweep_at is not None]
+        yield from found
+
+    def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
+        with self.memory.records(name) as records:
+            return operator.show_queue(records, name.text, limit)
+
+    def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:
+        with self.memory.records(name) as records:
+            return operator.free_lock(records, acquisition, force=force)
+
+    def hold(self, name: LockName, operator_: str, hold_ms: int, reason: str) -> bool:
+        with self.memory.records(name) as records:
+            return operator.hold_lock(records, operator_, hold_ms, reason)
+
+    def cancel_hold(self, name: LockName, acquisition: str) -> bool:
+        with self.memory.records(name) as records:
+            return operator.cancel_hold(records, acquisition)
+
+    def requeue(self, name: LockName, identity: str) -> bool:
+        with self.memory.records(name) as records:
+            return queue.requeue(records, identity)
+
+    def save_audit(self, at: float, record: str) -> None:
+        with self.memory.step():
+            kept = {*self.memory.audit, (at, record)}
+            self.memory.audit = sorted(kept)[-_AUDIT_RECORDS:]
+
+    def audit(self, limit: int) -> list[str]:
+        with self.memory.step():
+            return [record for _, record in self.memory.audit[-limit:]]
+
+    def now(self) -> float:
+        with self.memory.step() as now:
+            return now / 1e6
+
+    def clock_offsets(self) -> dict[str, float]:
+        return {"memory://": self.memory.clock.ahead}
+
+
+def _in_use(name: LockName, data: NameData, now: int) -> Iterator[tuple[LockName, str]]:
+    """Yield the name, and each of its ticks that has a run mark."""
+    ticks = [tick for tick, (_, until) in data.runs.items() if until > now]
+    if data.lock is not None or data.claim is not None or "" in ticks:
+        yield name, ""
+    yield from ((name, tick) for tick in ticks if tick)
+
+
+def _confirm(durability: Durability) -> None:
+    if durability != PRIMARY:
+        raise NotConfirmed("the store memory:// has no replicas and no disk: expected durability='primary'")
+
+
+class _Listener:
+    """A call that waits for releases of one lock, in its thread or greenlet."""
+
+    def __init__(self, memory: Memory, name: LockName) -> None:
+        self._memory = memory
+        self._name = name
+
+    def wait(self, timeout: float) -> bool:
+        with self._memory.records(self._name) as records:
+            ticket = records.begin_to_wait()
+        if ticket is None:
+            return True
+        end, pause = time.monotonic() + timeout, _LOOK[0]
+        try:
+            # Python's sleep, which gevent patches: a native condition would block all greenlets of the thread.
+            while not ticket.woken and (left := end - time.monotonic()) > 0:
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, _LOOK[1])
+        finally:
+            if not ticket.woken:
+                self._memory.data(self._name).leave(ticket)
+        return ticket.woken
+
+    def pass_on(self) -> None:
+        with suppress(StoreUnavailable), self._memory.records(self._name) as records:
+            records.wake_waiting_call()

@@ -1,0 +1,265 @@
+"""Values that an operator reads: what the store knows of a lock name, of its waiters, and of what needs a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeVar
+
+__all__ = [
+    "OPERATOR",
+    "STATES",
+    "AuditRecord",
+    "ClaimView",
+    "DeadLetter",
+    "HolderView",
+    "LockView",
+    "Page",
+    "RunView",
+    "State",
+    "WaiterView",
+    "acquisition_shown",
+    "shown_acquisition",
+]
+
+T = TypeVar("T")
+
+#: Start of the owner, and of the acquisition, of an operator's hold.
+OPERATOR: Final = "operator:"
+
+#: A state of a lock name. A name can be in several at once: used and claimed, for example.
+State = Literal["held", "granted", "kept", "used", "unknown", "claimed"]
+STATES: tuple[State, ...] = ("held", "granted", "kept", "used", "unknown", "claimed")
+
+
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """The holder of a lock, as operators see it. Times are seconds since the epoch by the store's clock.
+
+    Args:
+        state: ``"held"``: an owner has a lease. ``"granted"``: reserved for a waiter. ``"kept"``: no body runs, and
+            ``kept_by`` is the reason.
+        acquisition: The acquisition. An action on this lock names it, so it cannot reach a later holder.
+        task: The name of its task; "" for a ``Lock`` outside any task.
+        task_id: The id of its task; "" for a ``Lock`` outside any task.
+        worker: The node name of its worker, or the host name; "" for a grant.
+        pid: The process id; 0 for a grant or a hold.
+        since: The time of the acquisition, or of the grant.
+        expires_in: Seconds until the lease expires, or until the grant is due.
+        ttl: The ttl of the lease in seconds; 0.0 for a grant.
+        token: The fencing token; 0 for a grant or a hold.
+        fresh: The lease was renewed within half its ttl, so its holder is alive.
+        kept_by: ``"min_hold"``, ``"keep_on_retry"`` or ``"operator"``; "" in another state.
+        operator: The operator of a hold, also of one that waits for the holder's release; "" for none.
+        reason: The operator's reason.
+        releasing: The body has ended, and the release follows.
+    """
+
+    state: Literal["held", "granted", "kept"]
+    acquisition: str
+    task: str
+    task_id: str
+    worker: str
+    pid: int
+    since: float
+    expires_in: float
+    ttl: float
+    token: int
+    fresh: bool = False
+    kept_by: str = ""
+    operator: str = ""
+    reason: str = ""
+    releasing: bool = False
+
+
+def acquisition_shown(acquisition: str, kept_by: str, token: str, since: str) -> str:
+    """Return an acquisition as :class:`HolderView` shows it, so that it names no later holder.
+
+    The acquisitions of kept locks are not unique. The fencing token makes them so, or the start of an operator's hold
+    in microseconds.
+    """
+    if not kept_by:
+        return acquisition
+    return f"{acquisition}@{since if kept_by == 'operator' else token}"
+
+
+def shown_acquisition(text: str) -> tuple[str, str]:
+    """Return the parts of an acquisition as :class:`HolderView` shows it: the stored text, and what follows it."""
+    if text.startswith((OPERATOR, "kept@", "reserved:")):
+        acquisition, sign, detail = text.rpartition("@")
+        return (acquisition, detail) if sign else (text, "")
+    return text, ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The last run of a lock name under ``once_per``, or of one tick of it.
+
+    Args:
+        name: The lock name.
+        tick: The digest of the tick; "" for the run of the name.
+        state: ``"used"``: it succeeded. ``"unknown"``: its process died. ``"running"``: its body has not ended.
+        task: The name of its task.
+        task_id: The id of its task.
+        worker: The node name of its worker.
+        since: The time of its success, else of its start, in seconds since the epoch by the store's clock.
+        expires_in: Seconds until the run mark expires.
+        idempotency_key: The value of ``lease.idempotency_key`` in its body.
+        mark: It tells this run from a later one: its acquisition, the id of the command that settled it, or its start.
+    """
+
+    name: str
+    tick: str
+    state: Literal["used", "unknown", "running"]
+    task: str
+    task_id: str
+    worker: str
+    since: float
+    expires_in: float
+    idempotency_key: str
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimView:
+    """The claim of a published message (``unique``).
+
+    Args:
+        name: The lock name.
+        task: The name of its task.
+        task_id: The id of its task.
+        publisher: The host name of the process that published it.
+        since: The time of the claim, in seconds since the epoch by the store's clock.
+        expires_in: Seconds until the claim ends.
+        generation: The position of the message among those of its task id.
+    """
+
+    name: str
+    task: str
+    task_id: str
+    publisher: str
+    since: float
+    expires_in: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """Everything that the store knows about one lock name.
+
+    Args:
+        name: The lock name.
+        states: Its states; empty if the name is free.
+        holder: The holder; None if the lock is free.
+        run: Its last run under ``once_per``; None without one.
+        claim: The claim of a published message; None without one.
+        waiting: The number of waiters. A granted message counts until it runs.
+        has_dead_letters: It has dead letters, or removed waiters whose end is not stored yet.
+        at: The time of this view, in seconds since the epoch by the store's clock.
+    """
+
+    name: str
+    states: tuple[State, ...]
+    holder: HolderView | None
+    run: RunView | None
+    claim: ClaimView | None
+    waiting: int
+    has_dead_letters: bool
+    at: float
+
+    @property
+    def task(self) -> str:
+        """The task of the holder, else of the last run, else of the claim; "" if there is none."""
+        return next((view.task for view in (self.holder, self.run, self.claim) if view and view.task), "")
+
+    @property
+    def task_id(self) -> str:
+        """The task id of the holder, else of the last run, else of the claim; "" if there is none."""
+        return next((view.task_id for view in (self.holder, self.run, self.claim) if view and view.task_id), "")
+
+    @property
+    def since(self) -> float:
+        """The time since which the holder, the last run or the claim is what it is; 0.0 if there is none."""
+        return next((view.since for view in (self.holder, self.run, self.claim) if view), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterView:
+    """A message that waits for its lock (``on_conflict="queue"``).
+
+    Args:
+        name: The lock name.
+        identity: The digest of the message's identity, by which it is dropped.
+        task: The name of its task; "" if the message cannot be read.
+        task_id: The id of its task; "" if the message cannot be read.
+        since: The time when it arrived, in seconds since the epoch by the store's clock.
+        state: ``"waiting"``; ``"granted"``: its message is being published; ``"delayed"``: it lost a grant.
+        position: The place in the queue, from 1.
+    """
+
+    name: str
+    identity: str
+    task: str
+    task_id: str
+    since: float
+    state: Literal["waiting", "granted", "delayed"]
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A parked message that was set aside.
+
+    Args:
+        name: The lock name.
+        identity: The digest of the message's identity, by which it is requeued or dropped.
+        task: The name of its task; "" if the message cannot be read.
+        task_id: The id of its task; "" if the message cannot be read.
+        since: The time when it was set aside, in seconds since the epoch by the store's clock.
+    """
+
+    name: str
+    identity: str
+    task: str
+    task_id: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """An action of an operator.
+
+    Args:
+        action: The name of the action: ``"release"``, ``"hold"``, ``"resolve"`` and so on.
+        name: The lock name.
+        user: The user who did it.
+        host: The host on which it was done.
+        at: The time, in seconds since the epoch by the operator's clock.
+        reason: The operator's reason; "" if none was given.
+        detail: What was acted on, and with which result.
+    """
+
+    action: str
+    name: str
+    user: str
+    host: str
+    at: float
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A part of a long list.
+
+    Args:
+        items: The items.
+        cursor: The cursor of the next page; "" after the last page.
+        scanned: The number of keys that were looked at for this page.
+        keys: The number of keys in the store, for a progress display.
+    """
+
+    items: Sequence[T]
+    cursor: str
+    scanned: int
+    keys: int

@@ -1,0 +1,294 @@
+"""The operators' store on Redis or Valkey: pages of all lock names, indexes, and the state of one name."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from ...errors import StoreUnavailable
+from ...keys.lock_name import BUCKETS, LockName
+from ...options.durability import PRIMARY
+from ..model import Grant
+from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView, shown_acquisition
+from . import operator_commands as commands
+from . import operator_replies as replies
+from .connection import ErrorReply, RespConnection
+from .execution import ScriptPipeline
+from .keys import LockKeys, audit_key
+from .replies import grant
+from .server_errors import error_from_reply
+from .store import RedisStore, _pairs
+
+__all__ = ["RedisOperatorStore"]
+
+#: Keys that one SCAN visits, by the limit of the page: 500 take about 0.3 ms on the server.
+MIN_STEP, MAX_STEP = 20, 500
+#: Actions of operators that are kept.
+AUDIT_RECORDS: Final = 1000
+#: Names that are described in one write.
+BATCH: Final = 100
+#: Buckets that one script reads, and members of each.
+BUCKETS_AT_ONCE, MEMBERS = 64, 100
+#: The kinds of keys, in the order in which a name is reported, and the states that each can show.
+_KINDS: Final[dict[str, frozenset[State]]] = {
+    "lock": frozenset({"held", "granted", "kept"}),
+    "run": frozenset({"used", "unknown"}),
+    "claim": frozenset({"claimed"}),
+}
+#: A cursor of SCAN. The server refuses one that has more than 64 bits.
+_CURSOR: Final = re.compile(r"[0-9]{1,20}")
+_DIGEST: Final = r"[0-9a-f]{32}"
+#: A lock name, and the tick behind it in the key of a run mark.
+_NAME: Final = re.compile(rf"(.*:({_DIGEST}))")
+_NAME_AND_TICK: Final = re.compile(rf"(.*:({_DIGEST})):({_DIGEST})")
+
+
+class _Found(NamedTuple):
+    """A lock name that a key names."""
+
+    kind: str
+    name: LockName
+    tick: str
+
+
+class _Position(NamedTuple):
+    """The start of the next page: a server, and the cursor of its SCAN."""
+
+    server: str
+    cursor: str
+
+
+class RedisOperatorStore(RedisStore):
+    """A Redis store with the commands that only operators need. Needs the rights ``+scan`` and ``+dbsize``."""
+
+    def scan(
+        self,
+        kinds: Iterable[State],
+        cursor: str,
+        limit: int,
+        wanted: Callable[[str], bool],
+        accepted: Callable[[LockView], bool],
+    ) -> Page[LockView]:
+        states = frozenset(kinds)
+        shown = [kind for kind, its_states in _KINDS.items() if its_states & states]
+        pattern = self._pattern(shown)
+        servers = list(self._topology.servers())
+        position = _read_cursor(cursor, servers) if cursor else _Position(servers[0], "0")
+        step = max(MIN_STEP, min(limit, MAX_STEP))
+        items: list[LockView] = []
+        scanned, keys = 0, self._number_of_keys()
+        while True:
+            following, found = self._topology.on(position.server, _scan, position.cursor, pattern, step)
+            scanned += step
+            items += [view for view in self._described(found, shown, wanted) if _in(view, states) and accepted(view)]
+            end = _after(position, following, servers)
+            if end is None:
+                return Page(items, "", min(scanned, keys), keys)
+            if len(items) >= limit:
+                # Only whole steps: the keys of a step are others when the server has resized its table.
+                return Page(items, _cursor(end), scanned, keys)
+            position = end
+
+    def _pattern(self, kinds: Sequence[str]) -> str:
+        prefix = re.sub(r"([*?\[\]\\^])", r"\\\1", self._prefix)
+        return f"{prefix}:{{???}}:{kinds[0]}:*" if len(kinds) == 1 else f"{prefix}:{{???}}:*"
+
+    def _number_of_keys(self) -> int:
+        return sum(self._topology.everywhere(_count_keys))
+
+    def _described(
+        self, names: Sequence[str], kinds: Sequence[str], wanted: Callable[[str], bool]
+    ) -> Iterator[LockView]:
+        """Yield the views of the names that these keys name, each for the first of its keys of these kinds."""
+        found = [one for key in names if (one := self._parsed(key)) and one.kind in kinds and wanted(one.name.text)]
+        for start in range(0, len(found), BATCH):
+            batch = found[start : start + BATCH]
+            for one, view in zip(batch, self._views(batch), strict=True):
+                if view is not None and one.kind == _first_kind(view, kinds, one.tick):
+                    yield view
+
+    def _views(self, found: Sequence[_Found]) -> list[LockView | None]:
+        calls = [(*commands.describe(self._keys(one.name), one.tick), PRIMARY) for one in found]
+        views: list[LockView | None] = []
+        for one, reply in zip(found, self._each_safe(ScriptPipeline(), calls), strict=True):
+            if isinstance(reply, StoreUnavailable):
+                raise reply
+            # Another program overwrote a key of this name: the other names are shown.
+            views.append(None if type(reply) is ErrorReply else replies.lock_view(one.name, one.tick, reply))
+        return views
+
+    def _parsed(self, key: str) -> _Found | None:
+        root, _, rest = key.removeprefix(f"{self._prefix}:{{").partition("}:")
+        kind, _, text = rest.partition(":")
+        if kind not in _KINDS:
+            return None
+        bucket = int(root, 16)
+        # The name of a lock may itself end like a digest. The bucket tells them apart, but for one in 1024.
+        if kind == "run" and (match := _NAME_AND_TICK.fullmatch(text)) and _bucket(match[2]) == bucket:
+            return _Found(kind, LockName(match[1], bucket), match[3])
+        return _Found(kind, LockName(text, bucket), "") if _NAME.fullmatch(text) else None
+
+    def describe(self, name: LockName, tick: str = "") -> LockView:
+        return replies.lock_view(name, tick, self._run_safe(commands.describe(self._keys(name), tick)))
+
+    def unsettled_runs(self) -> Iterator[RunView]:
+        members = self._indexed(lambda keys: keys.unsettled())
+        for batch in _batches(members):
+            found = [(LockName(text.split(":run:", 1)[1], bucket), tick) for text, tick, bucket in _parts(batch)]
+            calls = [(*commands.check_run(self._keys(name), tick), PRIMARY) for name, tick in found]
+            for (name, tick), reply in zip(found, self._run_batches(ScriptPipeline(), calls), strict=True):
+                if reply and (run := replies.run_view(name, tick, reply)):
+                    yield run
+
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        members = self._indexed(lambda keys: keys.dead_letters())
+        for batch in _batches(members):
+            found = [(identity, LockName(text, bucket)) for identity, text, bucket in _parts(batch)]
+            calls = [(*commands.check_dead_letter(self._keys(name), identity), PRIMARY) for identity, name in found]
+            answers = self._run_batches(ScriptPipeline(), calls)
+            for (_, _, since), (identity, name), names in zip(batch, found, answers, strict=True):
+                if names != 0:
+                    yield DeadLetter(name.text, identity, *replies.first_line(names), since / 1e6)
+
+    def queues(self) -> Iterator[LockName]:
+        for bucket, member, _ in self._indexed(lambda keys: keys.queue()[3]):
+            yield LockName(member, bucket)
+
+    def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
+        return replies.waiters(name, self._run_safe(commands.show_queue(self._keys(name), limit)))
+
+    def now(self) -> float:
+        return time.time() + self._topology.on(self._topology.servers()[0], _clock_offset)
+
+    def clock_offsets(self) -> dict[str, float]:
+        return {server or "": self._topology.on(server, _clock_offset) for server in self._topology.servers()}
+
+    def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:
+        shown, token = shown_acquisition(acquisition)
+        result, *granted = self._run_safe(commands.free_lock(self._keys(name), shown, token, force=force))
+        return result.decode(), grant(*granted) if granted else None
+
+    def hold(self, name: LockName, operator: str, hold_ms: int, reason: str) -> bool:
+        return bool(self._run_safe(commands.hold_lock(self._keys(name), operator, hold_ms, reason)) == b"held")
+
+    def cancel_hold(self, name: LockName, acquisition: str) -> bool:
+        return bool(self._run_safe(commands.cancel_hold(self._keys(name), acquisition)))
+
+    def requeue(self, name: LockName, identity: str) -> bool:
+        return bool(self._run_safe(commands.requeue(self._keys(name), identity)))
+
+    def save_audit(self, at: float, record: str) -> None:
+        self._run_safe(commands.save_audit(audit_key(self._prefix), round(at * 1e6), record, AUDIT_RECORDS))
+
+    def audit(self, limit: int) -> list[str]:
+        reply = self._run_safe(commands.list_index([audit_key(self._prefix)], -limit, -1))
+        return [member.decode("utf-8", "replace") for _, members in _pairs(reply) for member in members[::2]]
+
+    def _indexed(self, index: Callable[[LockKeys], str]) -> Iterator[tuple[int, str, float]]:
+        """Yield the members of an index of all buckets: bucket, member and score."""
+        indexes = [index(LockKeys.of(self._prefix, LockName("", bucket))) for bucket in range(BUCKETS)]
+        refusals: list[ErrorReply] = []
+        every = list(range(BUCKETS))
+        if self.clustered:
+            parts = self._existing(indexes, every, refusals)
+        else:
+            parts = [every[start : start + BUCKETS_AT_ONCE] for start in range(0, BUCKETS, BUCKETS_AT_ONCE)]
+        if refusals:
+            raise self._exception_for(refusals[0])
+        first = 0
+        while parts:
+            built = [commands.list_index([indexes[at] for at in part], first, first + MEMBERS - 1) for part in parts]
+            answers = self._run_batches(ScriptPipeline(), [(*one, PRIMARY) for one in built])
+            full: list[list[int]] = []
+            for part, answer in zip(parts, answers, strict=True):
+                for place, members in zip(answer[::2], answer[1::2], strict=True):
+                    bucket = part[place - 1]
+                    for member, score in zip(members[::2], members[1::2], strict=True):
+                        yield bucket, member.decode("utf-8", "replace"), float(score)
+                    if len(members) == 2 * MEMBERS:
+                        full.append([bucket])
+            parts, first = full, first + MEMBERS
+
+
+def _first_kind(view: LockView, kinds: Sequence[str], tick: str) -> str:
+    """Return the kind of key for which a name is reported. The mark of a tick has no other key."""
+    if tick:
+        return "run"
+    present = {"lock": view.holder, "run": view.run, "claim": view.claim}
+    return next((kind for kind in kinds if present[kind]), "")
+
+
+def _batches(members: Iterable[tuple[int, str, float]]) -> Iterator[list[tuple[int, str, float]]]:
+    batch: list[tuple[int, str, float]] = []
+    for member in members:
+        batch.append(member)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _parts(batch: Iterable[tuple[int, str, float]]) -> list[tuple[str, str, int]]:
+    """Return the two parts of each member, which a space separates, and its bucket."""
+    split = [(member.partition(" "), bucket) for bucket, member, _ in batch]
+    return [(first, second, bucket) for (first, _, second), bucket in split]
+
+
+def _bucket(digest: str) -> int:
+    return int(digest[:3], 16) >> 2
+
+
+def _in(view: LockView, states: frozenset[State]) -> bool:
+    return not states.isdisjoint(view.states)
+
+
+def _scan(connection: RespConnection, cursor: str, pattern: str, step: int) -> tuple[str, list[str]]:
+    reply = _ask(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", str(step))
+    return reply[0].decode(), [key.decode("utf-8", "replace") for key in reply[1]]
+
+
+def _count_keys(connection: RespConnection) -> int:
+    return int(_ask(connection, "DBSIZE"))
+
+
+def _clock_offset(connection: RespConnection) -> float:
+    before = time.time()
+    seconds, micros = _ask(connection, "TIME")
+    return int(seconds) + int(micros) / 1e6 - (before + time.time()) / 2
+
+
+def _ask(connection: RespConnection, *words: str) -> Any:
+    parts = b"".join(b"$%d\r\n%b\r\n" % (len(word.encode()), word.encode()) for word in words)
+    reply = connection.ask(b"*%d\r\n%b" % (len(words), parts))
+    if type(reply) is ErrorReply:
+        raise error_from_reply(reply)
+    return reply
+
+
+def _cursor(position: _Position) -> str:
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+
+
+def _read_cursor(text: str, servers: Sequence[str]) -> _Position:
+    try:
+        position = _Position(*map(str, json.loads(base64.urlsafe_b64decode(text.encode()))))
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"invalid cursor {text!r}: expected the cursor of a page before") from None
+    if not _CURSOR.fullmatch(position.cursor) or int(position.cursor) >= 2**64:
+        raise ValueError(f"invalid cursor {text!r}: expected the cursor of a page before")
+    if position.server not in servers:
+        raise ValueError(f"invalid cursor {text!r}: the servers of the store have changed; start with the first page")
+    return position
+
+
+def _after(position: _Position, cursor: str, servers: Sequence[str]) -> _Position | None:
+    """Return the position behind one step of SCAN; None at the end of the last server."""
+    if cursor != "0":
+        return _Position(position.server, cursor)
+    index = servers.index(position.server) + 1
+    return _Position(servers[index], "0") if index < len(servers) else None

@@ -1,0 +1,93 @@
+-- lib/debounce: park a call until no newer call of its name has arrived for some time. Statements, not a function:
+-- acquire_queued goes on after them only if this copy may take the lock.
+-- @uses lock waiting messages delayed queues dead debounced acquisition identity task_id lock_name message
+-- @uses debounce_ms debounce_max_ms debounce
+-- @after time grant ended_grant unpublished_grant conflict
+--
+-- A call waits in `delayed` until it is due. A newer call replaces it. The replaced call stays in `delayed` until its
+-- end is stored, with the field <identity>:over, so that its copies do not run. If the process that has to store its
+-- end dies, it is granted the lock some seconds later. The worker that receives this copy ends it.
+--
+-- debounced is a hash. It has identity, rank and task id of the newest call, and the time in us at which that call is
+-- due in any case. It also has the rank of the last call that started. It lives a day longer than debounce_max.
+--
+-- The including script has set: now, rank, holder, queued, granted, for_this_grant, held, inherited_notify,
+-- evicted_by_this.
+
+local DEBOUNCED_MS = 86400000
+-- Time in us in which the process that replaced a call stores that call's end.
+local END_WITHIN_US = 10000000
+
+local record = redis.call('HMGET', debounced, 'identity', 'rank', 'task_id', 'due_at_last', 'started')
+local newest, newest_rank, newest_id, due_at_last, started = unpack(record)
+local over = queued and redis.call('HGET', messages, identity .. ':over')
+local older = started and newest ~= identity and tonumber(rank) < tonumber(started)
+
+-- Have a replaced call wait until its end is stored.
+local function await_end(replaced, its_rank, by)
+  redis.call('ZREM', waiting, replaced)
+  redis.call('HSET', messages, replaced .. ':over', by, replaced .. ':rank', its_rank)
+  redis.call('ZADD', delayed, decimal(now + END_WITHIN_US), replaced)
+end
+
+-- Grant the free lock if a waiter is due, or have the queue swept when one is. Return the grant of this command.
+local function wait_until(due)
+  if not held then
+    return grant_next(now, acquisition)
+  end
+  redis.call('HSET', lock, 'has_waiters', '1')
+  redis.call('ZADD', queues, 'LT', decimal(math.min(due, now + math.max(0, remaining_ms()) * 1000)), lock_name)
+  return unpublished_grant(acquisition)
+end
+
+local function parked(waiter, its_message, its_grant, evicted, evicted_message, by)
+  return {'parked', rank, '1', waiter or '', its_message or '', its_grant or '', evicted or '', evicted_message or '',
+          by or ''}
+end
+
+if for_this_grant then
+  if over or older then
+    local its_message = redis.call('HGET', messages, identity)
+    await_end(identity, rank, over or newest_id)
+    redis.call('DEL', lock)
+    local waiter, next_message, next_grant = grant_next(now, acquisition)
+    keep_notify(inherited_notify, waiter)
+    return parked(waiter, next_message, next_grant, identity, its_message, over or newest_id)
+  end
+elseif queued then
+  local waiter, its_message, its_grant = unpublished_grant(acquisition)
+  if over then
+    -- This delivery may be the one that was replaced when it was parked, sent twice: it stores its own end.
+    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), over)
+  end
+  return parked(waiter, its_message, its_grant, evicted_by_this())
+else
+  if message == '' then
+    return {'queue', redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed), rank}
+  end
+  local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
+  local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
+  if older or (pending and tonumber(rank) < tonumber(newest_rank)) then
+    redis.call('HSET', messages, identity, message)
+    await_end(identity, rank, newest_id)
+    local waiter, its_message, its_grant = wait_until(now + END_WITHIN_US)
+    return parked(waiter, its_message, its_grant, identity, message, newest_id)
+  end
+  redis.call('HSET', messages, identity, message, identity .. ':rank', rank)
+  redis.call('HDEL', dead, identity)
+  local due, last = now + debounce_ms * 1000, now + debounce_max_ms * 1000
+  local evicted, evicted_message
+  -- A granted call is about to start, so it is not replaced.
+  if pending and holder ~= 'grant:' .. newest then
+    evicted, evicted_message, last = newest, newest_message, tonumber(due_at_last)
+    due = math.max(due, tonumber(redis.call('ZSCORE', delayed, newest) or 0))
+    await_end(newest, newest_rank, task_id)
+    redis.call('HSET', messages, identity .. ':evicted', newest)
+  end
+  due = math.min(due, last)
+  redis.call('HSET', debounced, 'identity', identity, 'rank', rank, 'task_id', task_id, 'due_at_last', decimal(last))
+  redis.call('PEXPIRE', debounced, decimal(DEBOUNCED_MS + debounce_max_ms))
+  redis.call('ZADD', delayed, decimal(due), identity)
+  local waiter, its_message, its_grant = wait_until(due)
+  return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
+end

@@ -1,0 +1,283 @@
+"""Acquire: take a lock, park the message that has to wait, or return why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model import (
+    Acquired,
+    AcquireRequest,
+    Duplicate,
+    Grant,
+    Held,
+    Parked,
+    Queued,
+    QueueRequest,
+    Refusal,
+    Tombstoned,
+    Unknown,
+    Used,
+)
+from .queue import end_grant, grant_next, has_waiters, unpublished_grant
+from .records import LockRecord, Records, RunMark
+from .views import holder_of, run_holder
+
+__all__ = ["acquire"]
+
+
+def acquire(records: Records, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
+    """Take the lock, or return why it was refused. The answers and their order are those of the store contract."""
+    return _Call(records, acquisition, ttl_ms, request).answer()
+
+
+@dataclass
+class _Findings:
+    """Facts that the lock keeps if this call takes it."""
+
+    outcome_unknown: bool = False
+    duplicate_possible: bool = False
+    inherited_notify: bool = False
+    has_waiters: bool = False
+
+
+class _Call:
+    """One acquire. ``queue`` is None for every policy but the queue policy, which alone touches the queue."""
+
+    def __init__(self, records: Records, acquisition: str, ttl_ms: int, request: AcquireRequest) -> None:
+        self.records, self.acquisition, self.ttl_ms, self.request = records, acquisition, ttl_ms, request
+        self.identity = request.identity.digest if request.identity else ""
+        self.queue = request.queue
+        self.once = request.once and self.identity != ""
+        self.lock = records.lock()
+        self.finished_at = records.mark("done", self.identity) if self.identity else None
+        self.mark = RunMark.of(records.mark("run", request.tick)) if self.once else RunMark()
+        self.rank = records.now - request.age_us if request.rank_us is None else request.rank_us
+        if self.queue is not None and self.rank <= self.queue.after_us:
+            # Keep the order in which the worker received its messages.
+            self.rank = self.queue.after_us + 1
+        holder = self.lock.acquisition if self.lock else ""
+        #: keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
+        self.reserved = self.identity != "" and holder == f"reserved:{self.identity}"
+        self.granted = self.queue is not None and holder == f"grant:{self.identity}"
+
+    def answer(self) -> Acquired | Refusal:
+        ended = self._ended()
+        if ended is not None:
+            return ended
+        request = self.request
+        # Used only if the lock is free: while the body of the started run is alive, it holds the lock.
+        unknown = self.mark.state == "unknown" or (
+            self.mark.state == "started" and self.mark.acquisition != self.acquisition
+        )
+        found = _Findings(unknown, request.redelivered or request.republished)
+        refused = unknown and request.hold_if_unknown
+        waits = self._hold_up() if self.queue is None else self._wait(self.queue, found, refused=refused)
+        if waits is not None:
+            return waits
+        if refused:
+            return Unknown(run_holder(self.mark), self._end_waiting())
+        if self.finished_at is not None:
+            # A new message has the id of a finished one. The old done mark would refuse the new message's copies.
+            self.records.drop_mark("done", self.identity)
+            found.duplicate_possible = True
+        self._leave_queue(found)
+        return self._take(found)
+
+    def _ended(self) -> Acquired | Refusal | None:
+        """Return the answer that an earlier command decided; None if there is none."""
+        records, lock = self.records, self.lock
+        if lock is not None and lock.acquisition == self.acquisition:
+            return self._repeated(lock)
+        if records.mark("tombstone", self.acquisition) is not None:
+            return Tombstoned()
+        finished_at = self.finished_at
+        if finished_at is not None and (self.request.redelivered or self.rank <= int(finished_at)):
+            return Duplicate(self._end_waiting())
+        if self.mark.state == "used":
+            by = run_holder(self.mark)
+            return Used(by, by.identity == self.identity, self._end_waiting())
+        return None
+
+    # -- refusals
+
+    def _repeated(self, lock: LockRecord) -> Acquired:
+        """Return the reply of the first copy of this command. This one may have a longer ttl: extend the lease."""
+        if self.records.lock_left_ms() < self.ttl_ms:
+            self.records.expire_lock(self.ttl_ms)
+        seed = (self.mark.seed or str(lock.token)) if self.once else ""
+        return Acquired(lock.token, lock.since / 1e6, lock.since, seed, self.once and self.mark.crashed_at != "")
+
+    def _end_waiting(self) -> Grant | None:
+        """Remove this message from the queue. If the lock is granted to it or reserved for it, grant the next one."""
+        if self.queue is None:
+            # A lock with waiters is not deleted: a sweep grants it when the reservation expires.
+            if self.reserved and self.lock is not None and not self.lock.has_waiters:
+                self.records.drop_lock()
+            return None
+        self.records.drop_waiter(self.identity)
+        if not (self.reserved or self.granted):
+            return unpublished_grant(self.records, self.acquisition)
+        return end_grant(self.records, self.acquisition)
+
+    def _hold_up(self) -> Refusal | None:
+        """Return why a call of another policy must not take the lock."""
+        if self.lock is not None and not self.reserved:
+            return self._held(self.lock)
+        return None
+
+    def _held(self, lock: LockRecord) -> Held:
+        self._repair_expiry(lock)
+        self._note_on(lock)
+        same = self.identity != "" and lock.identity == self.identity
+        return Held(holder_of(self.records, lock), same, self.rank)
+
+    def _repair_expiry(self, lock: LockRecord) -> None:
+        """If the lock lives longer than every requested ttl, the store's clock went back: shorten its life."""
+        if lock.ttl_ms is not None and self.records.lock_left_ms() > lock.ttl_ms:
+            self.records.expire_lock(lock.ttl_ms)
+
+    def _note_on(self, lock: LockRecord) -> None:
+        """Leave word in the lock, for its release."""
+        if self.identity and lock.identity == self.identity:
+            lock.dup = True
+        if self.request.notify:
+            lock.notify = True
+        self.records.put_lock(lock)
+
+    # -- the queue
+
+    def _wait(self, place: QueueRequest, found: _Findings, *, refused: bool) -> Refusal | None:
+        """Return why a call of the queue policy has to wait."""
+        records, lock = self.records, self.lock
+        queued = records.entry(self.identity) is not None
+        if queued:
+            self._keep_place()
+        if refused and lock is not None and not queued:
+            granted = unpublished_grant(records, self.acquisition)
+            if granted is not None:
+                # This command was sent twice: the first copy was refused, and passed the message's grant on.
+                return Unknown(run_holder(self.mark), granted)
+        if self.granted and lock is not None and str(lock.since) != place.grant_id:
+            granted = unpublished_grant(records, self.acquisition)
+            return Parked(self.rank, int(granted is not None), granted, self._evicted_before())
+        found.duplicate_possible = found.duplicate_possible or self.granted
+        if lock is None:
+            # The lock is free. If this message is already queued, it was delivered twice: only the copy published for
+            # its grant may take the lock. Waiters with a later rank do not block it.
+            first = records.first_in("waiting", 1)
+            found.has_waiters = first != []
+            preceded = queued or (first != [] and first[0][1] < self.rank)
+            return self._park(place, None, queued=queued) if preceded else None
+        if self.reserved or self.granted:
+            return None
+        self._repair_expiry(lock)
+        if not lock.acquisition.startswith("grant:") and self.identity in (lock.identity, lock.reserved_for):
+            # Neither a duplicate of the holder's message nor the holder's retry is parked.
+            return self._held(lock)
+        return self._park(place, lock, queued=queued)
+
+    def _keep_place(self) -> None:
+        """A message that is queued keeps its place, whichever of its copies arrives."""
+        rank = self.records.score("waiting", self.identity)
+        if rank is None:
+            rank, _ = self.records.lost_grants(self.identity)
+        if rank is not None:
+            self.rank = min(rank, self.rank)
+
+    def _park(self, place: QueueRequest, lock: LockRecord | None, *, queued: bool) -> Refusal:
+        records = self.records
+        waiters = records.count_in("waiting") + records.count_in("delayed")
+        full = not queued and place.limit > 0 and waiters >= place.limit
+        if not place.entry or (full and not place.evict_oldest):
+            if lock is not None:
+                self._note_on(lock)
+            return Queued(waiters, self.rank, None if lock is None else holder_of(records, lock))
+        evicted = self._evicted_before() if queued else None
+        if full:
+            evicted = self._evict_oldest()
+            if evicted is None:
+                # This message itself has the lowest rank, so it is the one to evict.
+                return Parked(self.rank, 0, None, Grant(self.identity, place.entry))
+        records.put_entry(self.identity, place.entry)
+        records.take_from("delayed", self.identity)
+        records.drop_dead(self.identity)
+        # Forget the grants that the message has lost: this delivery shows that the broker still has the message.
+        records.put_lost_grants(self.identity, None, 0)
+        records.put_in("waiting", self.identity, self.rank)
+        if lock is not None:
+            lock.has_waiters = True
+            records.put_lock(lock)
+            left_ms = lock.due and max(0, (lock.due - records.now) // 1000)
+            left_ms = records.lock_left_ms() if left_ms is None else left_ms
+            records.sweep_at(records.now + max(0, left_ms) * 1000, earlier=True)
+            granted = unpublished_grant(records, self.acquisition)
+        else:
+            granted = grant_next(records, self.acquisition)
+        position = (records.position_in("waiting", self.identity) or 0) + 1
+        return Parked(self.rank, position, granted, evicted)
+
+    def _evicted_before(self) -> Grant | None:
+        """Return the waiter that this message evicted, until its result is stored."""
+        evicted = self.records.evicted_by(self.identity)
+        entry = self.records.dead(evicted) if evicted else None
+        return None if entry is None else Grant(evicted, entry)
+
+    def _evict_oldest(self) -> Grant | None:
+        """Evict the oldest waiter of a full queue. Return None if this message is the oldest."""
+        records = self.records
+        waiting = records.first_in("waiting", 1)
+        if waiting:
+            oldest, rank = waiting[0]
+        else:
+            oldest = records.first_in("delayed", 1)[0][0]
+            rank = records.lost_grants(oldest)[0] or 0
+        if rank > self.rank:
+            return None
+        entry = records.entry(oldest) or ""
+        records.drop_waiter(oldest)
+        # Keep the evicted message until its result is stored: the reply may be lost, or the caller may die.
+        records.put_dead(oldest, entry)
+        records.put_evicted_by(self.identity, oldest)
+        return Grant(oldest, entry)
+
+    # -- taking the lock
+
+    def _leave_queue(self, found: _Findings) -> None:
+        records, lock = self.records, self.lock
+        if lock is not None:  # reserved for this message, or granted to it
+            found.inherited_notify = lock.notify
+            if self.queue is None:
+                found.has_waiters = lock.has_waiters
+            records.drop_lock()
+        if self.queue is None:
+            return
+        first = found.has_waiters
+        if found.duplicate_possible or self.reserved:
+            records.drop_waiter(self.identity)
+            records.drop_dead(self.identity)
+        if found.duplicate_possible or self.reserved or first:
+            found.has_waiters = has_waiters(records)
+            records.sweep_at(records.now + self.ttl_ms * 1000 if found.has_waiters else None)
+
+    def _take(self, found: _Findings) -> Acquired:
+        records, request, since = self.records, self.request, self.records.now
+        last = records.last_token()
+        token = last + 1 if last >= since else since
+        records.put_last_token(token)
+        by = request.requester
+        lock = LockRecord(
+            self.acquisition, self.identity, token, since, by.task, by.task_id, by.node, by.pid, self.ttl_ms
+        )
+        lock.min_hold_ms, lock.dup = request.min_hold_ms or None, found.duplicate_possible
+        lock.notify = found.inherited_notify or (request.notify and request.waited)
+        lock.has_waiters = found.has_waiters
+        records.put_lock(lock)
+        records.expire_lock(self.ttl_ms)
+        if not self.once:
+            return Acquired(token, since / 1e6, self.rank)
+        seed, crashed = self.mark.seed or str(token), (self.mark.crashed_at, self.mark.crashed_of, self.mark.crashed_by)
+        if found.outcome_unknown:
+            crashed = self.mark.at, self.mark.identity, self.mark.by
+        started = RunMark("started", str(since), self.identity, self.acquisition, seed, by.text, *crashed)
+        records.put_mark("run", request.tick, started.text, request.run_mark_ms)
+        return Acquired(token, since / 1e6, self.rank, seed, crashed[0] != "")

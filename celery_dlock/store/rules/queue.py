@@ -1,0 +1,264 @@
+"""The queue: grants, and every verb that changes them without taking the lock."""
+
+from __future__ import annotations
+
+import json
+
+from ..base import QueueStepResult
+from ..model import Grant
+from ..queue_model import Waiter, Waiting
+from .records import DONE_MS, LockRecord, Records
+from .views import first_line, task_of
+
+__all__ = [
+    "confirm_publish",
+    "decline_grant",
+    "end_grant",
+    "grant_next",
+    "has_waiters",
+    "list_waiters",
+    "remove_waiter",
+    "requeue",
+    "sweep",
+    "unpublished_grant",
+]
+
+_PUBLISH_WITHIN_US = 5_000_000
+#: Delayed waiters that return in one step.
+_GROUP_SIZE = 16
+
+
+def has_waiters(records: Records) -> bool:
+    """Return whether messages wait. A granted message does not."""
+    return records.count_in("waiting") + records.count_in("delayed") > 0
+
+
+def grant_next(records: Records, granter: str) -> Grant | None:
+    """Grant the free lock to the waiter with the lowest rank. Return None if no call waits."""
+    now = records.now
+    for identity, _ in records.first_in("delayed", _GROUP_SIZE, now):
+        rank, _ = records.lost_grants(identity)
+        records.put_in("waiting", identity, now if rank is None else rank)
+        records.take_from("delayed", identity)
+    while first := records.first_in("waiting", 1):
+        identity, rank = first[0]
+        records.take_from("waiting", identity)
+        entry = records.entry(identity)
+        if entry is None:
+            continue
+        task, task_id = task_of(entry)
+        due = now + _PUBLISH_WITHIN_US
+        grant = LockRecord(f"grant:{identity}", identity, 0, now, task, task_id, count=0, has_waiters=True)
+        grant.rank, grant.due, grant.granter = rank, due, granter
+        records.put_lock(grant)
+        records.expire_lock(None)
+        records.sweep_at(due)
+        return Grant(identity, entry, str(now))
+    soonest = records.first_in("delayed", 1)
+    records.sweep_at(soonest[0][1] if soonest else None)
+    return None
+
+
+def end_grant(records: Records, granter: str) -> Grant | None:
+    """End a grant or a reservation, if there is one, and grant the lock to the next waiter.
+
+    Callers that wait in their thread or pool slot have marked the lock that ends. The next grant keeps the mark. If
+    there is no next grant, one caller is woken.
+    """
+    ended = records.lock()
+    records.drop_lock()
+    granted = grant_next(records, granter)
+    if ended is not None and ended.notify:
+        lock = records.lock()
+        if lock is None:
+            records.wake_waiting_call()
+        else:
+            lock.notify = True
+            records.put_lock(lock)
+    return granted
+
+
+def unpublished_grant(records: Records, granter: str) -> Grant | None:
+    """Return the grant that this granter made, while its message is not known to be published.
+
+    If the first reply was lost, the second copy of the command returns this grant. Otherwise no reply would name it.
+    """
+    lock = records.lock()
+    if lock is None or lock.granter != granter or lock.published:
+        return None
+    entry = records.entry(lock.identity)
+    return None if entry is None else Grant(lock.identity, entry, str(lock.since))
+
+
+def confirm_publish(records: Records, identity: str, grant_timeout_ms: int) -> bool:
+    """Record that a granted message was published. From now on, the grant timeout counts."""
+    lock = records.lock()
+    if lock is None or lock.acquisition != f"grant:{identity}":
+        return False
+    _, tries = records.lost_grants(identity)
+    lock.published, lock.due = True, records.now + grant_timeout_ms * 1000 * 2**tries
+    records.put_lock(lock)
+    records.sweep_at(lock.due)
+    return True
+
+
+def decline_grant(records: Records, grant: Grant, *, foreign: bool, present: bool) -> bool:
+    """Leave a grant whose message was not published to another worker."""
+    lock, now = records.lock(), records.now
+    if (
+        lock is None
+        or lock.acquisition != f"grant:{grant.identity}"
+        or str(lock.since) != grant.grant_id
+        or lock.published
+    ):
+        return False
+    if not foreign or present:
+        lock.foreign = None
+    elif lock.foreign is None:
+        lock.foreign = now
+    if foreign:
+        # Make the grant due at once, for a worker of the message's broker.
+        lock.due = now
+        records.sweep_at(now)
+    records.put_lock(lock)
+    return True
+
+
+def sweep(records: Records, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int) -> QueueStepResult:
+    """Visit a name with waiters: grant its lock if it is free, and end a grant that no worker took in time."""
+    lock, now = records.lock(), records.now
+    if lock is not None and lock.due is None:
+        # A lease, not a grant: visit the lock again when the lease has expired.
+        if has_waiters(records):
+            lock.has_waiters = True
+            records.put_lock(lock)
+            records.sweep_at(now + max(0, records.lock_left_ms()) * 1000)
+        else:
+            records.sweep_at(None)
+        return QueueStepResult()
+    dead_letter, lost_grant = "", False
+    if lock is not None and lock.due is not None:
+        waiter = lock.identity
+        entry = records.entry(waiter)
+        if entry is not None and lock.due > now and (lock.published or lock.granter != granter):
+            records.sweep_at(lock.due)
+            return QueueStepResult()
+        abandoned = lock.foreign is not None and not lock.published and now - lock.foreign >= foreign_ms * 1000
+        if entry is not None and not lock.published and not abandoned:
+            return _publish_again(records, lock, granter, entry)
+        if entry is not None:
+            lost_grant = not abandoned
+            dead_letter = _lose_grant(records, lock, entry, grant_timeout_ms, max_tries, abandoned=abandoned)
+    granted = end_grant(records, granter)
+    if dead_letter and (grant := records.lock()) is not None:
+        # If this command is sent twice, the second copy names the dead letter again.
+        grant.dead_letter = dead_letter
+        records.put_lock(grant)
+    return _swept(granted, dead_letter, lost_grant=lost_grant)
+
+
+def _swept(granted: Grant | None, dead_letter: str, *, lost_grant: bool = False) -> QueueStepResult:
+    identity, _, why = dead_letter.partition(" ")
+    return QueueStepResult("", granted, identity, why == "foreign", lost_grant)
+
+
+def _publish_again(records: Records, lock: LockRecord, granter: str, entry: str) -> QueueStepResult:
+    """Return the grant to this granter: the one before may have died before it published the message."""
+    if lock.granter != granter:
+        lock.dead_letter = ""
+    lock.due, lock.granter = records.now + _PUBLISH_WITHIN_US, granter
+    records.put_lock(lock)
+    records.sweep_at(lock.due)
+    return _swept(Grant(lock.identity, entry, str(lock.since)), lock.dead_letter)
+
+
+def _lose_grant(
+    records: Records, lock: LockRecord, entry: str, grant_timeout_ms: int, max_tries: int, *, abandoned: bool
+) -> str:
+    """Delay the waiter, or make it a dead letter. Return the dead letter, as the lock stores it."""
+    waiter, now = lock.identity, records.now
+    _, lost = records.lost_grants(waiter)
+    tries = lost + (not abandoned)
+    if abandoned or tries >= max_tries:
+        _store_dead_letter(records, waiter, entry)
+        records.drop_waiter(waiter)
+        return f"{waiter} foreign" if abandoned else waiter
+    records.put_lost_grants(waiter, lock.rank, tries)
+    records.put_in("delayed", waiter, now + grant_timeout_ms * 1000 * 2 ** (tries - 1))
+    return ""
+
+
+def remove_waiter(records: Records, identity: str, granter: str, *, dead_letter: bool, ended: bool) -> QueueStepResult:
+    """Remove a waiter. Its grant goes to the next one."""
+    lock = records.lock()
+    granted = lock is not None and lock.acquisition == f"grant:{identity}"
+    if lock is not None and lock.identity == identity and not granted:
+        # The message runs, so the parked one was a duplicate. Leave the lock alone.
+        return QueueStepResult()
+    entry = records.entry(identity)
+    if entry is None:
+        entry = records.dead(identity)
+    if not dead_letter and (entry is not None or ended):
+        # If the broker still has a copy of the removed message, it must not run.
+        records.put_mark("done", identity, str(records.now), DONE_MS)
+    if ended:
+        records.drop_dead(identity)
+        records.show_dead(identity, None)
+    elif entry is not None:
+        _store_dead_letter(records, identity, entry)
+    records.drop_waiter(identity)
+    if granted:
+        return QueueStepResult(entry or "", end_grant(records, granter))
+    return QueueStepResult(entry or "", unpublished_grant(records, granter))
+
+
+def _store_dead_letter(records: Records, identity: str, entry: str) -> None:
+    stored_before = records.dead(identity) is not None
+    records.put_dead(identity, entry)
+    if not stored_before or records.dead_since(identity) is None:
+        records.show_dead(identity, records.now)
+
+
+def requeue(records: Records, identity: str) -> bool:
+    """Put a dead letter back into the queue. A later sweep grants it the lock."""
+    entry = records.dead(identity)
+    if entry is None:
+        return records.entry(identity) is not None
+    records.put_entry(identity, entry)
+    records.put_in("waiting", identity, _rank_of(entry, records.now))
+    records.sweep_at(records.now)
+    records.drop_dead(identity)
+    records.show_dead(identity, None)
+    return True
+
+
+def _rank_of(entry: str, default: int) -> int:
+    """Return the rank of a message at its arrival."""
+    try:
+        facts = json.loads(entry.partition("\n")[2])
+    except ValueError:
+        return default
+    rank = facts.get("rank") if isinstance(facts, dict) else None
+    return int(rank) if isinstance(rank, int | float) and not isinstance(rank, bool) else default
+
+
+def list_waiters(records: Records, most: int) -> Waiting:
+    """Return the number of waiters, and the first of them. A granted message counts until it runs."""
+    lock = records.lock()
+    found: list[tuple[str, int]] = []
+    granted = lock is not None and lock.due is not None
+    if lock is not None and granted:
+        found.append((lock.identity, lock.rank))
+    for identity, _ in records.first_in("delayed", most):
+        found.append((identity, records.lost_grants(identity)[0] or 0))
+    found += records.first_in("waiting", most)
+    entries = [(rank, entry) for identity, rank in found if (entry := records.entry(identity)) is not None]
+    waiters = tuple(_waiter(rank, entry) for rank, entry in entries[:most])
+    return Waiting(records.count_in("waiting") + records.count_in("delayed") + granted, waiters)
+
+
+def _waiter(rank: int, entry: str) -> Waiter:
+    names = first_line(entry)
+    readable = isinstance(names, list) and len(names) == 2  # noqa: PLR2004  # task name and task id
+    task, task_id = names if readable else ("", "")
+    return Waiter(task, task_id, rank / 1e6)

@@ -1,0 +1,86 @@
+"""Run marks (``once_per``) and done marks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...keys.lock_name import idempotency_key
+from ..base import ReleaseRequest
+from ..model import LastRun
+from .records import DONE_MS, TOMBSTONE_MS, Records, RunMark
+from .views import run_holder
+
+__all__ = ["forget_run", "last_run", "mark_done", "resolve_run", "save_run_mark"]
+
+_COUNTS = ("used", "started", "unknown")
+
+
+def last_run(records: Records, name: str, tick: str) -> LastRun | None:
+    """Return the state of a name's last run."""
+    mark = RunMark.of(records.mark("run", tick))
+    if mark.state not in _COUNTS:
+        return None
+    lock = records.lock()
+    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
+    if mark.state == "started" and mark.acquisition == (lock.acquisition if lock else ""):
+        state = "running"
+    by = run_holder(mark)
+    left = max(0, records.mark_left_ms("run", tick)) / 1000
+    return LastRun(state, by.task, by.task_id, by.node, by.since, left, idempotency_key(name, mark.seed))
+
+
+def forget_run(records: Records, tick: str, command_id: str, shown_mark: str) -> bool:
+    """Forget a name's last run. A body that runs now goes on, and its success is remembered again."""
+    mark = RunMark.of(records.mark("run", tick))
+    if mark.acquisition == command_id:
+        return True
+    if shown_mark and shown_mark != mark.shown:
+        return False
+    if not mark.at or (mark.state == "cleared" and not mark.seed):
+        return False
+    records.put_mark("run", tick, RunMark("cleared", mark.at, acquisition=command_id).text, TOMBSTONE_MS)
+    return True
+
+
+def resolve_run(records: Records, tick: str, command_id: str, shown_mark: str, *, sent: bool, window_ms: int) -> bool:
+    """Set the outcome of a run whose outcome is unknown."""
+    mark, lock = RunMark.of(records.mark("run", tick)), records.lock()
+    if mark.acquisition == command_id:
+        return True
+    if shown_mark and shown_mark != mark.shown:
+        return False
+    crashed = mark.state == "started" and (lock is None or lock.acquisition != mark.acquisition)
+    if mark.state != "unknown" and not crashed:
+        return False
+    state = "used" if sent else "cleared"
+    settled = RunMark(state, mark.at, mark.identity, command_id, mark.seed, mark.by)
+    records.put_mark("run", tick, settled.text, window_ms)
+    return True
+
+
+def save_run_mark(records: Records, acquisition: str, ending: ReleaseRequest) -> None:
+    """Set the mark of a run that ends."""
+    if ending.used_ms:
+        at = str(records.now)
+        used = RunMark("used", at, ending.identity, acquisition, ending.seed, ending.requester)
+        records.put_mark("run", ending.tick, used.text, ending.used_ms)
+        return
+    seed_ms = ending.window_ms if ending.once else 0
+    mark = RunMark.of(records.mark("run", ending.tick))
+    if not seed_ms or mark.state != "started" or mark.acquisition != acquisition:
+        return
+    ended = RunMark("cleared", mark.at, mark.identity, "", mark.seed, mark.by)
+    if mark.crashed_at:
+        # This run did not succeed, so the outcome of the crashed run before it is still unknown.
+        ended = RunMark("unknown", mark.crashed_at, mark.crashed_of, "", mark.seed, mark.crashed_by)
+    records.put_mark("run", ending.tick, ended.text, seed_ms)
+
+
+def mark_done(records: Records, identity: str, owner: str, age_us: int) -> None:
+    """Set the done mark of a message whose release did not set it."""
+    started, lock = records.now - age_us, records.lock()
+    of_that_run = lock is not None and lock.acquisition.startswith(f"{owner}.")
+    if lock is not None and lock.identity == identity and not of_that_run and lock.since > started:
+        return
+    if records.mark("done", identity) is None:
+        records.put_mark("done", identity, str(started), DONE_MS)

@@ -1,0 +1,43 @@
+"""Values about the servers of a store: their configuration, and their quarantine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Quarantine", "StoreInfo"]
+
+
+class StoreInfo(NamedTuple):
+    """The configuration of a store.
+
+    Args:
+        durable: The data survives a restart, except for at most the last second.
+        eviction: The eviction policy of a full store: ``noeviction``, or one that deletes keys; "" if it is unknown.
+        unreachable: The servers that did not answer, each with the reason.
+        can_confirm_fsync: The store can confirm that a write is on disk (WAITAOF).
+        replicas: The smallest number of replicas of one of its servers; None if it is unknown.
+        duplicate_servers: The servers that the configuration lists under two names, as text; "" if there are none.
+    """
+
+    durable: bool
+    eviction: str
+    unreachable: tuple[str, ...] = ()
+    can_confirm_fsync: bool = False
+    replicas: int | None = None
+    duplicate_servers: str = ""
+
+
+class Quarantine(NamedTuple):
+    """The quarantine: a server that may have lost leases grants nothing new for a while.
+
+    Args:
+        delay: Seconds that a quarantine lasts. No lease may last longer.
+        setting: The name of the setting that defines the delay, for error messages.
+    """
+
+    delay: float
+    setting: str = "dlock_failover_quarantine"
+
+    @property
+    def delay_ms(self) -> str:
+        return str(round(self.delay * 1000))

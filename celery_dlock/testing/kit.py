@@ -1,0 +1,280 @@
+"""The kit of one test: an app with its locks in memory, other owners of them, and a clock to move."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import states
+
+from ..errors import DLockError
+from ..keys.key_spec import shared_name
+from ..keys.lock_name import LockName
+from ..locking.events import Event
+from ..runtime import Runtime
+from ..store.base import ReleaseRequest
+from ..store.memory.records import Memory
+from ..store.memory.store import MemoryStore
+from ..store.model import Acquired, AcquireRequest, Identity, Requester
+from ..store.operator_model import WaiterView
+from .clock import TravellingClock
+from .hand_worker import HandWorker
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from typing_extensions import Self
+
+    from ..task.base import SingletonTask
+
+__all__ = ["DLockKit"]
+
+#: Milliseconds that another owner holds a lock: longer than tests travel.
+_LONG_MS: Final = 100 * 366 * 24 * 3600 * 1000
+_MOST_WAITERS: Final = 1000
+_ELSEWHERE: Final = "another-worker@testing"
+
+
+class DLockKit:
+    """Keeps the locks of an app in memory for a ``with`` block, and plays the other workers.
+
+    Calls run eagerly in this process (``task_always_eager``). With ``eager=False`` they are published, and run in a
+    worker that the test starts, or one by one by :meth:`run_next`.
+
+    The end of the block checks that no lock is held and no call waits.
+
+    Args:
+        app: The app. With ``eager=False``, its broker is ``memory://``.
+        eager: Run calls at once, in the call of ``delay()``.
+    """
+
+    def __init__(self, app: Celery, *, eager: bool = True) -> None:
+        self._app = app
+        self._eager = eager
+        self._runtime = Runtime.of(app)
+        self._stack = ExitStack()
+        self._clock = TravellingClock(self._move_others)
+        self._numbers = 0
+        self._hand_worker: HandWorker | None = None
+        #: What happened to locks, in order. See :class:`celery_dlock.locking.events.Event` for the fields.
+        self.events: list[Event] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(
+                _settings(
+                    self._app,
+                    dlock_url="memory://",
+                    dlock_transport_options=None,
+                    dlock_durability="primary",
+                    dlock_failover_quarantine=0,
+                    dlock_restart_delay=None,
+                    dlock_enabled=True,
+                    task_always_eager=self._eager,
+                    task_store_eager_result=self._app.conf.task_store_eager_result,
+                )
+            )
+            stack.enter_context(self._runtime.started_anew(self._clock))
+            self._runtime.listeners.add(self.events.append)
+            stack.callback(self._runtime.listeners.remove, self.events.append)
+            stack.callback(self._stop_worker)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if error is None:
+                self._check_that_nothing_is_left()
+
+    def _stop_worker(self) -> None:
+        if self._hand_worker is not None:
+            self._hand_worker.stop()
+
+    def _check_that_nothing_is_left(self) -> None:
+        left = []
+        for name in self._names():
+            view = self._store.describe(name)
+            if view.holder is not None and view.holder.state == "held":
+                left.append(f"{name} is held by {view.holder.task or 'a Lock'}[{view.holder.task_id}]")
+            if view.waiting:
+                left.append(f"{view.waiting} calls wait for {name}")
+        assert not left, "; ".join(left)
+
+    # -- the store
+
+    @property
+    def _store(self) -> MemoryStore:
+        store = self._runtime.lock_store
+        assert isinstance(store, MemoryStore)
+        return store
+
+    @property
+    def _memory(self) -> Memory:
+        return self._store.memory
+
+    def _move_others(self, seconds: float) -> None:
+        self._memory.clock.travel(seconds)
+        # Otherwise the next lease would warn that the watchdog has not looked for so long.
+        lease_table: Any = self._runtime.lease_table
+        lease_table.scanned_at = self._clock.monotonic()
+
+    def _names(self) -> list[LockName]:
+        with self._memory.step():
+            return [name for name, _ in self._memory.names()]
+
+    def _acquisition(self) -> str:
+        self._numbers += 1
+        return f"dlock-testing.{self._numbers}"
+
+    # -- other owners
+
+    @contextmanager
+    def held(self, task: SingletonTask | str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Return a context in which another owner holds the lock of this call.
+
+        At its end the lock is released, and granted to the first waiter (``on_conflict="queue"``).
+
+        Args:
+            task: The task, or the name of a ``Lock``.
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+        """
+        name, by = _name_of(task, args, kwargs), _requester(task)
+        acquisition = self._acquisition()
+        self._take(name, acquisition, AcquireRequest(by))
+        try:
+            yield
+        finally:
+            released = self._store.release(name, acquisition, ReleaseRequest(queue=True))
+            self._runtime.grant_publisher.publish_next(name, released.granted)
+
+    def _take(self, name: LockName, acquisition: str, request: AcquireRequest) -> Acquired:
+        answer = self._store.acquire(name, acquisition, _LONG_MS, request)
+        if not isinstance(answer, Acquired):
+            raise DLockError(f"cannot prepare {name}, because its lock is not free: {answer}")
+        return answer
+
+    def _begin_earlier_run(self, task: SingletonTask, args: Any, kwargs: Any) -> tuple[LockName, str, str, str]:
+        """Begin a run in another worker. Return its lock name, acquisition, task id and seed."""
+        once = task.lock_options.once_seconds
+        if not once or task.lock_options.once_per == "tick":
+            raise DLockError(f"task {task.name!r} has no earlier runs: expected once_per with a duration")
+        name, acquisition, task_id = _name_of(task, args, kwargs), self._acquisition(), str(uuid.uuid4())
+        by = Requester.of(task.name, task_id, _ELSEWHERE, 1)
+        window_ms = round(once * 1000)
+        request = AcquireRequest(by, Identity(task_id), once=True, run_mark_ms=window_ms)
+        return name, acquisition, task_id, self._take(name, acquisition, request).seed
+
+    def used(self, task: SingletonTask, *args: Any, result: Any = None, **kwargs: Any) -> str:
+        """Make this call's name used: an earlier run of it succeeded in another worker (``once_per``).
+
+        Args:
+            task: The task.
+            args: The call's positional arguments.
+            result: The result of that run, which the result backend then has (``on_used="return"``).
+            kwargs: The call's keyword arguments.
+
+        Returns:
+            The task id of that run.
+        """
+        name, acquisition, task_id, seed = self._begin_earlier_run(task, args, kwargs)
+        by = Requester.of(task.name, task_id, _ELSEWHERE, 1).text
+        window_ms = round((task.lock_options.once_seconds or 0) * 1000)
+        ending = ReleaseRequest(
+            final=True, identity=Identity(task_id).digest, used_ms=window_ms, requester=by, once=True, seed=seed
+        )
+        self._store.release(name, acquisition, ending)
+        if result is not None:
+            self._app.conf.task_store_eager_result = True  # else Celery reads no result while calls run eagerly
+            self._app.backend.store_result(task_id, result, states.SUCCESS)
+        return task_id
+
+    def crashed(self, task: SingletonTask, *args: Any, **kwargs: Any) -> str:
+        """Leave the marks of a run of this call whose process died in its body. Return the task id of that run."""
+        name, _, task_id, _ = self._begin_earlier_run(task, args, kwargs)
+        with self._memory.records(name) as records:
+            records.drop_lock()
+        return task_id
+
+    def lose(self, task: SingletonTask | str, *args: Any, **kwargs: Any) -> None:
+        """Let the lock of this call be over while its body runs. ``lease.ensure()`` then raises ``LockLost``."""
+        name = _name_of(task, args, kwargs)
+        with self._memory.records(name) as records:
+            lost = records.lock()
+            records.drop_lock()
+        if lost is None:
+            raise DLockError(f"cannot lose {name}: nothing holds its lock")
+
+    @contextmanager
+    def store_down(self, reason: str = "the test took the lock store away") -> Iterator[None]:
+        """Return a context in which the lock store does not answer."""
+        self._memory.failure = reason
+        try:
+            yield
+        finally:
+            self._memory.failure = ""
+
+    # -- time
+
+    def travel(self, seconds: float) -> None:
+        """Move the clocks of locks forward: ttl, ``once_per``, ``min_hold``, grants, and ETAs of :meth:`run_next`."""
+        self._clock.travel(seconds)
+
+    # -- the queue
+
+    def waiting(self, task: SingletonTask, *args: Any, **kwargs: Any) -> list[WaiterView]:
+        """Return the calls that wait for this call's lock; without arguments, all waiting calls of the task."""
+        names = [_name_of(task, args, kwargs)] if args or kwargs else self._names()
+        views = [view for name in names for view in self._store.waiters(name, _MOST_WAITERS)[1]]
+        return [view for view in views if args or kwargs or view.task == task.name]
+
+    def run_next(self) -> bool:
+        """Run the next message in this thread, as a worker would. Needs ``eager=False`` and the broker ``memory://``.
+
+        The message may be a new call, a retry whose time has come, or a waiter that got its lock.
+
+        Returns:
+            False if there is no message.
+        """
+        if self._eager:
+            raise DLockError("calls run eagerly, so there is no message: expected DLockKit(app, eager=False)")
+        if self._hand_worker is None:
+            self._hand_worker = HandWorker(self._app, self._clock.monotonic)
+        return self._hand_worker.run_next()
+
+    def run_all(self) -> int:
+        """Call :meth:`run_next` until there is no message. Return how many there were."""
+        count = 0
+        while self.run_next():
+            count += 1
+        return count
+
+
+@contextmanager
+def _settings(app: Celery, **values: Any) -> Iterator[None]:
+    """Return a context in which an app has these settings."""
+    conf: Any = app.conf
+    conf.get("task_always_eager")  # loads the configuration
+    own = conf.maps[0]
+    before = {name: own[name] for name in values if name in own}
+    conf.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            own.pop(name, None)
+        conf.update(before)
+
+
+def _name_of(task: SingletonTask | str, args: Any, kwargs: Any) -> LockName:
+    return shared_name(task) if isinstance(task, str) else task.lock_spec.name_of(args, kwargs)
+
+
+def _requester(task: SingletonTask | str) -> Requester:
+    if isinstance(task, str):
+        return Requester.of(None, None, _ELSEWHERE, 1)
+    return Requester.of(task.name, str(uuid.uuid4()), _ELSEWHERE, 1)

@@ -1,0 +1,164 @@
+"""The forms that change something. Each names the acquisition, run or message that its page showed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ..control import ActionRefused, LockControl
+from ..errors import InvalidLockOptions, LockKeyError
+from ..reports.durations import parse_duration
+from . import csrf
+from .board import Board, Visit, root_of
+
+__all__ = ["FORMS", "acting"]
+
+#: Bytes and fields of a form.
+LONGEST, MOST_FIELDS = 64 * 1024, 20
+#: The lists to which a form can lead back.
+_LISTS: Final = frozenset({"waiting", "unknown", "dead"})
+
+_GONE: Final = "Nothing was changed: what the page showed is no longer there."
+#: LockControl.drop() does not tell these cases apart.
+_UNDROPPED: Final = (
+    "The message was not dropped. It is no longer there, it runs already, or its end could not be stored. In the last "
+    "case it is a dead letter now, and the log of the dashboard has the reason."
+)
+
+Form = Mapping[str, str]
+
+
+class Refused(HTTPException):
+    """A form that changed nothing, and the path of the page to load again."""
+
+    def __init__(self, status: int, text: str, back: str) -> None:
+        super().__init__(status, text)
+        self.back = back
+
+
+def release(control: LockControl, form: Form) -> bool:
+    control.release(_name(form), form["acquisition"], force=form.get("force") == "yes", reason=_reason(form))
+    return True
+
+
+def hold(control: LockControl, form: Form) -> bool:
+    try:
+        seconds = parse_duration(form.get("for", "").strip())
+    except ValueError as error:
+        raise InvalidLockOptions(str(error)) from error
+    control.hold(_name(form), seconds, form.get("reason", ""))
+    return True
+
+
+def unhold(control: LockControl, form: Form) -> bool:
+    try:
+        since = float(form["since"])
+    except ValueError as error:
+        raise HTTPException(400, "the form does not say which hold to end") from error
+    return control.unhold(_name(form), since=since, reason=_reason(form))
+
+
+def resolve(control: LockControl, form: Form) -> bool:
+    if form.get("sent") not in ("yes", "no"):
+        raise HTTPException(400, "the form does not say whether the run did its work")
+    sent, tick = form["sent"] == "yes", form.get("tick", "")
+    return control.resolve(_name(form), sent=sent, tick=tick, mark=form["mark"], reason=_reason(form))
+
+
+def forget(control: LockControl, form: Form) -> bool:
+    return control.forget(_name(form), tick=form.get("tick", ""), mark=form["mark"], reason=_reason(form))
+
+
+def requeue(control: LockControl, form: Form) -> bool:
+    return control.requeue(_name(form), form["identity"], reason=_reason(form))
+
+
+def drop(control: LockControl, form: Form) -> bool:
+    return control.drop(_name(form), form["identity"], reason=_reason(form))
+
+
+def drop_claim(control: LockControl, form: Form) -> bool:
+    return control.drop_claim(_name(form), task_id=form["task_id"], reason=_reason(form))
+
+
+#: What the forms do. Each returns False if there is nothing any more to act on.
+FORMS: Final[Mapping[str, Callable[[LockControl, Form], bool]]] = {
+    "release": release,
+    "hold": hold,
+    "unhold": unhold,
+    "resolve": resolve,
+    "forget": forget,
+    "requeue": requeue,
+    "drop": drop,
+    "drop_claim": drop_claim,
+}
+
+
+def _name(form: Form) -> str:
+    return form["name"]
+
+
+def _reason(form: Form) -> str:
+    return " ".join(form.get("reason", "").split())
+
+
+def acting(board: Board, verb: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a form."""
+
+    async def endpoint(request: Request) -> Response:
+        visit = await board.visit(request)
+        if verb not in visit.may:
+            raise HTTPException(403, f"You may not do this: {verb}.")
+        form = await _form(request)
+        reason = csrf.forged(request, form.get(csrf.FIELD, ""))
+        if reason:
+            raise HTTPException(403, f"Nothing was changed: {reason}.")
+        return await run_in_threadpool(_act, visit, verb, form)
+
+    return endpoint
+
+
+def _act(visit: Visit, verb: str, form: Form) -> Response:
+    board = visit.board
+    board.tasks()  # the end of a message is stored by its task, and a window is read from it
+    back = _back(visit, form)
+    try:
+        with LockControl(board.app, visit.user) as control:
+            done = FORMS[verb](control, form)
+    except KeyError as error:
+        raise HTTPException(400, f"the form lacks the field {error}") from error
+    except ActionRefused as error:
+        raise Refused(409, str(error), back) from error
+    except (InvalidLockOptions, LockKeyError) as error:
+        raise Refused(400, str(error), back) from error
+    if not done:
+        raise Refused(409, _UNDROPPED if verb == "drop" else _GONE, back)
+    board.forget_counts()
+    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={verb}", 303)
+
+
+def _back(visit: Visit, form: Form) -> str:
+    """Return the path of the page from which a form came: one of this dashboard."""
+    root, page = root_of(visit.request), form.get("back", "")
+    return f"{root}/{page}" if page in _LISTS else f"{root}/lock?{urlencode({'name': form.get('name', '')})}"
+
+
+async def _form(request: Request) -> dict[str, str]:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise HTTPException(400, "expected a form")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LONGEST:
+            raise HTTPException(413, f"A form has at most {LONGEST} bytes.")
+    try:
+        text = body.decode("ascii")
+        return dict(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS))
+    except ValueError as error:
+        raise HTTPException(400, "the form cannot be read") from error

@@ -1,0 +1,177 @@
+"""State of one dashboard, used by all its pages: the app, its ``LockControl``, the templates and the counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+import jinja2
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from ..control import Counts, LockControl
+from ..errors import StoreUnavailable
+from ..reports import facts
+from ..reports.documents import iso
+from ..runtime import Runtime
+from . import csrf
+from .access import Access, User, rights_of, user_of
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Board", "Visit"]
+
+FOLDER: Final = Path(__file__).parent
+#: Seconds for which the counts are kept: counting scans the store.
+CACHED: Final = 5.0
+
+
+class Board:
+    """A dashboard.
+
+    Args:
+        app: The Celery app.
+        access: Returns the rights of a request.
+        user: Returns the name of the user of a request; None for the user that a middleware authenticated.
+    """
+
+    def __init__(self, app: Celery, access: Access, user: User | None) -> None:
+        self.app = app
+        self.control = LockControl(app)
+        self.store = ", ".join(location.shown for location in Runtime.of(app).settings.locations)
+        self._access = access
+        self._user = user
+        self._one_counter = Lock()
+        self._counts: tuple[float, Counts] | None = None
+        self._count_failed: tuple[float, StoreUnavailable | None] = 0.0, None
+        self._templates = _templates()
+
+    async def visit(self, request: Request) -> Visit:
+        """Return a request with its rights.
+
+        Raises:
+            HTTPException: 403, it may not read.
+        """
+        rights = await rights_of(self._access, request)
+        if rights is None:
+            raise HTTPException(403, "You have no access to this dashboard.")
+        return Visit(self, request, rights, await user_of(self._user, request))
+
+    def counts(self) -> Counts:
+        """Return the counts of everything in the store, at most 5 s old."""
+        asked = time.monotonic()
+        with self._one_counter:
+            failed_at, error = self._count_failed
+            # Requests that waited for a failed count share its error, or each would wait for the store in turn.
+            if error is not None and failed_at >= asked:
+                raise StoreUnavailable(str(error)) from error
+            if self._counts is None or time.monotonic() - self._counts[0] >= CACHED:
+                try:
+                    self._counts = time.monotonic(), self.control.counts()
+                except StoreUnavailable as failed:
+                    self._count_failed = time.monotonic(), failed
+                    raise
+            return self._counts[1]
+
+    def forget_counts(self) -> None:
+        """Count anew for the next page, because something was changed."""
+        with self._one_counter:
+            self._counts = None
+
+    def tasks(self) -> Mapping[str, Any]:
+        """Return the singleton tasks of the app by name, after their modules were imported."""
+        self.app.loader.import_default_modules()
+        self.app.finalize()
+        return {name: task for name, task in sorted(self.app.tasks.items()) if hasattr(task, "lock_options")}
+
+    def render(self, template: str, **values: Any) -> str:
+        """Return a page."""
+        return self._templates.get_template(template).render(values)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request for a page.
+
+    Args:
+        board: The dashboard.
+        request: The request.
+        may: The actions that it may do.
+        user: The name of its user.
+    """
+
+    board: Board
+    request: Request
+    may: frozenset[str]
+    user: str
+
+    @property
+    def control(self) -> LockControl:
+        return self.board.control
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.request.query_params
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        """Return the response with a page."""
+        root = root_of(self.request)
+        token = csrf.token_of(self.request) if self.may else ""
+        text = self.board.render(
+            template,
+            root=root,
+            here=self.request.scope["path"].removeprefix(root) or "/",
+            may=self.may,
+            csrf=token,
+            user=self.user,
+            store=self.board.store,
+            **values,
+        )
+        response = HTMLResponse(text, status)
+        if token:
+            csrf.send_token(self.request, response, token)
+        return response
+
+
+def root_of(request: Request) -> str:
+    """Return the path at which the dashboard is mounted; "" at the root of a site."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["clock"] = _clock
+    made.filters["iso"] = iso
+    made.filters["span"] = _span
+    made.filters["query"] = lambda values: urlencode({key: value for key, value in values.items() if value})
+    made.globals.update(worker_of=facts.worker_of, seconds_left=facts.seconds_left, now=time.time)
+    return made
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if seconds else ""
+
+
+def _span(seconds: float) -> str:
+    """Return a duration in its two largest units, as ``3 h 20 min``."""
+    rest = max(0, round(seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, rest = divmod(rest, size)
+        if number:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2]) or "0 s"

@@ -1,0 +1,124 @@
+"""The ASGI app of the dashboard: its routes, and its answers to errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from ..errors import DLockError, LockKeyError, StoreUnavailable
+from .access import Access, User, read_only
+from .actions import FORMS, acting
+from .api import RESOURCES
+from .board import FOLDER, Board, Visit, root_of
+from .headers import SecurityHeaders
+from .metrics import metrics
+from .pages import PAGES
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["dashboard"]
+
+
+def dashboard(app: Celery, *, access: Access = read_only, user: User | None = None) -> Starlette:
+    """Return the dashboard of an app, as an ASGI app that can be mounted at any path.
+
+    It needs the extra ``celery-dlock[web]``, and the operator's rights in the store.
+
+    Args:
+        app: The Celery app whose locks to show.
+        access: Returns the rights of a request: ``"none"``, ``"read"``, ``"act"`` (everything), or a set of actions
+            that are permitted beside reading. Default: everyone who reaches the dashboard may read, and none may act.
+        user: Returns the name of the user of a request, for the audit. Default: the ``display_name`` of the user that
+            Starlette's authentication found, else ``"dashboard"``.
+
+    ``access`` and ``user`` may be coroutine functions. A plain function runs in a thread. The actions are those of
+    ``celery_dlock.web.ACTIONS``: ``"release"``, ``"hold"``, ``"unhold"``, ``"resolve"``, ``"forget"``, ``"requeue"``,
+    ``"drop"`` and ``"drop_claim"``.
+
+    Raises:
+        InvalidLockOptions: A ``dlock_`` setting is invalid, or ``dlock_url`` is a list of servers (Redlock).
+        NoLockStore: No setting names a store.
+    """
+    board = Board(app, access, user)
+    routes: list[BaseRoute] = [
+        *(Route(path, _reading(board, work)) for path, work in {**PAGES, **RESOURCES}.items()),
+        *(Route(f"/do/{verb}", acting(board, verb), methods=["POST"]) for verb in FORMS),
+        Route("/metrics", _reading(board, metrics(board))),
+        Route("/healthz", _alive(board)),
+        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+    ]
+    handlers: dict[Any, Any] = {
+        HTTPException: _failed(board),
+        DLockError: _failed(board),
+    }
+    return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)], exception_handlers=handlers)
+
+
+def _reading(board: Board, work: Callable[[Visit], Response]) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(work, await board.visit(request))
+
+    return endpoint
+
+
+def _alive(board: Board) -> Callable[[Request], Response]:
+    """Answer probes, without asking for rights: it says only whether the store answers."""
+
+    def healthz(_request: Request) -> Response:
+        up = board.control.health().up
+        return PlainTextResponse("ok\n" if up else "the lock store does not answer\n", 200 if up else 503)
+
+    return healthz
+
+
+_FAILED = 500
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, HTTPException):
+        return error.status_code
+    if isinstance(error, StoreUnavailable):
+        return 503
+    if isinstance(error, LockKeyError):
+        return 400
+    return _FAILED
+
+
+_TITLES = {
+    400: "This request is malformed",
+    403: "Not permitted",
+    404: "Not found",
+    405: "Not permitted",
+    409: "Refused",
+    413: "This form is too long",
+    503: "The lock store does not answer",
+}
+
+
+def _failed(board: Board) -> Callable[[Request, Exception], Response]:
+    """Return the page, or the document, of an error. It never shows a traceback."""
+
+    def answer(request: Request, error: Exception) -> Response:
+        status = _status(error)
+        text = str(getattr(error, "detail", error))
+        root = root_of(request)
+        if isinstance(error, StoreUnavailable):
+            text = f"{board.store}: {text}"
+        headers = getattr(error, "headers", None)
+        if request.scope["path"].removeprefix(root).startswith("/api/"):
+            return JSONResponse({"version": 1, "error": text}, status, headers)
+        title = _TITLES.get(status, "This did not work")
+        page = board.render("error.html", root=root, title=title, text=text, back=getattr(error, "back", ""))
+        return Response(page, status, headers, "text/html")
+
+    return answer

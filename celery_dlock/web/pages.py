@@ -1,0 +1,193 @@
+"""The pages that read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ..control import Counts, LockView
+from ..reports.checks import limit_items, store_items
+from ..reports.durations import parse_duration
+from ..reports.facts import facts_of
+from ..reports.options import option_lines
+from ..store.operator_model import STATES
+from .board import Visit
+
+__all__ = ["PAGES"]
+
+#: Waiters, dead letters, unknown outcomes or records on one page.
+LIMIT: Final = 500
+#: Names on a page of locks, from which the user chooses.
+SIZES: Final = (25, 100, 500)
+_FILTERS: Final = frozenset({"name", "task", "older", "size", "state"})
+#: The result of an action, as the page after it shows it.
+DONE: Final = {
+    "release": "The lock is released.",
+    "hold": "The lock is held, or will be when its present holder releases it.",
+    "unhold": "The hold has ended.",
+    "resolve": "The outcome is settled.",
+    "forget": "The run mark is deleted.",
+    "requeue": "The dead letter is back in its queue.",
+    "drop": "The message is dropped; its result is REVOKED.",
+    "drop_claim": "The claim is deleted.",
+}
+
+
+def overview(visit: Visit) -> Response:
+    """Show how much there is of everything."""
+    health = visit.control.health()
+    counts = visit.board.counts() if health.up else None
+    return visit.page(
+        "overview.html",
+        health=health,
+        counts=counts,
+        sums={name: sum(getattr(counts, name).values()) for name in _NUMBERS} if counts else {},
+        oldest={name: max(getattr(counts, name).values(), default=0.0) for name in _AGES} if counts else {},
+        rows=list(_by_task(counts)) if counts else [],
+        status=200 if health.up else 503,
+    )
+
+
+_NUMBERS: Final = ("locks", "waiting", "dead_letters", "unknown_outcomes", "claims")
+_AGES: Final = ("oldest_hold", "oldest_wait", "oldest_unknown")
+
+
+def _by_task(counts: Counts) -> Iterator[tuple[str, list[int]]]:
+    every: list[Mapping[str, int]] = [getattr(counts, name) for name in _NUMBERS]
+    for task in sorted({task for one in every for task in one}):
+        yield task, [one.get(task, 0) for one in every]
+
+
+def locks(visit: Visit) -> Response:
+    """List the lock names that are in use, by filters and pages."""
+    query = visit.request.query_params
+    states = [state for state in query.getlist("state") if state]
+    part, older = query.get("name", "").strip(), query.get("older", "").strip()
+    size = query.get("size", "")
+    try:
+        page = visit.control.locks(
+            task=query.get("task", "").strip() or None,
+            name=None if not part else part if any(sign in part for sign in "*?[") else f"*{part}*",
+            state=states or None,  # type: ignore[arg-type]  # it checks them
+            older_than=parse_duration(older) if older else None,
+            cursor=query.get("cursor", ""),
+            limit=int(size) if size in map(str, SIZES) else SIZES[1],
+        )
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error
+    kept = [(key, value) for key, value in query.multi_items() if key in _FILTERS and value]
+    return visit.page(
+        "locks.html", page=page, states=states, all_states=STATES, kept=kept, sizes=SIZES, query=query
+    )  # fmt: skip
+
+
+def lock(visit: Visit) -> Response:
+    """Show everything about one lock name, with the actions on it."""
+    name = visit.query.get("name", "").strip()
+    control = visit.control
+    view = control.lock(name)
+    waiters = control.waiting(name, limit=100) if view.waiting else ()
+    unknown = control.unknown_outcomes(name)
+    letters = control.dead_letters(name, limit=100)
+    facts = [fact for fact in facts_of(view) if fact[0] not in ("name", "dead letters")]
+    known = _known(view) or waiters or unknown or letters
+    return visit.page(
+        "lock.html",
+        status=200 if known else 404,
+        view=view,
+        facts=facts,
+        waiters=waiters,
+        unknown=unknown,
+        letters=letters,
+        history=[one for one in control.audit(1000) if one.name == name],
+        known=known,
+        done=_done(visit),
+    )
+
+
+def _known(view: LockView) -> bool:
+    return bool(view.states or view.waiting or view.run)
+
+
+def waiting(visit: Visit) -> Response:
+    """List the waiters of all locks."""
+    found = visit.control.waiting(limit=LIMIT)
+    return visit.page("waiting.html", found=found, limit=LIMIT, done=_done(visit))
+
+
+def unknown(visit: Visit) -> Response:
+    """List the runs of unknown outcome, to settle them."""
+    found = visit.control.unknown_outcomes(task=visit.query.get("task") or None, limit=LIMIT)
+    return visit.page("unknown.html", found=found, limit=LIMIT, done=_done(visit))
+
+
+def dead(visit: Visit) -> Response:
+    """List the dead letters, to requeue or drop them."""
+    found = visit.control.dead_letters(task=visit.query.get("task") or None, limit=LIMIT)
+    return visit.page("dead.html", found=found, limit=LIMIT, done=_done(visit))
+
+
+def tasks(visit: Visit) -> Response:
+    """List the singleton tasks, with their options in words."""
+    counts = visit.board.counts()
+    rows = [
+        (name, option_lines(task.lock_options), [getattr(counts, kind).get(name, 0) for kind in _NUMBERS])
+        for name, task in visit.board.tasks().items()
+    ]
+    return visit.page("tasks.html", rows=rows)
+
+
+def workers(visit: Visit) -> Response:
+    """List the live workers, and the locks that each says it holds."""
+    return visit.page("workers.html", found=visit.control.workers())
+
+
+def health(visit: Visit) -> Response:
+    """Show the checks that ``celery dlock check`` does."""
+    found = visit.control.health()
+    items = [*store_items(found)]
+    if found.up:
+        items += limit_items(visit.board.counts())
+    return visit.page("health.html", items=items, status=200 if found.up else 503)
+
+
+def explain(visit: Visit) -> Response:
+    """Say what became of a call."""
+    task_id = visit.query.get("id", "").strip()
+    found = None
+    if task_id:
+        visit.board.tasks()
+        found = visit.control.explain(task_id)
+    names = []
+    if found:
+        places: list[Any] = [*found.holds, *found.waits, *found.dead_letters, *found.runs, *found.claims]
+        names = sorted({place.name for place in places})
+    return visit.page("explain.html", task_id=task_id, found=found, names=names)
+
+
+def audit(visit: Visit) -> Response:
+    """List the newest actions of operators."""
+    return visit.page("audit.html", records=visit.control.audit(LIMIT), limit=LIMIT)
+
+
+def _done(visit: Visit) -> str:
+    """Return what the page says of the action before it. A link can only choose one of these texts."""
+    return DONE.get(visit.query.get("done", ""), "")
+
+
+PAGES: Final[Mapping[str, Callable[[Visit], Response]]] = {
+    "/": overview,
+    "/locks": locks,
+    "/lock": lock,
+    "/waiting": waiting,
+    "/unknown": unknown,
+    "/dead": dead,
+    "/tasks": tasks,
+    "/workers": workers,
+    "/explain": explain,
+    "/audit": audit,
+    "/health": health,
+}

@@ -1,0 +1,56 @@
+"""The inspect command ``dlock``: what this worker holds, and how its watchdog is. ``LockControl.workers()`` asks it."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.control import inspect_command
+
+from ..control.workers import COMMAND, LEASES
+from ..keys.lock_name import task_of_name
+from ..runtime import NO_WORKER, Runtime
+from ..store.model import owner_of
+
+if TYPE_CHECKING:
+    from ..locking.lease_table import LeaseRecord
+
+__all__ = ["held_locks"]
+
+
+@inspect_command(name=COMMAND)
+def held_locks(state: Any) -> dict[str, Any]:
+    """Locks that the worker holds, and the health of its watchdog."""
+    # No arguments of tasks. This runs in the thread that receives messages, so it asks neither store nor broker.
+    runtime = Runtime.of(state.app)
+    me = {"version": version("celery-dlock"), "pool": _pool(state.consumer), "pid": os.getpid()}
+    if runtime.worker is NO_WORKER:
+        return {**me, "off": "it takes no locks: dlock_enabled is off, or it has no lock store"}
+    watchdog, now = runtime.watchdog, runtime.clock.monotonic()
+    held = watchdog.held
+    return {
+        **me,
+        "running": watchdog.running,
+        "scanned": round(now - watchdog.scanned_at, 3) if watchdog.scanned_at else None,
+        "held": len(held),
+        "leases": [_lease(runtime, record, now) for record in held[:LEASES]],
+    }
+
+
+def _pool(consumer: Any) -> str:
+    pool = type(getattr(consumer, "pool", None)).__module__
+    return pool.removeprefix("celery.concurrency.").replace("thread", "threads")
+
+
+def _lease(runtime: Runtime, record: LeaseRecord, now: float) -> list[object]:
+    found = runtime.worker.describe(owner_of(record.acquisition))
+    return [
+        record.name.text,
+        record.acquisition,
+        found.get("task", task_of_name(record.name)),
+        found.get("task_id") or "",
+        record.pid,
+        round(record.deadline - now, 3),
+        record.ttl,
+    ]

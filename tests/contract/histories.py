@@ -1,0 +1,334 @@
+"""Random histories: every verb of the store contract, with resends, for two lock names of one bucket."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.model import (
+    Acquired,
+    AcquireRequest,
+    Grant,
+    Held,
+    Identity,
+    Parked,
+    Queued,
+    QueueRequest,
+    Renewal,
+    Requester,
+)
+from celery_dlock.store.queue_model import ClaimRequest
+from tests.contract.queue_helpers import entry_of
+from tests.contract.two_stores import TwoStores
+
+__all__ = ["History", "steps"]
+
+TTL, TURN, DAY = 60_000, 60_000, 24 * 3600 * 1000
+BUCKET = 7
+#: They end like digests, as the store's operators expect.
+NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "12"]
+PEOPLE = ["a", "b", "c", "d"]
+#: Microseconds that pass, for each step of the history that is no command.
+TIMES = [1, 1, 7_000_000, 7_000_000, 61_000_000, 3_700_000_000]
+
+
+class Step(NamedTuple):
+    """A step of a history. Each verb reads its choices from the bits."""
+
+    verb: str
+    name: int
+    who: int
+    pick: int
+    bits: int
+
+    def flag(self, place: int) -> bool:
+        return bool(self.bits >> place & 1)
+
+    def seldom(self, place: int) -> bool:
+        """One in four."""
+        return self.flag(place) and self.flag(place + 1)
+
+
+class Ask(NamedTuple):
+    """One acquisition, as its owner sent it."""
+
+    acquisition: str
+    identity: Identity | None
+    name: int
+    queue: bool
+
+
+class History:
+    """One history on both stores.
+
+    Args:
+        stores: The stores.
+    """
+
+    def __init__(self, stores: TwoStores) -> None:
+        self.stores = stores
+        self.asks: list[Ask] = []
+        self.ranks: list[int] = [0]
+        self.grants: list[Grant] = []
+        self.granters = 0
+        self.people: dict[str, Identity] = {}
+        self.last: Callable[[Any], Any] | None = None
+
+    def take(self, step: Step) -> None:
+        self.stores.travel(1)
+        command = getattr(self, step.verb)(step)
+        if command is not None:
+            self.last = command
+            self.learn(self.stores.do(command))
+
+    def learn(self, answer: Any) -> None:
+        if isinstance(answer, Acquired | Parked | Queued | Held):
+            self.ranks.append(answer.rank_us)
+        granted = getattr(answer, "granted", None)
+        if granted is not None:
+            self.grants.append(granted)
+
+    def granter(self) -> str:
+        self.granters += 1
+        return f"g.{self.granters}"
+
+    # -- verbs of locks
+
+    def request(self, step: Step) -> AcquireRequest:
+        # A message of each person, its retry, or a Lock.
+        person = PEOPLE[step.who]
+        identity = None if step.seldom(0) else Identity(f"{person}{step.name}", int(step.seldom(2)))
+        by = Requester.of("t", identity and identity.task_id, "n", 1)
+        carries = step.seldom(8)
+        return AcquireRequest(
+            by,
+            identity,
+            redelivered=step.seldom(4),
+            republished=step.seldom(6),
+            age_us=1000 * (step.pick % 3),
+            rank_us=self.ranks[step.pick % len(self.ranks)] if carries else None,
+            once=step.flag(10),
+            tick="" if step.flag(11) else "f" * 32,
+            run_mark_ms=DAY,
+            hold_if_unknown=step.flag(12),
+            notify=step.seldom(13),
+            waited=step.flag(15),
+            min_hold_ms=100_000 if step.seldom(16) else 0,
+        )
+
+    def send(self, step: Step, request: AcquireRequest) -> Callable[[Any], Any]:
+        ask = Ask(f"o.{len(self.asks)}", request.identity, step.name, request.queue is not None)
+        if self.asks and step.seldom(20):
+            # A late copy of an earlier acquire, as far as it can be one.
+            ask = self.asks[step.pick % len(self.asks)]._replace(name=step.name)
+        else:
+            self.asks.append(ask)
+        return lambda store: store.acquire(NAMES[step.name], ask.acquisition, TTL, request)
+
+    def acquire(self, step: Step) -> Callable[[Any], Any]:
+        return self.send(step, self.request(step))
+
+    def acquire_queued(self, step: Step) -> Callable[[Any], Any]:
+        request = self.request(step)
+        identity = request.identity or Identity(f"{PEOPLE[step.who]}{step.name}")
+        if self.grants and step.seldom(17):
+            # The copy that was published for the last grant.
+            identity = self.people[self.grants[-1].identity]
+        self.people[identity.digest] = identity
+        grants = [grant.grant_id for grant in self.grants if grant.identity == identity.digest]
+        place = QueueRequest(
+            entry="" if step.seldom(22) else entry_of(identity.task_id, body=f'{{"rank": {self.ranks[-1]}}}'),
+            limit=[0, 0, 1, 2][step.pick % 4],
+            evict_oldest=step.flag(24),
+            after_us=self.ranks[step.pick % len(self.ranks)] if step.seldom(25) else 0,
+            grant_id=grants[-1] if grants and step.flag(27) else grants[0] if grants and step.flag(28) else "",
+        )
+        return self.send(step, request._replace(identity=identity, queue=place, notify=False))
+
+    def ask(self, step: Step) -> Ask | None:
+        # Mostly one of the newest.
+        return self.asks[-1 - step.pick % min(len(self.asks), 4 + step.who * 4)] if self.asks else None
+
+    def release(self, step: Step) -> Callable[[Any], Any] | None:
+        ask = self.ask(step)
+        if ask is None:
+            return None
+        identity = ask.identity
+        reserves = identity is not None and step.seldom(0)
+        retry = identity._replace(retries=identity.retries + 1).digest if identity and reserves else ""
+        ending = ReleaseRequest(
+            final=step.flag(2),
+            identity=identity.digest if identity else "",
+            used_ms=DAY if identity and step.seldom(3) else 0,
+            requester=Requester.of("t", identity and identity.task_id, "n", 1).text,
+            outcome_unknown=step.seldom(5),
+            queue=ask.queue or step.seldom(7),
+            once=step.flag(9),
+            tick="" if step.flag(10) else "f" * 32,
+            seed="seed",
+            window_ms=DAY,
+            reserved_for=retry,
+            reserved_ms=TTL if reserves else 0,
+            rolled_back=step.flag(12),
+        )
+        return lambda store: store.release(NAMES[ask.name], ask.acquisition, ending)
+
+    def renew(self, step: Step) -> Callable[[Any], Any] | None:
+        ask = self.ask(step)
+        if ask is None:
+            return None
+        retry = ask.identity._replace(retries=ask.identity.retries + 1).digest if ask.identity else "r"
+        facts = [(), (("count", "2"),), (("releasing", "1"),), (("dup", "1"),), (("reserved_for", retry),)][
+            step.bits % 5
+        ]
+        renewal = Renewal(NAMES[ask.name], ask.acquisition, TTL * (1 + step.flag(9)), facts)
+        return lambda store: store.renew([renewal])
+
+    def inspect(self, step: Step) -> Callable[[Any], Any]:
+        return lambda store: store.inspect(NAMES[step.name])
+
+    def mark_done(self, step: Step) -> Callable[[Any], Any] | None:
+        ask = self.ask(step)
+        if ask is None or ask.identity is None:
+            return None
+        digest = ask.identity.digest
+        return lambda store: store.mark_done(NAMES[ask.name], digest, "o" if step.flag(0) else "p", 10 * step.pick)
+
+    # -- verbs of runs
+
+    def last_run(self, step: Step) -> Callable[[Any], Any]:
+        return lambda store: store.last_run(NAMES[step.name], "" if step.flag(0) else "f" * 32)
+
+    def settle(self, step: Step) -> Callable[[Any], Any]:
+        name, tick = NAMES[step.name], "" if step.flag(0) else "f" * 32
+        run = self.stores.local.describe(name, tick).run
+        # A shown mark can be a random command id, which differs between the two stores.
+        shown = run.mark if run and run.mark.startswith(("o.", "at:")) else ""
+        mark = "o.0" if step.seldom(3) else shown if step.flag(4) else ""
+        if step.flag(1):
+            return lambda store: store.forget_run(name, tick, mark)
+        return lambda store: store.resolve_run(name, sent=step.flag(2), window_ms=DAY, tick=tick, mark=mark)
+
+    # -- verbs of claims
+
+    def claim(self, step: Step) -> Callable[[Any], Any]:
+        task_id = f"{PEOPLE[step.who]}{step.name}"
+        by = Requester.of("t", task_id, "n", 1)
+        attempt = f"try{step.pick % 3}"
+        request = ClaimRequest(task_id, step.pick % 2, TTL, step.flag(0), by, attempt)
+        return lambda store: store.claim([(NAMES[step.name], request)])
+
+    def end_claim(self, step: Step) -> Callable[[Any], Any]:
+        name, task_id = NAMES[step.name], f"{PEOPLE[step.who]}{step.name}"
+        if step.flag(0):
+            return lambda store: store.extend_claims([(name, task_id, 2 * TTL)])
+        attempt = f"try{step.pick % 3}" if step.flag(1) else ""
+        return lambda store: store.release_claim(name, task_id, step.pick % 2, attempt)
+
+    # -- verbs of queues
+
+    def grant(self, step: Step) -> Grant | None:
+        return self.grants[-1 - step.pick % min(len(self.grants), 3)] if self.grants else None
+
+    def sweep(self, step: Step) -> Callable[[Any], Any]:
+        name, granter = NAMES[step.name], self.granter()
+        tries, foreign_ms = 1 + step.pick % 3, 1000 if step.flag(0) else 300_000
+        return lambda store: store.sweep(name, granter, TURN, tries, foreign_ms)
+
+    def publish(self, step: Step) -> Callable[[Any], Any] | None:
+        grant, name = self.grant(step), NAMES[step.name]
+        if grant is None:
+            return None
+        if step.seldom(0):
+            return lambda store: store.decline_grant(name, grant, foreign=step.flag(2), present=step.seldom(3))
+        return lambda store: store.confirm_publish(name, grant.identity, TURN)
+
+    def lose_grant(self, step: Step) -> Callable[[Any], Any] | None:
+        """The granted message is published, its grant times out, and a sweep comes."""
+        name = NAMES[step.name]
+        waiting = [view for view in self.stores.local.waiters(name, 1)[1] if view.state == "granted"]
+        if not waiting:
+            return None
+        self.stores.do(lambda store: store.confirm_publish(name, waiting[0].identity, TURN))
+        self.stores.travel(TURN * 1000 * 8)
+        return self.sweep(step)
+
+    def remove(self, step: Step) -> Callable[[Any], Any]:
+        name, granter = NAMES[step.name], self.granter()
+        identity = Identity(f"{PEOPLE[step.who]}{step.name}").digest
+        dead, ended = step.flag(0), step.flag(1)
+        return lambda store: store.remove_waiter(name, identity, granter, dead_letter=dead, ended=ended)
+
+    def read_queue(self, step: Step) -> Callable[[Any], Any]:
+        name = NAMES[step.name]
+        reads: list[Callable[[Any], Any]] = [
+            lambda store: store.list_waiters(name, 1 + step.pick % 3),
+            lambda store: store.waiters(name, 1 + step.pick % 3),
+            lambda store: store.list_due_queues([BUCKET], 5, -3.3),
+        ]
+        return reads[step.bits % 3]
+
+    # -- verbs of operators
+
+    def describe(self, step: Step) -> Callable[[Any], Any]:
+        return lambda store: store.describe(NAMES[step.name], "f" * 32 if step.seldom(0) else "")
+
+    def lists(self, step: Step) -> Callable[[Any], Any]:
+        if step.flag(0):
+            return lambda store: sorted(store.dead_letters(), key=str)
+        return lambda store: sorted(store.unsettled_runs(), key=lambda run: (run.name, run.tick))
+
+    def free(self, step: Step) -> Callable[[Any], Any] | None:
+        name = NAMES[step.name]
+        view = self.stores.local.describe(name).holder
+        if view is None:
+            return None
+        shown = view.acquisition if not step.seldom(0) else "o.0"
+        return lambda store: store.free(name, shown, force=step.flag(2))
+
+    def hold(self, step: Step) -> Callable[[Any], Any]:
+        name = NAMES[step.name]
+        if step.seldom(0):
+            view = self.stores.local.describe(name).holder
+            return lambda store: store.cancel_hold(name, view.acquisition if view and not step.seldom(1) else "o.0")
+        return lambda store: store.hold(name, "operator:me@host", 90_000, "why")
+
+    def requeue(self, step: Step) -> Callable[[Any], Any]:
+        identity = Identity(f"{PEOPLE[step.who]}{step.name}").digest
+        return lambda store: store.requeue(NAMES[step.name], identity)
+
+    # -- others
+
+    def resend(self, _step: Step) -> Callable[[Any], Any] | None:
+        """The last command arrives twice."""
+        return self.last
+
+    def time_passes(self, step: Step) -> None:
+        self.stores.travel(TIMES[step.pick % len(TIMES)])
+
+
+#: How often each verb comes.
+_VERBS = {
+    "acquire": 6, "acquire_queued": 14, "release": 10, "renew": 3, "inspect": 1, "mark_done": 1, "last_run": 1,
+    "settle": 2, "claim": 3, "end_claim": 1, "sweep": 5, "publish": 4, "lose_grant": 3, "remove": 2,
+    "read_queue": 1, "describe": 1, "lists": 1, "free": 1, "hold": 1, "requeue": 1, "resend": 6, "time_passes": 5,
+}  # fmt: skip
+
+_BITS = st.integers(0, 2**15 - 1)
+_STEP = st.builds(
+    Step,
+    st.sampled_from([verb for verb, times in _VERBS.items() for _ in range(times)]),
+    st.sampled_from([0, 0, 0, 1]),
+    st.integers(0, len(PEOPLE) - 1),
+    st.integers(0, 11),
+    # Of a range of more than 24 bits, Hypothesis mostly draws small numbers.
+    st.builds(lambda low, high: high << 15 | low, _BITS, _BITS),
+)
+
+
+def steps(most: int) -> st.SearchStrategy[list[Step]]:
+    """Return a strategy of histories with at most so many steps."""
+    # By itself, Hypothesis mostly draws lists of about ten.
+    return st.integers(1, most).flatmap(lambda count: st.lists(_STEP, min_size=count, max_size=count))

@@ -1,0 +1,243 @@
+"""The dashboard's pages and its API, by HTTP, with an operator's rights in the store."""
+
+import base64
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
+
+import pytest
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from celery_dlock import LockOptions, singleton_task
+from celery_dlock.control import LockControl
+from celery_dlock.errors import StoreUnavailable
+from celery_dlock.reports.options import option_lines
+from celery_dlock.store.model import AcquireRequest, Identity, Requester
+from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.web import dashboard
+from celery_dlock.web.board import Board
+from tests.contract.helpers import NAME, request_of, take
+from tests.contract.test_cli import SCHEMA, misfit
+from tests.contract.test_control_reads import bury, claim, die, every_state, name
+from tests.contract.web_helpers import SITE, client_of, form_on, operators_url, send
+from tests.support.polling import eventually
+from tests.support.servers import Server
+
+PAGES = ["/", "/locks", "/waiting", "/unknown", "/dead", "/tasks", "/explain", "/explain?id=h", "/audit", "/health"]
+
+
+@pytest.fixture
+def operated(make_app: Callable[..., Celery], lock_url: str) -> Celery:
+    """An app whose dashboard has an operator's rights."""
+    return make_app(operators_url(lock_url))
+
+
+@pytest.fixture
+def web(operated: Celery) -> Iterator[TestClient]:
+    with TestClient(dashboard(operated)) as client:
+        yield client
+
+
+def names_on(text: str) -> list[str]:
+    """Return the lock names that a page links."""
+    return re.findall(r'<th scope="row"><a class="name" href="[^"]*/lock\?name=[^"]*">([^<]*)</a>', text)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_answers_with_an_empty_and_with_a_full_store(web: TestClient, store: RedisStore, path: str) -> None:
+    assert web.get(path).status_code == 200
+    every_state(store)
+    bury(store, "b")
+    answer = web.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+
+
+def test_locks_lists_each_state_and_filters(web: TestClient, store: RedisStore) -> None:
+    expected = every_state(store)
+    assert set(names_on(web.get("/locks").text)) == set(expected)
+    for text, state in expected.items():
+        assert names_on(web.get("/locks", params={"state": state}).text) == [text]
+    assert len(names_on(web.get("/locks?state=held&state=used").text)) == 2
+    assert names_on(web.get("/locks", params={"name": "h:"}).text) == [name("h").text]
+    assert names_on(web.get("/locks", params={"name": "h:*"}).text) == [name("h").text]
+    assert names_on(web.get("/locks", params={"older": "1h"}).text) == []
+    assert names_on(web.get("/locks", params={"task": "app.other"}).text) == []
+
+
+BAD_CURSORS = [
+    "cursor=" + base64.urlsafe_b64encode(made.encode()).decode()
+    for made in ("[" * 30_000, '["", "\u00b2"]', f'["", "{2**64}"]', '["", "-1"]', '["elsewhere", "0"]', '["", {}]')
+]
+
+
+@pytest.mark.parametrize("query", ["state=open", "older=soon", "cursor=%00", "cursor=9", *BAD_CURSORS])
+def test_malformed_filter_is_answered_with_400(web: TestClient, query: str) -> None:
+    answer = web.get(f"/locks?{query}")
+    assert (answer.status_code, "Traceback" in answer.text) == (400, False)
+
+
+def test_pages_of_locks_show_every_name(web: TestClient, store: RedisStore) -> None:
+    expected = {name(f"n{number}").text for number in range(300)}
+    for text in range(300):
+        take(store, f"{text}.1", request_of(), name=name(f"n{text}"))
+    found, path, pages = set[str](), "/locks?size=25&state=held", 0
+    while path:
+        text = web.get(path).text
+        found |= set(names_on(text))
+        following = re.search(r'<a href="([^"]*)" rel="next">', text)
+        path = following[1].replace("&amp;", "&") if following else ""
+        pages += 1
+    assert found == expected
+    assert pages >= 5
+
+
+def test_lock_shows_facts_waiters_and_next_call(web: TestClient, store: RedisStore) -> None:
+    take(store, "x.1", request_of("x"))
+    text = web.get("/lock", params={"name": NAME.text}).text
+    assert "app.post[x] on node1 (process 77)" in text
+    assert "meets a held lock" in text
+    assert "yes: renewed within half its ttl" in text
+    assert web.get("/lock", params={"name": name("free").text}).status_code == 404
+    assert web.get("/lock", params={"name": "no name"}).status_code == 400
+
+
+def test_tasks_tell_how_long_a_debounced_call_waits() -> None:
+    lines = option_lines(LockOptions(on_conflict="queue", debounce=5))
+    assert "a call waits until no newer call has come for 5 s, and at most 50 s" in lines
+
+
+def test_unknown_outcome_shows_its_idempotency_key(web: TestClient, store: RedisStore) -> None:
+    die(store, "x")
+    (run,) = web.get("/api/v1/unknown").json()["items"]
+    assert run["idempotency_key"] in web.get("/unknown").text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["locks", f"lock?name={quote(NAME.text)}", "waiting", "unknown", "dead", "claims", "explain?id=h", "check"],
+)
+def test_api_serves_the_documents_of_the_command_line(web: TestClient, store: RedisStore, path: str) -> None:
+    every_state(store)
+    bury(store, "b")
+    claim(store, "x")
+    answer = web.get(f"/api/v1/{path}")
+    assert answer.status_code == 200
+    assert misfit(answer.json(), SCHEMA) == ""
+
+
+class TestHostileText:
+    """Text from tasks and operators is shown as text."""
+
+    TEXT = "<script>alert(1)</script>\"'&"
+
+    @pytest.mark.invariant("dashboard-shows-text-as-text")
+    def test_markup_in_a_lock_name_task_and_reason_is_escaped(self, operated: Celery, store: RedisStore) -> None:
+        hostile = name(self.TEXT)
+        by = AcquireRequest(Requester(self.TEXT, self.TEXT, self.TEXT, "7"), Identity("x"))
+        take(store, "x.1", by, name=hostile)
+        LockControl(operated, self.TEXT).hold(hostile.text, 60, self.TEXT)
+        client = client_of(operated)
+        for path in ("/", "/locks", f"/lock?name={quote(hostile.text)}", "/audit", f"/explain?id={quote(self.TEXT)}",
+                     f"/locks?name={quote(self.TEXT)}&task={quote(self.TEXT)}&older={quote(self.TEXT)}",
+                     f"/lock?name={quote(self.TEXT)}", f"/{quote(self.TEXT)}"):  # fmt: skip
+            text = client.get(path).text
+            assert "<script>alert" not in text, path
+        assert "&lt;script&gt;alert(1)" in client.get("/locks").text
+
+    @pytest.mark.invariant("dashboard-shows-text-as-text")
+    @pytest.mark.parametrize(
+        "path", ["/", "/locks", "/nothing", "/do/release", "/static/dashboard.js", "/api/v1/locks"]
+    )
+    def test_headers_forbid_inline_scripts_frames_and_caches(self, web: TestClient, path: str) -> None:
+        headers = web.get(path).headers
+        assert "script-src 'self';" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+
+    def test_no_page_has_inline_scripts_or_styles(self, operated: Celery, store: RedisStore) -> None:
+        every_state(store)
+        client = client_of(operated)
+        for path in [*PAGES, "/lock?name=" + quote(name("h").text)]:
+            text = client.get(path).text
+            assert re.findall(r"<script(?! src=)|<style|\sstyle=|\son\w+=|javascript:", text) == []
+
+
+@pytest.mark.parametrize("prefix", ["/ops/dlock", ""])
+def test_mounted_dashboard_links_and_posts_under_its_path(operated: Celery, store: RedisStore, prefix: str) -> None:
+    take(store, "x.1", request_of("x"))
+    site = Starlette(routes=[Mount(prefix, dashboard(operated, access=lambda _: "act"))])
+    client = TestClient(site, base_url=SITE, follow_redirects=False)
+    page = client.get(f"{prefix}/lock", params={"name": NAME.text})
+    links = re.findall(r'(?:href|src|action)="([^"]*)"', page.text)
+    assert [link for link in links if not link.startswith((f"{prefix}/", "#"))] == []
+    assert client.get(f"{prefix}/static/dashboard.css").status_code == 200
+    assert f"path={prefix or '/'};" in page.headers["set-cookie"].lower()
+    answer = send(client, form_on(client, f"{prefix}/lock?name={quote(NAME.text)}", "release"), force="yes")
+    assert answer.headers["location"].startswith(f"{prefix}/lock?")
+    assert store.inspect(NAME) is None
+
+
+def test_store_that_is_away_is_named_with_503_and_no_traceback(
+    make_app: Callable[..., Celery], own_server: Callable[[], Server]
+) -> None:
+    server = own_server()
+    client = client_of(make_app(server.url(), dlock_timeout=0.5))
+    server.stop()
+    for path in ("/", "/locks", "/lock?name=" + quote(NAME.text), "/health", "/waiting", "/tasks", "/api/v1/locks"):
+        answer = client.get(path)
+        assert (answer.status_code, "Traceback" in answer.text) == (503, False), path
+    assert "The lock store does not answer" in client.get("/waiting").text
+    assert client.get("/healthz").status_code == 503
+    assert 'server="' in client.get("/metrics").text
+
+
+def test_requests_that_wait_for_a_count_of_a_silent_store_share_its_error(operated: Celery) -> None:
+    board = Board(operated, lambda _: "read", None)
+    began, counts = [], threading.Event()
+
+    def silent() -> None:
+        began.append(1)
+        counts.wait(5)
+        raise StoreUnavailable("silent")
+
+    board.control.counts = silent  # type: ignore[method-assign,assignment]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(board.counts) for _ in range(8)]
+        eventually(lambda: pool._work_queue.empty() and began)
+        counts.set()
+        errors = [one.exception() for one in asked]
+    assert [str(error) for error in errors] == ["silent"] * 8
+    assert len(began) == 1
+    with pytest.raises(StoreUnavailable):
+        board.counts()
+    assert len(began) == 2  # a later request asks the store again
+
+
+def test_metrics_show_the_gauges_of_the_store(web: TestClient, store: RedisStore) -> None:
+    take(store, "x.1", request_of("x"))
+    answer = web.get("/metrics")
+    assert 'celery_dlock_locks{task="app.post"} 1.0' in answer.text
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_tasks_shows_the_options_in_words_and_no_result(operated: Celery, web: TestClient) -> None:
+    @singleton_task(app=operated, name="shop.sell", key="{customer}", once_per=3600, skip_result="s3cret")
+    def sell(customer: str) -> None: ...
+
+    text = web.get("/tasks").text
+    assert "a call whose lock is held is skipped" in text
+    assert "a name stays used for 3600 s after a success" in text
+    assert "s3cret" not in text
+
+
+def test_workers_page_says_why_no_worker_answers(web: TestClient) -> None:
+    page = web.get("/workers")
+    assert (page.status_code, "no worker" in page.text) == (200, True)
+    answer = web.get("/api/v1/workers")
+    assert (answer.status_code, "no worker" in answer.json()["error"]) == (404, True)

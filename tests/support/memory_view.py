@@ -1,0 +1,89 @@
+"""The data of a memory store under the names and in the words of the wire format, for tests that compare both."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.memory.records import Memory, NameData
+from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.store.rules.records import Claim, LockRecord
+
+__all__ = ["claim_fields", "lock_fields", "name_values"]
+
+#: A value as Redis has it, and when it expires in us; None: never.
+Value = tuple[Any, int | None]
+
+
+def lock_fields(lock: LockRecord) -> dict[str, str]:
+    """Return the fields of the lock's hash."""
+    granted = lock.due is not None
+    owned = not granted and not lock.acquisition.startswith("operator:")
+    fields: dict[str, str | None] = {
+        "acq": lock.acquisition,
+        "identity": lock.identity,
+        "token": str(lock.token),
+        "since": None if lock.since == lock.token and owned else str(lock.since),
+        "task": lock.task,
+        "id": lock.task_id,
+        "process": "" if granted else f"{lock.node} {lock.pid}",
+        "ttl": None if lock.ttl_ms is None else str(lock.ttl_ms),
+        "count": str(lock.count) if lock.count != 1 else None,
+        "min_hold": None if lock.min_hold_ms is None else str(lock.min_hold_ms),
+        "reserved_for": lock.reserved_for or None,
+        "operator": lock.operator,
+        "reason": lock.reason if lock.operator is not None else None,
+        "rank": str(lock.rank) if granted else None,
+        "due": str(lock.due) if granted else None,
+        "granter": lock.granter,
+        "dead_letter": lock.dead_letter or None,
+        "foreign": None if lock.foreign is None else str(lock.foreign),
+    }
+    fields |= {name: "1" for name in ("releasing", "dup", "notify", "has_waiters", "published") if getattr(lock, name)}
+    return {name: text for name, text in fields.items() if text is not None}
+
+
+def claim_fields(claim: Claim) -> dict[str, str]:
+    """Return the fields of the claim's hash."""
+    return {
+        "id": claim.task_id, "task": claim.task, "node": claim.node, "since": str(claim.since),
+        "generation": str(claim.generation), "attempt": claim.attempt,
+    }  # fmt: skip
+
+
+def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
+    """Yield the keys of one lock name, with their values."""
+    waiting, messages, delayed, _ = keys.queue()
+    if data.lock is not None:
+        yield keys.lock, (lock_fields(data.lock), data.lock_until)
+    if data.claim is not None:
+        yield keys.claim(), (claim_fields(data.claim), data.claim_until)
+    parked = dict(data.entries)
+    for waiter, (rank, tries) in data.lost.items():
+        parked |= {f"{waiter}:rank": str(rank), f"{waiter}:tries": str(tries)}
+    parked |= {f"{waiter}:evicted": evicted for waiter, evicted in data.evicted_by.items()}
+    yield waiting, (data.places["waiting"], None)
+    yield delayed, (data.places["delayed"], None)
+    yield messages, (parked, None)
+    yield keys.dead(), (data.dead, None)
+    for tick, (text, until) in data.runs.items():
+        yield keys.run(tick), (text, until)
+
+
+def all_values(memory: Memory, prefix: str) -> dict[str, Value]:
+    """Return every key that exists now, with its value and its expiry."""
+    now, found = memory.clock.now_us(), dict[str, Value]()
+    for number, bucket in memory.buckets.items():
+        keys = LockKeys.of(prefix, LockName("", number))
+        if bucket.last_token:
+            found[keys.last] = str(bucket.last_token), None
+        for (kind, text), (value, until) in bucket.marks.items():
+            found[keys.done(text) if kind == "done" else keys.tombstone(text)] = value, until
+        shown = {f"{identity} {name}": since for (identity, name), since in bucket.shown_dead.items()}
+        found[keys.dead_letters()] = shown, None
+        found[keys.queue()[3]] = (
+            {name: data.sweep_at for name, data in bucket.names.items() if data.sweep_at is not None},
+            None,
+        )
+        for name, data in bucket.names.items():
+            found |= name_values(LockKeys.of(prefix, LockName(name, number)), data)
+    return {key: (value, until) for key, (value, until) in found.items() if value and (until is None or until > now)}

@@ -1,0 +1,202 @@
+"""The testing kit: what its helpers do to an app, and what they fail for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_dlock import Lock, LockLost, StoreUnavailable, singleton_task
+from celery_dlock.errors import DLockError
+from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.runtime import Runtime
+from celery_dlock.store.model import AcquireRequest, Requester
+from celery_dlock.testing import DLockKit, assert_excludes, assert_locked, assert_runs_once, assert_separate, run_beats
+from tests.support.polling import eventually
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("kit", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(dlock_url="redis://127.0.0.1:1/0", worker_hijack_root_logger=False)
+    return app
+
+
+@pytest.fixture
+def kit(app: Celery) -> Iterator[DLockKit]:
+    with DLockKit(app) as made:
+        yield made
+
+
+def task_of(app: Celery, body: Any = None, **options: Any) -> Any:
+    def run(number: int) -> int:
+        return body() if body else number
+
+    return singleton_task(app=app, name="kit.run", **options)(run)
+
+
+def test_settings_and_store_of_the_app_are_restored(app: Celery) -> None:
+    runtime = Runtime.of(app)
+    before = runtime.settings.locations
+    app.conf.dlock_enabled = False
+    with DLockKit(app):
+        assert runtime.settings.locations[0].shown == "memory://"
+        assert (app.conf.task_always_eager, runtime.enabled) == (True, True)
+    assert runtime.settings.locations == before
+    assert (app.conf.task_always_eager, runtime.enabled, app.conf.dlock_url) == (False, False, "redis://127.0.0.1:1/0")
+
+
+def test_two_kits_share_no_lock(app: Celery) -> None:
+    task = task_of(app, once_per=60)
+    for _ in range(2):
+        with DLockKit(app):
+            assert task.delay(1).state == "SUCCESS"
+
+
+def test_lock_that_is_left_fails_the_test(app: Celery) -> None:
+    with pytest.raises(AssertionError, match=r"stock:\w+ is held by a Lock"), DLockKit(app) as kit:
+        kit._take(shared_name("stock"), "o.1", AcquireRequest(Requester.of(None, None, "n", 1)))
+
+
+def test_held_call_is_skipped_and_any_other_runs(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app)
+    with kit.held(task, 1):
+        assert [task.delay(1).state, task.delay(2).state] == ["REVOKED", "SUCCESS"]
+    assert task.delay(1).state == "SUCCESS"
+
+
+def test_held_lock_is_refused_by_its_name(kit: DLockKit, app: Celery) -> None:
+    with kit.held("stock"):
+        assert not Lock("stock", app=app).acquire(blocking=False)
+
+
+def test_wait_gives_up_after_its_time(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, on_conflict="wait", wait_timeout=0.05)
+    with kit.held(task, 1):
+        assert task.delay(1).state in ("REVOKED", "FAILURE")
+
+
+def test_used_call_returns_the_earlier_result(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, once_per=60, on_used="return")
+    kit.used(task, 1, result=42)
+    assert task.delay(1).result == 42
+
+
+def test_used_needs_once_per(kit: DLockKit, app: Celery) -> None:
+    with pytest.raises(DLockError, match="has no earlier runs: expected once_per with a duration"):
+        kit.used(task_of(app), 1)
+
+
+def test_crashed_call_is_told_to_the_next_run(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, lambda: task.lease.after_crash, once_per=60, after_crash="run")
+    kit.crashed(task, 1)
+    assert task.delay(1).result is True
+
+
+def test_lost_lease_is_found_by_ensure(kit: DLockKit, app: Celery) -> None:
+    def body() -> None:
+        kit.lose(task, 1)
+        task.lease.ensure()
+
+    task = task_of(app, body)
+    assert isinstance(task.delay(1).result, LockLost)
+
+
+def test_lease_ends_when_the_clocks_travel(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, lambda: (kit.travel(61), task.lease.held)[1], ttl=60)
+    assert task.delay(1).result is False
+
+
+def test_store_that_is_down_fails_the_call_and_comes_back(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app)
+    with kit.store_down("gone"):
+        assert isinstance(task.delay(1).result, StoreUnavailable)
+    assert task.delay(1).state == "SUCCESS"
+
+
+def test_waiting_calls_run_one_by_one(app: Celery) -> None:
+    with DLockKit(app, eager=False) as kit:
+        task = task_of(app, on_conflict="queue", key="all")
+        with kit.held(task, 0):
+            results = [task.delay(number) for number in (1, 2)]
+            kit.run_all()
+            assert [waiter.position for waiter in kit.waiting(task)] == [1, 2]
+            assert len(kit.waiting(task, 0)) == 2
+        assert kit.run_next()
+        assert [result.state for result in results] == ["SUCCESS", "QUEUED"]
+        kit.run_all()
+        assert [result.get(timeout=1) for result in results] == [1, 2]
+
+
+def test_run_next_needs_published_calls(kit: DLockKit) -> None:
+    with pytest.raises(DLockError, match="calls run eagerly"):
+        kit.run_next()
+
+
+def test_run_next_needs_the_memory_broker(app: Celery) -> None:
+    app.conf.broker_url = "redis://127.0.0.1:1"
+    with DLockKit(app, eager=False) as kit, pytest.raises(DLockError, match="the broker is 'redis', expected"):
+        kit.run_next()
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_calls_run_in_a_worker_of_the_test(app: Celery) -> None:
+    with DLockKit(app, eager=False) as kit:
+        task = task_of(app, on_conflict="queue")
+        with start_worker(app, pool="threads", perform_ping_check=False, shutdown_timeout=20):
+            with kit.held(task, 1):
+                result = task.delay(1)
+                eventually(lambda: len(kit.waiting(task)) == 1)
+            assert result.get(timeout=20) == 1
+            eventually(lambda: not kit.waiting(task))
+
+
+def test_events_tell_what_happened(kit: DLockKit, app: Celery) -> None:
+    task_of(app).delay(1)
+    assert [(event.kind, event.task) for event in kit.events] == [("acquired", "kit.run"), ("released", "kit.run")]
+
+
+def test_assertions_on_names(app: Celery) -> None:
+    task = task_of(app)
+    assert_excludes(task.s(1), task.s(number=1))
+    assert_separate(task.s(1), task.s(2))
+    with pytest.raises(AssertionError, match="may run at the same time: their locks are"):
+        assert_excludes(task.s(1), task.s(2))
+    with pytest.raises(AssertionError, match="exclude each other: both have the lock"):
+        assert_separate(task.s(1), task.s(1))
+
+
+def test_assert_runs_once_fails_without_once_per(kit: DLockKit, app: Celery) -> None:
+    del kit
+    assert_runs_once(task_of(app, once_per=60), (1,))
+    with pytest.raises(AssertionError, match=r"kit\.other ran twice: expected once_per"):
+        assert_runs_once(singleton_task(app=app, name="kit.other")(lambda_body))
+
+
+def lambda_body() -> None: ...
+
+
+def test_assert_locked_needs_a_lock(kit: DLockKit, app: Celery) -> None:
+    del kit
+    with pytest.raises(AssertionError, match="this code runs without a lock"):
+        assert_locked()
+    with Lock("stock", app=app):
+        assert_locked()
+    assert task_of(app, assert_locked).delay(1).state == "SUCCESS"
+
+
+def test_beats_send_each_tick_and_it_runs_once(kit: DLockKit, app: Celery) -> None:
+    task_of(app, once_per="tick")
+    app.conf.beat_schedule = {"hourly": {"task": "kit.run", "schedule": 3600.0, "args": (1,)}}
+    sent = run_beats(app, n=3, hours=5)
+    assert [tick.runs for tick in sent] == [1] * 5
+    assert [len(tick.states) for tick in sent] == [3] * 5
+    del kit
+
+
+def test_beats_need_the_kit(app: Celery) -> None:
+    with pytest.raises(DLockError, match=r"expected run_beats\(\) within the fixture dlock"):
+        run_beats(app)

@@ -1,0 +1,167 @@
+"""``LockControl.workers()`` and ``dlock list --workers``: what live workers say, and what is said without an answer."""
+
+import json
+import signal
+
+import pytest
+from celery import Celery
+from celery.bin.celery import celery as celery_command
+from celery.utils.collections import AttributeDict
+from click.testing import CliRunner
+from kombu.transport.memory import Transport as MemoryTransport
+from kombu.utils.objects import cached_property
+
+from celery_dlock.control import LockControl, WorkerView
+from celery_dlock.control.workers import _views
+from celery_dlock.worker.inspection import held_locks
+from tests.support.polling import eventually
+from tests.support.servers import LOCK_USER, OPERATOR_USER
+
+APP = "tests.support.apps.operating"
+
+
+class WithoutFanout(MemoryTransport):
+    """A broker like SQS, which knows no exchange of the type fanout."""
+
+    @cached_property
+    def implements(self):
+        return MemoryTransport.implements.extend(exchange_type=frozenset(["direct"]))
+
+
+@pytest.fixture
+def operator(load_app, lock_url):
+    """An app with an operator's rights, and a LockControl of it."""
+    module = load_app(APP)
+    module.app.conf.dlock_url = lock_url.replace(f"{LOCK_USER}:", f"{OPERATOR_USER}:")
+    with LockControl(module.app) as control:
+        yield module, control
+
+
+def elsewhere(lock_url, broker, **conf):
+    app = Celery("elsewhere", broker=broker, set_as_current=False)
+    app.conf.update(dlock_url=lock_url, **conf)
+    return LockControl(app)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_worker_tells_what_it_holds_its_pool_and_its_watchdog(start_worker, operator, pool):
+    module, control = operator
+    worker = start_worker(APP, pool=pool)
+    held = module.sync.delay("ada", secret="s3cret")  # it must not be shown
+    eventually(lambda: control.locks().items, within=20)
+    # The child writes its record as held after the store has the lock.
+    eventually(lambda: control.workers().workers[0].held == 1, within=10)
+    found = control.workers()
+    (view,) = found.workers
+    assert found.problem == ""
+    assert (view.worker, view.pool, view.watchdog, view.held) == (worker.node, pool, "ok", 1)
+    assert view.pid == worker.pid
+    assert view.scanned < 5
+    (lease,) = view.leases
+    holder = control.lock(lease.name).holder
+    assert (lease.task, lease.task_id, lease.acquisition) == ("shop.sync", held.id, holder.acquisition)
+    assert (lease.pid, lease.ttl, 0 < lease.expires_in <= 10) == (holder.pid, 10, True)
+    assert "s3cret" not in repr(found)
+    module.history.rpush("gate:ada", "open")
+    held.get(timeout=20)
+    eventually(lambda: control.workers().workers[0].held == 0, within=10)
+
+
+@pytest.mark.core
+def test_list_of_workers_shows_a_row_for_each_lease_and_json(start_worker, operator):
+    module, control = operator
+    worker = start_worker(APP)
+    for customer in ("ada", "bob"):
+        module.sync.delay(customer)
+    eventually(lambda: len(control.locks().items) == 2, within=20)
+    eventually(lambda: control.workers().workers[0].held == 2, within=10)
+
+    def run(*words):
+        return CliRunner().invoke(celery_command, ["-A", APP, "dlock", "list", "--workers", *words])
+
+    rows = [line.split("\t") for line in run().stdout.splitlines()]
+    assert [row[:2] + row[3:4] for row in rows] == [[worker.node, "prefork", "ok"]] * 2
+    assert sorted(row[4].split(":")[1] for row in rows) == ["ada", "bob"]
+    (one,) = run("--name", "shop.sync:bob:*").stdout.splitlines()
+    assert "shop.sync:bob:" in one
+    assert "(holds nothing that matches)" in run("--task", "shop.other").stdout
+    document = json.loads(run("--json").stdout)
+    assert [len(item["leases"]) for item in document["items"]] == [2]
+    assert run("--state", "held").exit_code == 2
+    for customer in ("ada", "bob"):
+        module.history.rpush(f"gate:{customer}", "open")
+
+
+@pytest.mark.core
+def test_stopped_worker_is_reported_as_no_answer(start_worker, operator):
+    _, control = operator
+    worker = start_worker(APP, pool="threads")
+    eventually(lambda: control.workers().workers, within=10)
+    worker.signal(signal.SIGSTOP)
+    assert control.workers(timeout=0.2).problem == "no worker answered within 0.2 s"
+    result = CliRunner().invoke(celery_command, ["-A", APP, "dlock", "list", "--workers"])
+    assert (result.exit_code, "no worker answered" in result.output) == (1, True)
+
+
+def test_broker_without_remote_control_is_reported(lock_url):
+    with elsewhere(lock_url, "memory://", broker_transport=f"{__name__}:WithoutFanout") as control:
+        assert "has no remote control" in control.workers().problem
+
+
+def test_remote_control_that_is_off_is_reported(lock_url):
+    with elsewhere(lock_url, "memory://", worker_enable_remote_control=False) as control:
+        assert "remote control is off" in control.workers().problem
+
+
+def test_broker_that_is_away_is_reported_and_raises_nothing(lock_url):
+    with elsewhere(lock_url, "redis://127.0.0.1:1/0") as control:
+        found = control.workers(timeout=0.2)
+    assert (found.unreachable, "the broker did not answer" in found.problem) == (True, True)
+
+
+def test_broker_that_hangs_is_reported_in_time(lock_url, own_server):
+    """A stopped broker accepts connections, and never answers."""
+    broker = own_server()
+    broker.pause()
+    with elsewhere(lock_url, broker.url()) as control:
+        found = control.workers(timeout=0.2)
+    broker.resume()
+    assert (found.unreachable, "did not answer" in found.problem) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ({"error": "KeyError('dlock')"}, "it does not know the command"),
+        ({"error": "boom"}, "boom"),
+        ({"version": "9", "pool": "solo", "pid": 7, "off": "dlock_enabled is off"}, "dlock_enabled is off"),
+        (["nonsense"], "cannot be read"),
+        (None, "cannot be read"),
+        ({"version": "9", "pool": "solo", "pid": 7, "scanned": None, "held": 1, "leases": [[1]]}, "cannot be read"),
+    ],
+)
+def test_unusable_answer_is_shown_as_a_problem(answer, problem):
+    (view,) = _views({"w1": answer})
+    assert (view.worker, problem in view.problem, view.leases) == ("w1", True, ())
+
+
+@pytest.mark.parametrize(
+    ("running", "scanned", "held", "watchdog"),
+    [
+        (True, 0.1, 1, "ok"),
+        (True, None, 0, "ok"),
+        (True, 60.0, 1, "late"),
+        (False, 60.0, 1, "dead"),
+        (False, 60.0, 0, "idle"),
+    ],
+)
+def test_watchdog_health_follows_from_its_last_round(running, scanned, held, watchdog):
+    answer = {"version": "9", "pool": "p", "pid": 7, "running": running, "scanned": scanned, "held": held, "leases": []}
+    assert list(_views({"w": answer})) == [WorkerView("w", "9", "p", 7, watchdog, scanned, held)]
+
+
+def test_worker_that_takes_no_locks_says_so():
+    app = Celery("off", broker="memory://", set_as_current=False)
+    answer = held_locks(AttributeDict(app=app, consumer=None))
+    assert "it takes no locks" in answer["off"]

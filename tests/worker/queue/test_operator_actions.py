@@ -1,0 +1,37 @@
+"""Real messages that an operator requeues or drops."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_dlock.control import LockControl
+from celery_dlock.store.model import Identity
+from tests.conftest import WORKERS
+from tests.support.environments.queueing import running_stage
+from tests.support.polling import eventually
+from tests.support.stores import name_in, store_at
+
+
+def test_requeued_dead_letter_runs_and_dropped_ones_end_revoked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    with running_stage(tmp_path) as stage, LockControl(stage.app, user="alice") as control:
+        request.node.stash[WORKERS] = stage.workers
+        task, n = stage.tasks.parcel, stage.fresh()
+        name = name_in(stage.keys(task, n))
+        with stage.hold(task, n):
+            again, given_up, waiter = (stage.park(task, n)[0] for _ in range(3))
+            store = store_at(stage.app.conf.dlock_url, timeout=3)
+            for result in (again, given_up):
+                store.remove_waiter(name, Identity(result.id).digest, uuid4().hex, dead_letter=True)
+            store.close()
+            assert {letter.task_id for letter in control.dead_letters()} == {again.id, given_up.id}
+            assert control.requeue(name.text, Identity(again.id).digest)
+            assert control.drop(name.text, Identity(given_up.id).digest, reason="too late")
+            assert control.drop(name.text, Identity(waiter.id).digest)
+            assert control.dead_letters() == ()
+        assert again.get(timeout=20) == n
+        for result in (given_up, waiter):
+            eventually(lambda result=result: result.state == "REVOKED", message="its end is not stored")
+        with pytest.raises(TaskRevokedError, match=r"dropped by operator alice@.*: too late"):
+            given_up.get(timeout=5)
