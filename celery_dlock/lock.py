@@ -14,7 +14,8 @@ from .locking.lease import Lease, NullLease
 from .options.durability import durability_of
 from .options.validation import Seconds, invalid_value, seconds_within, ttl_seconds
 from .runtime import Runtime
-from .store.model import AcquireRequest, Held, Holder, held_by
+from .store.holder_model import Holder, held_by
+from .store.model import AcquireRequest, Held
 
 if TYPE_CHECKING:
     from typing_extensions import Self

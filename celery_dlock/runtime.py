@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .keys.key_spec import LockName
-    from .store.base import QueueStore
     from .store.model import Grant, Released
+    from .store.queue_base import QueueStore
 
 __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 

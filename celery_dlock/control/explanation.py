@@ -14,7 +14,8 @@ from celery.exceptions import TaskRevokedError
 from ..errors import DLockError
 from ..keys.lock_name import name_from_text
 from ..messaging.results import QUEUED
-from ..store.model import CUT, shown_time
+from ..store.holder_model import shown_time
+from ..store.model import CUT
 from ..store.operator_model import ClaimView, DeadLetter, HolderView, LockView, RunView, WaiterView
 from ..utils.background import begin_thread
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
-from ..store.base import ClaimStore
+from ..store.queue_base import ClaimStore
 from ..store.queue_model import ClaimRequest
 from ..utils.background import Loop
 from ..utils.clock import Clock

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from ..counters.recorder import Recorder, lease_hooks
 from ..errors import LockLost, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreUnavailable
 from ..keys.lock_name import LockName
-from ..store.base import QueueStore, ReleaseRequest, call_again_if_reply_lost
+from ..store.base import ReleaseRequest, call_again_if_reply_lost
 from ..store.circuit_breaker import CircuitBreaker, shared_states
+from ..store.holder_model import Holder
 from ..store.model import (
     Acquired,
     AcquireRequest,
     Duplicate,
     Grant,
     Held,
-    Holder,
     NoMajority,
     Parked,
     Refusal,
@@ -31,6 +31,7 @@ from ..store.model import (
     Unknown,
     Used,
 )
+from ..store.queue_base import QueueStore
 from ..store.queue_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
@@ -40,6 +41,7 @@ from .events import Kind, Listeners, Loss, LossCause
 from .lease import Lease, drift_margin, loss_grace
 from .lease_table import LeaseRecord, LeaseState, LeaseTable
 from .owner import OwnerContext
+from .scan_alarm import ScanAlarm
 from .waiting import Line, RecentWake
 
 __all__ = ["LockClient"]
@@ -50,8 +52,6 @@ ATTEMPTS = 2
 VOTES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
 #: Maximum number of waiters in a listing.
 NAMED = 100
-#: Seconds without a scan by the watchdog after which an acquire logs an error. Longer than any round of it.
-UNWATCHED = 10.0
 
 
 class LockClient:
@@ -90,7 +90,7 @@ class LockClient:
         self._recent_wake = RecentWake(clock)
         self._recorder = recorder
         self._taken, self._released = lease_hooks(recorder, listeners.wants, listeners.hears, self._breaker.time_next)
-        self._warned = False
+        self._scan_alarm = ScanAlarm(lease_table)
 
     def acquire(self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest) -> Lease | Refusal:
         """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
@@ -323,15 +323,7 @@ class LockClient:
         if not self._wake():
             self._give_back(record, context)
             raise StoreNotReady(f"{record.name} is not taken: the thread that renews leases cannot be started")
-        looked_at = self._lease_table.scanned_at
-        unwatched = 0 < looked_at < now - UNWATCHED
-        if unwatched and not self._warned:
-            logger.error(
-                "%s: the watchdog has not looked at the leases of this process for %.0f s; unless it does, this lease "
-                "is not renewed and ends in %.0f s",
-                record.name, now - looked_at, record.ttl,
-            )  # fmt: skip
-        self._warned = unwatched
+        self._scan_alarm.check(record, now)
 
     def _undo(self, record: LeaseRecord, context: OwnerContext, error: StoreUnavailable) -> None:
         if isinstance(error, ReplyLost | NotConfirmed):  # other errors: the store executed nothing

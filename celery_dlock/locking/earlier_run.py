@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from ..keys.lock_name import LockName
-from ..store.base import QueueStore
-from ..store.model import AcquireRequest, Holder, Requester, Used
+from ..store.holder_model import Holder
+from ..store.model import AcquireRequest, Requester, Used
+from ..store.queue_base import QueueStore
 from ..utils.clock import Clock
 from .lease import Lease
 

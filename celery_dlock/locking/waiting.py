@@ -19,7 +19,8 @@ from typing import Final
 from ..errors import StoreUnavailable
 from ..keys.lock_name import LockName
 from ..store.base import ReleaseListener
-from ..store.model import AcquireRequest, Held, Holder, Refusal
+from ..store.holder_model import Holder
+from ..store.model import AcquireRequest, Held, Refusal
 from ..store.operator_model import OPERATOR
 from ..utils.clock import Clock
 from .lease import Lease

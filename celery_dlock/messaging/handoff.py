@@ -30,7 +30,7 @@ from .results import store_revoked
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..store.base import QueueStore
+    from ..store.queue_base import QueueStore
 
 __all__ = ["GrantPublisher", "end"]
 

@@ -9,9 +9,9 @@ from ..errors import InvalidLockOptions
 from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
-    from .base import QueueStore
     from .memory.store import MemoryStore
     from .operator import OperatorStore
+    from .queue_base import QueueStore
     from .redis.topology import Topology
     from .server_model import Quarantine
 

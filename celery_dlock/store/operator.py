@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ..keys.lock_name import LockName
-from .base import QueueStore
 from .model import Grant
 from .operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
+from .queue_base import QueueStore
 
 __all__ = ["OperatorStore"]
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..options.durability import PRIMARY, Durability
-from .model import Requester, shown_time
+from .holder_model import shown_time
+from .model import Requester
 
 __all__ = ["ClaimRequest", "ExistingCall", "Waiter", "Waiting"]
 

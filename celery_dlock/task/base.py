@@ -1,6 +1,6 @@
 """SingletonTask: a task that runs once at a time.
 
-Longer than 300 lines because the docstrings of this class are its API reference.
+Above 300 lines: the docstrings of this class are its API reference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..messaging import ticks
 from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..options.permissions import Permissions
 from ..runtime import Runtime
-from ..store.model import LastRun
+from ..store.holder_model import LastRun
 from ..store.queue_model import Waiting
 from . import hooks, once_per, unique
 from .call_options import (

@@ -17,7 +17,7 @@ from ..options.lock_options import LockOptions
 from ..options.other_libraries import equivalent
 from ..options.overrides import overridden
 from ..options.validation import ALL_OPTIONS
-from ..store.model import LastRun
+from ..store.holder_model import LastRun
 from ..utils.text import did_you_mean
 from .base import SingletonTask
 from .validation import task_signature

@@ -11,7 +11,7 @@ from ..options.validation import invalid_value
 from .call_options import ARGUMENT, Call, LockedTask, call_of, headers_for
 
 if TYPE_CHECKING:
-    from ..store.model import LastRun
+    from ..store.holder_model import LastRun
 
 __all__ = ["forget", "last_run", "resolve"]
 

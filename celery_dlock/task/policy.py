@@ -10,7 +10,8 @@ from typing import Literal
 
 from ..options.lock_options import LockOptions
 from ..options.validation import as_seconds
-from ..store.model import CUT, Duplicate, Held, Holder, Parked, Queued, Refusal, Unknown, Used, held_by, shown_time
+from ..store.holder_model import Holder, held_by, shown_time
+from ..store.model import CUT, Duplicate, Held, Parked, Queued, Refusal, Unknown, Used
 
 __all__ = [
     "AckParked",

@@ -2,7 +2,7 @@
 
 This happens after the process of a holder or of a granted waiter died, or after a hand-off failed.
 
-Longer than 300 lines: one thread does all steps of a round in a fixed order, so they stay together.
+Above 300 lines: one thread does all steps of a round in a fixed order, so they stay together.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import BUCKETS, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
 from ..runtime import Runtime
-from ..store.base import FOREIGN_MS
 from ..store.model import Grant
+from ..store.queue_base import FOREIGN_MS
 from ..utils.background import Loop, begin_thread
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng

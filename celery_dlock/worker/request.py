@@ -1,6 +1,6 @@
 """The worker's request class: one delivery of one message in the main process.
 
-This module is longer than others, because Celery's request class has a hook for each way in which a run ends.
+Above 300 lines: Celery's request class has a hook for each way in which a run ends.
 """
 
 from __future__ import annotations

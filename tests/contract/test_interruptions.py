@@ -19,7 +19,7 @@ from celery_dlock.locking import owner
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.messaging.message import PROPERTY, Delivery
 from celery_dlock.runtime import Runtime
-from celery_dlock.store.model import LastRun
+from celery_dlock.store.holder_model import LastRun
 from celery_dlock.task import execution
 
 OURS = str(Path(celery_dlock.__file__).parent)

@@ -1,9 +1,9 @@
 """A store at a URL, for tests and benchmarks."""
 
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.base import QueueStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.queue_base import QueueStore
 from celery_dlock.store.redis.keys import LockKeys
 
 

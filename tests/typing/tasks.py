@@ -14,7 +14,7 @@ from typing_extensions import assert_type
 
 from celery_dlock import Lease, Lock, LockHeld, LockOptions, SingletonTask, singleton_task
 from celery_dlock.locking.lease import BypassLease, NullLease
-from celery_dlock.store.model import Holder
+from celery_dlock.store.holder_model import Holder
 
 app = Celery("typed")
 

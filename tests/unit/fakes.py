@@ -17,7 +17,8 @@ from celery_dlock.locking.watchdog import TICK, Watchdog
 from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.runtime import WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseListener, ReleaseRequest
-from celery_dlock.store.model import Acquired, AcquireRequest, Held, Holder, Released, Renewal, Requester
+from celery_dlock.store.holder_model import Holder
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Released, Renewal, Requester
 
 
 class FakeClock:

@@ -1,4 +1,7 @@
-"""The records of the memory store, and its clock."""
+"""The records of the memory store, and its clock.
+
+Above 300 lines: `MemoryRecords` has a short method for each record that the rules read or write.
+"""
 
 from __future__ import annotations
 

@@ -14,9 +14,11 @@ from typing import Final
 from ...errors import InvalidLockOptions, NotConfirmed, StoreUnavailable
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
-from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
-from ..model import Acquired, AcquireRequest, Grant, Holder, LastRun, Refusal, Released, Renewal
+from ..base import ReleaseListener, ReleaseRequest
+from ..holder_model import Holder, LastRun
+from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
+from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from ..rules import claims, operator, queue, release, runs
 from ..rules.acquire import acquire

@@ -11,7 +11,7 @@ from .connection import ErrorReply, RespConnection
 from .scripts import ScriptVariant
 from .server_errors import error_from_reply
 
-__all__ = ["Call", "ScriptPipeline", "execute", "execute_confirmed"]
+__all__ = ["Call", "ExistsPipeline", "ScriptPipeline", "execute", "execute_confirmed", "read_hash"]
 
 #: A command, and the confirmation that its writes need.
 Call: TypeAlias = tuple[ScriptVariant, tuple[str, ...], Durability]
@@ -90,6 +90,22 @@ class ScriptPipeline:
             if durability != PRIMARY and type(reply) is not ErrorReply and self._wrote(reply):
                 replies[index] = _shortfall(durability, by_kind[durability.fsync], connection.timeout) or reply
         return replies
+
+
+class ExistsPipeline:
+    """Many EXISTS commands in one write."""
+
+    def send(self, connection: RespConnection, calls: Sequence[tuple[str, tuple[str]]]) -> None:
+        keys = [key.encode() for _, (key,) in calls]
+        connection.send(b"".join([b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]))
+
+    def read(self, connection: RespConnection, calls: Sequence[Any]) -> list[Any]:
+        return [connection.read() for _ in calls]
+
+
+def read_hash(connection: RespConnection, key: str) -> Any:
+    """Return all fields and values of a hash, in turns."""
+    return connection.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))
 
 
 def _waits(calls: Sequence[Call]) -> list[Durability]:

@@ -19,9 +19,9 @@ from . import operator_replies as replies
 from .connection import ErrorReply, RespConnection
 from .execution import ScriptPipeline
 from .keys import LockKeys, audit_key
-from .replies import grant
+from .replies import grant, pairs
 from .server_errors import error_from_reply
-from .store import RedisStore, _pairs
+from .store import RedisStore
 
 __all__ = ["RedisOperatorStore"]
 
@@ -186,7 +186,7 @@ class RedisOperatorStore(RedisStore):
 
     def audit(self, limit: int) -> list[str]:
         reply = self._run_safe(commands.list_index([audit_key(self._prefix)], -limit, -1))
-        return [member.decode("utf-8", "replace") for _, members in _pairs(reply) for member in members[::2]]
+        return [member.decode("utf-8", "replace") for _, members in pairs(reply) for member in members[::2]]
 
     def _indexed(self, index: Callable[[LockKeys], str]) -> Iterator[tuple[int, str, float]]:
         """Yield the members of an index of all buckets: bucket, member and score."""

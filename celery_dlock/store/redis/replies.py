@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ...errors import StoreUnavailable
 from ...keys.lock_name import idempotency_key
-from ..model import (
-    Duplicate,
-    Grant,
-    Held,
-    Holder,
-    LastRun,
-    Parked,
-    Queued,
-    Refusal,
-    Tombstoned,
-    Unknown,
-    Used,
-    owner_of,
-)
+from ..holder_model import Holder, LastRun
+from ..model import Duplicate, Grant, Held, Parked, Queued, Refusal, Tombstoned, Unknown, Used, owner_of
 from ..operator_model import OPERATOR
 from ..queue_model import ExistingCall, Waiter
+from .connection import ErrorReply
+from .server_errors import overwritten
 
-__all__ = ["first", "grant", "holder", "refusal", "use", "waiter"]
+__all__ = ["first", "grant", "holder", "pairs", "refusal", "renewed", "unexecuted", "use", "waiter"]
 
 
 def refusal(reply: Sequence[Any], identity: str) -> Refusal:
@@ -154,3 +145,21 @@ def waiter(rank: bytes, names: bytes) -> Waiter:
     except (TypeError, ValueError):
         task = task_id = ""
     return Waiter(task, task_id, float(rank) / 1e6)
+
+
+def pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Return the pairs of a reply in which keys and values alternate."""
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def unexecuted(reply: Any) -> bool:
+    """Return whether the server refused to execute a renewal (a replica, a full disk), so the lease may still stand."""
+    return type(reply) is ErrorReply and not overwritten(reply)
+
+
+def renewed(reply: Any) -> bool | None:
+    """Return whether a lease was renewed; None if the server did not execute the renewal."""
+    if isinstance(reply, StoreUnavailable) or unexecuted(reply):
+        return None
+    # If another program overwrote the key, this lease is lost. The other leases must still be renewed.
+    return type(reply) is not ErrorReply and bool(reply)

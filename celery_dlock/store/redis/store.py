@@ -1,29 +1,31 @@
 """Locks on Redis or Valkey, on the servers of one topology.
 
-Longer than 300 lines: it has a short method for each method of the store contract.
+Above 300 lines: it has a short method for each method of the store contract.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.log import logger
-from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest, call_again_if_reply_lost
-from ..model import Acquired, AcquireRequest, Grant, Holder, LastRun, Refusal, Released, Renewal
+from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
+from ..holder_model import Holder, LastRun
+from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal
+from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
 from .commands import Command
-from .connection import ErrorReply, RespConnection
-from .execution import ScriptPipeline, execute, execute_confirmed
+from .connection import ErrorReply
+from .execution import ExistsPipeline, ScriptPipeline, execute, execute_confirmed, read_hash
 from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
-from .server_errors import error_from_reply, overwritten, quarantined
+from .server_errors import error_from_reply, quarantined
 from .server_info import read_info, store_info
 from .topology import Pipeline, Topology
 from .wakeups import Wakeups
@@ -100,8 +102,8 @@ class RedisStore:
             if set(map(type, answered)) == {int}:
                 answers += map(bool, answered)
             else:
-                refusals += filter(_unexecuted, answered)
-                answers += map(_renewed, answered)
+                refusals += filter(replies.unexecuted, answered)
+                answers += map(replies.renewed, answered)
         if refusals:
             # Build the error even if other leases were renewed: this makes the topology look for a promoted server.
             error = self._exception_for(refusals[0])
@@ -235,14 +237,14 @@ class RedisStore:
         found_replies = self._collect(ScriptPipeline(), [(*one, PRIMARY) for one in built], refusals) if built else []
         # If a server does not answer or refuses, the next round reads its buckets.
         answered = [(part, reply) for part, reply in zip(parts, found_replies, strict=True) if isinstance(reply, list)]
-        found = [(part[number - 1], names) for part, reply in answered for number, names in _pairs(reply)]
+        found = [(part[number - 1], names) for part, reply in answered for number, names in replies.pairs(reply)]
         error = self._exception_for(refusals[0]) if refusals else None
         if error is not None and not found:
             raise error
         return [LockName(name.decode(), bucket) for bucket, names in found for name in names]
 
     def _existing(self, indexes: Sequence[str], buckets: Sequence[int], refusals: list[ErrorReply]) -> list[list[int]]:
-        found = self._collect(_Exists(), [("EXISTS", (indexes[bucket],)) for bucket in buckets], refusals)
+        found = self._collect(ExistsPipeline(), [("EXISTS", (indexes[bucket],)) for bucket in buckets], refusals)
         return [[bucket] for bucket, reply in zip(buckets, found, strict=True) if reply == 1]
 
     def _collect(self, pipeline: Pipeline, calls: Sequence[Any], refusals: list[ErrorReply]) -> list[Any]:
@@ -265,7 +267,7 @@ class RedisStore:
         return bool(self._read_hash(presence_key(self._prefix, broker)))
 
     def _read_hash(self, key: str) -> dict[str, str]:
-        reply = self._topology.call(key, _fields, key)
+        reply = self._topology.call(key, read_hash, key)
         if type(reply) is ErrorReply:
             raise self._exception_for(reply)
         texts = [part.decode("utf-8", "replace") for part in reply]
@@ -366,34 +368,3 @@ class RedisStore:
             if isinstance(reply, StoreUnavailable):
                 raise reply
         return collected
-
-
-class _Exists:
-    """Many EXISTS commands in one write."""
-
-    def send(self, connection: RespConnection, calls: Sequence[tuple[str, tuple[str]]]) -> None:
-        keys = [key.encode() for _, (key,) in calls]
-        connection.send(b"".join([b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]))
-
-    def read(self, connection: RespConnection, calls: Sequence[Any]) -> list[Any]:
-        return [connection.read() for _ in calls]
-
-
-def _pairs(reply: list[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(reply[::2], reply[1::2], strict=True)
-
-
-def _unexecuted(reply: Any) -> bool:
-    """Return whether the server refused to execute a renewal (a replica, a full disk), so the lease may still stand."""
-    return type(reply) is ErrorReply and not overwritten(reply)
-
-
-def _renewed(reply: Any) -> bool | None:
-    if isinstance(reply, StoreUnavailable) or _unexecuted(reply):
-        return None
-    # If another program overwrote the key, this lease is lost. The other leases must still be renewed.
-    return type(reply) is not ErrorReply and bool(reply)
-
-
-def _fields(connection: RespConnection, key: str) -> Any:
-    return connection.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))

@@ -10,9 +10,10 @@ from ...errors import ReplyLost, ReplyTimeout, StoreQuarantined, StoreRefused, S
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock
 from ...utils.log import logger
-from ..base import QueueStore, ReleaseRequest, call_again_if_reply_lost
+from ..base import ReleaseRequest, call_again_if_reply_lost
 from ..circuit_breaker import CircuitBreaker, ShardStates
 from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal
+from ..queue_base import QueueStore
 from .fanout import PendingReplies
 
 __all__ = ["Member", "QuorumMember"]

@@ -1,6 +1,6 @@
 """Locks on several independent servers. A lock is held if a majority of the servers holds it (Redlock).
 
-Longer than 300 lines: it has a method for each of the contract's.
+Above 300 lines: it has a method for each of the contract's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
 from ..base import ReleaseListener, ReleaseRequest
-from ..model import Acquired, AcquireRequest, Holder, LastRun, NoMajority, Refusal, Released, Renewal
+from ..holder_model import Holder, LastRun
+from ..model import Acquired, AcquireRequest, NoMajority, Refusal, Released, Renewal
 from ..server_model import StoreInfo
 from . import voting
 from .endpoint import SameServer

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..model import Acquired, Duplicate, Held, Holder, LastRun, NoMajority, Refusal, Unknown, Used
+from ..holder_model import Holder, LastRun
+from ..model import Acquired, Duplicate, Held, NoMajority, Refusal, Unknown, Used
 
 __all__ = ["agreed_seed", "best_known", "majority_holder", "majority_of", "outcome", "renewed", "seed_of"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ..base import QueueStepResult
 from ..model import Grant
+from ..queue_base import QueueStepResult
 from ..queue_model import Waiter, Waiting
 from .records import DONE_MS, LockRecord, Records
 from .views import first_line, task_of

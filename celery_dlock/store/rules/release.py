@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base import ReleaseRequest
-from ..model import Grant, Holder, Released
+from ..holder_model import Holder
+from ..model import Grant, Released
 from .queue import end_grant, grant_next, sweep, unpublished_grant
 from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
 from .runs import save_run_mark

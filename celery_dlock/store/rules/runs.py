@@ -6,7 +6,7 @@ from typing import Literal
 
 from ...keys.lock_name import idempotency_key
 from ..base import ReleaseRequest
-from ..model import LastRun
+from ..holder_model import LastRun
 from .records import DONE_MS, TOMBSTONE_MS, Records, RunMark
 from .views import run_holder
 

@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from ..model import Holder, owner_of
+from ..holder_model import Holder
+from ..model import owner_of
 from ..operator_model import OPERATOR
 from .records import LockRecord, Records, RunMark
 

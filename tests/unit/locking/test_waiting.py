@@ -10,7 +10,8 @@ import pytest
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.locking import waiting
 from celery_dlock.locking.waiting import AFTER_EXPIRY, AT_ONCE, RECENT, SERVER_LATE, Line, RecentWake
-from celery_dlock.store.model import AcquireRequest, Duplicate, Held, Holder, Requester, Tombstoned
+from celery_dlock.store.holder_model import Holder
+from celery_dlock.store.model import AcquireRequest, Duplicate, Held, Requester, Tombstoned
 from tests.unit.fakes import FakeClock, a_name
 
 NAME, OTHER = a_name("x"), a_name("y")

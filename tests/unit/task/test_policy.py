@@ -10,7 +10,8 @@ import pytest
 
 from celery_dlock.options.lock_options import LockOptions
 from celery_dlock.options.values import AFTER_WAIT, POLICIES
-from celery_dlock.store.model import Duplicate, Held, Holder, Tombstoned, Unknown, Used
+from celery_dlock.store.holder_model import Holder
+from celery_dlock.store.model import Duplicate, Held, Tombstoned, Unknown, Used
 from celery_dlock.task.policy import (
     ConflictContext,
     DropDuplicate,

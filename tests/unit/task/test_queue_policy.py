@@ -10,7 +10,8 @@ import pytest
 
 from celery_dlock.options.lock_options import LockOptions
 from celery_dlock.options.values import OVERFLOW, POLICIES
-from celery_dlock.store.model import Duplicate, Grant, Held, Holder, Parked, Queued, Used
+from celery_dlock.store.holder_model import Holder
+from celery_dlock.store.model import Duplicate, Grant, Held, Parked, Queued, Used
 from celery_dlock.task.policy import (
     AckParked,
     ConflictContext,

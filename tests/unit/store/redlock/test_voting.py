@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.store.model import Acquired, Duplicate, Held, Holder, LastRun, NoMajority, Tombstoned, Unknown, Used
+from celery_dlock.store.holder_model import Holder, LastRun
+from celery_dlock.store.model import Acquired, Duplicate, Held, NoMajority, Tombstoned, Unknown, Used
 from celery_dlock.store.redlock.voting import (
     agreed_seed,
     best_known,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_dlock.store.model import LastRun
+from celery_dlock.store.holder_model import LastRun
 from celery_dlock.store.queue_model import ExistingCall, Waiter
 
 pytestmark = pytest.mark.core

@@ -1,0 +1,35 @@
+"""The alarm of a lock client: the watchdog has stopped to look at the leases of its process."""
+
+from __future__ import annotations
+
+from ..utils.log import logger
+from .lease_table import LeaseRecord, LeaseTable
+
+__all__ = ["UNWATCHED", "ScanAlarm"]
+
+#: Seconds without a scan by the watchdog after which an acquire logs an error. Longer than any round of it.
+UNWATCHED = 10.0
+
+
+class ScanAlarm:
+    """Log an error if the watchdog has not scanned the lease table lately, and again only after a scan.
+
+    Args:
+        lease_table: The lease table of this process.
+    """
+
+    def __init__(self, lease_table: LeaseTable) -> None:
+        self._lease_table = lease_table
+        self._raised = False
+
+    def check(self, record: LeaseRecord, now: float) -> None:
+        """Check the last scan. ``record`` is the lease that was acquired at ``now`` on the monotonic clock."""
+        scanned_at = self._lease_table.scanned_at
+        unwatched = 0 < scanned_at < now - UNWATCHED
+        if unwatched and not self._raised:
+            logger.error(
+                "%s: the watchdog has not looked at the leases of this process for %.0f s; unless it does, this lease "
+                "is not renewed and ends in %.0f s",
+                record.name, now - scanned_at, record.ttl,
+            )  # fmt: skip
+        self._raised = unwatched

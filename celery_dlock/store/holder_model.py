@@ -1,0 +1,91 @@
+"""The holder of a lock and the last run of a name: values of the store contract that are shown to people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Literal
+
+from .operator_model import OPERATOR
+
+__all__ = ["Holder", "LastRun", "held_by", "shown_time"]
+
+
+def shown_time(seconds: float) -> str:
+    """Format a time of the store's clock for people: in UTC, with its zone, the same in logs, errors and results."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The holder of a lock, or the earlier run that a run mark describes.
+
+    Args:
+        task: The name of its task; None for a ``Lock`` outside any task.
+        task_id: The id of its task; None for a ``Lock`` outside any task.
+        node: The node name of its worker, or the host name. For an operator's hold: the reason.
+        pid: Its process id; 0 if the lock is granted to a waiter, or held by an operator.
+        since: The time of the acquisition, or of the earlier run's success, in seconds since the epoch (store's clock).
+        owner: The owner; "" if there is none; ``operator:`` and a name for an operator's hold.
+        identity: The digest of its message's identity; "" for a ``Lock`` outside any message.
+        token: Its fencing token; None for an earlier run.
+        hold_count: How often the owner has entered the lock.
+        releasing: Its body has ended, and its release follows.
+        expires_in: Seconds until its lease expires.
+        kept_by_min_hold: The holder has released the lock, and ``min_hold`` keeps it until its time has passed.
+    """
+
+    task: str | None
+    task_id: str | None
+    node: str
+    pid: int | None
+    since: float
+    owner: str = ""
+    identity: str = ""
+    token: int | None = None
+    hold_count: int = 1
+    releasing: bool = False
+    expires_in: float = 0.0
+    kept_by_min_hold: bool = False
+    #: The run retried itself, and only its retry may take the lock (``keep_on_retry``).
+    reserved_for_retry: bool = False
+
+    def __str__(self) -> str:
+        if self.owner.startswith(OPERATOR):
+            return f"operator {self.owner.removeprefix(OPERATOR)} ({self.node or 'no reason given'})"
+        if self.pid == 0:  # a grant
+            return f"{self.task}[{self.task_id}] (granted, not started)"
+        who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
+        why = " (ended; kept by min_hold)" if self.kept_by_min_hold else " (its retry is to come: keep_on_retry)"
+        return f"{who} on {self.node}" + (why if self.kept_by_min_hold or self.reserved_for_retry else "")
+
+
+def held_by(holder: Holder) -> str:
+    """Return the holder, its worker and its start, as text for people."""
+    return f"held by {holder} since {shown_time(holder.since)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """The last run of a name, under ``once_per``.
+
+    Args:
+        state: ``"used"``: it succeeded. ``"unknown"``: its process died. ``"running"``: its body has not ended.
+        task: The name of its task.
+        task_id: The id of its task.
+        node: The node name of its worker.
+        since: The time of its success, else of its start, in seconds since the epoch by the store's clock.
+        expires_in: Seconds until the run mark expires.
+        idempotency_key: The value of ``lease.idempotency_key`` in its body.
+    """
+
+    state: Literal["used", "unknown", "running"]
+    task: str | None
+    task_id: str | None
+    node: str
+    since: float
+    expires_in: float
+    idempotency_key: str
+
+    def __str__(self) -> str:
+        return f"{self.state} by {self.task}[{self.task_id}] on {self.node} since {shown_time(self.since)}"
