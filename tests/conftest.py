@@ -86,7 +86,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.failed:
         for worker in item.stash.get(WORKERS, []):
             report.sections.append((f"log of {worker.node}", worker.tail(80)))
-    return report  # type: ignore[return-value]  # as above
+    return report  # type: ignore[return-value]  # pluggy sends the result into the wrapper
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def logging_restored() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server shared by the tests of one xdist worker: it must stay up, its data are nobody's."""
+    """The server shared by the tests of one xdist worker. It must stay up, and no test may rely on its data."""
     with Server(tmp_path_factory.mktemp("server")) as shared:
         yield shared
 

@@ -1,4 +1,4 @@
-"""What the contract tests share: names of locks, claims of owners, and a lock client with its watchdog."""
+"""Common parts of the contract tests: names of locks, acquires of owners, and a lock client with its watchdog."""
 
 import uuid
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def commands_seen(client: redis.Redis) -> Iterator[list[tuple[str, list[str]]]]:
 
 
 class Party:
-    """One process's lock client and watchdog, with short timeouts, and all that listeners were told.
+    """One process's lock client and watchdog, with short timeouts, and all that listeners received.
 
     The watchdog's thread runs only where the lock client wakes it: after an acquire, or a release that failed.
     """

@@ -96,7 +96,7 @@ class MainProcess:
         self._receiver.on_decode_error = consumer.on_decode_error
 
     def receive(self, message: dict[str, Any]) -> list[str]:
-        """Let it handle one message to its end; what then the broker was told."""
+        """Handle one message to its end. Return what the broker received then."""
         self.channel.ended = []
         wire = json.dumps(message)
         try:

@@ -26,7 +26,7 @@ class ManyClients:
         self._stack.close()
 
     def exists(self, *names: str) -> int:
-        """How many are there, on the server that has most of them: each ends a life by its own clock."""
+        """Return the count on the server that has most of them: each server expires keys by its own clock."""
         return max(int(client.exists(*names)) for client in self._clients)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the tests of the queue's scripts share: messages that ask and park, turns, and the server's own view."""
+"""Common parts of the tests of the queue's scripts: messages that ask and park, grants, and the server's own view."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ def digest(task_id: str) -> str:
 
 
 def entry_of(task_id: str, *, task: str = "app.post", body: str = "{}") -> str:
-    """As a parcel is written: whose it is in the first line, then what only its publisher reads."""
+    """Return an entry as it is written: the owner in the first line, then what only its publisher reads."""
     return f"{json.dumps([task, task_id])}\n{body}"
 
 
@@ -61,7 +61,7 @@ def ending(task_id: str, *, final: bool = True, queue: bool = True, **facts: Any
 
 
 def grant_to(store: RedisStore, task_id: str, name: LockName = NAME) -> Grant:
-    """Park this one behind a holder that releases: its turn, not published yet."""
+    """Park this one behind a holder that releases: it is granted the lock, and not published yet."""
     take(store, "holder.1", "holder", name)
     park(store, f"{task_id}.1", task_id, name)
     granted = store.release(name, "holder.1", ending("holder")).granted
@@ -97,7 +97,7 @@ def make_due(client: redis.Redis, keys: LockKeys = KEYS) -> None:
 
 
 def make_ready(client: redis.Redis, task_id: str, keys: LockKeys = KEYS) -> None:
-    """The time until a lost turn's next one passes."""
+    """Let the time pass that follows a lost grant."""
     past = now_us(client) - 1
     client.zadd(keys.queue()[2], {digest(task_id): past}, xx=True)
     client.zadd(keys.queue()[3], {keys.name: past}, xx=True)
@@ -110,7 +110,7 @@ def expire(client: redis.Redis, keys: LockKeys = KEYS) -> None:
 
 
 def lose_turn(store: RedisStore, client: redis.Redis, task_id: str, keys: LockKeys = KEYS, tries: int = TRIES) -> str:
-    """Its granted turn is published and passes; gives the identity that was buried."""
+    """Publish its grant and let it pass. Return the identity that became a dead letter."""
     assert store.confirm_publish(name_in(keys), digest(task_id), TURN)
     make_due(client, keys)
     return store.sweep(name_in(keys), "sweeper.1", TURN, tries).dead_letter

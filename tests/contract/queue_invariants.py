@@ -1,4 +1,4 @@
-"""What must be so after each step of the stateful test of the queue's scripts."""
+"""The invariants after each step of the stateful test of the queue's scripts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ class Laws(Machine):
         for queue, keys in self.each():
             look = self.held.get(keys.queue()[3], {}).get(keys.name)
             if isinstance(queue.lock, Granted):
-                # A life is told in whole milliseconds, and before Redis 7 the clock goes on while a script runs.
+                # An expiry is given in whole milliseconds, and before Redis 7 the clock goes on while a script runs.
                 assert int(self.held[keys.lock]["due"]) - 50_000 <= look <= int(self.held[keys.lock]["due"])
             elif queue.waiting:
                 assert look is not None

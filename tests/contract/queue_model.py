@@ -13,7 +13,7 @@ from typing import Any
 from tests.contract.queue_values import ANY, PAST, Ask, Bucket, Granted, Held, Stamp
 
 PUBLISH_WITHIN_US = 5_000_000
-#: How many of those who lost a turn come back at one grant.
+#: Waiters with a lost grant that return at one grant, at most.
 GROUP = 16
 
 Turn = tuple[str, str, Stamp] | None  # identity, entry, when granted
@@ -27,7 +27,7 @@ class Queue:
     lock: Held | Granted | None = None
     waiting: dict[str, Stamp] = field(default_factory=dict)
     entries: dict[str, str] = field(default_factory=dict)
-    #: Until when those who lost their last turn do not wait.
+    #: The time until which waiters that lost a grant do not wait.
     later: dict[str, Stamp] = field(default_factory=dict)
     #: Rank and number of the turns that were lost since its last copy came.
     lost: dict[str, tuple[Stamp, int]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Queue:
     dead: dict[str, str] = field(default_factory=dict)
     #: The index of dead letters: since when. A member may be stale.
     indexed: dict[str, Stamp] = field(default_factory=dict)
-    #: Whom a waiter put out.
+    #: The waiter that another one evicted.
     ousted: dict[str, str] = field(default_factory=dict)
 
     # Scripts
@@ -92,7 +92,7 @@ class Queue:
                 return None, ""
             if not lock.published:
                 lock.due = now._replace(plus=PUBLISH_WITHIN_US)
-                # Whoever hands it out again is its granter now: that answer may be lost too.
+                # The caller that grants it again is its granter now: that answer may be lost too.
                 lock.buried = lock.buried if lock.granter == granter else ""
                 lock.granter = granter
                 return (lock.identity, self.entries[lock.identity], lock.turn), lock.buried
@@ -139,7 +139,7 @@ class Queue:
         return rank
 
     def _place(self, ask: Ask, rank: Stamp) -> Stamp:
-        """However it came back, it keeps its place; of a grant, that is the lock's to know."""
+        """A republished message keeps its place; the grant of a waiter is part of the lock."""
         if not ask.queues or ask.identity not in self.entries:
             return rank
         place = self.waiting.get(ask.identity) or self.lost.get(ask.identity, (rank, 0))[0]
@@ -150,7 +150,7 @@ class Queue:
         return done is not None and (ask.redelivered or rank <= done)
 
     def _end_waiting(self, ask: Ask, now: Stamp) -> Turn:
-        """It is not to run: it waits no more, and its turn is the next one's."""
+        """It is not to run: it waits no more, and its grant passes to the next one."""
         if not ask.queues:
             return None
         self._forget(ask.identity)
@@ -225,7 +225,7 @@ class Queue:
         return sorted(self.waiting, key=lambda one: (self.waiting[one], one))
 
     def _grant(self, granter: str, now: Stamp) -> Turn:
-        """The lock is free: keep it for the lowest rank, those among them whose time has come again."""
+        """The lock is free: reserve it for the lowest rank. A waiter that lost a grant counts after its time."""
         for back in sorted(one for one, until in self.later.items() if until == PAST)[:GROUP]:
             self.waiting[back] = self.lost[back][0]
             del self.later[back]
@@ -253,7 +253,7 @@ class Queue:
         return None
 
     def _untold_ousted(self, newcomer: str) -> tuple[str, str] | None:
-        """Whom it put out, until that one's end is stored."""
+        """The waiter that it evicted, until that one's end is stored."""
         whom = self.ousted.get(newcomer, "")
         return (whom, self.dead[whom]) if whom in self.dead else None
 

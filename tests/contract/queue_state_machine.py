@@ -1,4 +1,4 @@
-"""How the stateful test of the queue's scripts sends a command, to the server and to the model, and compares."""
+"""A command of the stateful test of the queue's scripts: sent to the server and to the model, and compared."""
 
 import itertools
 import random
@@ -47,7 +47,7 @@ class Machine(RuleBasedStateMachine):
         #: Ranks that copies may carry, and turns that were given, of each name.
         self.ranks: list[Stamp] = []
         self.turns: dict[str, list[Stamp]] = {}
-        #: Who was told that it is parked, and has heard of no end since.
+        #: The messages whose worker knows that they are parked, and does not know of an end.
         self.owed: list[set[str]] = [set(), set()]
         self.last: Callable[[], object] | None = None
 
@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         def again() -> None:
             second = once()
             if isinstance(first, records.Queued | records.Held):
-                # The holder's remaining time is told too.
+                # The answer has the holder's remaining time, too.
                 assert type(second) is type(first)
             elif isinstance(first, records.Acquired):
                 assert isinstance(second, records.Acquired)

@@ -1,7 +1,7 @@
 """The values of the queue's model.
 
-Time is a stamp: the server's time at some step of the test, plus microseconds. Stamps are compared, never computed; the
-test learns what the server called each of them, and from then on that number must be seen wherever the stamp is.
+Time is a stamp: the server's time at some step of the test, plus microseconds. Stamps are compared, never computed.
+The test learns the server's number for each of them. From then on, that number must be seen wherever the stamp is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Granted:
 
 @dataclass
 class Bucket:
-    """What lock names of one bucket share."""
+    """The common part of all lock names of one bucket."""
 
     done: dict[str, Stamp] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)

@@ -87,7 +87,7 @@ def move(servers: ClusterSet) -> Iterator[Callable[[LockKeys], Move]]:
 
 
 def errors(node: Server, kind: str) -> int:
-    """How often a node has answered so."""
+    """Return how often a node has answered so."""
     with node.client() as client:
         told = client.info("errorstats").get(f"errorstat_{kind}", "count=0")
     # redis-py 5.0 leaves a single field as the text "count=1".
@@ -296,7 +296,7 @@ class TestHalfMoved:
     def test_no_script_is_cut_off_half_done(
         self, store: RedisStore, client: Any, move: Callable[[LockKeys], Move], lock_url: str, moved_first: bool
     ) -> None:
-        """Where all keys that it works on are in one place, but it deletes one: the next look at that is refused."""
+        """All keys that it works on are in one place, but it deletes one: the next look at that key is refused."""
         keys = NAMES[5]
         queue_helpers.take(store, "a.1", "a", name_in(keys))
         for waiter in "bcd":

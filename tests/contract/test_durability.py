@@ -29,7 +29,7 @@ from tests.support.stores import store_at
 from tests.support.topologies import ClusterSet
 
 ONE, TWO = Durability(1, fsync=False, timeout_ms=400), Durability(2, fsync=False, timeout_ms=400)
-#: For what is to succeed: nobody waits for it, and other tests may keep the machine busy.
+#: For calls that succeed: the test does not wait for this limit, and other tests may keep the machine busy.
 SURE, DISK = Durability(2, fsync=False, timeout_ms=5000), Durability(0, fsync=True, timeout_ms=5000)
 DISKS = Durability(2, fsync=True, timeout_ms=5000)
 SHORT = "only 0 of 1 replicas confirmed within 0.4 s (durability={'replicas': 1})"

@@ -1,4 +1,4 @@
-"""What a real thread of ours shares with the greenlets of its process: no lock."""
+"""A native thread of the library shares no lock with the greenlets of its process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A soft limit may strike between any two steps of ours; what it leaves behind is freed all the same."""
+"""A soft limit may strike between any two steps of the library. All that it leaves behind is freed."""
 
 import logging
 import sys
@@ -33,7 +33,7 @@ class Strike:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        # Not in the lines round the last door: Python looks for signals at calls and loops only, and those are inside.
+        # Not in the lines round the last exit hook: Python looks for signals at calls and loops only.
         if not frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_name == "trace":
             return None
         if event == "line" and not self.where:

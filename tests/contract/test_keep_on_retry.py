@@ -1,4 +1,4 @@
-"""A lock that a run keeps for its own retry: that one takes it, and nobody else."""
+"""A lock that a run keeps for its own retry: only the retry takes it."""
 
 import pytest
 import redis

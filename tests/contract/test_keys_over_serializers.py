@@ -143,7 +143,7 @@ SPECS = [KeySpec("shop.pay", inspect.signature(call), key, scope) for key, scope
 
 
 def carried(serializer: str, message: Any) -> Any:
-    """What a worker reads of what a publisher wrote."""
+    """The arguments that a worker reads are those that a publisher wrote."""
     content_type, encoding, payload = dumps(message, serializer=serializer)
     return loads(payload, content_type, encoding, accept={content_type})
 

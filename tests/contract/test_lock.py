@@ -52,7 +52,7 @@ class Other:
 
 
 def in_thread(call: Callable[[], object]) -> object:
-    """What ``call`` gives in a thread of its own: an exception's type where it raises."""
+    """Return the result of ``call`` in a thread of its own; the type of an exception if it raises."""
     got: list[object] = []
 
     def run() -> None:

@@ -86,7 +86,7 @@ def test_watchdog_renews_200_locks_over_one_connection(
 @pytest.mark.core
 @pytest.mark.parametrize("way", ["fork", "fork_in_c"])
 def test_after_a_fork_the_child_is_another_owner_and_cannot_free_the_parents_lock(program: Program, way: str) -> None:
-    """However it was made: Python hears nothing of a fork in C, so nothing may rest on being told."""
+    """However the fork was made: Python sees no fork in C, so nothing may depend on a notice of it."""
     output, _ = program(way).communicate(timeout=60)
     assert output.splitlines() == [
         "acquire what the parent took next False",

@@ -27,7 +27,7 @@ TIMEOUT = 0.5
 
 @pytest.fixture
 def party(proxy: Proxy) -> Iterator[Party]:
-    """Connected through the proxy, and warm: no handshake and no forgotten script stands in the way."""
+    """Connected through the proxy, and warm: no handshake and no missing script delays the test."""
     made = Party(proxy.url(), timeout=TIMEOUT)
     lease = made.acquire(NAME)
     made.lock_client.renew(lease, lease.ttl)
@@ -83,7 +83,7 @@ def test_an_acquire_whose_replies_are_all_lost_ends_holding_none(
 def test_an_old_acquire_that_arrives_after_its_tombstone_is_refused(
     party: Party, proxy: Proxy, client: redis.Redis
 ) -> None:
-    """What the network held back reaches the server when the lock has been free for long."""
+    """A command that the network held back reaches the server when the lock has been free for long."""
     proxy.set_mode("blackhole")
     with pytest.raises(StoreUnavailable):
         party.acquire(NAME)

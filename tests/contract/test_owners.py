@@ -1,4 +1,4 @@
-"""Who counts as one owner: what runs at once never does, what is nested in one thread always does."""
+"""Owners: bodies that run at once are never one owner, and nested entries of one thread always are."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ HERE = pytest.mark.parametrize("here", [at_once, in_a_copied_context, in_an_asyn
 
 
 class Room:
-    """Counts who is inside at once; whoever is first stays until a second one comes, or does not."""
+    """Count the bodies that are inside at once. The first one stays until a second one comes, or does not."""
 
     def __init__(self) -> None:
         self.inside = self.most = self.visits = 0
@@ -83,7 +83,7 @@ class Room:
 
 
 def run(app: Celery, body: Callable[[], Any]) -> Any:
-    """What `body` gives, run as the body of a singleton task."""
+    """Return the result of `body`, run as the body of a singleton task."""
 
     @singleton_task(app=app, name=f"owners.{body.__name__}", key="outer", scope="shared")
     def outer() -> Any:

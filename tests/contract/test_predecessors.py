@@ -1,4 +1,4 @@
-"""Who is surely gone: notes as they could stand in the store, about real processes, and what of them is freed."""
+"""Workers that are surely gone: crash records about real processes, as the store may have them, and what is freed."""
 
 import contextlib
 import signal

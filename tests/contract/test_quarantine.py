@@ -58,7 +58,7 @@ def refusal(store: RedisStore, text: str = "", request: AcquireRequest | None = 
 
 
 def in_office(store: RedisStore) -> None:
-    """Let the server come through its probation, in all buckets: that of the last one began last."""
+    """Wait until the server's quarantine is over in all buckets: that of the last one began last."""
     refusal(store)
 
     def granted() -> bool:
@@ -160,7 +160,7 @@ class TestBegins:
         in_office(store)
         door.count = 9
         in_office(store)
-        door.count = 8  # told by one who has not heard of the last
+        door.count = 8  # from a sentinel that does not know of the last one
         assert all(isinstance(ask(store), Acquired) for _ in range(20))
         store.close()
 
@@ -186,7 +186,7 @@ class TestBegins:
 
 
 class ReplacedDoor(ServerEndpoint):
-    """As to a primary whose terms somebody counts."""
+    """A primary whose failover epochs are counted."""
 
     count = 7
 
@@ -275,7 +275,7 @@ class TestRestarts:
     def test_a_server_that_lost_leases_waits_whatever_its_disk_is_set_to_now(
         self, own_server: Start, then: str
     ) -> None:
-        """What is set when it restarts says nothing of what was set when a lease was written."""
+        """The setting at a restart does not show the setting at the time when a lease was written."""
         server = own_server(persistent=True)
         written = server.folder.with_name("written")
         with at(server.url(), of_redlock(DELAY)) as store, server.client() as client:

@@ -52,7 +52,7 @@ def look(app: Celery) -> None:
 
 @pytest.fixture
 def granted(clean_server: Server, store: RedisStore, client: redis.Redis) -> Celery:
-    """A call was parked under this app's broker, and has its turn; the process that granted it died."""
+    """A call was parked under this app's broker, and is granted the lock. The process that granted it died."""
     app = app_at(clean_server, "redis://127.0.0.1:{port}/0")
     raw = RawMessage(BODY, "application/json", "utf-8", {"task": "app.post", "id": "a"}, {}, "celery")
     take(store, "holder.1", "holder")

@@ -205,7 +205,7 @@ def test_run_over_an_old_mark_deletes_it_and_marks_again_at_its_end(store: Redis
 def test_new_publication_is_judged_by_its_own_rank_not_by_a_leftover_entry(
     store: RedisStore,
 ) -> None:
-    """Its id was used before, and the end of that run was told by somebody who did not name the queue's keys."""
+    """Its id was used before, and a caller that did not name the queue's keys reported the end of that run."""
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     store.release(NAME, "lost.1", ending("a", queue=False))

@@ -106,7 +106,7 @@ def test_taking_out_that_granted_names_no_grant_once_its_message_is_published(st
 
 @pytest.mark.invariant("queue-calls-are-idempotent")
 def test_parking_that_drops_a_waiter(store: RedisStore) -> None:
-    """Whoever was ousted has its end stored by who asked: if nobody is told, its result hangs for ever."""
+    """The caller stores the end of an evicted waiter. If no answer names that waiter, its result hangs for ever."""
     take(store, "holder.1", "holder")
     park(store, "a.1", "a", rank_us=100, limit=1, evict_oldest=True)
     first = park(store, "b.1", "b", rank_us=200, limit=1, evict_oldest=True)
@@ -218,7 +218,7 @@ def test_a_sweep_that_ends_a_turn_ends_one_only(store: RedisStore, client: redis
 
 
 def test_a_sweep_that_buries(store: RedisStore, client: redis.Redis) -> None:
-    """The buried one is told of in the log: who is not told does not look."""
+    """The log names the dead letter: an operator who does not know of it does not look."""
     grant_to(store, "a")
     park(store, "b.1", "b")
     store.confirm_publish(NAME, digest("a"), TURN)

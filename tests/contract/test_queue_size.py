@@ -29,7 +29,7 @@ from tests.contract.queue_helpers import (
 )
 
 FEW, MANY = 10, 20_000
-#: Ranks of those who wait before the test begins; all later than its own.
+#: Ranks of the messages that wait before the test begins; all later than its own.
 FAR = 4_000_000_000_000_000
 
 Steps = Iterator[tuple[str, Callable[[], object]]]

@@ -65,7 +65,7 @@ class Scripts(Laws):
             after=self.pick(self.ranks, after),
             entry=entry_of(task_id) if parks else "",
             turn=self.turn_of(queue, identity, turn),
-            # Who was buried was delivered before: whatever still arrives of it is a copy.
+            # A dead letter was delivered before: whatever still arrives of it is a copy.
             **{**facts, "republished": facts["republished"] or identity in queue.dead},
         )
         self.send(name, ask)

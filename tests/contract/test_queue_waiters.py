@@ -1,4 +1,4 @@
-"""The queue's scripts against a real server: waiters that leave, that are told of, that nobody can read."""
+"""The queue's scripts on a real server: waiters that leave, that are listed, and that cannot be read."""
 
 import json
 from typing import Any
@@ -101,7 +101,7 @@ def test_waiting_tells_how_many_wait_who_and_since_when(store: RedisStore, clien
     assert found.count == 4
 
 
-# Entries nobody can read
+# Entries that cannot be read
 
 
 @pytest.mark.core
@@ -110,7 +110,7 @@ def test_waiting_tells_how_many_wait_who_and_since_when(store: RedisStore, clien
     ["", "no json", "[]", "{}", "5", "null", '["only a task"]', "[null, null]", "[5, 7]", '[[], {"a": 1}]', "[true]"],
 )
 def test_unreadable_entry_is_granted_as_any_other(store: RedisStore, client: redis.Redis, first: str) -> None:
-    """Its publisher finds it so, and buries it; a script that fails at it would stop all who wait behind."""
+    """Its publisher makes it a dead letter. A script that failed at it would stop all that wait behind it."""
     take(store, "h.1", "h")
     park(store, "a.1", "a", entry=f"{first}\nrest")
     park(store, "b.1", "b")

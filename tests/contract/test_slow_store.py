@@ -16,7 +16,7 @@ LATE = 0.6
 
 
 class LateProxy(Proxy):
-    """Hands each request on `late` s after it came: a far region, or a server that is busy with somebody's script."""
+    """Pass each request on `late` s after it came: a far region, or a server that runs another program's script."""
 
     def __init__(self, target_port: int, late: float) -> None:
         super().__init__(target_port)

@@ -1,4 +1,4 @@
-"""Connections die while nobody looks: a restart, an idle limit, a proxy that was moved. The store itself answers."""
+"""Connections die between two calls: a restart, an idle limit, a proxy that was moved. The store itself answers."""
 
 import threading
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def app(server: Server, make_app: Callable[..., Celery]) -> Celery:
 
 
 def at_once(count: int, call: Callable[[int], Any]) -> list[Any]:
-    """What so many threads got that called at the same moment; an error is what it got."""
+    """Return the answers to so many threads that called at the same moment; an error counts as an answer."""
     got: list[Any] = [None] * count
     barrier = threading.Barrier(count)
 

@@ -33,7 +33,7 @@ def test_a_free_lock_is_taken_for_its_ttl(store: RedisStore, client: redis.Redis
     assert 29_000 < client.pttl(LOCK) <= TTL
     seconds, microseconds = client.time()
     assert 0 <= seconds + microseconds / 1e6 - answer.since < 5
-    # Where the token is another server's, the time is not told by it.
+    # If the token is another server's, the time is not from this one.
     fields = client.hgetall(LOCK).keys() - ({"since"} if topology.startswith("redlock") else set())
     assert fields == {"acq", "identity", "token", "task", "id", "process", "ttl"}
 
@@ -100,7 +100,7 @@ def test_renewing_moves_the_deadline_and_never_shortens_it(store: RedisStore, cl
     assert client.pttl(LOCK) > 59_000
 
 
-# A server's clock that went back: keys live longer than anybody asked for
+# A server's clock that went back: keys live longer than requested
 
 
 @pytest.mark.invariant("store-clock-steps")
@@ -143,7 +143,7 @@ def test_min_hold_of_a_lock_taken_in_the_servers_future_is_no_longer_than_asked(
 @pytest.mark.invariant("watchdog-renews", "overwritten-key-loses-one-lock")
 @pytest.mark.core
 def test_one_lock_that_cannot_be_renewed_does_not_stop_the_others(store: RedisStore, client: redis.Redis) -> None:
-    """Somebody has overwritten one key: its script is an error, those before and behind it are renewed."""
+    """Another program has overwritten one key: its script is an error, those before and behind it are renewed."""
     locks = [keys_of(text) for text in "abc"]
     for keys in locks:
         take(store, "o.1", name=name_in(keys))

@@ -34,7 +34,7 @@ def leave_mark(store: RedisStore) -> int:
 
 @pytest.mark.core
 def test_an_acquire_that_meets_its_tombstone_is_refused(store: RedisStore, client: redis.Redis) -> None:
-    """It was given up before it arrived: nobody would ever release what it took."""
+    """It was given up before it arrived, so its lock would never be released."""
     assert store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True)) == Released(
         ours=False, duplicate_seen=False
     )
@@ -93,7 +93,7 @@ def test_a_final_end_with_word_or_after_a_loss_marks_the_identity_done(
 
 @pytest.mark.invariant("done-is-final")
 def test_late_mark_ends_duplicates_and_no_message_sent_after_the_end(store: RedisStore, client: redis.Redis) -> None:
-    """An end of which the broker did not hear is told late where the store was away; its sender may have gone on."""
+    """An end of which the broker did not learn is stored late if the store was away. Its sender may have gone on."""
     take(store, "o.1", request_of("id1"))
     end(store)
     digest = Identity("id1").digest
@@ -128,7 +128,7 @@ def test_a_mark_that_comes_before_the_release_of_its_own_run_is_set(store: Redis
 def test_an_end_that_is_not_final_marks_nothing_also_with_word_and_after_a_loss(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    """The message comes back, and must run."""
+    """The message is delivered again, and must run."""
     take(store, "o.1", request_of("id1", republished=True))
     assert end(store, final=False) == Released(ours=True, duplicate_seen=True)
     assert end(store, final=False) == Released(ours=False, duplicate_seen=False)

@@ -1,7 +1,7 @@
 """The scripts against a model written from the laws, in every order that Hypothesis can think of.
 
-Owners are well behaved: whoever does not know the answer of an acquire (here: ``unsure``) releases with a tombstone.
-Everything else is not: commands come twice, late, after the lock has changed hands, after it has expired.
+Owners are well behaved: if the answer of an acquire is unknown (here: ``unsure``), they release with a tombstone.
+Everything else is not: commands come twice, late, after the lock has another holder, after it has expired.
 """
 
 import itertools
@@ -68,7 +68,7 @@ class Lock:
 
 @dataclass
 class Mark:
-    """What became of the name's last run: used, begun, unknown, free; "" where there is none."""
+    """The state of the name's last run: used, begun, unknown, free; "" if there is none."""
 
     state: str
     acquisition: str = ""
@@ -107,7 +107,7 @@ class Model:
             return "held"
         if once and not self.begin(ask):
             return "unknown"
-        # An id used before: its old mark would end this message's own copies, so it goes, and they have to be told.
+        # An id used before: its old mark would end this message's own copies. So the mark goes, and they are marked.
         reused = request.identity is not None and self.done.pop(request.identity, None) is not None
         self.lock = Lock(ask, 0, rank, word=request.redelivered or request.republished or reused)
         return "acquired"

@@ -1,4 +1,4 @@
-"""What became of a name's last run: the states of its mark, and who may change them."""
+"""The states of a name's run mark, and the callers that may change them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the scripts cost and need: declared keys in one slot, one command each, no memory in the server."""
+"""The cost and the needs of the scripts: declared keys in one slot, one command each, no memory in the server."""
 
 import threading
 from collections.abc import Callable

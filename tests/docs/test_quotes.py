@@ -1,4 +1,4 @@
-"""What the documentation quotes exists: log and error texts, files and modules of this repository."""
+"""Quotes in the documentation exist: log and error texts, files and modules of this repository."""
 
 import ast
 import re

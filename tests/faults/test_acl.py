@@ -33,7 +33,7 @@ from tests.support.servers import (
 from tests.support.stores import store_at
 from tests.support.topologies import ClusterSet
 
-#: Rights without which a Cluster's nodes are told apart less well.
+#: Rights without which the nodes of a Cluster are recognised less well.
 NOT_NEEDED = ("cluster|myid", "cluster|nodes")
 REMEDY = "grant what docs/reference/redis-keys-and-permissions.md lists under Permissions"
 #: Sent as they are; all others are called by scripts.
@@ -116,7 +116,7 @@ class Round:
         self.do(store.sweep, name, "s", 60_000, 5)
         self.do(store.release, name, "i.1", ReleaseRequest(True, Identity("i").digest, queue=True))
         self.do(store.confirm_publish, name, Identity("j").digest, 1)
-        time.sleep(0.005)  # its turn
+        time.sleep(0.005)  # its grant passes
         self.do(store.sweep, name, "s", 60_000, 5)
         self.do(store.list_due_queues, [7], 10)
         for foreign in (True, False):

@@ -1,4 +1,4 @@
-"""The broker's connection is cut, or it is killed and comes back, while bodies run and messages were read ahead.
+"""The broker's connection is cut, or it is killed and restarted, while bodies run and messages were read ahead.
 
 More of it is in tests/worker: test_redelivery.py (visibility timeout, lost connections), test_renewal.py (an outage
 longer than the ttl), test_rabbitmq.py, test_queue_restarts.py and test_queue_rabbitmq.py (the queue policy).
@@ -87,8 +87,8 @@ def test_broker_that_is_killed_and_restarted_loses_and_doubles_no_run(stage):
     assert busy.early.end() == busy.early.n
     assert busy.late.end() == busy.late.n
     assert [result.get(timeout=30) for result in busy.ahead]
-    # The copy of the late one is dropped; or there is none, because the broker was back too late to be given it back by
-    # kombu, and in time to hear of its end.
+    # The copy of the late one is dropped. Or there is none: the broker was back too late to receive it again from
+    # kombu, and in time for the acknowledgement.
     stage.nothing_left()
     stage.ran_once(*busy.all())
 
@@ -119,11 +119,11 @@ def test_a_message_that_rabbitmq_takes_back_from_a_long_body_is_not_run_again(im
 @pytest.mark.invariant("lost-connection-runs-nothing-twice")
 @pytest.mark.parametrize("noticed", [True, False])
 def test_copy_after_the_end_of_a_body_whose_broker_was_killed_does_not_run(stage, noticed):
-    """Nobody can be told that it is acknowledged, whether the worker noticed that before the end or at it."""
+    """The broker cannot learn of the acknowledgement, whether the worker noticed that before the end or at it."""
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
     stage.broker_process.kill()
-    # Over RabbitMQ a worker learns of an end only when it is connected again, and another has the copy before it:
-    # what it did not notice in time costs a second run (docs/explanation/broker-faults.md, note 2).
+    # Over RabbitMQ, a worker learns of an end only when it is connected again. Another worker has the copy before.
+    # An end that it did not notice in time costs a second run (docs/explanation/broker-faults.md, note 2).
     if noticed or not isinstance(stage.broker_process, Server):
         stage.word_is_left(holding)
     assert holding.end() == holding.n

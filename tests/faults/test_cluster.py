@@ -319,7 +319,7 @@ def _errors(node: Server) -> set[str]:
 
 
 class _Guard:
-    """How often two were inside at once."""
+    """A counter of how often two bodies were inside at once."""
 
     def __init__(self) -> None:
         self._inside = threading.Lock()
@@ -372,7 +372,7 @@ def _queue(url: str, keys: LockKeys, stop: threading.Event) -> int:
 
 
 class TestAddressesGivenAgain:
-    """Whoever answers at an address may be another than the one who had it."""
+    """The server at an address may be another than before."""
 
     @pytest.mark.invariant("foreign-node-gets-no-lock")
     def test_foreign_node_at_a_dead_nodes_address_gets_no_lock_and_changes_no_map(

@@ -33,7 +33,7 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
 def test_early_message_with_lost_ack_runs_again_if_a_green_pool_killed_its_body(
     tmp_path: Path, pool: str, request: pytest.FixtureRequest
 ) -> None:
-    """Celery takes the killed body for a success; it has no end, and nobody will ever know one if it is marked."""
+    """Celery takes the killed body for a success. It has no end, and none will ever be known if it is marked."""
     with Server(tmp_path / "server") as server:
         urls = Urls(server.url(0), server.url(1), server.url(2))
         with loaded_app("tests.support.apps.lost_acks", urls) as tasks:

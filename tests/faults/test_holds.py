@@ -30,7 +30,7 @@ def stage(made: LosingEnvironment, request: pytest.FixtureRequest) -> LosingEnvi
 
 
 def freed(stage: LosingEnvironment, key: str) -> float:
-    """When the lock goes."""
+    """Return the time when the lock is free."""
     eventually(lambda: not stage.locks.exists(key), 20)
     return time.monotonic()
 

@@ -1,4 +1,4 @@
-"""A lease that is lost while its body runs: who is told, when, and what stops."""
+"""A lease that is lost while its body runs: the reports, their times, and what stops."""
 
 import math
 import random
@@ -96,7 +96,7 @@ class TestAbort:
 
 
 def unexpected(worker: Worker) -> str:
-    """What the worker's log says of errors other than lost leases."""
+    """Return the errors in the worker's log, except those of lost leases."""
     return "\n".join(
         line
         for line in worker.log().splitlines()
@@ -142,10 +142,10 @@ def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(stage: Losin
 
 
 def left_at_the_word(stage: LosingEnvironment, pool: str, task: str) -> float:
-    """Seconds that a lease would still have lasted when its body heard of its loss, while the store was silent.
+    """Seconds that a lease would still have lasted when its body learned of its loss, while the store was silent.
 
-    The best of three: who is to be told by its end needs a processor before its end, for which 0.2 s are left. A
-    machine that stands still takes that from one body, a broken law from each.
+    The best of three: a holder that learns of it before the end needs a processor before then, for which 0.2 s are
+    left. A machine that stands still takes that from one body, a broken invariant from each.
     """
     best = -math.inf
     for _ in range(3):

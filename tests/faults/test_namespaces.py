@@ -84,7 +84,7 @@ def test_a_host_that_is_cut_off_for_less_than_the_ttl_keeps_its_lock(stage: Stag
 
 @dataclass(frozen=True)
 class Story:
-    """A host is cut off for longer than the ttl, and comes back while the next body runs elsewhere."""
+    """A host is cut off for longer than the ttl, and is connected again while the next body runs elsewhere."""
 
     cut_off_at: float
     start: dict[str, Any]
@@ -92,7 +92,7 @@ class Story:
     successor_ended: dict[str, Any]
     owner_after_late_release: str
     ends: list[bool]
-    """What became of the body that was cut off, of the successor, and of the message that the lonely worker had."""
+    """The story of the body that was cut off, of the successor, and of the message that the lonely worker had."""
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
         successor_result = made.send("works", "row", 100, str(gate), queue=BESIDE)
         successor = eventually(lambda: made.notes.all("row", "start")[1:], 20, message="nobody goes on")[0]
         made.notes.first("row", "end")
-        # Before the way is mended: the release may be heard at once.
+        # Before the connection is restored: the release may arrive at once.
         with made.client.monitor() as monitor:  # type: ignore[no-untyped-call]
             made.far.mend()
             said = (line["command"] for line in monitor.listen())

@@ -133,7 +133,7 @@ class Partition:
     successor_ended: dict[str, Any]
     owner_after_late_release: str
     comebacks: list[list[str]]
-    """Where the messages ran that the worker received while it was cut off."""
+    """The workers that ran the messages which the worker received while it was cut off."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def partition(made: NetworkEnvironment, tmp_path_factory: pytest.TempPathFactory
     results = {came: made.send("works", came, 0) for came in came_back}
     for result in results.values():
         made.behind.wait_for_log(rf"{result.id}\] received")
-    # While it waits for an answer, so that what comes back comes to the other one.
+    # While it waits for an answer, so that the other one gets what is delivered again.
     made.consumer("cancel", made.behind)
     made.consumer("add", made.beside)
     for result in results.values():

@@ -23,7 +23,7 @@ def plain_lock(url: str) -> Lock:
 
 @pytest.fixture
 def told() -> Iterator[list[float]]:
-    """When a lock was called lost."""
+    """Return the time when a lock was reported as lost."""
     times: list[float] = []
 
     def listen(**_: Any) -> None:

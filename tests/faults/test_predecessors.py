@@ -23,7 +23,7 @@ SOON = 1.5
 
 @dataclass
 class Story:
-    """What happened, by the monotonic clock; 0: it did not."""
+    """The events, by the monotonic clock; 0: it did not happen."""
 
     freed: dict[str, float] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def hold(stage: WorkerEnvironment, task: str, row: str, name: str, queue: str) -
 
 
 def both_live(stage: WorkerEnvironment, told: Story) -> tuple[Worker, Worker]:
-    """The first holds one, the second two and three, and somebody waits for one at the second."""
+    """The first holds one, the second two and three, and a call waits for one at the second."""
     freed = stage.log.freed
     first = stage.start("-Q", "first", node=NODE, environ={"DLOCK_TEST_OUTLIVE": "1"})
     told.children["one"] = hold(stage, "held", "one", "one", "first")

@@ -1,4 +1,4 @@
-"""What becomes of a lock when processes are paused, and of what a body leaves behind.
+"""The locks of processes that are paused, and of bodies that leave processes behind.
 
 Killed, ended and exiting processes are in tests/worker/test_endings*.py, the death of a whole worker in
 test_predecessors.py. The kernel's out-of-memory killer sends SIGKILL, to a child, to the main process or (of a control
@@ -45,7 +45,7 @@ def send(stage: WorkerEnvironment, task: str, queue: str, row: str, name: str, *
 
 
 def times_freed(stage: WorkerEnvironment, key: str) -> int:
-    """Counted, because an event is dated when it is heard of: perhaps after the next body has begun."""
+    """Counted, because an event has the time of its receipt: perhaps after the next body has begun."""
     return sum(seen == key and event in FREED for _, event, seen in list(stage.log.events))
 
 
@@ -58,7 +58,7 @@ def go(stage: WorkerEnvironment, row: str) -> None:
 
 @dataclass
 class Paused:
-    """Which processes of a worker are paused: all of them, or its main process alone."""
+    """The processes of a worker that are paused: all of them, or its main process alone."""
 
     worker: Worker
     everything: bool
@@ -100,7 +100,7 @@ def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releas
         began = stage.mark(successor, "start").at
         assert began - start >= BRIEF - 0.1
         if not everything:
-            # Nobody renews, and nobody tells; but the body itself still sees its deadline.
+            # No process renews, and none reports the loss. The body itself still sees its deadline.
             stage.mark(who, "not held", within=10)
     stage.mark(who, "LockLost")
     lock_name = stage.app.watching.lock_name(who, who)

@@ -21,9 +21,9 @@ from tests.support.replicas import ReplicaSet
 from tests.support.servers import Server
 from tests.support.stores import name_in
 
-#: Seconds. Nobody renews: a holder that was cut off believes in its lease for as long as this ...
+#: Seconds without a renewal: a holder that was cut off believes in its lease for as long as this ...
 TTL = 1.0
-#: ... and where nobody waits for its end, for longer than a failover takes on a busy machine.
+#: ... and where the test does not wait for its end, for longer than a failover takes on a busy machine.
 LONG = 30.0
 _numbers = itertools.count()
 
@@ -61,7 +61,7 @@ class Contender:
 def a_failover(servers: ReplicaSet, ttl: float, probation: Quarantine | None = None) -> int:
     """Locks that two believed to hold: the primary is killed, and its replica knows nothing of them."""
     (replica,) = servers.replicas
-    # Of one bucket, so that one who waits for its probation to be over waits for that of all of them.
+    # Of one bucket. A caller that waits until its quarantine is over waits for that of all of them.
     names = [LockKeys.of("dlock", shared_name(f"name{next(_numbers)}")._replace(bucket=7)) for _ in range(4)]
     holder = Contender(servers.primary, ttl, probation)
     eventually(lambda: holder.ask(names[0]), within=20)  # after the very first start

@@ -1,4 +1,4 @@
-"""Leases over a failover that sentinels carry out: the data survive, or they do not and the holder is told."""
+"""Leases over a failover by sentinels: the data survive, or they do not and the holder learns of it."""
 
 import contextlib
 import logging
@@ -250,7 +250,7 @@ def test_a_sentinel_with_an_old_configuration_is_not_followed(
         for sentinel in (stale, *servers.sentinels):
             with sentinel.client() as there:
                 there.execute_command("ACL", "SETUSER", "poor", "on", ">p", "+sentinel|get-master-addr-by-name")
-        # Without the right to SENTINEL master no epoch is told. It shows when no connection to the primary can be made.
+        # Without the right to SENTINEL master, the epoch is unknown. It shows if the primary refuses connections.
         store = open_store((StoreLocation.of(url.partition("?")[0], more=more),), timeout=TIMEOUT, prefix="dlock")
         with contextlib.suppress(StoreUnavailable):
             store.inspect(NAME)
@@ -341,7 +341,7 @@ def test_holder_of_a_lock_lost_in_a_failover_learns_it_before_the_ttl_is_over(wh
 
 @pytest.mark.invariant("sentinel-primary-is-verified")
 def test_a_node_that_is_a_replica_is_never_talked_to(sentinels: SentinelSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a sentinel names it that has not heard of the failover."""
+    """As named by a sentinel that does not know of the failover."""
     store: Any = store_at(url_of(sentinels), timeout=TIMEOUT)
     replica = eventually(lambda: next(filter(is_replica, sentinels.replicas()), None), within=20)
     assert replica is not None

@@ -171,7 +171,7 @@ def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Stage) -> None
 
 
 def asked(texts: list[str]) -> int:
-    """How many of these failures waited for the store."""
+    """Return how many of these failures waited for the store."""
     assert all(text.startswith(("the lock store did not answer", "the lock store was not asked")) for text in texts)
     return sum("was not asked" not in text for text in texts)
 
@@ -206,7 +206,7 @@ def test_body_that_ends_does_not_wait_for_a_dead_store(up: Stage) -> None:
     assert up.end(held) == "held"
     name = up.tasks.holding.lock_name(row, gate)
     up.worker.wait_for_log(f"could not release {name}, the watchdog will retry it: the lock store was not asked")
-    # The other child was told by the one that had waited.
+    # The child that had waited told the other one.
     assert len(up.keys()) == 1
     up.proxy.set_mode("pass")
     eventually(lambda: not up.keys(), within=10, message="a stuck lock")

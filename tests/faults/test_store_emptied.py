@@ -1,4 +1,4 @@
-"""The lock store forgets, or cuts its connections: who holds a lock is told, and nobody frees another's."""
+"""The lock store forgets, or cuts its connections: the holder learns of it, and no other owner's lock is freed."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The lock store is away where no message could come back: a `Lock`, an eager call."""
+"""The lock store is away, and there is no message to republish: a `Lock`, an eager call."""
 
 import contextlib
 import time

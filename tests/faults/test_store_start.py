@@ -1,4 +1,4 @@
-"""What a worker says at its start of a store that cannot keep locks, in one line each; and what a hung one costs."""
+"""Warnings of a worker at its start about a store that cannot keep locks, in one line each; the cost of a hung one."""
 
 import logging
 import re
@@ -38,7 +38,7 @@ def app_at(url: Any, **conf: Any) -> Celery:
 
 @pytest.fixture
 def start(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """What the inspection of a worker's start warns of."""
+    """Return the warnings of the inspection at a worker's start."""
     monkeypatch.setattr(inspection, "AGAIN", 0.0)
     caplog.set_level(logging.INFO, "celery_dlock")
 
@@ -141,7 +141,7 @@ def test_server_that_leaves_later_and_server_that_returns_are_logged(
 
 @pytest.fixture
 def watched(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What the inspection says of a store to which something happens between its looks."""
+    """Return the warnings about a store that changes between the looks of the inspection."""
     monkeypatch.setattr(inspection, "WATCH", 0.0)
     caplog.set_level(logging.INFO, "celery_dlock")
 
@@ -292,7 +292,7 @@ def hung() -> Iterator[Callable[[], "Hung"]]:
 
 
 class Hung:
-    """As a server whose process stands still: the kernel takes connections, and nobody reads."""
+    """As a server whose process stands still: the kernel takes connections, and no process reads."""
 
     def __init__(self) -> None:
         self.port = free_port()

@@ -26,7 +26,7 @@ def worker_pid() -> int:
 
 @app.task
 def facts() -> dict[str, Any]:
-    """What a process has from whoever started it; of the solo pool, which works in the process that was started."""
+    """Return what a process inherited from the process that started it. In the solo pool, that is the worker itself."""
     death_signal = ctypes.c_int()
     ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(death_signal))
     umask = os.umask(0)

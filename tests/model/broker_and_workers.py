@@ -1,4 +1,4 @@
-"""What happens round the lock: the broker delivers, workers run, publish, acknowledge and die.
+"""Events around the lock: the broker delivers, workers run, publish, acknowledge and die.
 
 The rest is in `environment_steps`.
 
@@ -112,7 +112,7 @@ def body(s: State, i: int, setup: Setup) -> Iterator[Step]:
 
 
 def leave(s: State, i: int, _setup: Setup) -> Iterator[Step]:
-    """After its script: publish what was granted, then acknowledge, or give back what unwound."""
+    """After its script: publish what was granted, then acknowledge, or return the message after an exception."""
     run = s.running[i]
     if run.grant.message == run.message >= 0 and not run.grant.turn:
         # At once: were it to stay, its copy could be put back while it stays, and so on without an end.
@@ -157,13 +157,13 @@ def crash(s: State, i: int) -> State:
 
 
 def disturb(s: State, i: int) -> Iterator[Step]:
-    """What can strike any delivery."""
+    """Yield the events that can strike any delivery."""
     run = s.running[i]
     if left(s, "crash"):
         yield f"{run.message} crashes in {run.phase}", crash(s, i)
         if run.grant.message >= 0:
             yield f"{run.message} publishes {run.grant.message} and crashes", published(crash(s, i), run)
-    # Rare marks need the keeper's word: it is early enough but for the moment between release and acknowledgement.
+    # Rare marks are set by the watchdog. It is early enough, except between release and acknowledgement.
     if left(s, "redeliver") and run.tie == "yes" and (run.phase != "out" or s.done[run.message] != NEVER):
         lock = s.lock._replace(word=True) if run.phase == "body" else s.lock
         moved = spend(tied(s, i, "moved"), "redeliver")

@@ -1,4 +1,4 @@
-"""What happens to the lock from outside of any delivery: time passes, keepers sweep, users act."""
+"""Events outside of any delivery: time passes, sweeps run, users act."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sweeps(s: State, setup: Setup) -> Iterator[Step]:
 
 
 def again(s: State) -> Iterator[Step]:
-    """It is not known to be published: whoever sweeps publishes it, for the same turn. An event where another will."""
+    """It is not known to be published: the next sweep publishes it, for the same grant. An event where another will."""
     m, entry = s.lock.message, s.entries[s.lock.message]
     assert entry
     coming = any(r.grant[::3] == (m, s.lock.turn) for r in s.running)

@@ -13,10 +13,11 @@ As a script it runs what is too big for the suite; all of these hold (states, se
 
     python -m tests.model.explore messages=3 crash=1 regrant=1 [early=1] [rare=0] [overflow=1] [tries=1] [without=zrem]
 
-It checks in every state: one execution in the body (and one more for each live lease that was lost); no message starts
-or is ended that has its end already, unless a crash came between its end and the mark of it; nobody done waits; nobody
-is granted past an elder who is ready. In every state where nothing goes on: each message has its end, or is a dead
-letter, the lock is free, nobody waits. And from every state such a one can be reached without any event.
+It checks in every state: one execution in the body (and one more for each live lease that was lost). No message starts
+or is ended that has its end already, unless a crash came between its end and the mark of it. No finished message
+waits. No waiter is granted the lock before a ready one of a lower rank. In every state where nothing goes on: each
+message has its end, or is a dead letter, the lock is free, and no message waits. And from every state, such a state
+can be reached without any event.
 
 States that differ only in what nothing can read any more, or in the names of messages, are one: see `symmetry`.
 """
@@ -46,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 def wrong(s: State, setup: Setup) -> str:
-    """What must be true in every state."""
+    """Check the invariants of every state."""
     if sum(r.phase in {"body", "stale"} for r in s.running) > 1 + spent(s, "lease", setup):
         return "two executions in the body"
     if TOO_MANY in s.need:
@@ -57,7 +58,7 @@ def wrong(s: State, setup: Setup) -> str:
 
 
 def wrong_end(s: State, setup: Setup) -> str:
-    """What must be true where nothing goes on."""
+    """Check the invariants of a state where nothing goes on."""
     letters = [entry is not None and entry.state == LETTER for entry in s.entries]
     if any(need % SPARE and not letter for need, letter in zip(s.need, letters, strict=True)):
         return "a message is lost"
@@ -69,7 +70,7 @@ def wrong_end(s: State, setup: Setup) -> str:
 
 
 def overtaken(before: State, after: State) -> bool:
-    """Is the free lock granted or taken while an elder is ready? A Lock, which knows no queue, may take it."""
+    """Is the free lock granted or taken while a waiter of a lower rank is ready? A Lock may take it."""
     m, granted = after.lock.message, after.lock.state == "grant"
     if before.lock[:2] == after.lock[:2] or not (
         granted or (m >= 0 and after.lock.state == "own" and before.lock.state == "free")

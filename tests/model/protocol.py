@@ -1,4 +1,4 @@
-"""The queue policy's hand-over for one lock name: what its scripts do, as pure steps over a small immutable state.
+"""The queue policy's hand-off for one lock name: what its scripts do, as pure steps over a small immutable state.
 
 Every function here is one script of the store: it reads and writes the lock atomically. What happens round the lock
 (broker, workers, crashes) is in `broker_and_workers`; `explore` tries every order of all of it.
@@ -10,18 +10,18 @@ is good for:
 final   only an end that is acknowledged and stored marks the identity done; a requeued message must run again
 nest    replace() makes a new identity
 gen     a fresh copy is a duplicate only if its rank is not after the mark
-zrem    whoever marks an identity done takes its waiting entry out and ends its grant; so nothing done ever waits, and
-        the head can be granted without reading the marks of others
+zrem    a script that marks an identity done removes its waiting entry and ends its grant. So nothing done ever
+        waits, and the head can be granted without reading the marks of others
 stale   an end that lost its lease marks done too
 end     an end the store gives a waiter (revoked, expired, dropped) marks it done: copies of it may be on their way
 clear   who starts takes an old mark of its identity away, and leaves word: a reused id is not done any more
-twin    a copy of the identity that holds is put back, to come again: parked it could be ended over the running one
+copy    a copy of the identity that holds is put back and republished: parked it could be ended over the running one
 rank    the head is the lowest rank, and parking again restores the rank
-turn    a grant is taken by the copy that was published for it, and who is parked takes no free lock: another copy's
-        delivery may have been given away, and with its entry the last trace of the message would be gone
+turn    a grant is taken by the copy that was published for it, and a parked message takes no free lock. Another copy's
+        delivery may be lost, and with its entry the last trace of the message would be gone
 hold    early acknowledgement is held back until the message is parked or holds
-due     a sweep publishes what is not known to be published, puts a grant not taken when due back among the waiters,
-        and grants a free lock that has waiters
+due     a sweep publishes what is not known to be published, and returns a late grant to the waiters. It grants a
+        free lock that has waiters
 claim   only a turn that was published can be lost
 
 This model is separate from `tests/contract/queue_model.py` on purpose. This one is written from the design, without any
@@ -83,7 +83,7 @@ def waiting(s: State, setup: Setup) -> list[tuple[int, int]]:
 
 
 def grants(s: State, setup: Setup) -> Iterator[Granted]:
-    """Hand the free lock to the head, to be published by whoever hears of it.
+    """Grant the free lock to the head. The caller that learns of the grant publishes it.
 
     Whether a "not before" is over is left open: both may be.
     """
@@ -128,7 +128,7 @@ def overflowed(s: State, setup: Setup) -> State:
 
 
 def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
-    """A message comes to its lock: a duplicate, a twin, or it takes its turn or the free lock, or it parks."""
+    """A message reaches its lock: a duplicate, a copy of the holder, its own grant, the free lock, or it parks."""
     run = s.running[i]
     m = run.message
     if duplicate(s, run, setup):
@@ -141,7 +141,7 @@ def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
         else:
             yield f"{m} leaves its turn to its copy", in_phase(s, i, "parked", NOTHING)
         return
-    if s.lock[:2] in {("own", m), ("dead", m)} and setup.has("twin"):
+    if s.lock[:2] in {("own", m), ("dead", m)} and setup.has("copy"):
         worded = s._replace(lock=s.lock._replace(word=True))
         yield f"{m} is put back", in_phase(worded, i, "parked", Copy(m, "o", run.rank))
         return
@@ -196,7 +196,7 @@ def end_waiter(s: State, m: int, setup: Setup) -> Iterator[Granted]:
 
 
 def overdue(s: State, setup: Setup) -> Iterator[Granted]:
-    """A turn nobody came for: back at its old rank, or to the dead letters; and the next one is granted."""
+    """A grant that no worker took: the waiter keeps its rank or becomes a dead letter, and the next one is granted."""
     m = s.lock.message
     entry = s.entries[m]
     assert entry

@@ -19,7 +19,7 @@ EVENTS = (
     "elsewhere",
 )
 RULES = frozenset(
-    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "twin", "rank", "turn", "hold", "due", "claim"]
+    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "copy", "rank", "turn", "hold", "due", "claim"]
 )
 NOW = 99
 NEVER = -1
@@ -45,7 +45,7 @@ class Copy(NamedTuple):
 class Run(NamedTuple):
     """A delivery. Its phase: begin, body, stale (in the body without the lock), parked, out, unwound.
 
-    Its tie to the broker: yes (it comes back if this dies), moved (another delivery has it), acked.
+    Its tie to the broker: yes (delivered again if this dies), moved (another delivery has it), acked.
     """
 
     message: int
@@ -96,7 +96,7 @@ FREE = Lock("free", NOBODY, word=False)
 
 @dataclass(frozen=True)
 class Setup:
-    """What to explore: how many messages, which events how often, and the options of the task."""
+    """The space to explore: how many messages, which events how often, and the options of the task."""
 
     messages: int = 2
     events: tuple[tuple[str, int], ...] = ()

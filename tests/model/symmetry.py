@@ -1,4 +1,4 @@
-"""Which states are one: those that differ only in what nothing can read any more, or in the names of messages."""
+"""Equal states: those that differ only in what nothing can read any more, or in the names of messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.model.state import NEVER, Copy, Lock, Run, Setup, State, left
 
 
 def legible(run: Run) -> Run:
-    """After its first script a delivery's kind and rank matter only for the copy that would come back."""
+    """After its first script, a delivery's kind and rank matter only for the copy that would be delivered again."""
     if run.phase == "begin":
         return run
     kind = "" if run.tie != "yes" else "p" if run.kind in {"o", "p"} else "r"
@@ -72,8 +72,8 @@ def trimmed(s: State) -> State:
 def canonical(s: State, setup: Setup) -> State:
     """One state for all that differ in names only: all steps treat all messages alike, so any renaming is sound.
 
-    Messages are sorted by what is known about each; where two look alike one of both orders is taken, which may keep
-    two states apart that are one but never makes one of two. A message and its replacement are renamed together.
+    Messages are sorted by what is known about each. Where two look alike, one of both orders is taken. This may keep
+    two equal states apart, but never merges two different ones. A message and its replacement are renamed together.
     """
     s = trimmed(s)
     n, total = setup.messages, len(s.entries)

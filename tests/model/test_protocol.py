@@ -1,4 +1,4 @@
-"""The hand-over protocol of the queue policy, explored: it holds, each of its rules is needed, and the check can fail.
+"""The hand-off protocol of the queue policy, explored: it holds, each of its rules is needed, and the check can fail.
 
 What is too big for the suite runs as a script: see `explore`.
 """
@@ -84,8 +84,8 @@ NEEDED = [
     ("end", "messages=3 overflow=1 redeliver=1", TWICE),
     ("clear", "requeue=1 republish=1", LOST),
     ("turn", "messages=1 lock=1 elsewhere=1 redeliver=1 crash=1", LOST),
-    ("twin", "revoke=1 redeliver=1", TWICE),
-    ("twin", "messages=3 overflow=1 redeliver=1", TWICE),
+    ("copy", "revoke=1 redeliver=1", TWICE),
+    ("copy", "messages=3 overflow=1 redeliver=1", TWICE),
     ("rank", "messages=3", "an elder is overtaken"),
     ("hold", "early=1 crash=1", LOST),
     ("due", "crash=1", LOST),

@@ -1,4 +1,4 @@
-"""What kombu's Redis transport did with each message, read from the broker's append-only file."""
+"""The steps of kombu's Redis transport with each message, read from the broker's append-only file."""
 
 import json
 from collections import deque
@@ -15,7 +15,7 @@ def taken_and_never_noted(folder: Path, queue: str = "celery") -> set[str]:
     """Ids of the tasks of which a message left its list for a worker, which never noted it as unacknowledged.
 
     The transport does so in two steps (BRPOP, then ZADD and HSET). A worker that dies between them takes the message
-    with it, also one that had been delivered and given back before.
+    with it, also one that had been delivered and returned before.
 
     Args:
         folder: Of the broker's server, which keeps its history.

@@ -44,7 +44,7 @@ class ClusterSet(FailoverSet):
     """Primaries with all slots, and their replicas; use as a context manager.
 
     Args:
-        folder: nobody else's.
+        folder: of this Cluster only.
         primaries, replicas: how many; replica n belongs to primary n.
         node_timeout_ms: silence after which a node counts as down; a failover takes 0.5 s longer.
         password: of the default user on all nodes.
@@ -197,7 +197,7 @@ class ClusterSet(FailoverSet):
             return None if agreed is old else agreed
 
         found = eventually(promoted, within, message="no replica was promoted")
-        assert found is not None  # for mypy, as above
+        assert found is not None  # for mypy
         return found
 
     # -- resharding
@@ -216,7 +216,7 @@ class ClusterSet(FailoverSet):
         self._moving[slot] = source, to
 
     def move_keys(self, slot: int, most: int = 10_000) -> int:
-        """Hand over so many of the keys; a script of a moved and an unmoved key is answered TRYAGAIN."""
+        """Move so many of the keys. A script that uses a moved and an unmoved key is answered TRYAGAIN."""
         source, to = self._moving[slot]
         keys = ask(source, "CLUSTER GETKEYSINSLOT", slot, most)
         if keys:

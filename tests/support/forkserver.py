@@ -1,8 +1,8 @@
 """Workers without the half second of CPU that importing Celery takes: forks of one process that has done it.
 
-A fork goes on as ``python -m celery`` does, with its own command line, environment, session and log, and ends as an
+A fork goes on as ``python -m celery`` does, with its own command line, environment, session and log. It ends as an
 interpreter ends; only its imports came earlier. Pools that patch before they import (gevent, eventlet) cannot be
-started so, nor what wants variables that Python or the loader reads first, or another network than this one's.
+started so. Neither can a process that needs another network, or variables that Python or the loader reads first.
 """
 
 from __future__ import annotations

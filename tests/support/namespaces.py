@@ -17,7 +17,7 @@ def _run(*command: str) -> None:
 
 
 def at_home() -> bool:
-    """Is this thread in the network of whoever started this process? True where the system has no such thing."""
+    """Return whether this thread is in the network of the process that started this one. True without namespaces."""
     try:
         return Path("/proc/thread-self/ns/net").readlink() == Path(f"/proc/{os.getppid()}/ns/net").readlink()
     except OSError:

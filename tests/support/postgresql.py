@@ -97,7 +97,7 @@ class Session:
 
 
 class Answer:
-    """What a statement gave, as a cursor tells it."""
+    """The result of a statement, as a cursor shows it."""
 
     def __init__(self, lines: list[str]) -> None:
         counts = [int(found[1]) for line in lines if (found := COUNT.fullmatch(line))]

@@ -17,7 +17,7 @@ from tests.support.polling import eventually
 
 
 class Process(Protocol):
-    """A process of ours; `subprocess.Popen` is one."""
+    """A process that the tests started; `subprocess.Popen` is one."""
 
     pid: int
 
@@ -66,9 +66,9 @@ def spawn(
 
 
 def free_port() -> int:
-    """A port nobody listens on at this moment; the caller must still be ready to lose the race."""
-    # Not port 0: the kernel gives ephemeral ports, which an outgoing connection may take while a server is
-    # down, or which a client that reconnects may connect to itself.
+    """Return a port without a listener at this moment. The caller must still be ready to lose the race."""
+    # Not port 0: the kernel would choose an ephemeral port. An outgoing connection may take it while a server is
+    # down, or a client that reconnects may connect to itself.
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
         with socket.socket() as probe:

@@ -42,8 +42,8 @@ class Proxy:
         self._chance = random.Random(1)
         self._links: set[_Link] = set()
         self._flowing = asyncio.Event()
-        # One loop in one thread instead of two threads per connection: a mode changes between two chunks, and
-        # no thread is blocked in recv on a socket that another one closes.
+        # One loop in one thread instead of two threads per connection. So a mode changes between two chunks, and no
+        # thread is blocked in recv on a socket that another one closes.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -127,8 +127,8 @@ class Proxy:
         elif was == "refuse" and mode != "refuse":
             await self._listen()
 
-    # Bare sockets, no streams of asyncio: those make a transport some steps before anybody is given it, and a task that
-    # is cancelled in between leaves it open. A socket stands in `_links` from the step that makes it.
+    # Bare sockets, no streams of asyncio. Those make a transport some steps before the caller has it. A task that is
+    # cancelled in between leaves it open. A socket is in `_links` from the step that makes it.
 
     async def _listen(self) -> None:
         self._listener = socket.create_server((HOST, self.port), backlog=100)
@@ -139,7 +139,7 @@ class Proxy:
         try:
             near, _ = self._listener.accept()
         except OSError:
-            return  # it hung up before its turn
+            return  # the client hung up before its connection was accepted
         link = _Link(near, socket.socket())
         self._links.add(link)
         link.task = self._loop.create_task(self._serve(link))

@@ -1,4 +1,4 @@
-"""A primary with replicas that nobody watches: the test promotes them by hand."""
+"""A primary with replicas without any monitor: the test promotes them by hand."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ class ReplicaSet(ServerSet):
     """One primary and its replicas, each a server of its own; use as a context manager.
 
     Args:
-        folder: nobody else's.
+        folder: of these servers only.
         replicas: how many.
         persistent: with an append-only file, fsynced at each write.
         options: further arguments of each.
@@ -43,7 +43,7 @@ class ReplicaSet(ServerSet):
             client.replicaof(HOST, self.primary.port)
 
     def cut_off(self, node: Server) -> None:
-        """It hears of nothing any more, and keeps what it knows."""
+        """It receives nothing any more, and keeps what it knows."""
         with node.client() as client:
             client.replicaof(HOST, "1")
 

@@ -56,7 +56,7 @@ class SentinelSet(FailoverSet):
     """One primary, its replicas and the sentinels that watch them; use as a context manager.
 
     Args:
-        folder: nobody else's.
+        folder: of these servers only.
         replicas, sentinels: how many.
         down_after_ms: silence after which a sentinel counts a node as down; a failover takes 1.5 s longer.
         password: of the default user on the data nodes (not on the sentinels).
@@ -103,7 +103,7 @@ class SentinelSet(FailoverSet):
         started.enter_context(primary)
         for node in replicas:
             started.enter_context(node)
-            # By command and not by option: a promoted one that was killed must not come back as a replica of the first.
+            # By command and not by option: a promoted one that was killed must not restart as a replica of the first.
             _make_replica(node, primary)
         quorum = self._sentinels_wanted // 2 + 1
         watching = [
@@ -143,7 +143,7 @@ class SentinelSet(FailoverSet):
         return self._url(f":{self.password}@" if self.password else "", db)
 
     def lock_url(self, db: int = 0) -> str:
-        """The same for a user who may keep locks and nothing else; the sentinels ask for nobody's name."""
+        """The same for a user with the rights to keep locks and no others. The sentinels need no user name."""
         return self._url(f"{LOCK_USER}:{LOCK_PASSWORD}@", db)
 
     def _url(self, user: str, db: int) -> str:
@@ -174,11 +174,11 @@ class SentinelSet(FailoverSet):
     def wait_for_promotion(self, old: Server, within: float = 40.0) -> Server:
         """The primary in place of `old`."""
         found = eventually(lambda: self._other_than(old), within, message="no other node was promoted")
-        assert found is not None  # for mypy, as above
+        assert found is not None  # for mypy
         return found
 
     def client(self, **options: Any) -> redis.Redis:
-        """A client of whoever is the primary, asked of the sentinels at each connection."""
+        """A client of the current primary, asked of the sentinels at each connection."""
         settings = {"decode_responses": True, "socket_timeout": 5, "password": self.password} | options
         places = [(HOST, sentinel.port) for sentinel in self.sentinels]
         once = Retry(NoBackoff(), 0)

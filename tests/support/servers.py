@@ -59,7 +59,7 @@ class Server:
     """One server on one port, which it keeps over stop, kill and restart.
 
     Args:
-        folder: where data and log go; nobody else's.
+        folder: where data and log go; of this server only.
         binary: another server than the lane's.
         persistent: with an append-only file, fsynced at each write, so that data survive a kill.
         options: further arguments, such as `("--requirepass", "x")`.
@@ -186,7 +186,7 @@ class Server:
         return [self.binary, *place, *saving, *users, *self.rights, *self.options]
 
     def _state(self) -> str:
-        """What came of the start: "ready", "dead", or "" while it is not known."""
+        """Return the outcome of the start: "ready", "dead", or "" while it is not known."""
         assert self._process is not None
         if self._process.poll() is not None:
             return "dead"

@@ -15,7 +15,7 @@ class TlsServer(Server):
     """One server on one TLS port, with an authority of its own; use as a context manager. For tests marked `servers`.
 
     Args:
-        folder: nobody else's; afterwards it holds `ca.crt`, and of the server and a client a `.crt` and a `.key`.
+        folder: of these files only; afterwards it holds `ca.crt`, and of the server and a client a `.crt` and a `.key`.
         mutual: refuse clients without a certificate of the same authority.
         options, password: as a `Server`'s.
     """
@@ -54,11 +54,11 @@ class TlsServer(Server):
 class TlsNode(Server):
     """A node of a Cluster with a plain port and one of TLS, by which the nodes talk to one another.
 
-    From its start on: nodes that are switched to TLS one by one may wait for ever for an answer to a handshake that
-    another one took for plain words.
+    TLS from the start. If nodes were switched one by one, they could wait for ever for a handshake. A node that was not
+    switched yet reads it as plain words.
 
     Args:
-        folder: nobody else's.
+        folder: of this Cluster only.
         certificates: the folder of :func:`make_certificates`.
         options: as a `Server`'s.
     """

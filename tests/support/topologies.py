@@ -1,4 +1,4 @@
-"""The servers of every topology that locks may be kept on: the door to all of them, and the independent ones."""
+"""The servers of every topology that locks may be kept on: the entry to all of them, and the independent ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ class RedlockSet(ServerSet):
     """Servers that know nothing of one another; use as a context manager.
 
     Args:
-        folder: nobody else's.
+        folder: of these servers only.
         nodes: how many.
-        persistent: with an append-only file, so that one that is killed comes back with its data.
+        persistent: with an append-only file, so that one that is killed restarts with its data.
         password: of the default user on all nodes.
         options: further arguments of each.
         binary: another server than the lane's.

@@ -13,7 +13,7 @@ from tests.support.topologies import ClusterSet, RedlockSet, SentinelSet, TlsSer
 #: Silence after which a node counts as down. A test pauses one for less, on a machine that may stand still itself.
 PATIENT_MS = 5000
 
-# Started when the first test asks for them, for tests that only talk: they must stay whole, their data are nobody's.
+# Started when the first test asks for them, and shared. Tests only talk to them: they must stay whole.
 
 
 @pytest.fixture(scope="session")
@@ -25,14 +25,14 @@ def sentinel_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelS
 
 @pytest.fixture(scope="session")
 def cluster_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterSet]:
-    """Three primaries with a replica each, shared likewise."""
+    """Three primaries with a replica each, shared by the tests of one xdist worker."""
     with ClusterSet(tmp_path_factory.mktemp("cluster"), node_timeout_ms=PATIENT_MS) as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
 def redlock_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedlockSet]:
-    """Five independent servers, shared likewise; for three take the first three."""
+    """Five independent servers, shared by the tests of one xdist worker. For three, take the first three."""
     with RedlockSet(tmp_path_factory.mktemp("redlock"), nodes=5) as shared:
         yield shared
 

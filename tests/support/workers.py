@@ -33,7 +33,7 @@ START_SECONDS = 60  # a loaded machine with two cores starts several workers at 
 
 @dataclass(frozen=True)
 class Urls:
-    """Where an app of tests/support/apps finds its servers; it reads them from the environment at import."""
+    """The URLs of an app's servers. An app of tests/support/apps reads them from the environment at import."""
 
     broker: str
     result: str
@@ -75,8 +75,8 @@ class Worker:
     def stop(self, within: float = 45.0) -> int:
         """Warm shutdown: running tasks end first. Returns the exit status.
 
-        A pool child whose results were not read, as where a connection was lost, goes on for 30 s (billiard's
-        ``_ensure_messages_consumed``), and its worker waits for it.
+        A pool child whose results were not read, for example after a lost connection, goes on for 30 s (billiard's
+        ``_ensure_messages_consumed``). Its worker waits for it.
         """
         # A stopped process would not see its SIGTERM.
         self.signal(signal.SIGCONT)
@@ -125,7 +125,7 @@ def running_worker(
     """
     own = f"w{uuid.uuid4().hex[:8]}@test"
     node = node or own
-    # Mingle sleeps a second at start; what needs it or gossip cannot be told apart from one worker alone.
+    # Mingle sleeps a second at the start. With one worker, tests that need it or gossip cannot show the difference.
     always = ["--without-mingle", "--without-gossip", "--loglevel", "INFO", "--hostname", node]
     arguments = ["-A", app, "worker", "-P", pool, "-c", str(concurrency), *always, *args]
     folder.mkdir(parents=True, exist_ok=True)

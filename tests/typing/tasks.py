@@ -67,7 +67,7 @@ bound("x")  # type: ignore[arg-type]
 bound.delay("x")  # type: ignore[arg-type]
 wrong: str = bare(1)  # type: ignore[assignment]
 
-# Celery's own doors stay open
+# Celery's own methods stay open
 
 result: Any = bare.apply_async((1,), {"text": "x"}, countdown=5)
 again: Any = bare.s(1) | bound.si(5)

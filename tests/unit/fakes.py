@@ -180,7 +180,7 @@ class SlowerStore(FakeStore):
 
 
 class FakeListener:
-    """Nobody is ever woken: time passes."""
+    """No caller is ever woken: time passes."""
 
     def __init__(self, clock: FakeClock, passed_on: list[float]) -> None:
         self._clock = clock

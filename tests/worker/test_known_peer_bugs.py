@@ -1,4 +1,4 @@
-"""What other plugins get wrong, as tests that we pass; each names the peer that was seen to fail.
+"""Known faults of other plugins, as tests that this library passes. Each names the peer that was seen to fail.
 
 The flaws that are the law of a policy stand with it and are not repeated here:
 
@@ -9,7 +9,7 @@ The flaws that are the law of a policy stand with it and are not repeated here:
     a key differs between publisher and worker              here, and tests/contract/test_keys_over_serializers.py
     a skipped copy frees the holder's lock                  test_policies.py (leaves the holder's lock alone)
     apply() or a direct call frees or leaks another's lock  test_eager.py
-    a conflict is told as the task's failure                test_policies.py (no failure), test_signals.py
+    a conflict counts as the task's failure                 test_policies.py (no failure), test_signals.py
     a publisher blocks, or drops the task, where the store is away     here
 """
 
@@ -96,7 +96,7 @@ class TestEveryProducer:
         assert result.get(timeout=10) == f"{n}x"
 
     def test_a_publish_that_fails_leaves_no_lock(self, stage, load_app):
-        """celery-once and heimdall: the lock is held for an hour by nobody."""
+        """celery-once and heimdall: the lock is held for an hour, without a holder."""
         urls = stage.urls
         away = load_app(APP, broker=f"amqp://{HOST}:{free_port()}//", result=urls.result, lock=urls.lock)
         away.app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}

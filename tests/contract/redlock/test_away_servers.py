@@ -275,7 +275,7 @@ def test_server_that_missed_a_release_gets_it_when_it_answers_again(five: Redloc
         eventually(lambda: holders(five.nodes) == ["o.1", None, None, None, None])
         proxies[0].set_mode("pass")
         eventually(lambda: store.inspect(shared_name("y")) or holders(five.nodes) == [None] * 5, every=0.1)
-        # It was told of the end, not of the use, which would begin anew there.
+        # It received the end, not the success: a run mark would begin anew there.
         with of_one(five.node(0)) as alone:
             assert alone.last_run(NAME) is None
 

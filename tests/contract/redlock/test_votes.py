@@ -46,7 +46,7 @@ from tests.support.topologies import RedlockSet
 
 @pytest.mark.invariant("majority-decides")
 def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, store: RedlockStore) -> None:
-    """Two others hold two servers each; no majority names anybody, and no one is called the holder."""
+    """Two others hold two servers each. No owner has a majority, so none is shown as the holder."""
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
     assert store.acquire(NAME, "o.1", TTL, request_of("id1", once=True)) == NoMajority()
@@ -116,7 +116,7 @@ def test_two_that_race_get_it_one_at_a_time_and_one_of_them_each_time(five: Redl
 
 
 def test_a_crowd_is_served_one_after_the_other(five: RedlockSet) -> None:
-    """Eight owners wait for one lock, each for its turn; none is inside with another, and tokens grow."""
+    """Eight owners wait for one lock, one after the other. None is inside with another, and tokens grow."""
     urls, name = five.lock_urls(), shared_name("crowd")
     inside: list[int] = []
     tokens: list[int] = []

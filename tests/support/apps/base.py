@@ -1,4 +1,4 @@
-"""What most apps of the tests share: where their servers are, and notes of what their bodies did."""
+"""The common part of the tests' apps: the places of their servers, and notes of what their bodies did."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ RAN = "canvas-ran"
 
 
 def member(*words: Any) -> str:
-    """What a canvas passes on comes first, the name that the test gave to this member last."""
+    """The value that a canvas passes on comes first, and the name that the test gave to this member last."""
     return str(words[-1])
 
 
@@ -84,7 +84,7 @@ def mark() -> None:
 
 
 class Names(dict[str, Any]):
-    """What the names in a shape mean: canvases, what a member can be made into, and else a member of that name.
+    """Resolve a name in a shape: a canvas, a modifier of a member, or else a member of that name.
 
     Args:
         prefix: Told from all other shapes by it, a member's name is the id of its task and what is locked.

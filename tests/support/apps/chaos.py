@@ -120,5 +120,5 @@ queues_early = singleton("queues_early", "queue", late=False)
 watch_for_gaps(history)
 
 if os.environ.get("DLOCK_CHAOS_RENEWAL") == "off" and "DLOCK_CHAOS_POOL" in os.environ:  # in workers only
-    # The checker is checked with this: locks that nobody renews have to show.
+    # For the test of the checker: locks that are not renewed have to show.
     Watchdog._renew = lambda self, due, held: True  # type: ignore[method-assign]  # this is the point

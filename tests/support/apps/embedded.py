@@ -1,4 +1,4 @@
-"""A test run of somebody's own, with Celery's embedded worker: `python -m tests.support.apps.embedded ROW SECONDS`."""
+"""A user's own test run, with Celery's embedded worker: `python -m tests.support.apps.embedded ROW SECONDS`."""
 
 import sys
 

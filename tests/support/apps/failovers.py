@@ -23,7 +23,7 @@ app.conf.update(
     task_publish_retry=False,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
-    # The longest lease that anybody asks for: so long a Redlock node that came back empty stays out.
+    # The longest lease that a task asks for. A Redlock node that restarted empty stays out for so long.
     dlock_ttl=TTL,
 )
 #: `dlock_url` and what this run declares.
@@ -43,7 +43,7 @@ def body(task: Any, name: str, seconds: float) -> None:
         inside(run, lease, seconds)
         asked = time.monotonic_ns()
         history.note("ensure", run=run, ok=still_held(lease), asked=asked)
-        # Whoever was told would stop here; this one goes on, to have its late write refused.
+        # A holder that learns of the loss would stop here. This one goes on, so that its late write is refused.
         history.note("write", run=run, ok=write(written, name, lease.token, task.request.id))
         how = "return"
     finally:

@@ -19,7 +19,7 @@ TTL = 3.0
 #: For answers that take a second: the watchdog waits longer where no lease ends soon.
 LONG_TTL = 8.0
 TIMEOUT, BREAKER_RESET = 1.0, 1.0
-#: Seconds from a free lock until a message that waits for it has come back.
+#: Seconds from a free lock until a message that waits for it was republished.
 COMEBACK = 0.2
 
 app = make_app(
@@ -80,7 +80,7 @@ def works_far_away(self: SingletonTask, row: str, seconds: float, gate: str = ""
 
 @singleton_task(app=app, bind=True, key=["row"], scope="shared", ttl=TTL)
 def insists(self: SingletonTask, row: str, seconds: float) -> bool:
-    """Asks for its lock again and again, and goes on although it is told that it is gone."""
+    """Ask for its lock again and again, and go on although the lock is reported as lost."""
     told = False
 
     def step() -> None:

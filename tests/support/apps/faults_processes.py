@@ -25,7 +25,7 @@ app = make_app(
 
 @worker_process_init.connect
 def _outlive_the_main_process(**_: Any) -> None:
-    """Where a test asks for it, children live on without their main process, as they do on other systems than Linux."""
+    """If a test asks for it, children live on without their main process, as they do on systems other than Linux."""
     if "DLOCK_TEST_OUTLIVE" in os.environ:
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, 0)
@@ -50,7 +50,7 @@ def held(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is wha
 
 @singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=3 * BRIEF, on_conflict="wait", wait_timeout=60)
 def held_brief(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is what is locked
-    """The same, under a lock that is over soon if nobody renews it."""
+    """The same, under a lock that is soon over if it is not renewed."""
     with noted(row):
         _until_told_to_go(row, FOR_EVER)
 
@@ -112,7 +112,7 @@ def _fork(_task: Any, row: str, _name: str) -> None:
             _until_told_to_go(row, FOR_EVER)
             run = execution.running()
             assert run is not None
-            run.finish(final=True, success=True)  # every door by which a run gives its lock back ends here
+            run.finish(final=True, success=True)  # every exit hook that releases a lock ends here
             mark(row, "what was left ends")
         finally:
             os._exit(0)

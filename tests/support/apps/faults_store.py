@@ -43,7 +43,7 @@ def failing(row: str) -> str:
 
 @singleton_task(app=app, bind=True, on_store_error="run")
 def bypassing(self: Any, row: str) -> list[Any]:
-    """What it was told of its lease."""
+    """The reports to the body about its lease."""
     mark(row, "start")
     lease = self.lease
     told = []

@@ -1,4 +1,4 @@
-"""Holders that write to a resource when they are told to, with their tokens or all with one and the same."""
+"""Holders that write to a resource on command, each with its own token or all with the same one."""
 
 from celery_dlock import LockLost, singleton_task
 from tests.support.apps.base import make_app

@@ -87,7 +87,7 @@ def open_account(place, name):
 
 
 def stored(kind, place, name):
-    """What the resource has in the end: the value and its fence."""
+    """Return the final state of the resource: its value and its fence."""
     if kind == "a Redis value":
         with redis.Redis.from_url(place) as store:
             return tuple(int(text) for text in store.hmget(name, "value", "fence"))

@@ -123,7 +123,7 @@ def nested(self: Any, row: str, seconds: float) -> None:
 
 @singleton_task(app=app, bind=True, ttl=60)
 def forks(self: Any, row: str, seconds: float) -> None:
-    """Forks; the copy of this process goes through the doors by which a run gives its lock back."""
+    """Fork. The copy of this process runs the exit hooks that release a lock."""
     with noted(row):
         pid = os.fork()
         if pid == 0:

@@ -135,7 +135,7 @@ def _run(task: Any, n: str, end: str) -> str:
 
 
 def _end_at_first(task: Any, n: str, end: str) -> None:
-    """What it does in its first run only."""
+    """Do this in the first run only."""
     if end.startswith("anew"):
         task.apply_async((n,), task_id=task.request.id)
     if "slowly" in end:

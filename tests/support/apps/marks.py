@@ -1,4 +1,4 @@
-"""What tasks write down about themselves, in the result backend's database."""
+"""Marks that tasks write about themselves, in the result backend's database."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def starts(row: str) -> int:
 def noted(row: str) -> Iterator[None]:
     """Mark the start of the block, and its end by the name of what it raised."""
     try:
-        mark(row, "start")  # in the block: whoever waits for it may end the body before it has gone on
+        mark(row, "start")  # in the block: a process that waits for it may end the body before it has gone on
         yield
     except BaseException as error:
         mark(row, type(error).__name__)

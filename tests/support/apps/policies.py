@@ -17,7 +17,7 @@ app = make_app(
     configurable=True,
     accept_content=["json", "pickle", "yaml"],
     result_expires=600,
-    # a log line of ours is looked for, not its frame
+    # a log line of the library is looked for, not its frame
     worker_log_color=False,
 )
 
@@ -174,7 +174,7 @@ def nests(self, n, deep=False):
 
 @singleton_task(app=app, bind=True, name="policies.peeks")
 def peeks(self):
-    """What a body sees of its lease."""
+    """Note the state of the body's lease."""
     self.lease.ensure()
     self.lease.extend(5)
     return self.lease.token, self.lease.held, self.lease.remaining(), self.lease.lost

@@ -1,7 +1,7 @@
-"""Tasks under the queue policy, and the steps of a hand-over at which a test can have this very process killed.
+"""Tasks under the queue policy, and the steps of a hand-off at which a test can have this very process killed.
 
-Redis' key `kill:<step>`, in the result backend's database, names whom to kill the next time that the step is reached:
-"child", the process that reaches it, or "worker", the whole worker. Steps are made in workers only.
+Redis' key `kill:<step>`, in the result backend's database, names the process to kill when the step is reached next.
+"child" is the process that reaches it, "worker" the whole worker. Steps are made in workers only.
 """
 
 import os

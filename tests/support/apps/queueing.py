@@ -16,7 +16,7 @@ app = make_app(
     configurable=True,
     accept_content=["json", "pickle", "yaml"],
     result_expires=600,
-    # a log line of ours is looked for, not its frame
+    # a log line of the library is looked for, not its frame
     worker_log_color=False,
     # so that a message of it lies in the worker no longer than its lock asks for
     worker_prefetch_multiplier=100,

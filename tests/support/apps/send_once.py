@@ -1,4 +1,4 @@
-"""Tasks that send an SMS over HTTP once, and die where they are told to."""
+"""Tasks that send an SMS over HTTP once, and die at the given step."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ def send(self, n, port=0, end="", gate=""):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("POST", "/", json.dumps({"id": n, "key": lease.idempotency_key}))
     if first and end == "during":
-        # The gateway has it, and nobody reads its answer.
+        # The gateway has the SMS, and its answer is not read.
         eventually(lambda: _received(port, n))
     _end(self, end if first else "", "during")
     connection.getresponse().read()

@@ -1,7 +1,7 @@
 """Named steps at which a test can have the very process that reaches them killed.
 
-Redis' key `kill:<step>`, in the result backend's database, names whom to kill the next time that the step is reached:
-"child", the process that reaches it, or "worker", the whole worker.
+Redis' key `kill:<step>`, in the result backend's database, names the process to kill when the step is reached next.
+"child" is the process that reaches it, "worker" the whole worker.
 """
 
 import functools

@@ -27,7 +27,7 @@ def note(request):
     notes.rpush("runs", json.dumps(facts))
 
 
-# A tick may come while the one before it runs: it comes again. A tick's second message does too, and is skipped then.
+# A tick that comes while the one before it runs is retried. The second message of a tick is too, and is skipped then.
 @singleton_task(
     app=app, name="ticking.tick", bind=True, key="tick", once_per="tick", on_conflict="retry", retry_delay=0.05
 )

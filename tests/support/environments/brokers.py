@@ -36,7 +36,7 @@ BROKERS = {"redis": redis_broker, "rabbitmq": rabbitmq_broker, "impatient rabbit
 
 
 class BrokerEnvironment(PolicyEnvironment):
-    """What a test needs to cut the worker off its broker, and to kill that."""
+    """An environment that can cut the worker off its broker, and kill the broker."""
 
     def start(self):
         """A ready worker of two slots, which reads ahead."""
@@ -52,13 +52,13 @@ class BrokerEnvironment(PolicyEnvironment):
             self.proxy.set_mode("refuse")
             self.proxy.set_mode("pass")
             return
-        # Refused for a moment, kombu's own way of giving back what it has ends the worker.
+        # If a command is refused for a moment, the way in which kombu returns messages ends the worker.
         with self.broker_process.client() as client:
             for kind in ("normal", "pubsub"):
                 client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
 
     def restart(self):
-        """The broker is killed, and comes back with what is on its disk."""
+        """Kill the broker, and restart it with what is on its disk."""
         self.broker_process.kill()
         self.broker_process.start()
 
@@ -83,7 +83,7 @@ class BrokerEnvironment(PolicyEnvironment):
             assert [fact["what"] for fact in history] == ["in", "out"], (history, self.lines(result.id))
 
     def nothing_left(self, within=30.0):
-        """Wait until no message is left; what a worker has not acknowledged it gives back when it stops."""
+        """Wait until no message is left. A worker that stops returns the messages that it has not acknowledged."""
         super().nothing_left(within)
         for worker in self.workers:
             if worker.running:

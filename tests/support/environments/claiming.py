@@ -17,7 +17,7 @@ def urls_of(server: Server) -> Urls:
 
 
 class Claims:
-    """What the store has of claims, and the gates of the bodies."""
+    """The claims in the store, and the gates of the bodies."""
 
     def __init__(self, server: Server, tasks: ModuleType) -> None:
         self.tasks = tasks

@@ -48,7 +48,7 @@ CAUSES = {"paused": paused, "cut off": cut_off, "emptied": emptied}
 
 @dataclass
 class Outcome:
-    """What became of one resource."""
+    """The outcome of one resource."""
 
     late_words: list[str]
     next_words: list[str]

@@ -59,7 +59,7 @@ class LosingEnvironment:
         return [(word, at) for word, at, _ in map(json.loads, texts)]
 
     def at(self, row: str, word: str, within: float = 20.0) -> float:
-        """When that word was first marked."""
+        """Return the time when that word was first marked."""
 
         def found() -> float | None:
             return next((at for seen, at in self.words(row) if seen == word), None)
@@ -81,5 +81,5 @@ def losing_environment(folder: Path) -> Iterator[LosingEnvironment]:
 
 
 def ended(body: Body) -> Any:
-    """What its result says; an exception as a value."""
+    """Return the body's result; an exception as a value."""
     return body.result.get(timeout=30, propagate=False)

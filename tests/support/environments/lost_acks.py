@@ -1,4 +1,4 @@
-"""What became of the messages of `tests.support.apps.lost_acks`."""
+"""The fate of the messages of `tests.support.apps.lost_acks`."""
 
 import redis
 
@@ -9,7 +9,7 @@ APP = "tests.support.apps.lost_acks"
 
 
 def deliver_again(tasks, broker):
-    """What kombu does after the visibility timeout."""
+    """Deliver a message again, as kombu does after the visibility timeout."""
     with tasks.app.connection_for_read() as connection:
         for tag in broker.hkeys("unacked"):
             connection.default_channel.qos.restore_by_tag(tag.decode())
@@ -39,7 +39,7 @@ def ran_once(tasks, result, n, end=""):
 
 
 def ran(tasks, n):
-    """How often."""
+    """Return the number of runs."""
     return tasks.notes.lrange("ran", 0, -1).count(n)
 
 

@@ -50,7 +50,7 @@ def silent(since: float, until: float) -> Callable[[Proxy, float], None]:
 
 
 class Disturbance(NamedTuple):
-    """What the network does to connections.
+    """A disturbance of the network's connections.
 
     Args:
         strike: called again and again with the age of the body.
@@ -70,15 +70,15 @@ TO_STORE = {
     "silent for less than the ttl": Disturbance(silent(0.5, 1.3)),
 }
 TO_BROKER = {
-    # Not as often: a Celery worker, with our tasks or without, is silent for up to 26 s if its connection is cut while
-    # it is being made.
+    # Not as often: if the connection of a Celery worker is cut while it is being made, the worker is silent for up to
+    # 26 s. Tasks of this library change nothing about it.
     "cut again and again": Disturbance(Cuts(1.2)),
     "silent for more than the ttl": Disturbance(silent(0.2, TTL + 0.5)),
 }
 
 
 class Notes:
-    """What the bodies wrote down."""
+    """The marks of the bodies."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -122,7 +122,7 @@ class NetworkEnvironment:
         assert command(BEHIND, destination=[worker.node], reply=True, timeout=10), f"{worker.node} does not hear"
 
     def lost(self, start: dict[str, Any]) -> list[dict[str, Any]]:
-        """When and why the lease of that body was called lost."""
+        """Return when and why the lease of that body was reported as lost."""
         return self.notes.all(start["key"].partition(":lock:")[2], "lost")
 
     def watch(self, start: dict[str, Any], during: Callable[[float], None]) -> dict[str, Any]:
@@ -141,12 +141,12 @@ class NetworkEnvironment:
             time.sleep(0.05)
 
     def free(self, start: dict[str, Any], within: float = 15.0) -> float:
-        """When the lock of that body was seen free."""
+        """Return the time when the lock of that body was seen free."""
         eventually(lambda: not self.locks.exists(start["key"]), within, message=f"{start['key']} is stuck")
         return time.monotonic()
 
     def mend(self) -> None:
-        """An undisturbed network, and nobody who still finds a broken connection."""
+        """An undisturbed network, and no process that still finds a broken connection."""
         for proxy in (self.store, self.broker):
             proxy.set_mode("pass")
             proxy.set_delay(0, 0)

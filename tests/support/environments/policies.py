@@ -14,7 +14,7 @@ APP = "tests.support.apps.policies"
 
 
 class PolicyEnvironment:
-    """What a test needs of the module's worker.
+    """The module's worker, as a test uses it.
 
     Broker, results and locks are databases 0, 1 and 2 of one server of our own.
     """
@@ -40,7 +40,7 @@ class PolicyEnvironment:
         return f"n{next(self._numbers)}"
 
     def history(self, **wanted):
-        """What bodies noted, oldest first, where it has these values."""
+        """Return the notes of the bodies that have these values, oldest first."""
         facts = [json.loads(text) for text in self.client.lrange("history", 0, -1)]
         return [fact for fact in facts if all(fact.get(name) == value for name, value in wanted.items())]
 
@@ -53,7 +53,7 @@ class PolicyEnvironment:
         )
 
     def overlaps(self, n):
-        """How many bodies of lock `n` were inside at once, at most."""
+        """Return the highest number of bodies of lock `n` that ran at once."""
         inside = most = 0
         for fact in sorted(self.history(n=n), key=lambda fact: (fact["at"], fact["what"] == "in")):
             inside += {"in": 1, "out": -1}.get(fact["what"], 0)
@@ -83,7 +83,7 @@ class PolicyEnvironment:
         return task.lock_for(n).locked()
 
     def free(self, task, n, within=5.0):
-        """Wait until nobody holds this task's lock `n`."""
+        """Wait until this task's lock `n` is free."""
         eventually(lambda: not self.locked(task, n), within, message=f"{n} is still held")
 
     def queued(self):
@@ -105,7 +105,7 @@ class PolicyEnvironment:
         return eventually(find, within, message=f"{task_id} is not unacknowledged")
 
     def deliver_again(self, message, *, flagged=True):
-        """What kombu does with a message whose visibility timeout has passed; unflagged, it is a plain second copy."""
+        """Deliver a message again, as kombu does after its visibility timeout; unflagged, it is a plain second copy."""
         info = message["properties"]["delivery_info"]
         if flagged:
             message = {**message, "headers": {**message["headers"], "redelivered": True}}

@@ -56,7 +56,7 @@ class QueueFaultEnvironment(RecordedRuns):
         self.notes.set(f"kill:{step}", whom)
 
     def dead(self, step):
-        """Pids of those who died at this step."""
+        """Return the pids of the processes that died at this step."""
         pid = self.notes.getdel(f"killed:{step}")
         assert pid is not None, f"nobody came by {step}"
         died = [worker for worker in self.workers if not worker.running]

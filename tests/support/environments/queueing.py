@@ -15,7 +15,7 @@ APP = "tests.support.apps.queueing"
 
 
 class QueueEnvironment(PolicyEnvironment):
-    """What a test of the queue policy needs of the module's worker."""
+    """The module's worker, as a test of the queue policy uses it."""
 
     def hold(self, task, n, **options):
         holding = super().hold(task, n, **options)
@@ -31,7 +31,7 @@ class QueueEnvironment(PolicyEnvironment):
         return LockKeys.of("dlock", task.lock_spec.name_of((n,), {}))
 
     def waiters(self, task, n):
-        """Ids of those who wait for the lock, by rank."""
+        """Return the ids of the calls that wait for the lock, by rank."""
         return [waiter.task_id for waiter in task.waiting(n).waiters]
 
     def parked(self, task, n, *results, within=10.0):
@@ -51,7 +51,7 @@ class QueueEnvironment(PolicyEnvironment):
         return results
 
     def order(self, n, what="in"):
-        """Whose bodies entered lock `n`, in this order."""
+        """Return the calls whose bodies entered lock `n`, in this order."""
         return [fact["id"] for fact in self.history(n=n, what=what)]
 
     def handed_over(self, first, second):

@@ -1,4 +1,4 @@
-"""A queue stage whose broker is RabbitMQ; results and locks are in a Redis, the locks with an append-only file."""
+"""The queueing environment with RabbitMQ as its broker. Locks are in a Redis of their own, with an append-only file."""
 
 import json
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 
 
 class RabbitMQEnvironment(QueueEnvironment):
-    """What a test asks the broker itself, it asks by AMQP."""
+    """The environment of a RabbitMQ broker. Tests ask the broker by AMQP."""
 
     def start(self):
         """A further ready worker; it is killed at the end."""

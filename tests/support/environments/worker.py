@@ -18,13 +18,13 @@ from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
-#: Keyspace events, told to whoever subscribes; an expiry is told when the server looks, so let it look often.
+#: Keyspace events, sent to every subscriber. An expiry is sent when the server looks, so let it look often.
 TELLING = ("--notify-keyspace-events", "KEA", "--hz", "100")
 FREED = {"del", "expired"}
 
 
 class LockLog:
-    """When each lock's key was written, renewed and freed, in the store's own order."""
+    """The times when each lock's key was written, renewed and freed, in the store's own order."""
 
     def __init__(self, server: Server) -> None:
         self.events: list[tuple[float, str, str]] = []
@@ -48,11 +48,11 @@ class LockLog:
         self._client.close()
 
     def freed(self, key: str, after: float = 0.0) -> float:
-        """When the key first went after that moment; 0 if it has not yet."""
+        """Return the time when the key first went after that moment; 0 if it has not yet."""
         return next((at for at, event, seen in self.events if seen == key and event in FREED and at >= after), 0.0)
 
     def taken(self, key: str) -> float:
-        """When the key was first written; 0 if it has not yet been."""
+        """Return the time when the key was first written; 0 if it has not yet been."""
         return next((at for at, event, seen in self.events if seen == key and event == "hset"), 0.0)
 
     def renewed(self, key: str, after: float) -> bool:
@@ -153,7 +153,7 @@ class WorkerEnvironment:
         return found
 
     def beat(self, name: str) -> float:
-        """When the body of that name last said that it lives."""
+        """Return the time when the body of that name last showed that it lives."""
         return float(self.marks_client.get(f"beat:{name}") or 0)
 
     def wait_for_body(self, row: Row) -> None:
@@ -179,7 +179,7 @@ class WorkerEnvironment:
         return freed - end
 
     def lives(self, rows: Iterable[Row], dead: Worker) -> dict[str, int]:
-        """How many milliseconds the store keeps each row's lock from the death of their worker."""
+        """Return how many milliseconds the store keeps each row's lock after the death of their worker."""
         dead.process.wait(10)
         return {row.name: self.store_client.pttl(self.key(row.task, *row.args)) for row in rows}
 
@@ -211,7 +211,7 @@ def running_environment(folder: Path, module: str) -> Iterator[WorkerEnvironment
 
 
 def tell(table: str, row: str, seconds: float) -> None:
-    """Print one measured row; with DLOCK_ENDINGS_TABLE also into that file, for whoever quotes the table."""
+    """Print one measured row. With DLOCK_ENDINGS_TABLE, also write it into that file, for a table that quotes it."""
     line = f"{table:10} {row:50} {seconds:7.3f} s"
     print(line)  # noqa: T201  # shown by `pytest -rP`
     if path := os.environ.get("DLOCK_ENDINGS_TABLE"):

@@ -1,4 +1,4 @@
-"""What a value's canonical form tells apart, what it makes one, and what has none."""
+"""The canonical form of values: equal forms, different forms, and values without one."""
 
 # ruff: noqa: DTZ001 - naive datetimes are arguments too
 

@@ -1,4 +1,4 @@
-"""Which calls have one lock name and which have different ones, and which keys are refused."""
+"""Calls that have one lock name, calls that have different ones, and keys that are refused."""
 
 from __future__ import annotations
 

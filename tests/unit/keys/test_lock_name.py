@@ -1,4 +1,4 @@
-"""What lock names and their Redis keys look like."""
+"""The form of lock names and of their Redis keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key template shows, what of it counts, and what it cannot be filled from."""
+"""Key templates: their text, the parts that count, and arguments that cannot fill them."""
 
 from __future__ import annotations
 

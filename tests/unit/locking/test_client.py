@@ -107,7 +107,7 @@ def test_a_second_release_and_one_in_a_forked_process_do_nothing(scene: LockClie
 def test_a_release_that_has_nothing_to_free_still_takes_the_entry_off_the_record(
     scene: LockClientScene, why: str
 ) -> None:
-    """Else whoever releases all that is on record would never come to an end."""
+    """Otherwise, a release of everything on record would never come to an end."""
     lease = scene.take()
     if why == "it is over":
         scene.lock_client.release(lease, scene.context)

@@ -20,7 +20,7 @@ MESSAGE, LOCK = AcquireRequest(BY, Identity("id1")), AcquireRequest(BY)
 
 
 class Scene(LockClientScene):
-    """One worker: whoever asks finds out for all."""
+    """One worker: one call that fails tells all of them."""
 
     def __init__(self) -> None:
         super().__init__()

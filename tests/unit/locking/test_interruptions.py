@@ -29,7 +29,7 @@ class Struck(BaseException):
 
 
 def struck_at(line: int, work: Callable[[], object]) -> str:
-    """Run ``work`` and raise before the so many-th line of ours in it; where that was, "" if it has fewer."""
+    """Run ``work`` and raise before the given line of the library in it. Return that place; "" if there is none."""
     seen, where = 0, ""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -74,7 +74,7 @@ def take_twice_and_leave(scene: LockClientScene) -> None:
 
 
 def end(scene: LockClientScene) -> None:
-    """The end of a run, as its last door does it."""
+    """The end of a run, in the last of its exit hooks."""
     for _ in range(9):
         if not scene.context.entered:
             break
@@ -84,7 +84,7 @@ def end(scene: LockClientScene) -> None:
 
 
 def trouble_after(scene: LockClientScene) -> str:
-    """What is wrong once the interrupted owner has come to its end, and the watchdog has had its look."""
+    """Return the errors that are left when the interrupted owner has ended and the watchdog has looked; "" for none."""
     watchdog = Watchdog(scene.store, scene.clock, 0.4, lambda slot, reason: None)
     watchdog._loop.running.take()  # so no thread starts
     watchdog.watch(LocalLeaseSource(scene.slots, lambda slot, released: None))
@@ -120,7 +120,7 @@ def test_interruption_at_any_line_leaves_no_lock_and_the_owner_can_acquire_again
 
 
 def test_an_interruption_at_any_line_of_a_release_does_not_lose_what_the_end_means() -> None:
-    """Done marks and used names are told by the door that comes next, if not by this one."""
+    """If this exit hook does not set the done mark and the run mark, the next one does."""
     untold, line = [], 0
     while True:
         line += 1

@@ -84,7 +84,7 @@ def test_ensure_believes_the_deadline_while_the_store_is_away_and_no_longer(scen
     with pytest.raises(LockLost):
         lease.ensure()
     assert scene.kinds() == ["acquired", "lost"]
-    # Told is told: it stays lost when the store is back and would renew it.
+    # A reported loss is final: the lease stays lost when the store is back and would renew it.
     scene.store.away = None
     with pytest.raises(LockLost):
         lease.ensure()

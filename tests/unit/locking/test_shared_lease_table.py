@@ -223,7 +223,7 @@ def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
 
 @pytest.mark.core
 def test_leases_of_a_child_killed_while_writing_are_known() -> None:
-    """What it surely held stands there whole; what it was just writing may be torn, and breaks nobody."""
+    """The finished records are whole. Only the one that was being written may be torn, and that breaks no reader."""
     name, other = shared_name("held"), [shared_name("x" * length) for length in (1, 90)]
     for turn in range(15):
         slots = SharedLeaseTable()

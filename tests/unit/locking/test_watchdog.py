@@ -165,7 +165,7 @@ def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(scene: Watc
 def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(
     ttl: float, answered_until: float, patient: tuple[float, ...], also: str
 ) -> None:
-    """The store stops answering: each call takes the whole timeout. The holder hears of it while it still holds."""
+    """The store stops answering, so each call takes the whole timeout. The holder learns of it while it still holds."""
     scene = WatchdogScene(patient=patient)
     slot = scene.hold(ttl=ttl)
     if also == "a longer lease":

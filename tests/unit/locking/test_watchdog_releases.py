@@ -1,4 +1,4 @@
-"""What the watchdog ends: releases that were left to it, and what the dead held. Tick by tick, no thread."""
+"""Releases by the watchdog: delegated ones, and those of dead processes. Tick by tick, without a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the watchdog waits for an answer, and what a refusal costs. Tick by tick, on a clock of its own."""
+"""The watchdog's wait for answers, and the cost of a refusal. Tick by tick, on a clock of its own."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def told_late(scene: PatientScene, ends: dict[str, float]) -> list[str]:
 def test_a_lease_is_told_lost_before_its_end_whatever_the_mix(
     *, ttls: list[float], answered_until: float, left: bool
 ) -> None:
-    """The store is away from some moment on. Every holder hears of it while it still holds.
+    """The store stops answering at some moment. Every holder learns of the loss while it still holds.
 
     With `left`, releases wait for the store too: they must not take the time that the living need.
     """
@@ -205,7 +205,7 @@ def test_a_lease_is_told_lost_before_its_end_whatever_the_mix(
 
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_a_refused_release_ends_nobody_elses_turn(scene: PatientScene, position: int) -> None:
-    """One key that somebody overwrote: all the others are freed in the very same tick."""
+    """Another program overwrote one key. All other locks are freed in the same tick."""
     left = [scene.leave(text) for text in "abc"]
     bad = left.pop(position)
     scene.refused.add(bad.acquisition)

@@ -1,4 +1,4 @@
-"""A republished message waits in RabbitMQ where quorum queues are used, and comes back to its own queue."""
+"""A republished message waits in RabbitMQ where quorum queues are used, and then returns to its own queue."""
 
 from __future__ import annotations
 

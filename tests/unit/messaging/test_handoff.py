@@ -230,7 +230,7 @@ def test_broker_that_fails_leaves_the_message_to_the_next_sweep(error: Exception
 @pytest.mark.core
 @pytest.mark.parametrize("tries", [MAX_COUNT - 1, MAX_COUNT, 2**53])
 def test_parked_message_with_the_largest_count_of_tries_keeps_its_turn(tries: int) -> None:
-    """Without its turn it would be parked again at its arrival, and its name blocked for as long as the grant lasts."""
+    """Without its grant, it would be parked again at its arrival, and its name blocked until the grant ends."""
     told: list[Any] = []
 
     @contextmanager

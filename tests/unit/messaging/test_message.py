@@ -1,4 +1,4 @@
-"""What a copy of a message carries, and of whom it speaks."""
+"""The contents of a republished copy, and the message that it refers to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_republish_header_keeps_store_retries_and_redelivered() -> None:
 
 
 def test_republish_header_without_rank_keeps_conflict_retries() -> None:
-    """As one that came back because the store was away: its delay grows with each try."""
+    """Republished because the store did not answer: its delay grows with each try."""
     assert RepublishHeader.of(header(rank=None), IDENTITY) == RepublishHeader(None, 3)
 
 

@@ -51,7 +51,7 @@ def parked(rank_us: int = RANK, tries: int = 3, **changes: Any) -> ParkedMessage
 
 
 def typed(value: object) -> object:
-    """As it is, with the types: 1, 1.0 and True are three."""
+    """Unchanged, with the types: 1, 1.0 and True are three values."""
     if isinstance(value, dict):
         return {key: typed(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -169,7 +169,7 @@ def test_a_message_of_an_unknown_queue_is_refused() -> None:
     ids=repr,
 )
 def test_what_could_not_be_read_again_is_refused_before_it_is_parked(changes: dict[str, Any]) -> None:
-    """Whoever published it hears of it now; among the dead letters nobody would."""
+    """Its publisher gets the error now. Among the dead letters, it would be found late or never."""
     with pytest.raises(DLockError):
         parked(**changes).text()
 

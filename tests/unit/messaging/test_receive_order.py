@@ -1,4 +1,4 @@
-"""Which messages of a worker have reached the store, told across processes."""
+"""The messages of a worker that have reached the store, as known to all its processes."""
 
 from __future__ import annotations
 

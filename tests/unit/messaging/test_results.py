@@ -1,4 +1,4 @@
-"""What `end_revoked` asks of the result backend. What comes of it in canvases: tests/worker/canvas/test_canvas.py."""
+"""Calls of `end_revoked` to the result backend. tests/worker/canvas/test_canvas.py has their effects in canvases."""
 
 from typing import Any
 

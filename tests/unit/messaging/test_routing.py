@@ -1,4 +1,4 @@
-"""Which queue a message came from; over Redis its publisher writes what is said of that."""
+"""The queue that a message came from. Over Redis, the publisher writes the fields that name it."""
 
 from __future__ import annotations
 

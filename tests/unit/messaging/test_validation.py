@@ -1,4 +1,4 @@
-"""What a worker's main process checks of a message before it acts on it."""
+"""Checks of a message by a worker's main process, before it acts on it."""
 
 from __future__ import annotations
 

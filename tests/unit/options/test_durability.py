@@ -1,4 +1,4 @@
-"""Who has to confirm a write: what is taken, what is refused, what is said to a server, what its answer means."""
+"""Confirmation of a write: values, refused values, the command to the server and its answer."""
 
 from datetime import timedelta
 from typing import Any

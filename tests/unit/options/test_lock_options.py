@@ -213,7 +213,7 @@ def test_debounce_max_is_at_least_debounce_and_ten_times_it_by_default() -> None
         {"skip_result": 1, "on_conflict": "wait", "after_wait": "skip"},
         {"skip_result": 1, "on_conflict": "raise", "once_per": 60},
         {"skip_result": 1, "on_conflict": "queue", "queue_overflow": "skip", "queue_limit": 3},
-        {"retry_limit": 3},  # what has run before comes back instead of being skipped
+        {"retry_limit": 3},  # a call that has run before is republished instead of being skipped
         {"retry_limit": 3, "on_conflict": "retry"},
         {"retry_limit": 3, "on_conflict": "wait", "after_wait": "retry"},
     ],

@@ -1,4 +1,4 @@
-"""Which options a message may choose for its call (``dlock_call_options``)."""
+"""Options that a message may choose for its call (``dlock_call_options``)."""
 
 from __future__ import annotations
 

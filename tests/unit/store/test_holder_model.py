@@ -1,4 +1,4 @@
-"""What people read of records: who, where and since when, in UTC with the zone."""
+"""Records as text for people: task, worker and time, in UTC with the zone."""
 
 import pytest
 

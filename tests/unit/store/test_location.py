@@ -1,4 +1,4 @@
-"""Where locks are kept: what a URL, or what Celery's own settings say, and what is refused."""
+"""Store locations: URLs, Celery's own settings, and what is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def place(broker: str | list[str] = "amqp://b//", backend: str | None = None, **
 
 
 def options(found: StoreLocation) -> dict[str, Any]:
-    """What is not left to redis-py, but for the class of a plain connection."""
+    """Options that are not passed to redis-py, except the class of a plain connection."""
     return {key: value for key, value in found.options.items() if value is not None}
 
 

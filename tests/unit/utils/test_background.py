@@ -36,7 +36,7 @@ NO_THREAD = "can't start new thread"
 
 @pytest.fixture
 def broken_log() -> Iterator[list[str]]:
-    """A filter that raises at each record of ours, and what it has seen."""
+    """A filter that raises at each record of the library, and the records that it has seen."""
     seen: list[str] = []
 
     def fail(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""What a thread does apart from forks never overlaps one, and neither waits long for the other."""
+"""A step that is kept apart from forks never overlaps one, and neither waits long for the other."""
 
 import logging
 import os

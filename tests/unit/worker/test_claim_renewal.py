@@ -1,4 +1,4 @@
-"""Which claims the claim watchdog gives up when their messages are revoked."""
+"""Claims that are no longer renewed because their messages were revoked."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -139,7 +139,7 @@ def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(stage: Stage
 def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a pool of threads the end is told beside Celery's event loop."""
+    """With a pool of threads, the end is reported outside of Celery's event loop."""
     request = stage.request()
 
     def fails_here(*_: Any) -> bool:
@@ -216,7 +216,7 @@ def test_an_end_of_which_the_broker_hears_after_its_visibility_timeout_is_marked
 def test_a_death_that_may_have_stored_no_end_is_not_marked(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Celery ends nothing in a cold shutdown, and what it cancels comes back."""
+    """Celery ends nothing in a cold shutdown. The broker delivers again what it cancels."""
     request = stage.request(kind=WholeRequest)
     request.dlock_ack_lost = True
     request._already_cancelled = why == "cancelled"
@@ -229,14 +229,14 @@ def test_a_death_that_may_have_stored_no_end_is_not_marked(
 
 
 def test_while_the_worker_does_not_consume_an_end_is_marked_at_once(stage: Stage) -> None:
-    """No acknowledgement is heard between the break of a connection and the next one."""
+    """No acknowledgement arrives between the break of a connection and the next one."""
     stage.deliveries.consumes = lambda: False
     stage.request().dlock_completed()
     assert [identity for identity, _ in stage.store.marked] == digests("id")
 
 
 def test_when_the_connection_breaks_what_waits_to_be_acknowledged_is_marked(stage: Stage) -> None:
-    """Not those that were heard, nor those whose failure was seen, which are marked already."""
+    """Not those whose acknowledgement arrived, nor those whose failure was seen: they are marked already."""
     heard, failed, waiting = (stage.request(name) for name in ("heard", "failed", "waiting"))
     for request in (heard, failed, waiting):
         request.dlock_completed()

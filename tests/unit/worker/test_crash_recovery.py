@@ -1,4 +1,4 @@
-"""What a worker notes about itself, and when: looks at fakes; what is freed is tested on a server (tests/contract)."""
+"""The crash record that a worker writes, and when. It uses fakes; tests/contract tests on a server what is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes the main process doubt that the broker heard of a holder's acknowledgement."""
+"""Causes for which the main process doubts that the broker received a holder's acknowledgement."""
 
 import time
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def test_early_ack_is_doubted_if_it_failed_or_is_overdue_and_not_while_in_transi
 
 
 class Waits:
-    """What the deliveries know of a message that may wait."""
+    """The delivery registry's knowledge of a message that may wait."""
 
     dlock_owner = "owner"
 

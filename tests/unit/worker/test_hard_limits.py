@@ -1,4 +1,4 @@
-"""When Celery has enforced a hard time limit, and what follows if the process lives on."""
+"""Hard time limits that Celery has enforced, and the consequences if the process lives on."""
 
 from __future__ import annotations
 

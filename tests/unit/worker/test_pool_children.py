@@ -1,4 +1,4 @@
-"""What a fork of the main process does to the slots of its children."""
+"""The effect of a fork of the main process on the lease tables of its children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several workers looks for queues that are due, and how often."""
+"""The choice of the worker that looks for queues that are due, and its interval."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
 
 
 def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) -> None:
-    """Else a waiter whose end is stored gets its turn later, and runs."""
+    """Otherwise, a waiter whose result is stored is granted the lock later, and runs."""
     worker, asked = scene.worker(), []
     worker._revoked = lambda: [(NAME, "revoked")] if not asked else []
     worker.discard_waiter(NAME, "gone")

@@ -144,7 +144,7 @@ class TestAfterTheHoldersEnd:
     def test_a_message_whose_child_died_for_good_is_not_run_again_by_its_late_copy(self, stage, tasks):
         holding, message = copied(stage, tasks.skips_late)
         (body,) = stage.history(what="in", id=holding.id)
-        # 8 s until it comes again: Celery may need 5 s to see a child's death, and only then its end is stored.
+        # 8 s until it is delivered again: Celery may need 5 s to see a child's death, and only then its end is stored.
         eventually(lambda: len(stage.lines(holding.id, "is republished")) >= 4, 15)
         os.kill(body["pid"], signal.SIGKILL)
         with pytest.raises(WorkerLostError):

@@ -1,4 +1,4 @@
-"""What comes back comes back to its own queue, whatever exchange it came through: exactly once, and never nowhere."""
+"""A republished message returns to its own queue, through whatever exchange it came: exactly once, never nowhere."""
 
 import json
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ def stage(tmp_path_factory):
 
 
 def rounds(stage, task_id, count=2):
-    """Wait until a message came back so many times."""
+    """Wait until a message was republished so many times."""
     return eventually(
         lambda: (found := stage.lines(task_id, "is republished"))[count - 1 :] and found,
         message=f"{task_id} does not come back {count} times",
@@ -86,7 +86,7 @@ def copies(stage, task_id):
 
 
 def sent_to_two_queues(stage, tasks):
-    """How often a message came back that two queues got, until it was given up after four tries."""
+    """Return how often a message of two queues was republished until it was given up after four tries."""
     n = stage.fresh()
     with stage.hold(tasks.gives_up, n):
         result = tasks.gives_up.apply_async((n,), **tasks.PAIR)
@@ -104,7 +104,7 @@ def test_queues_of_one_topic_do_not_multiply_republished_messages(stage, tasks):
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
 def test_message_through_a_fanout_fails_with_lock_held(stage, tasks, name):
-    """Over Redis it came from no queue, so there is none to come back to; and it must not vanish."""
+    """Over Redis it came from no queue, so there is none to return to; and it must not vanish."""
     task, n = getattr(tasks, name), stage.fresh()
     with stage.hold(task, n):
         result = task.apply_async((n,), **tasks.FANOUT)

@@ -241,7 +241,7 @@ def test_republished_messages_of_a_quorum_queue_leave_the_prefetch_window_free(q
         quorum.wait_for_line(result.id, "is republished")
     began = time.monotonic()
     assert quorum.tasks.plain.delay("at once").get(timeout=30) == "at once"
-    assert time.monotonic() - began < 5  # those who wait, for 15 s at least
+    assert time.monotonic() - began < 5  # the calls that wait, for 15 s at least
     assert holding.end() == n
 
 

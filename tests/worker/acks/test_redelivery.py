@@ -96,7 +96,7 @@ def lone(tmp_path_factory):
 def test_a_copy_that_waited_for_the_very_slot_of_its_holder_does_not_run_after_it(lone, show):
     stage = show(lone)
     holding = stage.hold(stage.tasks.skips_late, stage.fresh())
-    # It lies in the queue, so nobody can leave word of it but the watchdog.
+    # It lies in the queue, so only the watchdog can record that it exists.
     eventually(lambda: stage.broker.llen("celery"), 20)
     assert holding.end() == holding.n
     try:

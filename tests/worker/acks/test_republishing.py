@@ -1,4 +1,4 @@
-"""What is published again is the raw message: only its ETA, our header and the broker's tag differ."""
+"""The republished message is the raw message: only its ETA, the `dlock` header and the broker's tag differ."""
 
 import json
 import pickle

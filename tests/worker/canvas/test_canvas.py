@@ -28,7 +28,7 @@ STATES: dict[str, set[str]] = {
     "FAILURE": {FAILURE},
     # REVOKED at once; some versions of Celery make it FAILURE when the chord's header is through.
     "ENDED": {REVOKED, FAILURE},
-    # In the header of a chord that was never sent: as when a task fails, nobody ends it.
+    # In the header of a chord that was never sent: as when a task fails, it has no end.
     "UNSENT": {PENDING},
     # A link that does not run, or a result that is ignored.
     "NOTHING": {PENDING},
@@ -179,7 +179,7 @@ def running(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def send(running: tuple[ModuleType, Worker], request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], Run]]:
-    """Sends a shape; the lock is given back after the test."""
+    """Send a shape. The lock is released after the test."""
     tasks, worker = running
     request.node.stash.setdefault(WORKERS, []).append(worker)
     with ExitStack() as stack:

@@ -206,13 +206,13 @@ def test_a_lock_is_free_when_its_worker_lost_its_connections_and_cancels_the_bod
         send_and_wait_for_start(stage, [CANCELLED])
         drop_connections(stage, worker)
         check(stage, CANCELLED)
-        # The message comes back, and its new run gets the lock.
+        # The message is delivered again, and its new run gets the lock.
         stage.mark(CANCELLED.name, "return")
 
 
 @pytest.fixture(scope="module")
 def broker_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
-    """The broker dies and comes back while two bodies run, each in a worker of its own."""
+    """The broker dies and restarts while two bodies run, each in a worker of its own."""
     with running_environment(tmp_path_factory.mktemp("down"), APP) as stage:
         workers = [stage.start("-Q", queue, concurrency=1) for queue in ("early", "late")]
         send_and_wait_for_start(stage, [DOWN, DOWN_LATE])

@@ -1,4 +1,4 @@
-"""A task id may be any text in UTF-8; what its end has to say to the store survives a store that is away just then."""
+"""A task id may be any text in UTF-8. Its end survives a store that is away just then."""
 
 import pytest
 

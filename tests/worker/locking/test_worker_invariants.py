@@ -1,4 +1,4 @@
-"""What a worker owes to those who lock: who is told, who may release, and what nothing may leak."""
+"""Invariants of a worker: reports of losses, owners of releases, and no leaks."""
 
 import re
 import time
@@ -29,7 +29,7 @@ def worker(stage: WorkerEnvironment) -> Worker:
     return stage.start(concurrency=8)
 
 
-# -- a lost lease is told
+# -- a lost lease is reported
 
 
 def lose(stage: WorkerEnvironment, task: str, name: str, seconds: float, queue: str = "celery") -> str:
@@ -48,7 +48,7 @@ def test_lost_lease_is_reported_by_lease_signal_and_log(stage: WorkerEnvironment
     name = f"told {pool}"
     worker = stage.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
     lock_name = lose(stage, "told", name, 20.0, f"lose-{pool}")
-    # The watchdog finds it at a third of the ttl; the holder asks nobody.
+    # The watchdog finds it at a third of the ttl, without a call by the holder.
     taken_away = eventually(lambda: stage.log.freed(stage.key("told", name, 20.0)))
     assert stage.mark(name, "held False").at - taken_away < 2.0
     stage.mark(name, "LockLost")
@@ -62,7 +62,7 @@ def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: WorkerE
     # Its ttl is 60 s: the watchdog looks after 20.
     lock_name = lose(stage, "asking", "asking", 10.0)
     stage.mark("asking", "LockLost", within=5)
-    # Whoever finds it, operators hear of it.
+    # Operators learn of it, whichever process finds it.
     eventually(lambda: stage.words(f"lost {lock_name}"), message="no signal lock_lost")
     worker.wait_for_log(rf"the lease of {re.escape(lock_name)} is lost")
 
@@ -103,7 +103,7 @@ def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_
         eventually(lambda: stage.log.freed(stage.key("long", "first", "sleep", 0)), message="still locked")
         key = stage.key("long", "second", "sleep", 0)
         stage.store.pause()
-        # Results are kept there too: with one of its own, publishing would be heard there first.
+        # Results are kept there too. With a result store of its own, publishing would be seen there first.
         stage.app.long.apply_async(("second", "sleep", 0), ignore_result=True)
         assert stage.store.port is not None
         port = stage.store.port

@@ -23,7 +23,7 @@ def tasks(urls):
 
 @pytest.fixture(autouse=True)
 def empty(urls):
-    """What a test that failed has left would fail others."""
+    """The remains of a failed test would fail other tests."""
     with redis.Redis.from_url(urls.broker) as server:
         server.flushall()
 

@@ -17,7 +17,7 @@ from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
 
 pytestmark = [pytest.mark.core, pytest.mark.celerys]
-#: Celery from 5.6 on: it hears how what it cancelled has ended, and a cold shutdown stores nothing of what comes back.
+#: From 5.6 on, Celery learns how what it cancelled has ended. A cold shutdown stores nothing of what is redelivered.
 newer = pytest.mark.skipif(
     "emit_retry" not in inspect.signature(Request.cancel).parameters,
     reason="docs/explanation/guarantees.md says so of Celery 5.5",
@@ -62,7 +62,7 @@ def test_a_copy_that_meets_a_store_which_is_away_does_not_run_behind_the_end(tmp
 def test_a_copy_that_meets_a_rival_before_the_mark_is_set_does_not_run_behind_it(
     tasks, broker, urls, tmp_path, request, policy
 ):
-    """The main process stands still behind the end of its body: nobody has marked it when the copy asks first."""
+    """The main process stands still after the end of its body: the end is not marked when the copy asks first."""
     n = f"rival {policy}"
     environ = {"DLOCK_TEST_VISIBILITY": "5"}
     chosen = {"on_conflict": policy} | ({"retry_delay": 4} if policy == "retry" else {})

@@ -249,7 +249,7 @@ def test_a_message_that_its_body_ignored_or_rejected_is_not_marked(tasks, worker
     eventually(lambda: tasks.notes.lrange("ran", 0, -1).count(n) >= 1, 10)
     eventually(lambda: not tasks.early.lock_for(n).locked(), 10)
     tasks.notes.delete("deaf")
-    # More than it takes to mark what nobody heard of.
+    # More than it takes to mark ends without an acknowledgement.
     tasks.early.delay("another").get(timeout=10)
     # The message that it published anew has its id, and an end of its own.
     assert end.startswith("anew") or not is_marked(tasks, urls, result, n)
@@ -293,7 +293,7 @@ def test_a_failure_that_celery_rejects_is_not_marked(tasks, broker, urls, tmp_pa
 
 @pytest.mark.invariant("done-is-final", "unfinished-message-runs-again")
 def test_a_child_that_died_before_it_held_its_lock_ends_no_message(tasks, worker, broker, urls):
-    """It may have been parked, or published again: by whoever was killed a moment later."""
+    """It may have been parked, or published again: by a process that was killed a moment later."""
     n = "not held"
     tasks.notes.set("deaf", 1)
     result = tasks.late.delay(n, "die unheld")
@@ -383,7 +383,7 @@ def test_those_that_are_heard_are_not_marked(tasks, broker, name):
 
 @pytest.mark.invariant("lost-ack-runs-nothing-twice")
 def test_message_of_a_stopped_child_runs_once_though_its_connection_was_cut(own_server, urls, tmp_path, request):
-    """Celery drops what it knows of a message that its child has not said to begin, and never hears of its end."""
+    """Celery drops a message whose child has not said that it begins, and never learns of its end."""
     server = own_server()
     own = Urls(server.url(), urls.result, urls.lock)
     with running_worker(APP, folder=tmp_path, urls=own, concurrency=1) as worker, loaded_app(APP, own) as tasks:

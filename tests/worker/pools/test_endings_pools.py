@@ -39,7 +39,7 @@ def _way(end: str) -> str:
 
 
 def rows_of(pool: str) -> list[Row]:
-    """What a worker of that pool survives."""
+    """The endings that a worker of that pool survives."""
     hard = Row("hard limit", "early", _way(HARD[pool]), HARD[pool], {"time_limit": 2})
     return [*INSIDE, hard, Row("revoke, terminate", "early", _way(REVOKED[pool]), REVOKED[pool])]
 

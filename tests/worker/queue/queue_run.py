@@ -34,7 +34,7 @@ class Figures(NamedTuple):
     #: tells.
     never_noted: int
     twice: int
-    #: ... of whom a process that had run them was not killed.
+    #: ... in a process that was not killed.
     twice_alive: int
     overlaps: int
     #: Ran before an earlier one of its name had its first run.

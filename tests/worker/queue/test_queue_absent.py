@@ -1,4 +1,4 @@
-"""Who has no task under the queue policy pays next to nothing: its workers look twice a minute, all others never."""
+"""An app without the queue policy pays next to nothing: its workers look twice a minute, all others never."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ LOOK = 1.0
 
 
 def scripts(server):
-    """How many scripts the store has run, but for notes of what a worker holds.
+    """Return how many scripts the store has run, except for crash records.
 
     A slow watchdog may note a lock that it sees at two of its looks. Such a note is one HSET or HDEL. An acquire has
     one HSET and one SET, and a release none.
@@ -29,7 +29,7 @@ def scripts(server):
 
 
 def commands(server):
-    """How often each command has reached the store."""
+    """Return how often each command has reached the store."""
     with server.client() as client:
         return Counter({name: stats["calls"] for name, stats in client.info("commandstats").items()})
 
@@ -68,7 +68,7 @@ def test_a_worker_without_queues_asks_the_store_nothing_between_two_rare_looks(c
         results = [tasks.step.delay(f"n{number}") for number in range(20)]
         for result in results:
             result.get(timeout=10)
-        # To take and to give back, as before there was a queue.
+        # To acquire and to release, as before there was a queue.
         eventually(lambda: scripts(lock_server) - before == 40, message="20 runs are 40 scripts")
         assert not asked_within(lock_server, LOOK)
         assert psutil.Process(worker.pid).num_threads() == threads
@@ -76,7 +76,7 @@ def test_a_worker_without_queues_asks_the_store_nothing_between_two_rare_looks(c
 
 @pytest.mark.invariant("unused-queue-costs-little")
 def test_a_call_that_chose_to_wait_runs_though_the_one_worker_that_knew_of_it_died(clean_server, lock_server, tmp_path):
-    """No task of the app queues, and the other worker found nobody waiting at its start: expected, it looks again."""
+    """No task of the app queues, and the other worker found no waiter at its start: expected, it looks again."""
     app, urls = "tests.support.apps.unqueued", Urls(clean_server.url(0), clean_server.url(1), lock_server.url(0))
     with (
         loaded_app(app, urls) as tasks,

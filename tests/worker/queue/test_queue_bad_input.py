@@ -1,4 +1,4 @@
-"""What cannot wait fails clearly, and what cannot be read is buried loudly: those behind go on."""
+"""A message that cannot wait fails clearly, and an unreadable one becomes a dead letter. Those behind it go on."""
 
 import json
 import re
@@ -56,7 +56,7 @@ class TestEager:
 
 
 def fails_alone(stage, task, n, publish, pattern):
-    """What `publish` sends fails while the lock is held; one before and one behind it run."""
+    """The message of `publish` fails while the lock is held; one before and one behind it run."""
     holding = stage.hold(task, n)
     (before,) = stage.park(task, n)
     result = publish()

@@ -1,4 +1,4 @@
-"""Whatever the broker delivers twice or late: each call runs once, at its place, and holds up nobody."""
+"""Messages that the broker delivers twice or late: each call runs once, at its place, and delays no other."""
 
 import re
 import time
@@ -15,7 +15,7 @@ from tests.support.polling import eventually
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    """A turn is over after a second, and a message that lost two of them is buried."""
+    """A grant is over after a second, and a message that lost two of them becomes a dead letter."""
     conf = {"dlock_grant_timeout": 1, "dlock_grant_attempts": 2}
     with running_stage(tmp_path_factory.mktemp("copies"), concurrency=4, conf=conf) as made:
         yield made

@@ -142,7 +142,7 @@ class TestOthersOfTheSameName:
         stage.ignore(queue)
         holding.end()
         eventually(lambda: stage.lying(queue))
-        # Its turn has come, and its message is on its way.
+        # It is granted the lock, and its message is on its way.
         assert Lock(n, app=stage.app).acquire(blocking=False) is False
         with pytest.raises(TaskRevokedError):
             tasks.shared_skips.delay(n).get(timeout=10)

@@ -1,6 +1,6 @@
-"""What a death costs at each step of a hand-over, by how the messages are acknowledged; and it costs no more.
+"""The cost of a death at each step of a hand-off, by how the messages are acknowledged; and it costs no more.
 
-1 holds the lock, 2 and 3 wait for it, and somebody dies. `tests/worker/queue/test_queue_kills.py` has the deaths of
+1 holds the lock, 2 and 3 wait for it, and a process dies. `tests/worker/queue/test_queue_kills.py` has the deaths of
 a child under late acknowledgement.
 """
 
@@ -26,7 +26,7 @@ class Death(NamedTuple):
         ran: how often each of the three came to the end of its body.
         entered: how often it began it, where that is not the same.
         back: who is sent back by it, so that others may go first.
-        perhaps: who may have run once more than that; 0: nobody.
+        perhaps: the call that may have run once more than that; 0: none.
     """
 
     step: str
@@ -42,7 +42,7 @@ LATE = [
     # Delivered again, and run a second time.
     Death("body", "worker", entered=(2, 1, 1), back=(1,)),
     Death("publish:after", "worker", ran=(2, 1, 1), back=(1,)),
-    # Its turn passes before the broker delivers it again.
+    # Its grant passes before the broker delivers it again.
     Death("received:before", "worker", back=(2,)),
     Death("take:before", "worker", back=(2,)),
     Death("park:before", "worker", arm=2, back=(2,)),
@@ -68,12 +68,12 @@ EARLY = [
     Death("published:before", "child"),
     Death("park:before", "child", arm=2, ran=(1, 0, 1)),
     Death("take:after", "child", ran=(1, 0, 1)),
-    # ... also one that is parked already. It runs all the same if its turn comes before Celery sees the death.
+    # ... also one that is parked already. It runs all the same if it is granted the lock before Celery sees the death.
     Death("park:after", "child", arm=2, ran=(1, 0, 1), perhaps=2),
     # Celery sees the death at once, or after 5 s: then its copy has come, and run, before the FAILURE is stored.
     Death("take:before", "child", ran=(1, 0, 1), perhaps=2, back=(2,)),
 ]
-#: Seconds after which a grant that nobody published is published: it is due after 5, and a sweep comes by every 2.
+#: Seconds after which an unpublished grant is published: it is due after 5, and a sweep comes by every 2.
 SWEPT_WITHIN = 7.0
 #: A loaded machine's.
 SLACK = 3.0
@@ -189,7 +189,7 @@ def test_a_sweeper_dies_between_its_grant_and_its_publication(stage, step):
     died = time.monotonic()
     eventually(lambda: stage.numbers(account, "in")[:1] == [1], SWEPT_WITHIN + SLACK)
     assert time.monotonic() - died <= SWEPT_WITHIN + SLACK
-    # Until its last process is gone, the broker may give the dead worker the copy of 2, which then loses its turn.
+    # Until its last process is gone, the broker may give the dead worker the copy of 2, which then loses its grant.
     eventually(lambda: not any(session_of(worker.pid) for worker in stage.began if not worker.running))
     stage.open_gate(account)
     eventually(lambda: stage.numbers(account, "out") == [1, 2, 3], 10)
@@ -227,7 +227,7 @@ def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):
 
 
 def abandon_a_lock(task, account, ttl_ms):
-    """Somebody held it and is gone."""
+    """A process that is gone held it."""
     name = task.lock_spec.name_of((account, 0), {})
     task.dlock.open_store(1.0).acquire(
         name, f"{account}.1", ttl_ms, AcquireRequest(Requester.of(None, None, "gone", 1))

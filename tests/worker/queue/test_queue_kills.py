@@ -1,4 +1,4 @@
-"""A process dies at a named step of a hand-over: every message runs, none beside another, none twice but the killed."""
+"""A process dies at a named step of a hand-off: every message runs, none beside another, none twice but the killed."""
 
 import itertools
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def worker(stage):
 
 
 def hand_over_with_a_death(stage, step, whom):
-    """1 holds, 2 and 3 wait for it; somebody dies at this step. Returns what ran, and the dead process' pid."""
+    """1 holds, 2 and 3 wait for it; a process dies at this step. Return what ran, and the dead process' pid."""
     account, notes, post = next(accounts), stage.notes, stage.post
     notes.set(f"gate:{account}:1", 1)
     post.delay(account, 1)
@@ -56,7 +56,7 @@ def hand_over_with_a_death(stage, step, whom):
         notes.set(f"kill:{step}", whom)
     for number in (2, 3):
         post.delay(account, number)
-        # With a parker dead, 2 comes back as late as its worker or its broker sees that.
+        # With a dead parker, 2 is redelivered as late as its worker or its broker sees the death.
         eventually(lambda count=number - 1: post.waiting(account, 0).count == count, 20)
     if step not in PARKER:
         notes.set(f"kill:{step}", whom)
@@ -70,7 +70,7 @@ def hand_over_with_a_death(stage, step, whom):
 
 
 def check(step, ran, dead):
-    # Who died after it had taken its turn is sent back, as who died in its body is.
+    # A message whose process died after it took the grant is sent again, as after a death in its body.
     killed = {number for _, number, pid in ran if pid == dead} | ({2} if step == "take:after" else set())
     inside = None
     for word, number, pid in ran:

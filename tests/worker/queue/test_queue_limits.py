@@ -1,4 +1,4 @@
-"""How many may wait for one name, and what happens to those who are too many."""
+"""The highest number of waiters of one name, and the fate of the calls above it."""
 
 import pytest
 from celery import chain

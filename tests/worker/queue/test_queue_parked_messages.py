@@ -1,4 +1,4 @@
-"""What is parked and published in its turn is the raw message: every field of it, byte for byte."""
+"""The raw message is parked, and published when it is granted the lock: every field of it, byte for byte."""
 
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -38,7 +38,7 @@ def stage(tmp_path_factory):
 
 
 class Held:
-    """A lock that this process holds, and then hands over."""
+    """A lock that this process holds, and whose grant it then publishes."""
 
     def __init__(self, stage):
         self.n = stage.fresh()
@@ -50,11 +50,11 @@ class Held:
 
 
 class HeldByABody:
-    """... that a body in a pool child holds, and then hands over."""
+    """... that a body in a pool child holds, and whose grant it then publishes."""
 
     def __init__(self, stage):
         self.n = stage.fresh()
-        # The same lock as the parcel's: a parcel is what the child itself runs.
+        # The same lock as that of `parcel`: the child itself runs a `parcel`.
         self.holding = stage.hold(stage.tasks.parcel, self.n)
 
     def hand_over(self):
@@ -62,7 +62,7 @@ class HeldByABody:
 
 
 class HeldByADeadChild:
-    """... that died: the worker's main process hands over."""
+    """... that died: the worker's main process publishes the grant."""
 
     def __init__(self, stage):
         self.n, self.stage = stage.fresh(), stage
@@ -85,7 +85,7 @@ def parked(stage, queue, held):
 
 
 def published(stage, task_id):
-    """The message as it came in its turn, while its body waits at its gate: it is acknowledged late."""
+    """Return the message as it was published for its grant, while its body waits at its gate: acknowledged late."""
     return eventually(
         lambda: (message := stage.unacked(task_id))["headers"].get("dlock") and message,
         message=f"{task_id} was not published in its turn",

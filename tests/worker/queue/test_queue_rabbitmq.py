@@ -15,7 +15,7 @@ pytestmark = pytest.mark.servers
 
 
 def queues(**arguments):
-    """Named here, because a worker that is told by remote control to read a queue does not know of which kind it is."""
+    """Named here: a worker that learns by remote control to read a queue does not know of which kind it is."""
     return {
         name: {"exchange": "celery", "routing_key": name, "queue_arguments": arguments}
         for name in ("celery", "parcels")
@@ -129,7 +129,7 @@ def test_a_worker_stops_and_another_starts_while_tasks_wait(stage, name):
     holding = stage.hold(task, n)
     results = stage.park(task, n, 3)
     holding.let_go()
-    stage.worker.stop()  # the holder ends first, and hands over to nobody
+    stage.worker.stop()  # the holder ends first, and grants the lock to no waiter
     stage.start()
     all_ran_once_in_order(stage, n, holding, results)
 

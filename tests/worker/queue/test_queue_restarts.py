@@ -1,4 +1,4 @@
-"""Tasks wait while the store, the broker or all workers go and come back: all of them run, in order, once."""
+"""Tasks wait while the store, the broker or all workers stop and restart: all of them run, in order, once."""
 
 import itertools
 import json
@@ -85,8 +85,11 @@ def test_the_store_restarts_with_its_append_only_file(servers, scene):
 
 @pytest.mark.invariant("queue-survives-faults")
 def test_the_broker_restarts(servers, scene):
-    """Those who wait lie in the store. (Kombu may end a worker that has an unacknowledged message at that moment, with
-    an AttributeError of its own; then the holder was killed, and a new worker goes on.)"""
+    """Waiters are in the store.
+
+    Kombu may end a worker that has an unacknowledged message at that moment, with an AttributeError of its own. Then
+    the holder was killed, and a new worker goes on.
+    """
     with scene.worker() as worker:
         scene.workers.append(worker)
         scene.three_wait()
@@ -99,7 +102,7 @@ def test_the_broker_restarts(servers, scene):
 
 @pytest.mark.invariant("queue-survives-faults")
 def test_all_workers_stop_and_start(scene):
-    """The holder ends in the warm shutdown and hands over; the next worker finds the message at the broker."""
+    """The holder ends in the warm shutdown and publishes the grant. The next worker finds the message at the broker."""
     with scene.worker() as worker:
         scene.workers.append(worker)
         scene.three_wait()
@@ -136,7 +139,7 @@ def test_stopped_worker_without_prefetch_keeps_the_order_of_its_messages(scene):
 
 
 def test_all_workers_are_killed_and_started(scene):
-    """The holder is killed with them: its lease ends, a sweep grants the next; its own message comes back later."""
+    """The holder is killed with them: its lease ends, and a sweep grants the next. Its own message comes later."""
     with scene.worker() as worker:
         scene.workers.append(worker)
         scene.three_wait()

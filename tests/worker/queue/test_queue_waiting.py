@@ -1,4 +1,4 @@
-"""What is seen of a task that waits, and how one ends that is not to run any more."""
+"""The public view of a waiting task, and the end of one that is not to run any more."""
 
 import json
 import re
@@ -84,7 +84,7 @@ class TestSeen:
                 (result,) = stage.park(tasks.early, n, 1, "", "", "s3cret")
                 eventually(look)
             result.get(timeout=10)
-            # The release and the second delivery have been told by then.
+            # The release and the second delivery are in the store by then.
             events = [event for event in look() if event["uuid"] == result.id]
         (signal,) = stage.history(what="queued", id=result.id)
         (event,) = events
@@ -203,7 +203,7 @@ class TestEnded:
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
     def test_waiter_revoked_while_its_message_is_in_transit_hands_off(self, stage, tasks):
-        """It lies in a queue that nobody reads when its turn has come."""
+        """It lies in a queue without a reader when it is granted the lock."""
         n, queue = stage.fresh(), f"far-{stage.fresh()}"
         stage.consume(queue)
         holding = stage.hold(tasks.early, n)

@@ -1,4 +1,4 @@
-"""Declared durability and probation, as tasks meet them in a worker."""
+"""Declared durability and quarantine, as tasks meet them in a worker."""
 
 import itertools
 import os
@@ -102,7 +102,7 @@ def test_on_store_error_retry_is_republished_until_it_is_confirmed(stage: Stage)
 
 
 def test_a_message_whose_parking_was_not_confirmed_runs_once(stage: Stage) -> None:
-    """It is parked and comes back, too: what comes back finds that it has had its turn and ended."""
+    """It is parked and republished, too. The republished copy finds that the message had its grant and has ended."""
     with stage.tasks.parking.lock_for("twice"), stage.nobody_confirms():
         _, sent = stage.send("parking", "twice")
         eventually(lambda: f"{sent.id}] is republished" in stage.worker.log(), within=30)
@@ -125,7 +125,7 @@ def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_
 
 @pytest.mark.invariant("quarantine-delays-grants")
 def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_over(stage: Stage) -> None:
-    """Whatever policy; "fail" is told for how long."""
+    """Under every policy; the error of "fail" says for how long."""
     stage.locks.primary.flush()
     _, failed = stage.send("unconfirmed")
     assert "grants nothing new for another" in error_of(failed)

@@ -1,4 +1,4 @@
-"""What is read of a connection is what the server sent, in whatever pieces it comes."""
+"""A connection reads what the server sent, in whatever pieces it arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several sentinels' answers is followed."""
+"""The choice between the answers of several sentinels."""
 
 import pytest
 

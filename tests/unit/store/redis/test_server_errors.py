@@ -1,4 +1,4 @@
-"""What a server says becomes an exception that says whether to wait or what to change."""
+"""A server's error becomes an exception that says whether to wait or what to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IN_6_2 = "ERR Error running script (call to f_1): @user_script:1: @user_script: 
 #: ... and where a command that the script calls fails by itself.
 CALLED_IN_6_2 = "ERR Error running script (call to f_1): @user_script:1: "
 
-#: What servers say (Valkey 9.1, Redis 7.0 and 6.2), and what the user is told.
+#: Errors of servers (Valkey 9.1, Redis 7.0 and 6.2), and the text for the user.
 PASSING = [
     ("LOADING Redis is loading the dataset in memory", "it is loading its data"),
     ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", "busy with another"),

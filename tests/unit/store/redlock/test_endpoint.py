@@ -1,4 +1,4 @@
-"""Which connections the names of a Redlock may use, by who answers there."""
+"""Connections that a Redlock may use, by the server that answers there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_connections_to_an_earlier_server_are_not_used_any_more(doors: list[Memb
     with pytest.raises(SameServer):
         c.check(server("0"))
     assert c.address() != before
-    b.check(server("2"))  # which is nobody's now
+    b.check(server("2"))  # which now belongs to no name
     with pytest.raises(SameServer, match="b and c"):
         c.check(server("2"))
     assert a.address() == before

@@ -1,4 +1,4 @@
-"""What several servers answered, as one answer."""
+"""The answers of several servers, merged into one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which node may be talked to at an address of a Redis Cluster, by what it says of itself."""
+"""Nodes that may be used at an address of a Redis Cluster, by what each says of itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes of a Cluster say of one another, in every spelling that servers have for it."""
+"""Reports of Cluster nodes about one another, in every spelling that servers use."""
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_a_map_of_the_same_cluster_is_believed(told: SlotMap) -> None:
         view("a", epoch=100),
         view("ab", epoch=100),
         view("ab", "xy", "z", epoch=100),
-        view("b", "d", "f", epoch=7),  # replicas of ours that were made a Cluster: no promotion has raised the epoch
+        view("b", "d", "f", epoch=7),  # replicas that the test made a Cluster: no promotion has raised the epoch
         view("x", "y", "z", epoch=100),
         view("a", nodes=False),
     ],
