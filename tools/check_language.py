@@ -1,6 +1,6 @@
 """Check the language of the code and the docs: `make language`, part of `make lint`.
 
-Four rules for texts: how a docstring begins, unused words, sentences of at most 25 words, test names of
+Four rules for texts: how a docstring begins, forbidden words, sentences of at most 25 words, test names of
 at most 80 characters. One rule for modules of celery_dlock: at most 400 lines, and above 300 the docstring says why.
 `tools/language-baseline.txt` allows each package as many findings as it had; more are an error.
 
