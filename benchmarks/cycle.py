@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="how many rounds of each kind of task (default 30)")
     parser.add_argument("--tasks", type=int, help="tasks in a round (default 500)")
     parser.add_argument("--only", choices=("calls", "drain"), help="one of the two parts")
+    parser.add_argument("--pool", choices=sorted(drain.CONCURRENCY), default="prefork", help="that runs the tasks")
     parser.add_argument("--record", action="store_true", help="write the figures to docs/images/benchmarks")
     asked = parser.parse_args()
     cycles, rounds, tasks = (1000, 8, 400) if asked.quick else (5000, 30, 500)
@@ -31,9 +32,9 @@ def main() -> int:
         if asked.only != "drain":
             targets += calls.measure(server, asked.cycles or cycles, asked.block)
         if asked.only != "calls":
-            costs = drain.measure(server, Path(name), asked.rounds or rounds, asked.tasks or tasks)
-            targets += drain.targets(costs)
-            if asked.record:
+            costs = drain.measure(server, Path(name), asked.rounds or rounds, asked.tasks or tasks, asked.pool)
+            targets += drain.targets(costs, asked.pool)
+            if asked.record and asked.pool == "prefork":
                 drain.record(costs)
     print(*targets, sep="\n")
     return 0 if all(target.reached for target in targets) else 1
