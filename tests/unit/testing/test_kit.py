@@ -21,7 +21,8 @@ pytestmark = pytest.mark.core
 @pytest.fixture
 def app() -> Celery:
     app = Celery("kit", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(dlock_url="redis://127.0.0.1:1/0", worker_hijack_root_logger=False)
+    # A queue of its own: other tests leave odd messages in the usual queue of kombu's memory broker.
+    app.conf.update(dlock_url="redis://127.0.0.1:1/0", worker_hijack_root_logger=False, task_default_queue="kit")
     return app
 
 
