@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 
 from celery_dlock.config.locations import locations_from_settings
+from celery_dlock.control import LockControl
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.records import Memory
@@ -21,7 +22,7 @@ from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
 from tests.support.proxy import Proxy
-from tests.support.servers import Server
+from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
 
 MakeApp = Callable[..., Celery]
@@ -180,6 +181,13 @@ def make_app(lock_url: LockUrl, memory_data: dict[str, Any]) -> MakeApp:
 @pytest.fixture
 def app(make_app: MakeApp) -> Celery:
     return make_app()
+
+
+@pytest.fixture
+def control(make_app: MakeApp, lock_url: str) -> Iterator[LockControl]:
+    """The operator's view of the locks at ``lock_url``, with an operator's rights."""
+    with LockControl(make_app(lock_url.replace(f"{LOCK_USER}:", f"{OPERATOR_USER}:"))) as made:
+        yield made
 
 
 @pytest.fixture

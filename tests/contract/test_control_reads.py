@@ -1,7 +1,7 @@
 """The operator's view of each state of a lock name, over each topology, with an operator's rights only."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.contract.helpers import TTL, ending_of, request_of, take
 from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
 
 WINDOW = 60_000
-
-
-@pytest.fixture
-def control(make_app: Callable[..., Celery], lock_url: str) -> Iterator[LockControl]:
-    with LockControl(make_app(lock_url.replace(f"{LOCK_USER}:", f"{OPERATOR_USER}:"))) as made:
-        yield made
 
 
 def name(text: str) -> LockName:

@@ -1,12 +1,10 @@
 """An operator's look at a full store: what it costs, and what the store's other clients notice of it."""
 
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 from celery_dlock.control import LockControl
 from celery_dlock.keys.lock_name import shared_name
@@ -15,18 +13,11 @@ from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers as queue
 from tests.contract.helpers import request_of, take
-from tests.support.servers import LOCK_USER, OPERATOR_USER
 
 #: Microseconds on the server that no command may take.
 LONG = 20_000
 #: Unknown outcomes, and dead letters.
 FEW = 20
-
-
-@pytest.fixture
-def control(make_app: Callable[..., Celery], lock_url: str) -> Iterator[LockControl]:
-    with LockControl(make_app(lock_url.replace(f"{LOCK_USER}:", f"{OPERATOR_USER}:"))) as made:
-        yield made
 
 
 def fill(client: redis.Redis, used: int, held: int) -> None:
