@@ -17,9 +17,9 @@ from celery.schedules import schedstate
 from celery.utils.imports import symbol_by_name
 from celery.utils.time import maybe_make_aware
 
+from ..messaging.schedules import adjacent_due_times, is_ours, latest_by_search, now_of
 from ..messaging.ticks import header_for
 from ..utils.log import logger
-from .schedules import adjacent_due_times, is_ours, latest_by_search, now_of
 
 if TYPE_CHECKING:
     _Base = Scheduler

@@ -20,6 +20,7 @@ from ..store.operator_model import (
 from .actions import ActionRefused, LockControl
 from .explanation import Explanation
 from .summary import Counts, Health
+from .ticks import TickView
 from .workers import HeldLease, Workers, WorkerView
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Page",
     "RunView",
     "State",
+    "TickView",
     "WaiterView",
     "WorkerView",
     "Workers",

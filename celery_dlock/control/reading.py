@@ -14,6 +14,7 @@ from ..runtime import Runtime
 from ..store.factory import open_operator_store
 from ..store.operator_model import STATES, ClaimView, DeadLetter, LockView, Page, RunView, State, WaiterView
 from . import explanation, summary
+from . import ticks as schedule
 from . import workers as remote
 
 if TYPE_CHECKING:
@@ -142,6 +143,17 @@ class LockReader:
         It reads all held locks and claims, as :meth:`explain` does.
         """
         return summary.counts(self._store)
+
+    def ticks(self, *, recent: int = 3) -> tuple[schedule.TickView, ...]:
+        """Return the last ticks of each entry of ``beat_schedule`` whose task has ``once_per="tick"``.
+
+        The due times are computed from the settings of this app. Schedules that a beat reads from elsewhere, such as
+        those of a database, are not known here.
+
+        Args:
+            recent: The number of ticks of each entry. The newest comes first.
+        """
+        return tuple(schedule.ticks(self._app, self._store, recent))
 
     def health(self) -> summary.Health:
         """Return whether the store answers, and what in its setup can lose a lock. Raises no StoreUnavailable."""

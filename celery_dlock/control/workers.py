@@ -15,12 +15,14 @@ from ..utils.background import begin_thread
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["COMMAND", "LEASES", "HeldLease", "WorkerView", "Workers", "ask_workers"]
+__all__ = ["COMMAND", "LEASES", "LOST_WITHIN", "HeldLease", "WorkerView", "Workers", "ask_workers"]
 
 #: The name of the inspect command.
 COMMAND: Final = "dlock"
 #: Leases that one worker names in its answer.
 LEASES: Final = 1000
+#: Seconds of which a worker tells how many leases were lost.
+LOST_WITHIN: Final = 3600.0
 #: Seconds to connect to the broker.
 CONNECT_TIMEOUT: Final = 2
 #: Seconds since the last round after which a running watchdog counts as late. A round takes up to 3 s.
@@ -65,6 +67,10 @@ class WorkerView:
         held: The number of leases that it holds.
         leases: These leases, at most 1000.
         problem: The reason for which it said nothing else; "" if it did.
+        lost: The number of leases that its processes lost in the last hour, at most 1000. None: its celery-dlock is
+            older, and does not tell.
+        conflicts: The conflicts since its start, by task and by what became of the calls. None: its metrics are off
+            (``dlock_metrics_port``), so it counts nothing.
     """
 
     worker: str
@@ -76,6 +82,8 @@ class WorkerView:
     held: int = 0
     leases: Sequence[HeldLease] = ()
     problem: str = ""
+    lost: int | None = None
+    conflicts: Mapping[str, Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,7 @@ def _views(reply: object) -> Iterator[WorkerView]:
 
 
 def _view(node: str, answer: Any) -> WorkerView:
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, OverflowError):
         if "error" in answer:
             text = str(answer["error"])
             unknown = "it does not know the command: no singleton task is loaded, or its celery-dlock is older"
@@ -171,6 +179,8 @@ def _view(node: str, answer: Any) -> WorkerView:
             scanned,
             held,
             tuple(map(_lease, answer["leases"])),
+            lost=None if answer.get("lost") is None else int(answer["lost"]),
+            conflicts=None if answer.get("conflicts") is None else _conflicts(answer["conflicts"]),
         )
     return WorkerView(node, problem="its answer cannot be read: its celery-dlock is of another version")
 
@@ -178,6 +188,10 @@ def _view(node: str, answer: Any) -> WorkerView:
 def _lease(fields: Sequence[Any]) -> HeldLease:
     name, acquisition, task, task_id, pid, expires_in, ttl = fields
     return HeldLease(str(name), str(acquisition), str(task), str(task_id), int(pid), float(expires_in), float(ttl))
+
+
+def _conflicts(counts: Any) -> dict[str, dict[str, int]]:
+    return {str(task): {str(outcome): int(number) for outcome, number in its.items()} for task, its in counts.items()}
 
 
 def _watchdog(*, running: bool, scanned: float | None, held: int) -> str:

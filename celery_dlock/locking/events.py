@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..utils import threads
 from ..utils.log import logger
+from .recent_losses import RecentLosses
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,6 +90,8 @@ class Listeners:
         self._hears: list[Callable[[Kind], object]] = []
         #: Called at the release of a lease that was lost before, with its lock name and owner.
         self.after_loss: Callable[[str, str], object] = _nothing
+        #: Shared with the pool children that are forked later.
+        self.losses = RecentLosses()
 
     def add(self, listener: Callable[[Event], None], hears: Callable[[Kind], object] = lambda kind: True) -> None:
         """Add a listener.
@@ -126,6 +129,8 @@ class Listeners:
             kind: The kind of event.
             facts: The other fields of the :class:`Event`.
         """
+        if kind == "lost":
+            self.losses.add()
         event = None
         for hears, listener in self._listeners:
             if not hears(kind):

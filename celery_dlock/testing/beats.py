@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery import states
 from celery.schedules import maybe_schedule
 
-from ..beat.schedules import adjacent_due_times, is_ours
 from ..errors import DLockError
+from ..messaging.schedules import adjacent_due_times, is_ours
 from ..messaging.ticks import header_for
 from ..runtime import Runtime
 from .clock import TravellingClock

@@ -16,13 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ..control import Counts, LockControl
+from ..control import Counts, LockControl, Workers
 from ..errors import StoreUnavailable
 from ..reports import facts
 from ..reports.documents import iso
 from ..runtime import Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
+from .shared import Shared
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -32,6 +33,8 @@ __all__ = ["Board", "Visit"]
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
 CACHED: Final = 5.0
+#: Seconds for which the answers of workers are kept, and for which they are shown while newer ones are on their way.
+ANSWERS_KEPT, ANSWERS_STALE = 15.0, 60.0
 
 
 class Board:
@@ -52,6 +55,7 @@ class Board:
         self._one_counter = Lock()
         self._counts: tuple[float, Counts] | None = None
         self._count_failed: tuple[float, StoreUnavailable | None] = 0.0, None
+        self._workers = Shared("ask-workers-for-pages", self.control.workers, ANSWERS_KEPT, ANSWERS_STALE)
         self._templates = _templates()
 
     async def visit(self, request: Request) -> Visit:
@@ -80,6 +84,17 @@ class Board:
                     self._count_failed = time.monotonic(), failed
                     raise
             return self._counts[1]
+
+    def workers(self, within: float = 0.0) -> Workers | None:
+        """Return what live workers answered, at most a minute ago.
+
+        Args:
+            within: Seconds to wait for answers, if there are none yet.
+
+        Returns:
+            The answers; None if there are none yet.
+        """
+        return self._workers.result(within)
 
     def forget_counts(self) -> None:
         """Count anew for the next page, because something was changed."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ..control import Counts, LockView
+from ..control import Counts, LockView, Workers
 from ..reports.checks import limit_items, store_items
 from ..reports.durations import parse_duration
 from ..reports.facts import facts_of
@@ -23,6 +24,8 @@ LIMIT: Final = 500
 #: Names on a page of locks, from which the user chooses.
 SIZES: Final = (25, 100, 500)
 _FILTERS: Final = frozenset({"name", "task", "older", "size", "state"})
+#: Seconds that the page of tasks waits for the answers of workers, which come after 1 s if the broker answers.
+WORKERS_WITHIN: Final = 2.0
 #: The result of an action, as the page after it shows it.
 DONE: Final = {
     "release": "The lock is released.",
@@ -47,6 +50,7 @@ def overview(visit: Visit) -> Response:
         sums={name: sum(getattr(counts, name).values()) for name in _NUMBERS} if counts else {},
         oldest={name: max(getattr(counts, name).values(), default=0.0) for name in _AGES} if counts else {},
         rows=list(_by_task(counts)) if counts else [],
+        losses=_losses(visit.board.workers()),
         status=200 if health.up else 503,
     )
 
@@ -59,6 +63,19 @@ def _by_task(counts: Counts) -> Iterator[tuple[str, list[int]]]:
     every: list[Mapping[str, int]] = [getattr(counts, name) for name in _NUMBERS]
     for task in sorted({task for one in every for task in one}):
         yield task, [one.get(task, 0) for one in every]
+
+
+def _losses(found: Workers | None) -> tuple[int | None, str]:
+    """Return the number of leases that live workers lost in the last hour, and how many of them told it.
+
+    The number is None if no worker told it.
+    """
+    if found is None:
+        return None, "the workers are being asked"
+    told = [view.lost for view in found.workers if view.lost is not None]
+    if not told:
+        return None, found.problem or "no worker tells"
+    return sum(told), f"by {len(told)} live {'worker' if len(told) == 1 else 'workers'}"
 
 
 def locks(visit: Visit) -> Response:
@@ -131,13 +148,42 @@ def dead(visit: Visit) -> Response:
 
 
 def tasks(visit: Visit) -> Response:
-    """List the singleton tasks, with their options in words."""
+    """List the singleton tasks, with their options in words, and how often they conflicted."""
     counts = visit.board.counts()
-    rows = [
-        (name, option_lines(task.lock_options), [getattr(counts, kind).get(name, 0) for kind in _NUMBERS])
+    conflicts, counting = _conflicts(visit.board.workers(WORKERS_WITHIN))
+    rows: list[tuple[Any, ...]] = [
+        (name, option_lines(task.lock_options), [getattr(counts, kind).get(name, 0) for kind in _NUMBERS],
+         conflicts.get(name, {}))
         for name, task in visit.board.tasks().items()
-    ]
-    return visit.page("tasks.html", rows=rows)
+    ]  # fmt: skip
+    return visit.page("tasks.html", rows=rows, counting=counting)
+
+
+def _conflicts(found: Workers | None) -> tuple[dict[str, Counter[str]], int]:
+    """Return the conflicts of each task by what became of the calls, and the number of workers that count them."""
+    sums: dict[str, Counter[str]] = {}
+    counting = [view.conflicts for view in (found.workers if found else ()) if view.conflicts is not None]
+    for by_task in counting:
+        for task, outcomes in by_task.items():
+            sums.setdefault(task, Counter()).update(outcomes)
+    return sums, len(counting)
+
+
+def ticks(visit: Visit) -> Response:
+    """List the last ticks of each entry of the beat schedule."""
+    visit.board.tasks()
+    return visit.page("ticks.html", found=visit.control.ticks(), states=_TICKS)
+
+
+#: The states of a tick in words.
+_TICKS: Final = {
+    "used": "ran",
+    "running": "runs now",
+    "unknown": "outcome unknown: its process died",
+    "open": "no run has succeeded yet",
+    "missed": "missed: no run has succeeded, and it is too late for one",
+    "past": "too long ago: its run is not remembered",
+}
 
 
 def workers(visit: Visit) -> Response:
@@ -187,6 +233,7 @@ PAGES: Final[Mapping[str, Callable[[Visit], Response]]] = {
     "/dead": dead,
     "/tasks": tasks,
     "/workers": workers,
+    "/ticks": ticks,
     "/explain": explain,
     "/audit": audit,
     "/health": health,

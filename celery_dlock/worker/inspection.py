@@ -1,4 +1,7 @@
-"""The inspect command ``dlock``: what this worker holds, and how its watchdog is. ``LockControl.workers()`` asks it."""
+"""The inspect command ``dlock``: what this worker holds and has lost, its conflicts, and how its watchdog is.
+
+``LockControl.workers()`` asks it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import inspect_command
 
-from ..control.workers import COMMAND, LEASES
+from ..control.workers import COMMAND, LEASES, LOST_WITHIN
 from ..keys.lock_name import task_of_name
 from ..runtime import NO_WORKER, Runtime
 from ..store.model import owner_of
 
 if TYPE_CHECKING:
+    from ..counters.meter import Meter
     from ..locking.lease_table import LeaseRecord
 
 __all__ = ["held_locks"]
@@ -35,7 +39,20 @@ def held_locks(state: Any) -> dict[str, Any]:
         "scanned": round(now - watchdog.scanned_at, 3) if watchdog.scanned_at else None,
         "held": len(held),
         "leases": [_lease(runtime, record, now) for record in held[:LEASES]],
+        "lost": runtime.listeners.losses.within(LOST_WITHIN),
+        "conflicts": None if runtime.counts.meter is None else _conflicts(runtime.counts.meter),
     }
+
+
+def _conflicts(meter: Meter) -> dict[str, dict[str, int]]:
+    """Return the number of conflicts of each task since the worker's start, by what became of the calls."""
+    (samples,) = (samples for metric, samples in meter.read() if metric.name == "conflicts")
+    found: dict[str, dict[str, int]] = {}
+    for sample in samples:
+        if sample.value:
+            task, outcome = sample.labels
+            found.setdefault(task, {})[outcome] = int(sample.value)
+    return found
 
 
 def _pool(consumer: Any) -> str:

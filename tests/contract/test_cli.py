@@ -77,8 +77,8 @@ def misfit(value: Any, schema: dict[str, Any]) -> str:
         return f"{value!r} is not {schema}"
     inner = [(one, schema.get("items", {})) for one in value] if isinstance(value, list) else []
     if isinstance(value, dict):
-        known = schema["properties"]
-        if not set(schema["required"]) <= set(value) <= set(known):
+        known = schema.get("properties") or dict.fromkeys(value, schema.get("additionalProperties"))
+        if not set(schema.get("required", ())) <= set(value) <= set(known):
             return f"{sorted(value)} are not {sorted(known)}"
         inner = [(its, known[key]) for key, its in value.items()]
     return next(filter(None, (misfit(*one) for one in inner)), "")

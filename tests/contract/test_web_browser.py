@@ -40,6 +40,7 @@ PAGES = [
     "/unknown",
     "/dead",
     "/tasks",
+    "/ticks",
     "/explain?id=h",
     "/audit",
     "/health",

@@ -16,19 +16,22 @@ from starlette.testclient import TestClient
 from celery_dlock import LockOptions, singleton_task
 from celery_dlock.control import LockControl
 from celery_dlock.errors import StoreUnavailable
+from celery_dlock.keys.lock_name import name_from_text
+from celery_dlock.messaging.ticks import Tick
 from celery_dlock.reports.options import option_lines
 from celery_dlock.store.model import AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.web import dashboard
 from celery_dlock.web.board import Board
-from tests.contract.helpers import NAME, request_of, take
+from tests.contract.helpers import NAME, ending_of, request_of, take
 from tests.contract.test_cli import SCHEMA, misfit
 from tests.contract.test_control_reads import bury, claim, die, every_state, name
 from tests.contract.web_helpers import SITE, client_of, form_on, operators_url, send
 from tests.support.polling import eventually
 from tests.support.servers import Server
 
-PAGES = ["/", "/locks", "/waiting", "/unknown", "/dead", "/tasks", "/explain", "/explain?id=h", "/audit", "/health"]
+PAGES = ["/", "/locks", "/waiting", "/unknown", "/dead", "/tasks", "/workers", "/ticks", "/explain",
+         "/explain?id=h", "/audit", "/health"]  # fmt: skip
 
 
 @pytest.fixture
@@ -234,6 +237,28 @@ def test_tasks_shows_the_options_in_words_and_no_result(operated: Celery, web: T
     assert "a call whose lock is held is skipped" in text
     assert "a name stays used for 3600 s after a success" in text
     assert "s3cret" not in text
+
+
+def test_ticks_shows_where_the_last_tick_ran(operated: Celery, web: TestClient, store: RedisStore) -> None:
+    @singleton_task(app=operated, name="shop.report", once_per="tick")
+    def report() -> None: ...
+
+    assert "No entry of the schedule" in web.get("/ticks").text
+    operated.conf.beat_schedule = {"nightly <report>": {"task": "shop.report", "schedule": 3600}}
+    assert "no run has succeeded yet" in web.get("/ticks").text
+    for tick in LockControl(operated).ticks():
+        digest = Tick("nightly <report>", tick.due).digest
+        take(store, "x.1", request_of("x", once=True, tick=digest), name=name_from_text(tick.name))
+        store.release(name_from_text(tick.name), "x.1", ending_of("x", once=True, used_ms=60_000, tick=digest))
+    text = web.get("/ticks").text
+    assert "nightly &lt;report&gt;" in text
+    assert "<td>ran</td><td>node1</td>" in text
+
+
+def test_overview_and_tasks_say_that_no_worker_answers(web: TestClient) -> None:
+    assert "</b> lost in the last hour" in web.get("/").text
+    eventually(lambda: "leases; no worker answered" in web.get("/").text, 10)
+    assert "No live worker counts conflicts" in web.get("/tasks").text
 
 
 def test_workers_page_says_why_no_worker_answers(web: TestClient) -> None:

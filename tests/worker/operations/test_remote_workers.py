@@ -18,6 +18,8 @@ from tests.support.polling import eventually
 from tests.support.servers import LOCK_USER, OPERATOR_USER
 
 APP = "tests.support.apps.operating"
+#: The answer of a worker before it told of its losses and conflicts.
+WHOLE = {"version": "9", "pool": "p", "pid": 7, "running": True, "scanned": 0.1, "held": 0, "leases": []}
 
 
 class WithoutFanout(MemoryTransport):
@@ -94,6 +96,48 @@ def test_list_of_workers_shows_a_row_for_each_lease_and_json(start_worker, opera
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_worker_tells_its_lost_leases(start_worker, operator, client, pool):
+    module, control = operator
+    worker = start_worker(APP, pool=pool)
+    module.sync.delay("ada")
+    eventually(lambda: control.locks().items, within=20)
+    assert control.workers().workers[0].lost == 0
+    client.delete(*client.keys("dlock:*lock*"))
+    worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
+    eventually(lambda: control.workers().workers[0].lost == 1, within=10)
+    assert control.workers().workers[0].conflicts is None  # its metrics are off
+    module.history.rpush("gate:ada", "open")
+
+
+def test_dashboard_shows_lost_leases_and_conflicts_of_workers(start_worker, operator, client):
+    for package in ("prometheus_client", "starlette"):
+        pytest.importorskip(package, reason="installed in the main lane only")
+    from starlette.testclient import TestClient  # noqa: PLC0415
+
+    from celery_dlock.web import dashboard  # noqa: PLC0415
+
+    module, control = operator
+    worker = start_worker(APP, environ={"DLOCK_TEST_CONF": json.dumps({"dlock_metrics_port": 0})})
+    module.sync.delay("ada")
+    eventually(lambda: control.locks().items, within=20)
+    for _ in range(2):
+        module.sync.delay("ada")
+    expected = {"shop.sync": {"skipped": 2}}
+    eventually(lambda: control.workers().workers[0].conflicts == expected, within=20)
+    client.delete(*client.keys("dlock:*lock*"))
+    worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
+    web = TestClient(dashboard(module.app))
+    eventually(lambda: "<b>1</b> lost in the last hour" in web.get("/").text, within=10)
+    assert "leases; by 1 live worker<" in web.get("/").text
+    text = web.get("/tasks").text
+    assert "The conflicts are those of 1 live worker," in text
+    assert "Conflicts: 2 skipped." in text
+    assert '<td class="number">1</td></tr>' in web.get("/workers").text
+    module.history.rpush("gate:ada", "open")
+
+
+@pytest.mark.core
 def test_stopped_worker_is_reported_as_no_answer(start_worker, operator):
     _, control = operator
     worker = start_worker(APP, pool="threads")
@@ -139,6 +183,7 @@ def test_broker_that_hangs_is_reported_in_time(lock_url, own_server):
         (["nonsense"], "cannot be read"),
         (None, "cannot be read"),
         ({"version": "9", "pool": "solo", "pid": 7, "scanned": None, "held": 1, "leases": [[1]]}, "cannot be read"),
+        ({**WHOLE, "conflicts": {"shop.sync": 3}}, "cannot be read"),
     ],
 )
 def test_unusable_answer_is_shown_as_a_problem(answer, problem):
@@ -159,6 +204,13 @@ def test_unusable_answer_is_shown_as_a_problem(answer, problem):
 def test_watchdog_health_follows_from_its_last_round(running, scanned, held, watchdog):
     answer = {"version": "9", "pool": "p", "pid": 7, "running": running, "scanned": scanned, "held": held, "leases": []}
     assert list(_views({"w": answer})) == [WorkerView("w", "9", "p", 7, watchdog, scanned, held)]
+
+
+def test_losses_and_conflicts_that_an_older_worker_does_not_tell_are_unknown():
+    (view,) = _views({"w": WHOLE})
+    assert (view.problem, view.lost, view.conflicts) == ("", None, None)
+    (view,) = _views({"w": {**WHOLE, "lost": 2, "conflicts": {"shop.sync": {"skipped": 3}}}})
+    assert (view.lost, view.conflicts) == (2, {"shop.sync": {"skipped": 3}})
 
 
 def test_worker_that_takes_no_locks_says_so():
