@@ -12,7 +12,18 @@ from ..keys.lock_name import LockName, name_from_text
 from ..options.validation import invalid_value
 from ..runtime import Runtime
 from ..store.factory import open_operator_store
-from ..store.operator_model import STATES, ClaimView, DeadLetter, LockView, Page, RunView, State, WaiterView
+from ..store.operator import Place
+from ..store.operator_model import (
+    STATES,
+    ClaimView,
+    DeadLetter,
+    LockView,
+    Page,
+    QueueView,
+    RunView,
+    State,
+    WaiterView,
+)
 from . import explanation, summary
 from . import ticks as schedule
 from . import workers as remote
@@ -112,17 +123,66 @@ class LockReader:
                 break
         return tuple(found)
 
+    def queues(self, *, after: str = "", limit: int = LIMIT, each: int = 20) -> tuple[QueueView, ...]:
+        """Return the locks that have waiters, each with the first of them. They are in a fixed order.
+
+        Args:
+            after: Only locks behind this lock name: the last one of the page before.
+            limit: The highest number of locks.
+            each: The highest number of waiters of each lock.
+
+        Raises:
+            LockKeyError: ``after`` is no lock name.
+        """
+        place = Place.of(name_from_text(after)) if after else None
+        found = ((name, *self._store.waiters(name, each)) for name in self._store.queues(place))
+        return tuple(islice((QueueView(name.text, count, first) for name, count, first in found if count), limit))
+
     def dead_letters(
-        self, name: str | None = None, *, task: str | None = None, limit: int = 1000
+        self,
+        name: str | None = None,
+        *,
+        task: str | None = None,
+        limit: int = 1000,
+        after: tuple[str, str] | None = None,
     ) -> tuple[DeadLetter, ...]:
-        """Return the dead letters of all locks, or of one lock or task. It reads an index, and scans nothing."""
-        return _some(self._store.dead_letters(), limit, name, task)
+        """Return the dead letters of all locks, or of one lock or task, in a fixed order.
+
+        It reads an index, and scans nothing.
+
+        Args:
+            name: The lock name.
+            task: The name of the task.
+            limit: The highest number of dead letters.
+            after: Only those behind this one: ``name`` and ``identity`` of the last one of the page before.
+
+        Raises:
+            LockKeyError: ``after`` has no lock name.
+        """
+        return _some(self._store.dead_letters(_place(after)), limit, name, task)
 
     def unknown_outcomes(
-        self, name: str | None = None, *, task: str | None = None, limit: int = 1000
+        self,
+        name: str | None = None,
+        *,
+        task: str | None = None,
+        limit: int = 1000,
+        after: tuple[str, str] | None = None,
     ) -> tuple[RunView, ...]:
-        """Return the runs whose process died in the body (``once_per``). It reads an index, and scans nothing."""
-        unknown = (run for run in self._store.unsettled_runs() if run.state == "unknown")
+        """Return the runs whose process died in the body (``once_per``), in a fixed order.
+
+        It reads an index, and scans nothing.
+
+        Args:
+            name: The lock name.
+            task: The name of the task.
+            limit: The highest number of runs.
+            after: Only those behind this one: ``name`` and ``tick`` of the last one of the page before.
+
+        Raises:
+            LockKeyError: ``after`` has no lock name.
+        """
+        unknown = (run for run in self._store.unsettled_runs(_place(after)) if run.state == "unknown")
         return _some(unknown, limit, name, task)
 
     def claims(self, *, task: str | None = None, cursor: str = "", limit: int = LIMIT) -> Page[ClaimView]:
@@ -196,6 +256,10 @@ def _matcher(pattern: str | None) -> Callable[[str], bool]:
     if pattern is None:
         return lambda _: True
     return lambda name: fnmatch.fnmatchcase(name, pattern)
+
+
+def _place(after: tuple[str, str] | None) -> Place | None:
+    return None if after is None else Place.of(name_from_text(after[0]), after[1])
 
 
 def _some(found: Iterable[_Named], limit: int, name: str | None, task: str | None) -> tuple[_Named, ...]:

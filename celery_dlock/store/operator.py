@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..keys.lock_name import LockName
 from .model import Grant
 from .operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
 from .queue_base import QueueStore
 
-__all__ = ["OperatorStore"]
+__all__ = ["OperatorStore", "Place"]
+
+
+class Place(NamedTuple):
+    """The place of an entry in a list of dead letters, unsettled runs or queues, which is sorted by these fields.
+
+    Args:
+        bucket: The bucket of the lock name.
+        name: The lock name.
+        detail: The identity of a dead letter, or the tick of a run; "" for a queue.
+    """
+
+    bucket: int
+    name: str
+    detail: str = ""
+
+    @classmethod
+    def of(cls, name: LockName, detail: str = "") -> Place:
+        return cls(name.bucket, name.text, detail)
 
 
 class OperatorStore(QueueStore, Protocol):
@@ -48,16 +66,18 @@ class OperatorStore(QueueStore, Protocol):
         """Return what the store knows about a lock name, or about one tick of it."""
         ...
 
-    def unsettled_runs(self) -> Iterator[RunView]:
-        """Yield the runs that have not succeeded: those that run, and those whose outcome is unknown."""
+    # The order of these lists is that of Place. It does not change, so a place is the cursor of the next page.
+
+    def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
+        """Yield the runs behind a place that have not succeeded: they run, or their outcome is unknown."""
         ...
 
-    def dead_letters(self) -> Iterator[DeadLetter]:
-        """Yield the dead letters, by bucket."""
+    def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters behind a place."""
         ...
 
-    def queues(self) -> Iterator[LockName]:
-        """Yield the names of locks that have waiters."""
+    def queues(self, after: Place | None = None) -> Iterator[LockName]:
+        """Yield the names of locks that have waiters, behind a place."""
         ...
 
     def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:

@@ -15,6 +15,7 @@ __all__ = [
     "HolderView",
     "LockView",
     "Page",
+    "QueueView",
     "RunView",
     "State",
     "WaiterView",
@@ -204,6 +205,21 @@ class WaiterView:
     since: float
     state: Literal["waiting", "granted", "delayed"]
     position: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """The waiters of one lock.
+
+    Args:
+        name: The lock name.
+        waiting: Their number.
+        waiters: The first of them.
+    """
+
+    name: str
+    waiting: int
+    waiters: Sequence[WaiterView]
 
 
 @dataclass(frozen=True, slots=True)

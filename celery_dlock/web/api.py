@@ -12,6 +12,7 @@ from ..reports.checks import limit_items, store_items
 from ..reports.documents import document
 from ..reports.durations import parse_duration
 from .board import Visit
+from .pages import cursor_of, place_of
 
 __all__ = ["RESOURCES"]
 
@@ -59,14 +60,20 @@ def waiting(visit: Visit) -> Response:
 
 def unknown(visit: Visit) -> Response:
     """``celery dlock unknown``."""
-    return _list(visit, visit.control.unknown_outcomes(task=visit.query.get("task"), limit=_limit(visit, 1000)))
+    limit = _limit(visit, 1000)
+    found = visit.control.unknown_outcomes(task=visit.query.get("task"), limit=limit + 1, after=place_of(visit))
+    cursor = cursor_of(found[limit - 1].name, found[limit - 1].tick) if len(found) > limit else ""
+    return _list(visit, found[:limit], cursor)
 
 
 def dead(visit: Visit) -> Response:
     """``celery dlock dead``."""
-    query = visit.query
-    found = visit.control.dead_letters(query.get("name"), task=query.get("task"), limit=_limit(visit, 1000))
-    return _list(visit, found)
+    query, limit = visit.query, _limit(visit, 1000)
+    found = visit.control.dead_letters(
+        query.get("name"), task=query.get("task"), limit=limit + 1, after=place_of(visit)
+    )  # fmt: skip
+    cursor = cursor_of(found[limit - 1].name, found[limit - 1].identity) if len(found) > limit else ""
+    return _list(visit, found[:limit], cursor)
 
 
 def claims(visit: Visit) -> Response:

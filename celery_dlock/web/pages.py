@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -19,10 +19,16 @@ from .board import Visit
 
 __all__ = ["PAGES"]
 
-#: Waiters, dead letters, unknown outcomes or records on one page.
+#: Records of operators' actions on one page.
 LIMIT: Final = 500
-#: Names on a page of locks, from which the user chooses.
+#: Entries on a page of a list, from which the user chooses; the second one is the default.
 SIZES: Final = (25, 100, 500)
+#: Waiters of each lock on the page of waiters.
+EACH: Final = 10
+#: Dead letters on the page of their lock.
+LETTERS: Final = 100
+#: Waiters on the page of their lock, from which the user chooses.
+WAITERS: Final = (100, 1000, 10_000)
 _FILTERS: Final = frozenset({"name", "task", "older", "size", "state"})
 #: Seconds that the page of tasks waits for the answers of workers, which come after 1 s if the broker answers.
 WORKERS_WITHIN: Final = 2.0
@@ -83,7 +89,6 @@ def locks(visit: Visit) -> Response:
     query = visit.request.query_params
     states = [state for state in query.getlist("state") if state]
     part, older = query.get("name", "").strip(), query.get("older", "").strip()
-    size = query.get("size", "")
     try:
         page = visit.control.locks(
             task=query.get("task", "").strip() or None,
@@ -91,7 +96,7 @@ def locks(visit: Visit) -> Response:
             state=states or None,  # type: ignore[arg-type]  # it checks them
             older_than=parse_duration(older) if older else None,
             cursor=query.get("cursor", ""),
-            limit=int(size) if size in map(str, SIZES) else SIZES[1],
+            limit=_size(visit),
         )
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
@@ -106,9 +111,10 @@ def lock(visit: Visit) -> Response:
     name = visit.query.get("name", "").strip()
     control = visit.control
     view = control.lock(name)
-    waiters = control.waiting(name, limit=100) if view.waiting else ()
+    most = next((one for one in WAITERS if str(one) == visit.query.get("waiters")), WAITERS[0])
+    waiters = control.waiting(name, limit=most) if view.waiting else ()
     unknown = control.unknown_outcomes(name)
-    letters = control.dead_letters(name, limit=100)
+    letters = control.dead_letters(name, limit=LETTERS + 1)
     facts = [fact for fact in facts_of(view) if fact[0] not in ("name", "dead letters")]
     known = _known(view) or waiters or unknown or letters
     return visit.page(
@@ -117,8 +123,10 @@ def lock(visit: Visit) -> Response:
         view=view,
         facts=facts,
         waiters=waiters,
+        more=next((one for one in WAITERS if one > most), 0),
         unknown=unknown,
-        letters=letters,
+        letters=letters[:LETTERS],
+        more_letters=len(letters) > LETTERS,
         history=[one for one in control.audit(1000) if one.name == name],
         known=known,
         done=_done(visit),
@@ -130,21 +138,49 @@ def _known(view: LockView) -> bool:
 
 
 def waiting(visit: Visit) -> Response:
-    """List the waiters of all locks."""
-    found = visit.control.waiting(limit=LIMIT)
-    return visit.page("waiting.html", found=found, limit=LIMIT, done=_done(visit))
+    """List the locks that have waiters, each with the first of them."""
+    size = _size(visit)
+    found = visit.control.queues(after=visit.query.get("cursor", ""), limit=size + 1, each=EACH)
+    cursor = found[size - 1].name if len(found) > size else ""
+    return _listed(visit, "waiting.html", found[:size], cursor)
 
 
 def unknown(visit: Visit) -> Response:
     """List the runs of unknown outcome, to settle them."""
-    found = visit.control.unknown_outcomes(task=visit.query.get("task") or None, limit=LIMIT)
-    return visit.page("unknown.html", found=found, limit=LIMIT, done=_done(visit))
+    size = _size(visit)
+    name, task = visit.query.get("name") or None, visit.query.get("task") or None
+    found = visit.control.unknown_outcomes(name, task=task, limit=size + 1, after=place_of(visit))
+    cursor = cursor_of(found[size - 1].name, found[size - 1].tick) if len(found) > size else ""
+    return _listed(visit, "unknown.html", found[:size], cursor)
 
 
 def dead(visit: Visit) -> Response:
     """List the dead letters, to requeue or drop them."""
-    found = visit.control.dead_letters(task=visit.query.get("task") or None, limit=LIMIT)
-    return visit.page("dead.html", found=found, limit=LIMIT, done=_done(visit))
+    size = _size(visit)
+    name, task = visit.query.get("name") or None, visit.query.get("task") or None
+    found = visit.control.dead_letters(name, task=task, limit=size + 1, after=place_of(visit))
+    cursor = cursor_of(found[size - 1].name, found[size - 1].identity) if len(found) > size else ""
+    return _listed(visit, "dead.html", found[:size], cursor)
+
+
+def _size(visit: Visit) -> int:
+    return next((size for size in SIZES if str(size) == visit.query.get("size")), SIZES[1])
+
+
+def _listed(visit: Visit, template: str, found: Sequence[Any], cursor: str) -> Response:
+    kept = [(key, value) for key, value in visit.query.items() if key in ("name", "task", "size") and value]
+    return visit.page(template, found=found, cursor=cursor, kept=kept, query=visit.query, done=_done(visit))
+
+
+def cursor_of(name: str, detail: str) -> str:
+    """Return the cursor of the page behind an entry: its lock name, and its identity or tick."""
+    return f"{detail} {name}"
+
+
+def place_of(visit: Visit) -> tuple[str, str] | None:
+    """Return the lock name and the identity or tick that the cursor of a request names; None without one."""
+    detail, _, name = visit.query.get("cursor", "").partition(" ")
+    return (name, detail) if name or detail else None
 
 
 def tasks(visit: Visit) -> Response:

@@ -134,6 +134,23 @@ def test_tick_has_an_entry_of_its_own(store: RedisStore, control: LockControl) -
 
 
 @pytest.mark.core
+def test_lists_of_indexes_go_on_behind_a_place_in_any_topology(store: RedisStore, control: LockControl) -> None:
+    for number in range(30):
+        bury(store, f"d{number}")
+        die(store, f"u{number}")
+        grant(store, f"q{number}")
+    dead, unknown, waiting = control.dead_letters(), control.unknown_outcomes(), control.queues()
+    assert (len(dead), len(unknown), len(waiting)) == (30, 30, 30)
+    assert [lock.waiting for lock in waiting] == [1] * 30
+    for at in (0, 11, 29):
+        assert control.dead_letters(after=(dead[at].name, dead[at].identity)) == dead[at + 1 :]
+        runs = control.unknown_outcomes(after=(unknown[at].name, unknown[at].tick))
+        assert [run.name for run in runs] == [run.name for run in unknown[at + 1 :]]
+        locks = control.queues(after=waiting[at].name)
+        assert [lock.name for lock in locks] == [lock.name for lock in waiting[at + 1 :]]
+
+
+@pytest.mark.core
 def test_pages_show_each_name_once_whatever_their_size(store: RedisStore, control: LockControl) -> None:
     for number in range(120):
         hold(store, f"n{number}")

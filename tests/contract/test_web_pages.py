@@ -1,6 +1,7 @@
 """The dashboard's pages and its API, by HTTP, with an operator's rights in the store."""
 
 import base64
+import html
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from celery_dlock.store.model import AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.web import dashboard
 from celery_dlock.web.board import Board
+from tests.contract import queue_helpers as queue
 from tests.contract.helpers import NAME, ending_of, request_of, take
 from tests.contract.test_cli import SCHEMA, misfit
 from tests.contract.test_control_reads import bury, claim, die, every_state, name
@@ -44,6 +46,13 @@ def operated(make_app: Callable[..., Celery], lock_url: str) -> Celery:
 def web(operated: Celery) -> Iterator[TestClient]:
     with TestClient(dashboard(operated)) as client:
         yield client
+
+
+def wait(store: RedisStore, text: str, *more: str) -> None:
+    """Let calls wait for a held lock."""
+    queue.take(store, f"{text}h.1", f"{text}h", name(text))
+    for task_id in (text, *more):
+        queue.park(store, f"{task_id}.1", task_id, name(text))
 
 
 def names_on(text: str) -> list[str]:
@@ -97,6 +106,69 @@ def test_pages_of_locks_show_every_name(web: TestClient, store: RedisStore) -> N
         pages += 1
     assert found == expected
     assert pages >= 5
+
+
+@pytest.mark.parametrize(("path", "put"), [("/waiting", wait), ("/dead", bury), ("/unknown", die)])
+def test_pages_of_other_lists_show_every_entry_once(
+    web: TestClient, store: RedisStore, path: str, put: Callable[[RedisStore, str], None]
+) -> None:
+    for number in range(60):
+        put(store, f"n{number}")
+    found, following, pages = [], f"{path}?size=25", 0
+    while following:
+        text = web.get(following).text
+        found += names_on(text)
+        match = re.search(r'<a href="([^"]*)" rel="next">', text)
+        following = html.unescape(match[1]) if match else ""
+        pages += 1
+    assert sorted(found) == sorted(name(f"n{number}").text for number in range(60))
+    assert pages == 3
+    assert "This is the last page." in text
+
+
+@pytest.mark.parametrize("path", ["/dead", "/unknown"])
+def test_page_follows_the_entry_that_its_cursor_names_also_when_that_is_settled(
+    web: TestClient, store: RedisStore, operated: Celery, path: str
+) -> None:
+    control = LockControl(operated)
+    for number in range(30):
+        (bury if path == "/dead" else die)(store, f"n{number}")
+    first = web.get(f"{path}?size=25").text
+    match = re.search(r'<a href="([^"]*)" rel="next">', first)
+    assert match
+    for text in names_on(first):
+        if path == "/dead":
+            control.requeue(text, control.dead_letters(text)[0].identity)
+        else:
+            control.resolve(text, sent=True)
+    rest = names_on(web.get(html.unescape(match[1])).text)
+    assert sorted(names_on(first) + rest) == sorted(name(f"n{number}").text for number in range(30))
+
+
+@pytest.mark.parametrize("path", ["/waiting", "/dead", "/unknown", "/api/v1/dead", "/api/v1/unknown"])
+def test_malformed_cursor_of_a_list_is_answered_with_400(web: TestClient, path: str) -> None:
+    answer = web.get(path, params={"cursor": "nonsense"})
+    assert (answer.status_code, "Traceback" in answer.text) == (400, False)
+
+
+def test_api_pages_dead_letters(web: TestClient, store: RedisStore) -> None:
+    for number in range(3):
+        bury(store, f"n{number}")
+    first = web.get("/api/v1/dead?limit=2").json()
+    second = web.get("/api/v1/dead", params={"limit": 2, "cursor": first["cursor"]}).json()
+    assert (len(first["items"]), len(second["items"]), second["cursor"]) == (2, 1, None)
+    assert len({item["name"] for item in first["items"] + second["items"]}) == 3
+
+
+def test_long_queue_is_shown_in_part_and_whole_on_the_page_of_its_lock(web: TestClient, store: RedisStore) -> None:
+    wait(store, "x", *(f"w{number}" for number in range(109)))
+    assert "and 100 more, on the page of the lock" in web.get("/waiting").text
+    page = web.get("/lock", params={"name": NAME.text}).text
+    assert "110 wait; these are the first 100." in page
+    match = re.search(r'<a href="([^"]*)">Show up to 1000</a>', page)
+    assert match
+    whole = web.get(html.unescape(match[1])).text
+    assert ("w108<" in page, "w108<" in whole, "these are the first" in whole) == (False, True, False)
 
 
 def test_lock_shows_facts_waiters_and_next_call(web: TestClient, store: RedisStore) -> None:

@@ -17,6 +17,7 @@ from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal
+from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
 from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
@@ -235,34 +236,34 @@ class MemoryStore:
             dead = bool(self.memory.data(name).dead)
             return operator.describe(records, name.text, tick, has_dead_letters=dead)
 
-    def unsettled_runs(self) -> Iterator[RunView]:
+    def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
         with self.memory.step():
             found = [(name, tick) for name, data in self.memory.names() for tick in data.runs]
-        for name, tick in found:
+        for name, tick in _behind(after, found):
             with self.memory.records(name) as records:
                 run = operator.run_view(records, name.text, tick)
             if run is not None and run.state != "used":
                 yield run
 
-    def dead_letters(self) -> Iterator[DeadLetter]:
+    def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
         with self.memory.step():
-            found = [
-                (LockName(text, number), identity, since)
-                for number, bucket in sorted(self.memory.buckets.items())
-                for (identity, text), since in sorted(bucket.shown_dead.items(), key=lambda item: item[1])
-            ]
-        for name, identity, since in found:
+            found = {
+                (LockName(text, number), identity): since
+                for number, bucket in self.memory.buckets.items()
+                for (identity, text), since in bucket.shown_dead.items()
+            }
+        for name, identity in _behind(after, found):
             with self.memory.records(name) as records:
                 entry = records.dead(identity)
                 if entry is None:
                     records.show_dead(identity, None)
             if entry is not None:
-                yield DeadLetter(name.text, identity, *names_in(entry), since / 1e6)
+                yield DeadLetter(name.text, identity, *names_in(entry), found[name, identity] / 1e6)
 
-    def queues(self) -> Iterator[LockName]:
+    def queues(self, after: Place | None = None) -> Iterator[LockName]:
         with self.memory.step():
-            found = [name for name, data in self.memory.names() if data.sweep_at is not None]
-        yield from found
+            found = [(name, "") for name, data in self.memory.names() if data.sweep_at is not None]
+        yield from (name for name, _ in _behind(after, found))
 
     def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
         with self.memory.records(name) as records:
@@ -299,6 +300,12 @@ class MemoryStore:
 
     def clock_offsets(self) -> dict[str, float]:
         return {"memory://": self.memory.clock.ahead}
+
+
+def _behind(after: Place | None, found: Iterable[tuple[LockName, str]]) -> list[tuple[LockName, str]]:
+    """Return the entries behind a place, in their order."""
+    behind = (one for one in found if after is None or Place.of(*one) > after)
+    return sorted(behind, key=lambda one: Place.of(*one))
 
 
 def _in_use(name: LockName, data: NameData, now: int) -> Iterator[tuple[LockName, str]]:

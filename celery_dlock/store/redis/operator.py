@@ -1,4 +1,7 @@
-"""The operators' store on Redis or Valkey: pages of all lock names, indexes, and the state of one name."""
+"""The operators' store on Redis or Valkey: pages of all lock names, indexes, and the state of one name.
+
+Above 300 lines: it has a method for each method of the operators' contract.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from ...errors import StoreUnavailable
 from ...keys.lock_name import BUCKETS, LockName
 from ...options.durability import PRIMARY
 from ..model import Grant
+from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView, shown_acquisition
 from . import operator_commands as commands
 from . import operator_replies as replies
@@ -33,6 +37,8 @@ AUDIT_RECORDS: Final = 1000
 BATCH: Final = 100
 #: Buckets that one script reads, and members of each.
 BUCKETS_AT_ONCE, MEMBERS = 64, 100
+#: Scripts in one write that read an index. On a Cluster, each reads one bucket.
+READS, CLUSTER_READS = 4, 128
 #: The kinds of keys, in the order in which a name is reported, and the states that each can show.
 _KINDS: Final[dict[str, frozenset[State]]] = {
     "lock": frozenset({"held", "granted", "kept"}),
@@ -53,6 +59,14 @@ class _Found(NamedTuple):
     kind: str
     name: LockName
     tick: str
+
+
+class _Member(NamedTuple):
+    """A member of an index, with its score."""
+
+    name: LockName
+    detail: str
+    score: float
 
 
 class _Position(NamedTuple):
@@ -135,28 +149,25 @@ class RedisOperatorStore(RedisStore):
     def describe(self, name: LockName, tick: str = "") -> LockView:
         return replies.lock_view(name, tick, self._run_safe(commands.describe(self._keys(name), tick)))
 
-    def unsettled_runs(self) -> Iterator[RunView]:
-        members = self._indexed(lambda keys: keys.unsettled())
-        for batch in _batches(members):
-            found = [(LockName(text.split(":run:", 1)[1], bucket), tick) for text, tick, bucket in _parts(batch)]
+    def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
+        for batch in _batches(self._indexed(LockKeys.unsettled, _run_of, after)):
+            found = [(name, tick) for name, tick, _ in batch]
             calls = [(*commands.check_run(self._keys(name), tick), PRIMARY) for name, tick in found]
             for (name, tick), reply in zip(found, self._run_batches(ScriptPipeline(), calls), strict=True):
                 if reply and (run := replies.run_view(name, tick, reply)):
                     yield run
 
-    def dead_letters(self) -> Iterator[DeadLetter]:
-        members = self._indexed(lambda keys: keys.dead_letters())
-        for batch in _batches(members):
-            found = [(identity, LockName(text, bucket)) for identity, text, bucket in _parts(batch)]
-            calls = [(*commands.check_dead_letter(self._keys(name), identity), PRIMARY) for identity, name in found]
+    def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
+        for batch in _batches(self._indexed(LockKeys.dead_letters, _letter_of, after)):
+            calls = [(*commands.check_dead_letter(self._keys(name), identity), PRIMARY) for name, identity, _ in batch]
             answers = self._run_batches(ScriptPipeline(), calls)
-            for (_, _, since), (identity, name), names in zip(batch, found, answers, strict=True):
+            for (name, identity, since), names in zip(batch, answers, strict=True):
                 if names != 0:
                     yield DeadLetter(name.text, identity, *replies.first_line(names), since / 1e6)
 
-    def queues(self) -> Iterator[LockName]:
-        for bucket, member, _ in self._indexed(lambda keys: keys.queue()[3]):
-            yield LockName(member, bucket)
+    def queues(self, after: Place | None = None) -> Iterator[LockName]:
+        for name, _, _ in self._indexed(lambda keys: keys.queue()[3], lambda member: (member, ""), after):
+            yield name
 
     def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
         return replies.waiters(name, self._run_safe(commands.show_queue(self._keys(name), limit)))
@@ -188,17 +199,38 @@ class RedisOperatorStore(RedisStore):
         reply = self._run_safe(commands.list_index([audit_key(self._prefix)], -limit, -1))
         return [member.decode("utf-8", "replace") for _, members in pairs(reply) for member in members[::2]]
 
-    def _indexed(self, index: Callable[[LockKeys], str]) -> Iterator[tuple[int, str, float]]:
-        """Yield the members of an index of all buckets: bucket, member and score."""
+    def _indexed(
+        self, index: Callable[[LockKeys], str], split: Callable[[str], tuple[str, str]], after: Place | None
+    ) -> Iterator[_Member]:
+        """Yield the members of an index of all buckets behind a place, in the order of :class:`Place`.
+
+        Args:
+            index: Returns the key of the index of a bucket.
+            split: Returns the lock name and the detail of a member.
+            after: The place.
+        """
         indexes = [index(LockKeys.of(self._prefix, LockName("", bucket))) for bucket in range(BUCKETS)]
         refusals: list[ErrorReply] = []
-        every = list(range(BUCKETS))
+        every = list(range(after.bucket if after else 0, BUCKETS))
         if self.clustered:
             parts = self._existing(indexes, every, refusals)
         else:
-            parts = [every[start : start + BUCKETS_AT_ONCE] for start in range(0, BUCKETS, BUCKETS_AT_ONCE)]
+            parts = [every[start : start + BUCKETS_AT_ONCE] for start in range(0, len(every), BUCKETS_AT_ONCE)]
         if refusals:
             raise self._exception_for(refusals[0])
+        reads = CLUSTER_READS if self.clustered else READS
+        for start in range(0, len(parts), reads):
+            found = [
+                (Place(bucket, *split(member)), score)
+                for bucket, member, score in self._members(indexes, parts[start : start + reads])
+            ]
+            # By name and not by score, which changes while the pages are read.
+            for place, score in sorted(found):
+                if after is None or place > after:
+                    yield _Member(LockName(place.name, place.bucket), place.detail, score)
+
+    def _members(self, indexes: Sequence[str], parts: list[list[int]]) -> Iterator[tuple[int, str, float]]:
+        """Yield the members of the indexes of these buckets: bucket, member and score."""
         first = 0
         while parts:
             built = [commands.list_index([indexes[at] for at in part], first, first + MEMBERS - 1) for part in parts]
@@ -222,8 +254,8 @@ def _first_kind(view: LockView, kinds: Sequence[str], tick: str) -> str:
     return next((kind for kind in kinds if present[kind]), "")
 
 
-def _batches(members: Iterable[tuple[int, str, float]]) -> Iterator[list[tuple[int, str, float]]]:
-    batch: list[tuple[int, str, float]] = []
+def _batches(members: Iterable[_Member]) -> Iterator[list[_Member]]:
+    batch: list[_Member] = []
     for member in members:
         batch.append(member)
         if len(batch) == BATCH:
@@ -233,10 +265,16 @@ def _batches(members: Iterable[tuple[int, str, float]]) -> Iterator[list[tuple[i
         yield batch
 
 
-def _parts(batch: Iterable[tuple[int, str, float]]) -> list[tuple[str, str, int]]:
-    """Return the two parts of each member, which a space separates, and its bucket."""
-    split = [(member.partition(" "), bucket) for bucket, member, _ in batch]
-    return [(first, second, bucket) for (first, _, second), bucket in split]
+def _run_of(member: str) -> tuple[str, str]:
+    """Return the lock name and the tick of a member of the index of unsettled runs."""
+    key, _, tick = member.rpartition(" ")
+    return key.split(":run:", 1)[1], tick
+
+
+def _letter_of(member: str) -> tuple[str, str]:
+    """Return the lock name and the identity of a member of the index of dead letters."""
+    identity, _, name = member.partition(" ")
+    return name, identity
 
 
 def _bucket(digest: str) -> int:
