@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -119,7 +118,7 @@ def acting(board: Board, verb: str) -> Callable[[Request], Awaitable[Response]]:
         reason = csrf.forged(request, form.get(csrf.FIELD, ""))
         if reason:
             raise HTTPException(403, f"Nothing was changed: {reason}.")
-        return await run_in_threadpool(_act, visit, verb, form)
+        return await board.threads.ask_store(_act, visit, verb, form)
 
     return endpoint
 

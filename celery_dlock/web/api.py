@@ -20,8 +20,8 @@ __all__ = ["RESOURCES"]
 MOST: Final = 10_000
 
 
-def _list(visit: Visit, items: Any, cursor: str = "", status: int = 200) -> Response:
-    return JSONResponse(document(items, visit.board.store, cursor), status)
+def _list(visit: Visit, items: Any, cursor: str = "") -> Response:
+    return JSONResponse(document(items, visit.board.store, cursor))
 
 
 def _limit(visit: Visit, default: int) -> int:
@@ -112,11 +112,8 @@ def workers(visit: Visit) -> Response:
 
 def check(visit: Visit) -> Response:
     """``celery dlock check``."""
-    health = visit.control.health()
-    items = [*store_items(health)]
-    if health.up:
-        items += limit_items(visit.board.counts())
-    return _list(visit, items, status=200 if health.up else 503)
+    items = [*store_items(visit.board.health()), *limit_items(visit.board.counts())]
+    return _list(visit, items)
 
 
 RESOURCES: Final[Mapping[str, Callable[[Visit], Response]]] = {

@@ -16,13 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ..control import Counts, LockControl, Workers
+from ..control import Counts, Health, LockControl, Workers
 from ..errors import StoreUnavailable
 from ..reports import facts
 from ..reports.documents import iso
 from ..runtime import Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
+from .page_threads import PageThreads
 from .shared import Shared
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ __all__ = ["Board", "Visit"]
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
 CACHED: Final = 5.0
+#: Seconds for which pages do not ask a store that timed out: the setting for workers, and at least this.
+SHORTEST_SKIP: Final = 1.0
+#: Seconds for which the answer to a probe is kept.
+PROBE_KEPT: Final = 1.0
 #: Seconds for which the answers of workers are kept, and for which they are shown while newer ones are on their way.
 ANSWERS_KEPT, ANSWERS_STALE = 15.0, 60.0
 
@@ -49,7 +54,12 @@ class Board:
     def __init__(self, app: Celery, access: Access, user: User | None) -> None:
         self.app = app
         self.control = LockControl(app)
-        self.store = ", ".join(location.shown for location in Runtime.of(app).settings.locations)
+        settings = Runtime.of(app).settings
+        self.store = ", ".join(location.shown for location in settings.locations)
+        self.timeout = settings.timeout
+        self.threads = PageThreads(settings.timeout, max(SHORTEST_SKIP, settings.breaker_reset))
+        #: Whether the store answers.
+        self.probe = Shared("probe", lambda: self.control.health().up, PROBE_KEPT)
         self._access = access
         self._user = user
         self._one_counter = Lock()
@@ -68,6 +78,17 @@ class Board:
         if rights is None:
             raise HTTPException(403, "You have no access to this dashboard.")
         return Visit(self, request, rights, await user_of(self._user, request))
+
+    def health(self) -> Health:
+        """Return how the store is set up.
+
+        Raises:
+            StoreUnavailable: It does not answer.
+        """
+        found = self.control.health()
+        if not found.up:
+            raise StoreUnavailable(found.error)
+        return found
 
     def counts(self) -> Counts:
         """Return the counts of everything in the store, at most 5 s old."""

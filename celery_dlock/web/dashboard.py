@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -51,9 +52,9 @@ def dashboard(app: Celery, *, access: Access = read_only, user: User | None = No
     """
     board = Board(app, access, user)
     routes: list[BaseRoute] = [
-        *(Route(path, _reading(board, work)) for path, work in {**PAGES, **RESOURCES}.items()),
+        *(_reading(board, path, work) for path, work in {**PAGES, **RESOURCES}.items()),
         *(Route(f"/do/{verb}", acting(board, verb), methods=["POST"]) for verb in FORMS),
-        Route("/metrics", _reading(board, metrics(board))),
+        _reading(board, "/metrics", metrics(board)),
         Route("/healthz", _alive(board)),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
@@ -64,18 +65,33 @@ def dashboard(app: Celery, *, access: Access = read_only, user: User | None = No
     return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)], exception_handlers=handlers)
 
 
-def _reading(board: Board, work: Callable[[Visit], Response]) -> Callable[[Request], Any]:
+#: Pages that do not ask the store, or limit themselves how often they ask it.
+_SLOW = frozenset({"/metrics", "/workers", "/api/v1/workers"})
+
+
+def _reading(board: Board, path: str, work: Callable[[Visit], Response]) -> Route:
+    run = board.threads.run_slow if path in _SLOW else board.threads.ask_store
+
     async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(work, await board.visit(request))
+        return await run(work, await board.visit(request))
 
-    return endpoint
+    return Route(path, endpoint)
 
 
-def _alive(board: Board) -> Callable[[Request], Response]:
-    """Answer probes, without asking for rights: it says only whether the store answers."""
+def _alive(board: Board) -> Callable[[Request], Awaitable[Response]]:
+    """Answer probes, without asking for rights: it says only whether the store answers.
 
-    def healthz(_request: Request) -> Response:
-        up = board.control.health().up
+    All probes share one attempt, and none waits longer than the timeout of a command.
+    """
+
+    async def healthz(_request: Request) -> Response:
+        attempt = board.probe.attempt()
+        left = attempt.began + board.timeout - time.monotonic()
+        try:
+            up = attempt.answer.done() or await asyncio.wait_for(asyncio.wrap_future(attempt.answer), max(0.0, left))
+        except asyncio.TimeoutError:
+            up = False
+        up = up and attempt.answer.result()
         return PlainTextResponse("ok\n" if up else "the lock store does not answer\n", 200 if up else 503)
 
     return healthz
