@@ -130,33 +130,28 @@ class LockControl(LockReader):
         self._audit.record("hold", name, shown, f"held for {seconds:g} s{when}")
         return held
 
-    def unhold(
-        self, name: str, *, acquisition: str | None = None, since: float | None = None, reason: str = ""
-    ) -> bool:
+    def unhold(self, name: str, *, hold: str | None = None, reason: str = "") -> bool:
         """End a hold, or cancel one that waits for a release.
 
         The lock is granted to the next waiter. A ``min_hold`` of the present holder's task is cancelled with the hold.
 
         Args:
             name: The lock name.
-            acquisition: ``acquisition`` of the :class:`HolderView` that you saw; None: whichever hold it is.
-            since: Its ``since``. It also tells two holds of one operator apart.
+            hold: ``hold`` of the :class:`HolderView` that you saw; None: whichever hold it is.
             reason: A text for the audit.
 
         Returns:
-            False if there is no hold, or if another acquisition holds the lock.
+            False if there is no hold, or not that of ``hold``.
 
         Raises:
             LockKeyError: The text is no lock name.
         """
         lock_name = name_from_text(name)
         holder = self._store.describe(lock_name).holder
-        if holder is None or not holder.operator or acquisition not in (None, holder.acquisition):
-            return False
-        if since not in (None, holder.since):
+        if holder is None or not holder.hold or hold not in (None, holder.hold):
             return False
         if holder.kept_by != "operator":
-            ended = self._store.cancel_hold(lock_name, holder.acquisition)
+            ended = self._store.cancel_hold(lock_name, holder.acquisition, holder.hold)
         else:
             try:
                 self._free(lock_name, holder.acquisition, force=True)

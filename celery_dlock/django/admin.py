@@ -71,7 +71,7 @@ class HeldLockAdmin(LockPage):
 
     def target(self, entry: LockView) -> Target:
         holder = entry.holder
-        return Target(entry.name, holder.acquisition, repr(holder.since)) if holder else Target(entry.name, "")
+        return Target(entry.name, holder.acquisition, holder.hold) if holder else Target(entry.name, "")
 
     @method_decorator(csrf_protect)
     def change_view(

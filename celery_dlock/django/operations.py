@@ -63,7 +63,7 @@ class Target:
     Args:
         name: The lock name.
         mark: The acquisition, run mark or message that the page showed. An action does not reach a later one.
-        detail: What tells two entries of one mark apart: the tick of a run, or the start of a hold.
+        detail: What tells two entries of one mark apart: the tick of a run, or the hold of a lock.
     """
 
     name: str
@@ -153,8 +153,7 @@ def _hold(control: LockControl, target: Target, values: Mapping[str, Any]) -> st
 
 
 def _unhold(control: LockControl, target: Target, values: Mapping[str, Any]) -> str:
-    since = float(target.detail or 0)
-    ended = control.unhold(target.name, acquisition=target.mark, since=since, reason=values["reason"])
+    ended = control.unhold(target.name, hold=target.detail, reason=values["reason"])
     return "Ended the hold." if ended else ""
 
 

@@ -101,8 +101,14 @@ class OperatorStore(QueueStore, Protocol):
         """Hold the lock for an operator. Return false if it takes effect when the present holder releases the lock."""
         ...
 
-    def cancel_hold(self, name: LockName, acquisition: str) -> bool:
-        """Cancel a hold that waits for the release of this acquisition. Return false if there is none."""
+    def cancel_hold(self, name: LockName, acquisition: str, hold: str) -> bool:
+        """Cancel a hold that waits for the release of this acquisition. Return false if it does not.
+
+        Args:
+            name: The lock name.
+            acquisition: The acquisition that holds the lock.
+            hold: The hold, as :class:`~celery_dlock.store.operator_model.HolderView` shows it.
+        """
         ...
 
     def requeue(self, name: LockName, identity: str) -> bool:

@@ -54,6 +54,8 @@ class HolderView:
         operator: The operator of a hold, also of one that waits for the holder's release; "" for none.
         reason: The operator's reason.
         releasing: The body has ended, and the release follows.
+        hold: The operator's hold, also one that waits for the holder's release; "" for none. The end of a hold names
+            it, so it cannot reach a later hold.
     """
 
     state: Literal["held", "granted", "kept"]
@@ -71,6 +73,7 @@ class HolderView:
     operator: str = ""
     reason: str = ""
     releasing: bool = False
+    hold: str = ""
 
 
 def acquisition_shown(acquisition: str, kept_by: str, token: str, since: str) -> str:

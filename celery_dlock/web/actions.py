@@ -56,11 +56,7 @@ def hold(control: LockControl, form: Form) -> bool:
 
 
 def unhold(control: LockControl, form: Form) -> bool:
-    try:
-        since = float(form["since"])
-    except ValueError as error:
-        raise HTTPException(400, "the form does not say which hold to end") from error
-    return control.unhold(_name(form), since=since, reason=_reason(form))
+    return control.unhold(_name(form), hold=form["hold"], reason=_reason(form))
 
 
 def resolve(control: LockControl, form: Form) -> bool:

@@ -292,7 +292,8 @@ class History:
         name = NAMES[step.name]
         if step.seldom(0):
             view = self.stores.local.describe(name).holder
-            return lambda store: store.cancel_hold(name, view.acquisition if view and not step.seldom(1) else "o.0")
+            holder, hold = (view.acquisition, view.hold) if view and not step.seldom(1) else ("o.0", "")
+            return lambda store: store.cancel_hold(name, holder, hold if step.flag(2) else "operator:you@host@1")
         return lambda store: store.hold(name, "operator:me@host", 90_000, "why")
 
     def requeue(self, step: Step) -> Callable[[Any], Any]:

@@ -37,6 +37,14 @@ def shown(control: LockControl, text: str = "x") -> str:
     return holder.acquisition
 
 
+def pending(control: LockControl) -> str:
+    """Return the hold that waits for the holder's release."""
+    holder = control.lock(NAME.text).holder
+    assert holder is not None
+    assert (holder.state, holder.kept_by, bool(holder.hold)) == ("held", "", True)
+    return holder.hold
+
+
 def refusal(control: LockControl, acquisition: str, **facts: Any) -> str:
     with pytest.raises(ActionRefused) as refused:
         control.release(NAME.text, acquisition, **facts)
@@ -199,10 +207,10 @@ class TestHold:
     ) -> None:
         control.hold(NAME.text, 60, "first")
         first = shown(control)
-        assert control.unhold(NAME.text, acquisition=first)
+        assert control.unhold(NAME.text, hold=first)
         control.hold(NAME.text, 60, "second")
         assert refusal(control, first, force=True) == "other"
-        assert not control.unhold(NAME.text, acquisition=first)
+        assert not control.unhold(NAME.text, hold=first)
         control.release(NAME.text, shown(control), force=True)
         assert store.inspect(NAME) is None
 
@@ -210,10 +218,26 @@ class TestHold:
     def test_hold_that_waits_for_a_later_holder_is_not_cancelled(self, store: RedisStore, control: LockControl) -> None:
         """The holder changes between the look and the command."""
         take(store, "a.1", request_of("a"))
-        assert not control._store.cancel_hold(NAME, "a.1")
+        assert not control._store.cancel_hold(NAME, "a.1", "")
         control.hold(NAME.text, 60, "why")
-        assert not control._store.cancel_hold(NAME, "b.1")
-        assert control._store.cancel_hold(NAME, "a.1")
+        hold = pending(control)
+        assert not control._store.cancel_hold(NAME, "b.1", hold)
+        assert control._store.cancel_hold(NAME, "a.1", hold)
+
+    @pytest.mark.invariant("operators-free-no-successor")
+    def test_later_hold_that_waits_for_the_same_holder_is_not_cancelled(
+        self, store: RedisStore, control: LockControl
+    ) -> None:
+        take(store, "a.1", request_of("a"))
+        control.hold(NAME.text, 60, "why")
+        first = pending(control)
+        assert control.unhold(NAME.text)
+        control.hold(NAME.text, 60, "why")
+        assert not control.unhold(NAME.text, hold=first)
+        assert not control._store.cancel_hold(NAME, "a.1", first)  # also if it comes between the look and the command
+        assert control.unhold(NAME.text, hold=pending(control))
+        store.release(NAME, "a.1", ReleaseRequest())
+        assert control.lock(NAME.text).states == ()
 
     def test_pending_hold_precedes_the_retry_that_the_lock_is_reserved_for(
         self, store: RedisStore, control: LockControl

@@ -112,6 +112,20 @@ class TestStalePages:
         assert send(web, form).status_code == 409
         assert control.lock(NAME.text).states == ("kept",)
 
+    def test_end_of_a_pending_hold_ends_no_later_hold_of_another_operator(
+        self, store: RedisStore, web: TestClient, control: LockControl, app: Celery
+    ) -> None:
+        take(store, "x.1", request_of("x"))
+        control.hold(NAME.text, 60, "first")
+        form = form_on(web, LOCK, "unhold")
+        control.unhold(NAME.text)
+        LockControl(app, "grace").hold(NAME.text, 60, "second")
+        assert send(web, form).status_code == 409
+        store.release(NAME, "x.1", ReleaseRequest())
+        holder = control.lock(NAME.text).holder
+        assert holder is not None
+        assert (holder.kept_by, holder.reason) == ("operator", "second")
+
     def test_later_run_of_unknown_outcome_is_not_settled(
         self, store: RedisStore, web: TestClient, control: LockControl
     ) -> None:

@@ -91,6 +91,20 @@ def test_stale_unhold_does_not_end_the_next_hold(login: Login, control: LockCont
     assert holder(control, "h").reason == "second"
 
 
+@pytest.mark.invariant("operators-free-no-successor")
+def test_stale_unhold_does_not_cancel_a_later_hold_that_waits(
+    store: RedisStore, login: Login, control: LockControl
+) -> None:
+    hold(store, "h")
+    control.hold(name("h").text, 60, "first")
+    client = login("view_heldlock", "hold_heldlock")
+    shown = targets(client.get(HELD))
+    control.unhold(name("h").text)
+    control.hold(name("h").text, 60, "second")
+    assert "it has changed" in act(client, HELD, "unhold", shown)
+    assert holder(control, "h").reason == "second"
+
+
 @pytest.mark.parametrize(("action", "state"), [("sent", "used"), ("not_sent", None)])
 def test_unknown_outcome_is_resolved(
     store: RedisStore, login: Login, control: LockControl, action: str, state: str | None

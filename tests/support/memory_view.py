@@ -32,6 +32,7 @@ def lock_fields(lock: LockRecord) -> dict[str, str]:
         "reserved_for": lock.reserved_for or None,
         "operator": lock.operator,
         "reason": lock.reason if lock.operator is not None else None,
+        "asked": None if lock.asked is None else str(lock.asked),
         "rank": str(lock.rank) if granted else None,
         "due": str(lock.due) if granted else None,
         "granter": lock.granter,

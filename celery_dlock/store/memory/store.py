@@ -277,9 +277,9 @@ class MemoryStore:
         with self.memory.records(name) as records:
             return operator.hold_lock(records, operator_, hold_ms, reason)
 
-    def cancel_hold(self, name: LockName, acquisition: str) -> bool:
+    def cancel_hold(self, name: LockName, acquisition: str, hold: str) -> bool:
         with self.memory.records(name) as records:
-            return operator.cancel_hold(records, acquisition)
+            return operator.cancel_hold(records, acquisition, hold)
 
     def requeue(self, name: LockName, identity: str) -> bool:
         with self.memory.records(name) as records:

@@ -186,8 +186,9 @@ class RedisOperatorStore(RedisStore):
     def hold(self, name: LockName, operator: str, hold_ms: int, reason: str) -> bool:
         return bool(self._run_safe(commands.hold_lock(self._keys(name), operator, hold_ms, reason)) == b"held")
 
-    def cancel_hold(self, name: LockName, acquisition: str) -> bool:
-        return bool(self._run_safe(commands.cancel_hold(self._keys(name), acquisition)))
+    def cancel_hold(self, name: LockName, acquisition: str, hold: str) -> bool:
+        _, asked = shown_acquisition(hold)
+        return bool(self._run_safe(commands.cancel_hold(self._keys(name), acquisition, asked)))
 
     def requeue(self, name: LockName, identity: str) -> bool:
         return bool(self._run_safe(commands.requeue(self._keys(name), identity)))

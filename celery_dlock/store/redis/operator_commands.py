@@ -67,8 +67,8 @@ def hold_lock(keys: LockKeys, operator: str, hold_ms: int, reason: str) -> Comma
     return _HOLD_LOCK, (*names, operator, str(hold_ms), reason, keys.name)
 
 
-def cancel_hold(keys: LockKeys, acquisition: str) -> Command:
-    return _CANCEL_HOLD, (keys.lock, acquisition)
+def cancel_hold(keys: LockKeys, acquisition: str, asked: str) -> Command:
+    return _CANCEL_HOLD, (keys.lock, acquisition, asked)
 
 
 def requeue(keys: LockKeys, identity: str) -> Command:

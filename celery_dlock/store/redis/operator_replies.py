@@ -33,7 +33,7 @@ def lock_view(name: LockName, tick: str, reply: Sequence[Any]) -> LockView:
 
 def _holder(fields: Sequence[Any], at: float) -> HolderView:
     left_ms, *texts = fields
-    acquisition, token, since, releasing, task, task_id, process, ttl, due, operator, reason = map(_text, texts)
+    acquisition, token, since, releasing, task, task_id, process, ttl, due, operator, reason, asked = map(_text, texts)
     node, _, pid = process.rpartition(" ")
     kept_by = _kept_by(acquisition)
     granted = acquisition.startswith("grant:")
@@ -41,9 +41,10 @@ def _holder(fields: Sequence[Any], at: float) -> HolderView:
     expires_in = int(due) / 1e6 - at if granted and due else int(left_ms) / 1000
     ttl_s = int(ttl or 0) / 1000
     held = state == "held"
+    shown = acquisition_shown(acquisition, kept_by, token, since)
     return HolderView(
         state=state,
-        acquisition=acquisition_shown(acquisition, kept_by, token, since),
+        acquisition=shown,
         task=task,
         task_id=task_id,
         worker="" if kept_by == "operator" else node,
@@ -57,6 +58,7 @@ def _holder(fields: Sequence[Any], at: float) -> HolderView:
         operator=(acquisition if kept_by == "operator" else operator).removeprefix(OPERATOR),
         reason=node if kept_by == "operator" else reason,
         releasing=held and releasing == "1",
+        hold=shown if kept_by == "operator" else f"{operator}@{asked}" if operator else "",
     )
 
 

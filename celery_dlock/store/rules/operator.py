@@ -58,7 +58,8 @@ def hold_lock(records: Records, operator: str, hold_ms: int, reason: str) -> boo
     lock, now = records.lock(), records.now
     if lock is not None and lock.due is None and not _kept_by(lock.acquisition):
         whole_ms = -((lock.since - now) // 1000) + hold_ms
-        lock.operator, lock.reason, lock.min_hold_ms = operator, reason, max(whole_ms, lock.min_hold_ms or 0)
+        lock.operator, lock.reason, lock.asked = operator, reason, now
+        lock.min_hold_ms = max(whole_ms, lock.min_hold_ms or 0)
         records.put_lock(lock)
         return False
     if lock is not None and lock.due is not None:
@@ -74,13 +75,13 @@ def hold_lock(records: Records, operator: str, hold_ms: int, reason: str) -> boo
     return True
 
 
-def cancel_hold(records: Records, acquisition: str) -> bool:
+def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
     """Cancel an operator's hold that waits for the holder's release."""
-    lock = records.lock()
-    if lock is None or lock.operator is None or lock.acquisition != acquisition:
+    lock, (_, asked) = records.lock(), shown_acquisition(hold)
+    if lock is None or lock.operator is None or lock.acquisition != acquisition or str(lock.asked) != asked:
         return False
     # This also ends the task's own min_hold: hold_lock replaced its length, so it is not known any more.
-    lock.operator, lock.reason, lock.min_hold_ms = None, "", None
+    lock.operator, lock.reason, lock.asked, lock.min_hold_ms = None, "", None, None
     records.put_lock(lock)
     return True
 
@@ -158,9 +159,10 @@ def _holder_view(records: Records, lock: LockRecord) -> HolderView:
     state: Literal["held", "granted", "kept"] = "granted" if granted else "kept" if kept_by else "held"
     expires_in = lock.due / 1e6 - at if lock.due is not None else records.lock_left_ms() / 1000
     ttl = (lock.ttl_ms or 0) / 1000
+    shown_as = acquisition_shown(acquisition, kept_by, str(lock.token), str(lock.since))
     return HolderView(
         state=state,
-        acquisition=acquisition_shown(acquisition, kept_by, str(lock.token), str(lock.since)),
+        acquisition=shown_as,
         task=lock.task,
         task_id=lock.task_id,
         worker="" if kept_by == "operator" else lock.node,
@@ -174,4 +176,5 @@ def _holder_view(records: Records, lock: LockRecord) -> HolderView:
         operator=(acquisition if kept_by == "operator" else lock.operator or "").removeprefix(OPERATOR),
         reason=lock.node if kept_by == "operator" else lock.reason,
         releasing=state == "held" and lock.releasing,
+        hold=shown_as if kept_by == "operator" else f"{lock.operator}@{lock.asked}" if lock.operator else "",
     )

@@ -41,6 +41,7 @@ class LockRecord:
         has_waiters: The lock may have waiters: its release grants the lock to the next one.
         operator: The operator whose hold begins with the holder's release; None for none.
         reason: The reason of that operator.
+        asked: The time when that operator asked for the hold.
         rank: Of a grant: the waiter's rank. The following fields are of a grant, too.
         due: The time from which a sweep ends the grant; None: this is no grant.
         granter: The acquisition or the call that made the grant.
@@ -67,6 +68,7 @@ class LockRecord:
     has_waiters: bool = False
     operator: str | None = None
     reason: str = ""
+    asked: int | None = None
     rank: int = 0
     due: int | None = None
     granter: str | None = None

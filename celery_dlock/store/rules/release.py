@@ -110,7 +110,7 @@ class _Release:
             # hold_lock asked for the lock while it was held.
             lock.acquisition, lock.task, lock.task_id, lock.token = lock.operator, "", "", 0
             lock.since, lock.node, lock.pid = self.records.now, lock.reason, "0"
-            lock.operator, lock.reason = None, ""
+            lock.operator, lock.reason, lock.asked = None, "", None
         lock.identity, lock.ttl_ms = "", hold_ms
         lock.releasing = lock.dup = False
         lock.min_hold_ms, lock.reserved_for = None, ""

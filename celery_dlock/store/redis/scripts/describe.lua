@@ -8,7 +8,7 @@
 -- @keys delayed  sorted set, as in acquire_queued
 -- @keys dead  hash, as in acquire_queued
 -- @reply {now_us, waiters, 1 if it has dead letters, LOCK, RUN, CLAIM}  "" or {} for missing values.
---   LOCK: {left_ms, acq, token, since_us, releasing, task, id, process, ttl, due_us, operator, reason}.
+--   LOCK: {left_ms, acq, token, since_us, releasing, task, id, process, ttl, due_us, operator, reason, asked_us}.
 --   RUN: {left_ms, run mark}. CLAIM: {left_ms, id, task, node, since_us, generation}
 
 -- @include time run_mark
@@ -23,10 +23,10 @@ end
 
 local lock_fields, claim_fields = {}, {}
 local found = redis.call('HMGET', lock, 'acq', 'token', 'since', 'releasing', 'task', 'id', 'process', 'ttl', 'due',
-                         'operator', 'reason')
+                         'operator', 'reason', 'asked')
 if found[1] then
   found[3] = found[3] or found[2]
-  lock_fields = {redis.call('PTTL', lock), unpack(complete(found, 11))}
+  lock_fields = {redis.call('PTTL', lock), unpack(complete(found, 12))}
 end
 local text, run_fields = redis.call('MGET', run)[1], {}
 local state = parse_run_mark(text).state

@@ -13,7 +13,7 @@
 -- @reply "held"  the operator holds the lock
 -- @reply "pending"  the hold begins when the present holder releases the lock; it is dropped if the lease expires first
 --
--- A pending hold is the fields operator and reason, and a min_hold up to the end of the hold. lib/release does the rest.
+-- A pending hold is the fields operator, reason and asked, and a min_hold up to the end of the hold. lib/release does the rest.
 
 -- @include time
 
@@ -23,7 +23,7 @@ local now = server_time_us()
 local kept = holder and (holder == 'kept' or string.match(holder, '^reserved:') or string.match(holder, '^operator:'))
 if holder and not due and not kept then
   local whole_ms = math.ceil((now - (since or token)) / 1000) + hold_ms
-  redis.call('HSET', lock, 'operator', operator, 'reason', reason, 'min_hold',
+  redis.call('HSET', lock, 'operator', operator, 'reason', reason, 'asked', decimal(now), 'min_hold',
              decimal(math.max(whole_ms, tonumber(min_hold or '0'))))
   return 'pending'
 end

@@ -206,7 +206,8 @@ def operators() -> Iterator[Case]:
     held = {**lock, **waiters, "queues": QUEUES, "absent": KEYS.absent(), "lock_name": KEYS.name}
     held |= {"operator": "operator:a@h", "hold_ms": "9", "reason": "why"}
     yield "hold_lock", operator_commands.hold_lock(KEYS, "operator:a@h", 9, "why"), held
-    yield "cancel_hold", operator_commands.cancel_hold(KEYS, "o.1"), {**lock, "acquisition": "o.1"}
+    cancelled = {**lock, "acquisition": "o.1", "asked": "7"}
+    yield "cancel_hold", operator_commands.cancel_hold(KEYS, "o.1", "7"), cancelled
     again = {**dead, "waiting": WAITING, "messages": MESSAGES, "queues": QUEUES, "absent": KEYS.absent()}
     yield "requeue", operator_commands.requeue(KEYS, DIGEST), again
     saved = {"audit": "key", "at_us": "5", "record": "{}", "limit": "9"}

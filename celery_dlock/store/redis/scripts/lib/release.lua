@@ -21,7 +21,7 @@ local function free_or_hold(hold_ms)
       holder = operator
       redis.call('HSET', lock, 'task', '', 'id', '', 'token', '0', 'since', decimal(server_time_us()), 'process',
                  (redis.call('HGET', lock, 'reason') or '') .. ' 0')
-      redis.call('HDEL', lock, 'operator', 'reason')
+      redis.call('HDEL', lock, 'operator', 'reason', 'asked')
     end
     redis.call('HSET', lock, 'acq', holder, 'identity', '', 'ttl', decimal(hold_ms))
     redis.call('HDEL', lock, 'releasing', 'dup', 'min_hold', 'reserved_for')

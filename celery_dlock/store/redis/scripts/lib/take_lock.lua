@@ -20,7 +20,8 @@
 --   reserved_for   identity of the holder's retry, for which the lock will be reserved
 --   notify         callers may wait in their thread or pool slot: the release wakes one of them
 --   has_waiters    the lock may have waiters: its release grants the lock to the next one
---   operator, reason    the operator whose hold begins with the holder's release, and the reason (hold_lock)
+--   operator, reason, asked    the operator whose hold begins with the holder's release, the reason, and the time when
+--                  the hold was asked for (us) (hold_lock)
 --   rank, due, granter, published, dead_letter, foreign    of a grant only
 --
 -- The including script has set: highest_token, since, rank, duplicate_possible, inherited_notify, has_waiters,
