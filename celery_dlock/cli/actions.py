@@ -9,7 +9,7 @@ import click
 
 from ..reports.documents import iso
 from .columns import WAITERS
-from .options import DURATION, ListByDefault, bulk, formats, option
+from .options import DURATION, ListByDefault, bulk, listing, option
 from .output import Column, note
 from .session import NOTHING, Session, session
 
@@ -116,12 +116,14 @@ def queue() -> None:
 @option(
     "--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="The highest number of waiters."
 )
-@formats
+@listing
 def queue_list(name: str | None, limit: int, form: str | None) -> None:
     """List the waiters of a lock, or of all locks."""
     with session(form) as opened:
         found = opened.control.waiting(name, limit=limit)
         opened.out.show(found, WAITERS)
+        if len(found) == limit:
+            note(f"these are the first {limit}: a higher --limit prints more, if there are more")
         if not found:
             _done(False, "", "nothing waits")  # noqa: FBT003
 
@@ -150,7 +152,7 @@ def dead() -> None:
 @dead.command("list", hidden=True)
 @click.argument("name", required=False)
 @option("--task", help="Only those of this task.")
-@formats
+@listing
 def dead_list(name: str | None, task: str | None, form: str | None) -> None:
     """List the dead letters of a lock, or of all locks."""
     columns: list[Column] = [
@@ -216,7 +218,7 @@ def claims() -> None:
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many claims."
 )
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
-@formats
+@listing
 def claims_list(task: str | None, limit: int, cursor: str, form: str | None) -> None:
     """List the claims."""
     columns: list[Column] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..reports.checks import limit_items, store_items
-from .options import DURATION, formats, option
+from .options import DURATION, listing, option
 from .output import Column
 from .session import NOTHING, UNAVAILABLE, session
 
@@ -19,7 +19,7 @@ __all__ = ["check"]
 @option(
     "--max-unknown", type=click.IntRange(0), default=0, show_default=True, help="So many unknown outcomes are fine."
 )
-@formats
+@listing
 def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, form: str | None) -> None:
     """Check the store, the rights of this user, and what waits for a decision. Exit code 1 if there is a problem."""
     columns: list[Column] = [

@@ -11,7 +11,7 @@ from ..reports.facts import facts_of
 from ..utils.text import printable
 from . import actions, check, serve, watch, web
 from .columns import LOCKS
-from .options import DURATION, JSON, formats, option
+from .options import DURATION, JSON, formats, listing, option
 from .output import Column, note
 from .session import NOTHING, Session, session
 from .workers import show_workers
@@ -51,7 +51,7 @@ def dlock(ctx: click.Context, /, **_preload: Any) -> None:
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
 @option("--all", "every", is_flag=True, help="All pages.")
 @option("--workers", is_flag=True, help="Ask the live workers what they hold, in place of the store.")
-@formats
+@listing
 @click.pass_context
 def list_(  # click prints the docstring
     ctx: click.Context, /, task: str | None, name: str | None, state: str | None, older: float | None, limit: int,
@@ -158,7 +158,7 @@ def explain(task_id: str, form: str | None) -> None:
 
 @dlock.command()
 @option("--task", help="Only runs of this task.")
-@formats
+@listing
 def unknown(task: str | None, form: str | None) -> None:
     """List the runs whose process died in the body (once_per)."""
     columns: list[Column] = [
@@ -179,7 +179,7 @@ def unknown(task: str | None, form: str | None) -> None:
 
 @dlock.command()
 @option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="So many of the newest.")
-@formats
+@listing
 def audit(limit: int, form: str | None) -> None:
     """List the newest actions of operators."""
     columns: list[Column] = [

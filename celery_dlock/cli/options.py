@@ -10,7 +10,10 @@ import click
 
 from ..reports.durations import parse_duration
 
-__all__ = ["DURATION", "JSON", "ListByDefault", "bulk", "formats", "option"]
+__all__ = ["DURATION", "JSON", "NO_HEADERS", "ListByDefault", "bulk", "formats", "listing", "option"]
+
+#: The key of the context under which the option ``--no-headers`` is kept for the output.
+NO_HEADERS: Final = "celery_dlock.no_headers"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +64,19 @@ def formats(command: F) -> F:
     """Add ``--json`` and ``--jsonl``."""
     jsonl = option("--jsonl", "form", flag_value="jsonl", help="Print one JSON document a line, for long lists.")
     return option("--json", "form", flag_value="json", help="Print one JSON document.")(jsonl(command))
+
+
+def listing(command: F) -> F:
+    """Add the options of a list: ``--json``, ``--jsonl`` and ``--no-headers``."""
+    headers = option(
+        "--no-headers", is_flag=True, expose_value=False, callback=_keep_in_context,
+        help="Print no line of column names, for scripts.",
+    )  # fmt: skip
+    return formats(headers(command))
+
+
+def _keep_in_context(ctx: click.Context, _param: click.Parameter, given: bool) -> None:  # noqa: FBT001  # click calls it
+    ctx.meta[NO_HEADERS] = given
 
 
 def bulk(command: F) -> F:

@@ -1,4 +1,4 @@
-"""The output of the command line: a table on a terminal, plain lines in a pipe, or JSON."""
+"""The output of the command line: a table on a terminal, plain lines below their column names in a pipe, or JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class Output:
     Args:
         form: ``"json"``, ``"jsonl"`` or None.
         store: The location of the store, without its password.
+        headers: Print the names of the columns.
     """
 
-    def __init__(self, form: str | None, store: str) -> None:
+    def __init__(self, form: str | None, store: str, *, headers: bool = True) -> None:
         self._form = form
         self._store = store
+        self._headers = headers
 
     def show(self, items: Sequence[Any], columns: Sequence[Column], cursor: str = "") -> None:
         """Print items."""
@@ -40,7 +42,7 @@ class Output:
                 click.echo(json.dumps(row_of(item)))
         else:
             rows = [[printable(str(text(item))) for _, text in columns] for item in items]
-            _table(rows, [name for name, _ in columns])
+            _table(rows, [name for name, _ in columns], headers=self._headers)
         if cursor:
             note(f"there are more: --cursor {cursor}")
 
@@ -62,13 +64,14 @@ def note(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def _table(rows: Sequence[Sequence[str]], names: Sequence[str]) -> None:
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo("\t".join(row))
-        return
+def _table(rows: Sequence[Sequence[str]], names: Sequence[str], *, headers: bool) -> None:
     if not rows:
         return
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    for row in (names, *rows):
+    shown = [names, *rows] if headers else rows
+    if not sys.stdout.isatty():
+        for row in shown:
+            click.echo("\t".join(row))
+        return
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

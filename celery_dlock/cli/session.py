@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..utils.text import printable
+from .options import NO_HEADERS
 from .output import Output, note
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def session(form: str | None = None) -> Iterator[Session]:
     place = ", ".join(location.shown for location in Runtime.of(app).settings.locations)
     try:
         with control:
-            yield Session(control, app, Output(form, place))
+            yield Session(control, app, Output(form, place, headers=not context.meta.get(NO_HEADERS)))
     except ActionRefused as error:
         note(f"Refused: {error}")
         context.exit(REFUSED)

@@ -82,10 +82,11 @@ def test_list_of_workers_shows_a_row_for_each_lease_and_json(start_worker, opera
     def run(*words):
         return CliRunner().invoke(celery_command, ["-A", APP, "dlock", "list", "--workers", *words])
 
-    rows = [line.split("\t") for line in run().stdout.splitlines()]
+    names, *rows = (line.split("\t") for line in run().stdout.splitlines())
+    assert names == ["WORKER", "POOL", "VERSION", "WATCHDOG", "NAME", "TASK", "TASK ID", "PID", "TTL"]
     assert [row[:2] + row[3:4] for row in rows] == [[worker.node, "prefork", "ok"]] * 2
     assert sorted(row[4].split(":")[1] for row in rows) == ["ada", "bob"]
-    (one,) = run("--name", "shop.sync:bob:*").stdout.splitlines()
+    (one,) = run("--name", "shop.sync:bob:*", "--no-headers").stdout.splitlines()
     assert "shop.sync:bob:" in one
     assert "(holds nothing that matches)" in run("--task", "shop.other").stdout
     document = json.loads(run("--json").stdout)
