@@ -94,7 +94,7 @@ def list_(  # click prints the docstring
 @option("--task", help="The name of the call of this task with --args and --kwargs.")
 @option("--args", type=JSON["array"], default="[]", help="Its positional arguments, as JSON.")
 @option("--kwargs", type=JSON["object"], default="{}", help="Its keyword arguments, as JSON.")
-@option("--id", "task_id", help="The names that this task id holds, waits for or claims.")
+@option("--id", "task_id", help="The names that this task id holds, waits for or claims, or for which it did not run.")
 @formats
 def show(
     name: str | None, task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: str | None, form: str | None
@@ -120,7 +120,7 @@ def _names(
         return [opened.task(str(task)).lock_name(*args, **kwargs)]
     found = opened.control.explain(task_id)
     places: list[Any] = [*found.holds, *found.waits, *found.dead_letters, *found.runs, *found.claims]
-    return sorted({place.name for place in places})
+    return sorted({place.name for place in places} | ({found.refused_by} - {""}))
 
 
 @dlock.command()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError
 
-from ..errors import DLockError
+from ..errors import CallNotRun, DLockError, LockKeyError
 from ..keys.lock_name import name_from_text
 from ..messaging.results import QUEUED
 from ..store.holder_model import shown_time
@@ -46,6 +46,7 @@ class Explanation:
         runs: Its runs that have not succeeded (``once_per``).
         claims: Its claims (``unique``).
         lines: The same as sentences for people.
+        refused_by: The lock name for which it did not run, if its result tells it; "" otherwise.
     """
 
     task_id: str
@@ -57,6 +58,7 @@ class Explanation:
     runs: Sequence[RunView]
     claims: Sequence[ClaimView]
     lines: Sequence[str]
+    refused_by: str = ""
 
     @property
     def found(self) -> bool:
@@ -77,11 +79,11 @@ def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     letters = [letter for letter in store.dead_letters() if letter.task_id == task_id]
     runs = [run for run in store.unsettled_runs() if run.task_id == short]
     # The store is asked first, because a result backend on the same server may wait for it without end.
-    result, reason, silent = _result_in_time(app, task_id)
-    found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, ())
+    (result, reason, refused_by), silent = _result_in_time(app, task_id)
+    found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, (), refused_by)
     now = [_now_held_by(store.describe(name_from_text(waiter.name)), waiter) for waiter in waits]
     lines = (*silent, *_lines(found), *now) or (_nothing(task_id),)
-    return Explanation(task_id, result, reason, holds, waits, letters, runs, claims, lines)
+    return replace(found, lines=lines)
 
 
 def _nothing(task_id: str) -> str:
@@ -107,9 +109,17 @@ def _views(store: OperatorStore, task_id: str) -> Iterator[LockView]:
             return
 
 
-def _result_in_time(app: Celery, task_id: str) -> tuple[str, str, Sequence[str]]:
-    """Return the state, its reason, and a line if the backend hangs: result backends have no timeout in common."""
-    found: list[tuple[str, str]] = []
+class _Result(NamedTuple):
+    """The state of a result, its reason, and the lock name for which the call did not run."""
+
+    state: str = ""
+    reason: str = ""
+    refused_by: str = ""
+
+
+def _result_in_time(app: Celery, task_id: str) -> tuple[_Result, Sequence[str]]:
+    """Return the result, and a line if the backend hangs: result backends have no timeout in common."""
+    found: list[_Result] = []
     done = threading.Event()
 
     def run() -> None:
@@ -120,18 +130,28 @@ def _result_in_time(app: Celery, task_id: str) -> tuple[str, str, Sequence[str]]
 
     begin_thread("ask-result-backend")(run)
     done.wait(RESULT_TIMEOUT)
-    return (*found[0], ()) if found else ("", "", (f"the result backend did not answer within {RESULT_TIMEOUT} s",))
+    silent = f"the result backend did not answer within {RESULT_TIMEOUT} s"
+    return (found[0], ()) if found else (_Result(), (silent,))
 
 
-def _result(app: Celery, task_id: str) -> tuple[str, str]:
+def _result(app: Celery, task_id: str) -> _Result:
     if isinstance(app.backend, DisabledBackend):
-        return "", ""
+        return _Result()
     try:
         meta = app.backend.get_task_meta(task_id, cache=False)
     except Exception:  # noqa: BLE001  # each result backend raises errors of its own
-        return "", ""
+        return _Result()
     state, value = str(meta.get("status") or ""), meta.get("result")
-    return state, _reason(state, value)
+    return _Result(state, _reason(state, value), _refused_by(value))
+
+
+def _refused_by(value: Any) -> str:
+    """Return the lock name of a call that did not run. It comes from the result backend, so it may be anything."""
+    name = value.name if isinstance(value, CallNotRun) else None
+    try:
+        return name_from_text(name).text if isinstance(name, str) else ""
+    except LockKeyError:
+        return ""
 
 
 def _reason(state: str, value: Any) -> str:

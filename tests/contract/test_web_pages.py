@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 
 from celery_dlock import LockOptions, singleton_task
 from celery_dlock.control import LockControl
-from celery_dlock.errors import StoreUnavailable
+from celery_dlock.errors import CallNotRun, LockHeld, StoreUnavailable
 from celery_dlock.keys.lock_name import name_from_text
+from celery_dlock.messaging.results import CallSkipped
 from celery_dlock.messaging.ticks import Tick
 from celery_dlock.reports.options import option_lines
 from celery_dlock.store.model import AcquireRequest, Identity, Requester
@@ -143,6 +144,24 @@ def test_page_follows_the_entry_that_its_cursor_names_also_when_that_is_settled(
             control.resolve(text, sent=True)
     rest = names_on(web.get(html.unescape(match[1])).text)
     assert sorted(names_on(first) + rest) == sorted(name(f"n{number}").text for number in range(30))
+
+
+@pytest.mark.parametrize("kind", [CallSkipped, LockHeld])
+def test_call_that_did_not_run_links_the_lock_that_refused_it(operated: Celery, kind: type[CallNotRun]) -> None:
+    operated.conf.result_backend = "cache+memory://"
+    error = kind(f"{NAME}: held by app.post[x] on node1", NAME.text, "x", "node1", 1.0)
+    operated.backend.store_result("skipped", error, "REVOKED" if kind is CallSkipped else "FAILURE")
+    text = client_of(operated).get("/explain?id=skipped").text
+    assert "It did not run because of the lock <a" in text
+    assert f'href="/lock?name={quote(NAME.text, safe="")}"' in text
+
+
+def test_name_in_a_result_that_is_no_lock_name_is_not_linked(operated: Celery) -> None:
+    operated.conf.result_backend = "cache+memory://"
+    operated.backend.store_result("odd", CallSkipped("odd", "<no lock name>"), "REVOKED")
+    text = client_of(operated).get("/explain?id=odd").text
+    assert "its result is REVOKED" in text
+    assert "because of the lock" not in text
 
 
 @pytest.mark.parametrize("path", ["/waiting", "/dead", "/unknown", "/api/v1/dead", "/api/v1/unknown"])
