@@ -22,7 +22,13 @@ __all__ = ["web"]
 )  # fmt: skip
 @option("--access", help="MODULE:FUNCTION that returns the rights of a request.")
 @option("--root-path", default="", help="The path under which a proxy shows the dashboard, such as /dlock.")
-def web(host: str, port: int, auth_file: Path | None, access: str | None, root_path: str) -> None:
+@option(
+    "--allowed-host", "hosts", multiple=True, metavar="NAME",
+    help="A name under which browsers reach it, such as that of a proxy; .example.com: also all names below it.",
+)  # fmt: skip
+def web(
+    host: str, port: int, auth_file: Path | None, access: str | None, root_path: str, hosts: tuple[str, ...]
+) -> None:
     """Serve the web dashboard. It is read-only, unless --auth-file or --access is given.
 
     An address that other machines reach needs --auth-file or --access.
@@ -35,6 +41,6 @@ def web(host: str, port: int, auth_file: Path | None, access: str | None, root_p
         raise click.UsageError(f"the dashboard needs the extra: pip install 'celery-dlock[web]' ({error})") from error
 
     with session() as opened:
-        made = protected(opened.app, host, auth_file, access)
+        made = protected(opened.app, host, auth_file, access, hosts)
     shown = f"[{host}]" if ":" in host else host
     serve(made, host, port, root_path, ready=lambda: note(f"http://{shown}:{port}{root_path}/"))

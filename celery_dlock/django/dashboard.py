@@ -65,7 +65,12 @@ def dashboard_view(request: HttpRequest, path: str = "") -> HttpResponse:
 
 @functools.lru_cache(maxsize=1)  # a process of Django has one Celery app
 def _dashboard(app: Celery) -> Any:
-    return dashboard(app, access=lambda request: request.scope[_RIGHTS], user=lambda request: request.scope[_USER])
+    return dashboard(
+        app,
+        access=lambda request: request.scope[_RIGHTS],
+        user=lambda request: request.scope[_USER],
+        hosts=["*"],  # get_host() has checked the name (ALLOWED_HOSTS)
+    )
 
 
 def _scope(request: HttpRequest, root: str) -> dict[str, Any]:

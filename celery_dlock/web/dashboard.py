@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -21,6 +21,7 @@ from .actions import FORMS, acting
 from .api import RESOURCES
 from .board import FOLDER, Board, Visit, root_of
 from .headers import SecurityHeaders
+from .hosts import Hosts, KnownHosts
 from .metrics import metrics
 from .pages import PAGES
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["dashboard"]
 
 
-def dashboard(app: Celery, *, access: Access = read_only, user: User | None = None) -> Starlette:
+def dashboard(
+    app: Celery, *, access: Access = read_only, user: User | None = None, hosts: Iterable[str] = ()
+) -> Starlette:
     """Return the dashboard of an app, as an ASGI app that can be mounted at any path.
 
     It needs the extra ``celery-dlock[web]``, and the operator's rights in the store.
@@ -41,16 +44,20 @@ def dashboard(app: Celery, *, access: Access = read_only, user: User | None = No
             that are permitted beside reading. Default: everyone who reaches the dashboard may read, and none may act.
         user: Returns the name of the user of a request, for the audit. Default: the ``display_name`` of the user that
             Starlette's authentication found, else ``"dashboard"``.
+        hosts: The host names under which browsers reach the dashboard, such as ``"ops.example.com"``; those of this
+            machine are always permitted. ``".example.com"`` permits that name and all below it, ``"*"`` any name: for
+            a site that checks the ``Host`` header itself.
 
     ``access`` and ``user`` may be coroutine functions. A plain function runs in a thread. The actions are those of
     ``celery_dlock.web.ACTIONS``: ``"release"``, ``"hold"``, ``"unhold"``, ``"resolve"``, ``"forget"``, ``"requeue"``,
     ``"drop"`` and ``"drop_claim"``.
 
     Raises:
-        InvalidLockOptions: A ``dlock_`` setting is invalid, or ``dlock_url`` is a list of servers (Redlock).
+        InvalidLockOptions: A ``dlock_`` setting or a host name is invalid, or ``dlock_url`` is a list of servers
+            (Redlock).
         NoLockStore: No setting names a store.
     """
-    board = Board(app, access, user)
+    known, board = Hosts(hosts), Board(app, access, user)
     routes: list[BaseRoute] = [
         *(_reading(board, path, work) for path, work in {**PAGES, **RESOURCES}.items()),
         *(Route(f"/do/{verb}", acting(board, verb), methods=["POST"]) for verb in FORMS),
@@ -62,7 +69,8 @@ def dashboard(app: Celery, *, access: Access = read_only, user: User | None = No
         HTTPException: _failed(board),
         DLockError: _failed(board),
     }
-    return Starlette(routes=routes, middleware=[Middleware(SecurityHeaders)], exception_handlers=handlers)
+    middleware = [Middleware(SecurityHeaders), Middleware(KnownHosts, known)]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
 
 #: Pages that do not ask the store, or limit themselves how often they ask it.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from celery.utils.imports import symbol_by_name
-from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from ..errors import InvalidLockOptions
 from .access import Access, read_only
@@ -36,7 +33,7 @@ def is_local(host: str) -> bool:
         return False
 
 
-def protected(app: Celery, host: str, auth_file: Path | None, access: str | None) -> ASGIApp:
+def protected(app: Celery, host: str, auth_file: Path | None, access: str | None, hosts: Sequence[str] = ()) -> ASGIApp:
     """Return the dashboard behind the protection that the command line chose.
 
     Args:
@@ -44,6 +41,8 @@ def protected(app: Celery, host: str, auth_file: Path | None, access: str | None
         host: The address to bind.
         auth_file: An htpasswd file. Its users may act, unless ``access`` decides.
         access: ``module:function``.
+        hosts: The names under which browsers reach the dashboard. Without any, a dashboard with users accepts every
+            name, because browsers do not send a password to another name.
 
     Raises:
         InvalidLockOptions: There is no protection for an address that other machines reach, or it cannot be used.
@@ -54,10 +53,10 @@ def protected(app: Celery, host: str, auth_file: Path | None, access: str | None
             "--access MODULE:FUNCTION; or keep to 127.0.0.1 and use an SSH tunnel"
         )
     rights: Access = _function(access) if access else _act if auth_file else read_only
-    made: ASGIApp = dashboard(app, access=rights)
+    made: ASGIApp = dashboard(app, access=rights, hosts=hosts or ("*",) if auth_file else (host, *hosts))
     if auth_file is not None:
         return SecurityHeaders(BasicAuth(made, PasswordFile(auth_file)))
-    return made if access else SecurityHeaders(KnownHost(made, host))
+    return made
 
 
 def _act(_request: Request) -> str:
@@ -72,28 +71,6 @@ def _function(path: str) -> Access:
     if ":" not in path or not callable(found):
         raise InvalidLockOptions(f"--access {path}: expected MODULE:FUNCTION, such as shop.operators:access")
     return found
-
-
-class KnownHost:
-    """An ASGI middleware that answers only requests for names of this machine.
-
-    Without it, a web page could give its own name this machine's address (DNS rebinding), and then read the dashboard.
-    """
-
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self._app = app
-        self._names = {host, "localhost", "127.0.0.1", "::1"}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            name = urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname
-        except ValueError:
-            name = None
-        if name in self._names:
-            await self._app(scope, receive, send)
-            return
-        text = "this name is unknown: behind a proxy, start the dashboard with --auth-file or --access\n"
-        await PlainTextResponse(text, 400)(scope, receive, send)
 
 
 def serve(made: ASGIApp, host: str, port: int, root_path: str = "", *, ready: Callable[[], None] | None = None) -> None:

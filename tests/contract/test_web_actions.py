@@ -157,7 +157,7 @@ class TestForgedRequests:
 
     @pytest.mark.parametrize(
         "origin",
-        ["http://evil.example", "http://testserver.evil.example", "http://testserver:81", "http://[::1", "null", None],
+        ["http://evil.example", "http://localhost.evil.example", "http://localhost:81", "http://[::1", "null", None],
     )
     def test_other_origin_changes_nothing(self, store: RedisStore, web: TestClient, origin: str | None) -> None:
         take(store, "x.1", request_of("x"))

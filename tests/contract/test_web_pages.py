@@ -45,7 +45,7 @@ def operated(make_app: Callable[..., Celery], lock_url: str) -> Celery:
 
 @pytest.fixture
 def web(operated: Celery) -> Iterator[TestClient]:
-    with TestClient(dashboard(operated)) as client:
+    with TestClient(dashboard(operated), base_url=SITE) as client:
         yield client
 
 

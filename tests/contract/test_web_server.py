@@ -19,15 +19,16 @@ from starlette.testclient import TestClient
 
 from celery_dlock.errors import InvalidLockOptions
 from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.web import dashboard
 from celery_dlock.web.basic_auth import PasswordFile
 from celery_dlock.web.server import is_local, protected
-from tests.contract.helpers import request_of, take
+from tests.contract.helpers import NAME, request_of, take
 from tests.contract.test_cli import Run, module, run  # noqa: F401  # fixtures are found by being here
-from tests.contract.web_helpers import form_on, operators_url, send
+from tests.contract.web_helpers import SITE, form_on, operators_url, send
 from tests.support.polling import eventually
 from tests.support.processes import ROOT, free_port
 
-LOCAL = "http://localhost:5556"
+LOCAL, EVIL = "http://localhost:5556", "http://evil.example"
 pytestmark = pytest.mark.invariant("dashboard-access-is-asked")
 
 
@@ -77,7 +78,7 @@ def test_file_without_slow_hashes_is_refused(run: Run, tmp_path: Path, line: str
 
 def test_users_of_the_file_act_and_others_see_nothing(app: Celery, store: RedisStore, users: Path) -> None:
     take(store, "x.1", request_of("x"))
-    client = TestClient(protected(app, "0.0.0.0", users, None), follow_redirects=False)
+    client = TestClient(protected(app, "0.0.0.0", users, None), base_url=SITE, follow_redirects=False)
     for auth in (None, ("ada", "wrong"), ("eve", "s3cret"), ("ada", ""), ("ada", "a\0b"), ("ada", "x" * 100), ("", "")):
         answer = client.get("/locks", auth=auth)
         assert (answer.status_code, "x.1" in answer.text) == (401, False)
@@ -168,12 +169,59 @@ def test_user_whose_password_is_remembered_does_not_wait_for_guesses(
     assert asyncio.run(attack()) == [401] * 60
 
 
-def test_without_users_only_names_of_this_machine_are_answered_and_read_only(app: Celery) -> None:
-    made = protected(app, "127.0.0.1", None, None)
-    for host, status in (("localhost:5556", 200), ("[::1]:5556", 200), ("evil.example:5556", 400), ("", 400)):
+HOSTS = [
+    ("localhost:5556", 200),
+    ("LOCALHOST", 200),
+    ("127.0.0.1", 200),
+    ("[::1]:5556", 200),
+    ("ops.example.com", 200),
+    ("ops.example.com.:443", 200),
+    ("a.b.example.org", 200),
+    ("example.org", 200),
+    ("evil.example:5556", 400),
+    ("ops.example.com.evil.example", 400),
+    ("x.ops.example.com", 400),
+    ("badexample.org", 400),
+    ("ops.example.com@evil.example", 400),
+    ("evil.example#ops.example.com", 400),
+    ("[::1", 400),
+    ("", 400),
+]
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_only_names_that_were_given_are_answered(app: Celery, host: str, status: int) -> None:
+    """Otherwise a web page reads the dashboard and acts, under a name of its own (DNS rebinding)."""
+    made = dashboard(app, access=lambda _: "act", hosts=["ops.example.com", ".Example.org"])
+    answer = TestClient(made, follow_redirects=False).get("/locks", headers={"host": host})
+    assert answer.status_code == status
+    assert "content-security-policy" in answer.headers
+    assert TestClient(made).get("/healthz", headers={"host": host}).status_code == 200
+
+
+def test_form_under_an_unknown_name_changes_nothing(app: Celery, store: RedisStore) -> None:
+    take(store, "x.1", request_of("x"))
+    page = "/lock?name=x:8efdfc7d54280927d79cc592bc15c180"
+    form = form_on(TestClient(dashboard(app, access=lambda _: "act", hosts=["*"]), base_url=EVIL), page, "release")
+    client = TestClient(dashboard(app, access=lambda _: "act"), base_url=EVIL, cookies={"dlock_csrf": form[1]["csrf"]})
+    assert send(client, form, EVIL, force="yes").status_code == 400
+    assert store.inspect(NAME)
+
+
+@pytest.mark.parametrize("name", ["https://ops.example.com", "ops.example.com:443", "ops.example.com/dlock", ""])
+def test_host_that_is_no_name_is_refused(app: Celery, run: Run, name: str) -> None:  # noqa: F811
+    with pytest.raises(InvalidLockOptions, match="invalid host"):
+        dashboard(app, hosts=[name])
+    result = run("web", "--access", "celery_dlock.web:read_only", "--allowed-host", name)
+    assert (result.exit_code, "invalid host" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("access", [None, "celery_dlock.web:read_only"])
+def test_own_server_without_users_answers_only_names_that_were_given(app: Celery, access: str | None) -> None:
+    made = protected(app, "127.0.0.1", None, access, ["ops.example.com"])
+    for host, status in (("localhost:5556", 200), ("ops.example.com", 200), ("evil.example:5556", 400)):
         assert TestClient(made).get("/locks", headers={"host": host}).status_code == status
-    text = TestClient(made, base_url=LOCAL).get("/locks").text
-    assert "(read-only)" in text
+    assert "(read-only)" in TestClient(made, base_url=LOCAL).get("/locks").text
 
 
 def test_access_decides_also_for_users_of_the_file(app: Celery, users: Path) -> None:

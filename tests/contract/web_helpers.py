@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from celery_dlock.web import dashboard
 from tests.support.servers import LOCK_USER, OPERATOR_USER
 
-SITE = "http://testserver"
+#: A name of this machine, which every dashboard knows.
+SITE = "http://localhost"
 
 
 def operators_url(lock_url: str) -> str:

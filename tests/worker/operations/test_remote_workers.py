@@ -128,7 +128,7 @@ def test_dashboard_shows_lost_leases_and_conflicts_of_workers(start_worker, oper
     eventually(lambda: control.workers().workers[0].conflicts == expected, within=20)
     client.delete(*client.keys("dlock:*lock*"))
     worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
-    web = TestClient(dashboard(module.app))
+    web = TestClient(dashboard(module.app), base_url="http://localhost")
     eventually(lambda: "<b>1</b> lost in the last hour" in web.get("/").text, within=10)
     assert "leases; by 1 live worker<" in web.get("/").text
     text = web.get("/tasks").text
