@@ -133,6 +133,37 @@ def test_unknown_outcome_is_settled_after_a_question(browser: Browser, site: str
     assert "No run has an unknown outcome." in browser.text()
 
 
+def test_dead_letters_are_requeued_one_by_one_from_the_second_page(
+    browser: Browser, site: str, store: RedisStore, app: Celery
+) -> None:
+    for number in range(27):
+        bury(store, f"n{number}")
+    browser.open(f"{site}/dead?size=25").click("a[rel=next]")
+    eventually(lambda: "This is the last page." in browser.text())
+    shown = names_on(browser)
+    assert len(shown) == 2
+    browser.click("form[action$='/do/requeue'] button")
+    eventually(lambda: "The dead letter is back in its queue." in browser.text())
+    with LockControl(app) as control:
+        assert {letter.name for letter in control.dead_letters()} == {
+            name(f"n{number}").text for number in range(27)
+        } - set(shown[:1])
+
+
+def test_ticks_and_waiting_calls_are_shown(browser: Browser, site: str, store: RedisStore, app: Celery) -> None:
+    @singleton_task(app=app, name="app.report", once_per="tick")
+    def report() -> None: ...
+
+    app.conf.beat_schedule = {"nightly": {"task": "app.report", "schedule": 3600}}
+    assert "no run has succeeded yet" in browser.open(f"{site}/ticks").text()
+    queue.take(store, "h.1", "h", NAME)
+    for number in range(12):
+        queue.park(store, f"w{number}.1", f"w{number}", NAME)
+    assert "and 2 more, on the page of the lock" in browser.open(f"{site}/waiting").text()
+    browser.click("tbody tr:last-child a.name")
+    eventually(lambda: "w11" in browser.text())
+
+
 def test_refused_release_shows_the_reason_and_the_way_back(browser: Browser, site: str, store: RedisStore) -> None:
     take(store, "x.1", request_of("x"))
     browser.open(f"{site}{LOCK}")

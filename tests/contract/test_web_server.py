@@ -23,7 +23,7 @@ from celery_dlock.web import dashboard
 from celery_dlock.web.basic_auth import PasswordFile
 from celery_dlock.web.server import is_local, protected
 from tests.contract.helpers import NAME, request_of, take
-from tests.contract.test_cli import Run, module, run  # noqa: F401  # fixtures are found by being here
+from tests.contract.test_cli import MODULE, Run, module, run  # noqa: F401  # fixtures are found by being here
 from tests.contract.web_helpers import SITE, form_on, operators_url, send
 from tests.support.polling import eventually
 from tests.support.processes import ROOT, free_port
@@ -51,6 +51,22 @@ def users(tmp_path: Path) -> Path:
 def test_address_for_other_machines_is_refused_without_users(run: Run, host: str) -> None:  # noqa: F811
     result = run("web", "--host", host)
     assert (result.exit_code, "--auth-file FILE" in result.output) == (2, True), result.output
+
+
+def test_redlock_is_refused_before_anything_is_served(
+    make_app: Callable[..., Celery],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,  # noqa: F811
+) -> None:
+    """Its servers may differ, so no page could say what is locked."""
+    urls = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
+    with pytest.raises(InvalidLockOptions, match="cannot show the locks of a Redlock as a whole"):
+        dashboard(make_app(urls))
+    (tmp_path / "redlock_shop.py").write_text(MODULE.format(url=urls))
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run("web", app="redlock_shop")
+    assert (result.exit_code, "give one of them" in result.output) == (78, True), result.output
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,25 @@ def test_waiting_calls_are_listed_and_dropped_in_the_admin(site: Site) -> None:
     assert "0 waiting calls" in site.text()
 
 
+def test_several_held_locks_are_released_by_force_in_the_admin(site: Site) -> None:
+    site.serve("wsgi")
+    site.spawn(*WORKER)
+    site.login()
+    for _ in range(2):
+        site.add_order()
+    site.act_on_all(ORDERS, "publish_invoices")
+    eventually(lambda: "2 held locks" in site.open(HELD), within=60, every=0.5)
+    assert "Release these locks?" in site.act_on_all(HELD, "release")
+    refused = site.press("#content [type=submit]")
+    assert refused.count("its holder is alive; it can be released by force") == 2
+    assert "2 held locks" in site.open(HELD)
+    site.act_on_all(HELD, "release")
+    site.find("#id_force").click()
+    site.find("#id_reason").send_keys("ticket 7")
+    assert "Release: 2 done." in site.press("#content [type=submit]")
+    assert "0 held locks" in site.text()
+
+
 @pytest.mark.parametrize("protocol", SERVERS)
 def test_lock_is_held_by_an_operator_in_the_dashboard(site: Site, protocol: str) -> None:
     site.serve(protocol)
