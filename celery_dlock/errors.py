@@ -12,6 +12,7 @@ __all__ = [
     "DLockError",
     "InvalidLockOptions",
     "InvalidTick",
+    "LockFilesUnusable",
     "LockHeld",
     "LockKeyError",
     "LockLost",
@@ -112,6 +113,10 @@ class NotHeld(DLockError):
 
 class Unpublishable(DLockError):
     """A message cannot be published again, and no later attempt can change that."""
+
+
+class LockFilesUnusable(DLockError):
+    """The lock files of this machine cannot be used (``on_store_error="local"``)."""
 
 
 class StoreUnavailable(DLockError):

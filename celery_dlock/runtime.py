@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .keys.key_spec import LockName
+    from .locking.lock_files import LockFiles
     from .store.model import Grant, Released
     from .store.queue_base import QueueStore
 
@@ -192,6 +193,18 @@ class Runtime:
         return self._here().lock_store
 
     @property
+    def lock_files(self) -> LockFiles:
+        """The lock files of this machine (``on_store_error="local"``)."""
+        found: LockFiles | None = vars(self).get("_lock_files")
+        if found is None:
+            from .locking.lock_files import LockFiles  # noqa: PLC0415  # not every platform has flock
+
+            settings = self.settings
+            made = LockFiles(settings.run_dir, settings.prefix, settings.locations, self.clock)
+            found = vars(self).setdefault("_lock_files", made)  # atomic: all threads use the same one
+        return found
+
+    @property
     def claim_rollback(self) -> ClaimRollback:
         """The thread of this process that releases claims whose outcome is unknown."""
         return self._here().claim_rollback
@@ -266,7 +279,7 @@ class Runtime:
     def started_anew(self, clock: Clock) -> Iterator[None]:
         """Return a context in which all parts are new, by this clock and the settings as they are now. For tests."""
         kept = dict(vars(self))
-        for cached in ("settings", "_quarantine"):
+        for cached in ("settings", "_quarantine", "_lock_files"):
             vars(self).pop(cached, None)
         self.clock, self._store_state, self._remarks = clock, shared_states(), set()
         self._processes = _Processes(lambda: self._begin(None))

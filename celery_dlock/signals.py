@@ -46,7 +46,8 @@ lock_lost = Signal(name="lock_lost", providing_args=_ARGS)
 lock_skipped = Signal(name="lock_skipped", providing_args=_ARGS)
 #: A call was parked in the queue until it gets the lock.
 lock_queued = Signal(name="lock_queued", providing_args=_ARGS)
-#: A body runs without its lock, because the store is unavailable (``on_store_error="run"``).
+#: A body runs without its lock, because the store is unavailable (``on_store_error="run"`` or ``"local"``). With
+#: ``"local"``, ``event.local`` is True: the body holds its lock on this machine.
 lock_bypassed = Signal(name="lock_bypassed", providing_args=_ARGS)
 #: A tick came too late and does not run (``misfire_grace``). ``lock_skipped`` is sent for it, too.
 lock_misfired = Signal(name="lock_misfired", providing_args=_ARGS)
@@ -103,6 +104,8 @@ def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:
             "token": event.token,
             "reason": event.reason,
         }
+        if event.kind == "bypassed":
+            fields["local"] = event.local
         with app.events.default_dispatcher(hostname=watched.worker.monitored_as()) as dispatcher:
             dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
 

@@ -268,6 +268,19 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "store-error-run-reports": (
             'Under `on_store_error="run"`, the body runs without a lock, and its lease reports that.'
         ),
+        "store-error-local-excludes": (
+            'Under `on_store_error="local"`, at most one body of a name runs on one machine, with and without a store.'
+        ),
+        "one-holder-per-lock-file": (
+            "Two calls never hold the lock file of one name together, also while files are deleted or a release is "
+            "interrupted."
+        ),
+        "killed-holder-frees-lock-file": (
+            "If the holder of a lock file is killed, the name is free at once, whatever processes the holder started."
+        ),
+        "run-directory-is-private": (
+            "Lock files are only in a directory of the worker's user with mode 0700. Symbolic links are not followed."
+        ),
         "main-process-answers": (
             "A store that is away for long costs a worker one timeout. Its main process continues to answer."
         ),

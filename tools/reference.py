@@ -62,6 +62,7 @@ SEE: Final = {
     "dlock_durability": f"{EXPLANATION}/topologies.md",
     "dlock_failover_quarantine": f"{HOW_TO}/survive-a-failover.md",
     "dlock_call_options": f"{EXPLANATION}/security.md",
+    "dlock_run_dir": f"{HOW_TO}/run-in-production.md#the-run-directory",
     "dlock_enabled": f"{HOW_TO}/test-your-tasks.md",
     "dlock_broker": f"{EXPLANATION}/how-the-queue-works.md",
     "dlock_metrics_port": f"{HOW_TO}/monitor-and-alert.md#prometheus",

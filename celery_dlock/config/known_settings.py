@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -104,6 +105,13 @@ def _address(name: str, given: Any) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", number
 
 
+def _directory(name: str, given: Any) -> str:
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
+    if not isinstance(path, str) or not os.path.isabs(path):  # noqa: PTH117  # a text, not a Path
+        raise invalid_value(name, given, "the absolute path of a directory, the same in all workers of this machine")
+    return path.rstrip("/") or "/"
+
+
 def _checked_later(_name: str, given: Any) -> Any:
     """Return the value unchecked. Its reader checks it, because that needs other settings."""
     return given
@@ -155,6 +163,13 @@ SETTINGS: Final = {
         2.0,
         _seconds(0.0, 60.0),
         "Seconds for which a worker skips a store that timed out (circuit breaker); with 0 every task tries.",
+    ),
+    "dlock_run_dir": Setting(
+        None,
+        _Values("an absolute path", _directory),
+        'The run directory: where the lock files of ``on_store_error="local"`` are. It belongs to the user of the '
+        "workers, with mode 0700, and is created if it is missing.",
+        "``celery-dlock-<uid>`` in the directory for temporary files",
     ),
     "dlock_failover_quarantine": Setting(
         0.0,

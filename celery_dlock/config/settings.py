@@ -56,6 +56,7 @@ class Settings:
     """
 
     durability: Durability
+    run_dir: str | None
     failover_quarantine: float
     restart_delay: float | None
     broker: str | None

@@ -71,6 +71,11 @@ METRICS: Final = (
         bounds=_RUN,
     ),
     Metric("bypassed", "counter", "Bodies that ran without their lock (on_store_error='run')."),
+    Metric(
+        "bypassed_local",
+        "counter",
+        "Bodies that held their lock on their machine only, as the store was unavailable (on_store_error='local').",
+    ),
     Metric("misfired", "counter", "Ticks that came too late and were skipped (misfire_grace)."),
     Metric(
         "conflicts",

@@ -67,6 +67,7 @@ class Event:
         task_id: The id of the task that requested or held the lock; None in the same cases.
         token: The fencing token; None if the lock was not acquired, or if the watchdog reports its loss.
         reason: A text for operators: the holder, the cause of a loss, or what the policy did; may be empty.
+        local: Of ``bypassed``: the body holds its lock on this machine (``on_store_error="local"``).
     """
 
     kind: Kind
@@ -76,6 +77,7 @@ class Event:
     task_id: str | None = None
     token: int | None = None
     reason: str = ""
+    local: bool = False
 
 
 class Listeners:

@@ -14,7 +14,7 @@ from ..utils.clock import Clock, SystemClock
 from .events import Loss, LossCause
 from .lease_table import LeaseRecord
 
-__all__ = ["BypassLease", "Lease", "NullLease", "Renewer", "drift_margin", "loss_grace"]
+__all__ = ["BypassLease", "Lease", "LocalLease", "NullLease", "Renewer", "drift_margin", "loss_grace"]
 
 
 def drift_margin(ttl: float) -> float:
@@ -70,8 +70,10 @@ class Lease:
         task: The name of the task that holds the lease, or None.
         task_id: The id of that task, or None.
         after_crash: True if an earlier run (``once_per``) died and may have done its work. Check before repeating it.
+        local: True if the body holds its lock on this machine only (``on_store_error="local"``), without a lease.
     """
 
+    local = False
     hold_count = 1
     over = False
     releasing = False
@@ -187,6 +189,7 @@ class _NoLease:
 
     __slots__ = ()
 
+    local = False
     after_crash = False
     idempotency_key = ""
     token = None
@@ -230,6 +233,28 @@ class BypassLease(_NoLease):
             LockLost: Always. Other executions may run at the same time.
         """
         raise LockLost(f"{self.name} is not held: the store did not answer, and this body runs without its lock")
+
+
+class LocalLease(BypassLease):
+    """The lease of a body that holds its lock on this machine only (``on_store_error="local"``).
+
+    It has no token. :meth:`ensure` and :meth:`extend` always raise, because a body on another machine may run.
+    """
+
+    __slots__ = ()
+
+    local = True
+
+    def __repr__(self) -> str:
+        return f"<LocalLease {self.name}>"
+
+    def ensure(self) -> None:
+        """Raise, because the lock is not held in the store.
+
+        Raises:
+            LockLost: Always. Other machines may execute the same call at the same time.
+        """
+        raise LockLost(f"{self.name} is held on this machine only: the store did not answer")
 
 
 class NullLease(_NoLease):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from .validation import as_seconds, invalid_value, unmet_requirement
@@ -74,8 +75,12 @@ def _check_window(options: LockOptions) -> None:
 
 
 def _check_store_error(options: LockOptions) -> None:
-    if options.on_store_error != "run":
+    policy = options.on_store_error
+    if policy not in ("run", "local"):
         return
+    if policy == "local" and find_spec("fcntl") is None:
+        allowed = "'retry', 'fail' or 'run' on this platform, which has no flock for lock files"
+        raise invalid_value("on_store_error", policy, allowed)
     reasons = {
         "on_lost='abort', because a body without a lock has no lease to lose": options.on_lost == "abort",
         "once_per, because only the store can record a success": options.once_per is not None,
@@ -84,7 +89,7 @@ def _check_store_error(options: LockOptions) -> None:
     }
     for reason, holds in reasons.items():
         if holds:
-            raise invalid_value("on_store_error", "run", f"'retry' or 'fail' with {reason}")
+            raise invalid_value("on_store_error", policy, f"'retry' or 'fail' with {reason}")
 
 
 def _check_durability(options: LockOptions) -> None:

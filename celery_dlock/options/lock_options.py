@@ -271,7 +271,13 @@ class LockOptions:
     - ``"retry"``: the message is published again, unchanged, after a delay that grows from 1 s to 60 s.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
-      :class:`LockLost`. Cannot be combined with ``once_per``, ``on_conflict='queue'`` or ``on_lost='abort'``.
+      :class:`LockLost`.
+    - ``"local"``: the body runs **with a lock on its machine only**. If another body of the name runs on this machine,
+      ``on_conflict`` applies. Bodies on other machines may run at the same time. ``lease.local`` is ``True``, the rest
+      of the lease is as with ``"run"``. Refused on a platform without ``flock``.
+
+    Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``on_lost='abort'``.
+    A body without a lease has no ``min_hold``, ``max_hold`` or ``keep_on_retry`` either.
     """
 
     durability: str | Mapping[str, Any] | None = None

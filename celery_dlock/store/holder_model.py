@@ -49,8 +49,13 @@ class Holder:
     kept_by_min_hold: bool = False
     #: The run retried itself, and only its retry may take the lock (``keep_on_retry``).
     reserved_for_retry: bool = False
+    #: It holds the lock file of its machine (``on_store_error="local"``), and perhaps not the lock in the store.
+    in_file: bool = False
 
     def __str__(self) -> str:
+        if self.in_file:
+            who = f"{self.task}[{self.task_id}] on {self.node}" if self.task_id else "another process"
+            return f"{who} (by the lock file of this machine)"
         if self.owner.startswith(OPERATOR):
             return f"operator {self.owner.removeprefix(OPERATOR)} ({self.node or 'no reason given'})"
         if self.pid == 0:  # a grant

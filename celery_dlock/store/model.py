@@ -197,12 +197,12 @@ class Held(NamedTuple):
     Args:
         holder: The holder.
         same_message: The holder runs another delivery of the caller's message.
-        rank_us: The rank of the caller's message.
+        rank_us: The rank of the caller's message; None if only a lock file was asked, which knows no ranks.
     """
 
     holder: Holder
     same_message: bool
-    rank_us: int
+    rank_us: int | None
 
 
 class Queued(NamedTuple):

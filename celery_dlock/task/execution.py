@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -23,7 +24,7 @@ from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Queued, Refusal
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
-from . import outcomes, policy, unique
+from . import lock_file, outcomes, policy, unique
 from .keep_on_retry import RetryReservation, reservation_for_retry
 from .policy import ConflictContext, Park, Wait
 from .run import Run
@@ -131,6 +132,7 @@ class Execution(Run):
         Args:
             retries: The message that follows is this run's own retry.
         """
+        lock_file.announce_end(self)
         if self.lease is not None:
             retry = self.identity._replace(retries=self.identity.retries + 1).digest
             reserved_for = retry if retries and self.options.keep_on_retry else ""
@@ -161,6 +163,8 @@ class Execution(Run):
         ending = release_request(self, final=ends, success=success, died=died)
         if self._reservation is not None and final and not ending.used_ms:
             ending = ending._replace(reserved_for=self._reservation.identity, reserved_ms=self._reservation.life_ms)
+        if self.file_of is not None:
+            lock_file.free(self)
         # A run that took no lock must not open the store, which may not even be configured.
         if self.lease is not None or context.entered or context.open_acquisitions:
             self._release(ending)
@@ -246,10 +250,23 @@ class Execution(Run):
                 else:
                     outcomes.apply_decision(self, name, answer, decision)
                     return
-            # With notify, the script has marked the lock, so its release wakes this call: wait without asking again.
-            refused = answer if isinstance(answer, Held) and request.notify else None
-            answer = self._try_acquire(name, request, timeout, while_releasing=while_releasing, refused=refused)
+            answer = self._try_within(name, request, timeout, answer, while_releasing=while_releasing)
         self.runtime.spans.waited(self.runtime.clock.monotonic() - began)
+
+    def _try_within(
+        self, name: LockName, request: AcquireRequest, timeout: float, answer: Refusal, *, while_releasing: bool
+    ) -> Refusal | None:
+        """Ask for the lock again, and wait for it at most ``timeout`` seconds after the refusal ``answer``."""
+        attempt = partial(self._try_acquire, name, request, while_releasing=while_releasing)
+        refused: Refusal | None = answer
+        until = self.runtime.clock.monotonic() + timeout
+        if not lock_file.held_in_file(answer):
+            # With notify, the script has marked the lock, so its release wakes this call: wait without asking again.
+            held = answer if isinstance(answer, Held) and request.notify else None
+            refused = attempt(timeout, refused=held)
+        if self.file_of is None:
+            return refused
+        return lock_file.retry_within(self, name, refused, until, attempt, while_releasing=while_releasing)
 
     def _try_acquire(
         self,
@@ -272,14 +289,15 @@ class Execution(Run):
             else:
                 answer = client.acquire(name, context, ttl, request)
         except StoreUnavailable as error:
-            self.bypass = outcomes.apply_on_store_error(self, name, error)
-            return None
+            return self._without_store(name, error)
         if not isinstance(answer, Lease):
             if isinstance(answer, (Held, Queued)):
                 self.rank_us = answer.rank_us
             return answer
-        self.lease = context.own = answer
         self.rank_us = answer.rank_us
+        if self.options.on_store_error == "local" and (refusal := lock_file.take_beside(self, name, answer)):
+            return refusal
+        self.lease = context.own = answer
         if self.options.max_hold is not None and answer.hold_count == 1:
             # The watchdog enforces max_hold. Celery's time limit is not enough: most pools never enforce it, and
             # prefork does not enforce it while the broker is unreachable.
@@ -287,6 +305,14 @@ class Execution(Run):
             answer.record.set_max_hold(self.runtime.clock.monotonic() + max_hold)
         if self._claimed is not None:
             self._release_claim()
+        return None
+
+    def _without_store(self, name: LockName, error: StoreUnavailable) -> Held | None:
+        """Apply ``on_store_error``. Return the refusal of a lock file; None if the body may run without the lock."""
+        instead = outcomes.apply_on_store_error(self, name, error)
+        if isinstance(instead, Held):
+            return instead
+        self.bypass = instead
         return None
 
     def _check_misfire(self, name: LockName, tick: Tick) -> None:

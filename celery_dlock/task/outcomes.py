@@ -14,6 +14,7 @@ from celery.exceptions import Ignore, Reject
 
 from ..errors import (
     DLockError,
+    LockFilesUnusable,
     LockHeld,
     LockLost,
     NameUsed,
@@ -22,13 +23,14 @@ from ..errors import (
     UnknownOutcome,
 )
 from ..keys.key_spec import LockName
-from ..locking.lease import BypassLease
+from ..locking.lease import BypassLease, LocalLease
 from ..messaging.message import publish_again
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, has_backend, store_queued, store_revoked
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
+from . import lock_file
 from .policy import (
     AckParked,
     Decision,
@@ -219,10 +221,13 @@ def _report_debounced(run: Run, name: LockName, evicted: Grant, reason: str) -> 
         run.task.dlock.listeners.emit("skipped", name=name.text, owner=run.context.owner, **facts)
 
 
-def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease:
-    """Apply ``on_store_error``. Returns only if the body is to run without the lock.
+def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease | Held:
+    """Apply ``on_store_error``. Returns the lease of a body that is to run without the lock.
 
     By default the message is republished. If the broker is unavailable too, the task fails with an error in the log.
+
+    Returns:
+        The lease; with ``"local"``, the refusal if another owner on this machine holds the lock.
 
     Raises:
         HandledElsewhere: The message is dealt with and is to be acknowledged.
@@ -234,10 +239,29 @@ def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> B
     if policy == "retry":
         # If the reply to parking was lost, the parked copy may have run already. By the rank, the store finds this out.
         _retry_uncounted(run, name, error, run.rank_us)
+    if policy == "local":
+        return _run_locally(run, name, error)
     logger.warning("Task %s[%s] runs without its lock %s: %s", *_task_and_id(run), name, error, extra=_extra(run, name))
     _emit(run, "bypassed", name, str(error))
     run.runtime.counts.count("bypassed", run.task.name)
     return BypassLease(name.text, run.context.owner)
+
+
+def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLease | Held:
+    try:
+        refusal = lock_file.take(run, name)
+    except LockFilesUnusable as unusable:
+        # Nothing runs without any lock: that would be on_store_error="run".
+        _retry_uncounted(run, name, StoreUnavailable(f"{error}; {unusable}"), run.rank_us)
+    if refusal is not None:
+        return refusal
+    logger.warning(
+        "Task %s[%s] holds its lock %s on this machine only: %s", *_task_and_id(run), name, error,
+        extra=_extra(run, name),
+    )  # fmt: skip
+    _emit(run, "bypassed", name, str(error), local=True)
+    run.runtime.counts.count("bypassed_local", run.task.name)
+    return LocalLease(name.text, run.context.owner)
 
 
 def rerun_after_loss(run: Run, name: LockName, error: LockLost) -> NoReturn:
@@ -368,6 +392,6 @@ def _extra(run: Run, name: LockName) -> dict[str, str | None]:
     return log_fields(run.task.name, run.request.id, name.text)
 
 
-def _emit(run: Run, kind: Kind, name: LockName, reason: str) -> None:
-    facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason}
+def _emit(run: Run, kind: Kind, name: LockName, reason: str, *, local: bool = False) -> None:
+    facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason, "local": local}
     run.task.dlock.listeners.emit(kind, name=name.text, owner=run.context.owner, **facts)

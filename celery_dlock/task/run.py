@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+from ..keys.lock_name import LockName
 from ..locking.lease import BypassLease, Lease
 from ..locking.owner import OwnerContext
 from ..messaging.message import PROPERTY, Delivery, RawMessage
@@ -36,8 +37,10 @@ class Run:
 
     #: The lease, once the lock is acquired.
     lease: Lease | None = None
-    #: Replaces the lease if the body runs without the lock (``on_store_error="run"``).
+    #: Replaces the lease if the body runs without the lock (``on_store_error="run"`` or ``"local"``).
     bypass: BypassLease | None = None
+    #: The lock name whose lock file this run has tried to take (``on_store_error="local"``).
+    file_of: LockName | None = None
     #: The body does not run. The task returns ``skip_value`` instead.
     skipped = False
     skip_value: Any = None

@@ -94,7 +94,7 @@ def publish(
         LockHeld: Another call has the name, and ``on_duplicate`` is ``"raise"``. Or a ``Lock`` has the
             name, so there is no result to return.
         LockKeyError: The arguments give no lock name.
-        StoreUnavailable: The store did not answer, and ``on_store_error`` is not ``"run"``.
+        StoreUnavailable: The store did not answer, and ``on_store_error`` is neither ``"run"`` nor ``"local"``.
     """
     call = claiming_call(task, options.get("headers"))
     if call is None or task.app.conf.task_always_eager:
@@ -142,7 +142,8 @@ class BatchClaim:
 
     Raises:
         LockHeld: A call is refused and its ``on_duplicate`` is ``"raise"``. No name is claimed then.
-        StoreUnavailable: The store did not answer, and ``on_store_error`` of a call is not ``"run"``.
+        StoreUnavailable: The store did not answer, and ``on_store_error`` of a call is neither ``"run"`` nor
+            ``"local"``.
     """
 
     def __init__(self, calls: Iterable[tuple[LockedTask, dict[str, Any]]]) -> None:
@@ -214,7 +215,8 @@ def _answers(calls: list[_ClaimingCall]) -> list[_Answer]:
     try:
         return _claim(runtime, calls)
     except StoreUnavailable as error:
-        if not all(call.options.on_store_error == "run" or call.follows or call.never_refused for call in calls):
+        goes_on = ("run", "local")
+        if not all(call.options.on_store_error in goes_on or call.follows or call.never_refused for call in calls):
             raise
         for call in calls:
             name, task_id = call.task.name, call.request.task_id

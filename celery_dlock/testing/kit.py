@@ -1,10 +1,16 @@
-"""The kit of one test: an app with its locks in memory, other owners of them, and a clock to move."""
+"""The kit of one test: an app with its locks in memory, other owners of them, and a clock to move.
+
+Above 300 lines: tests call all of it on one fixture.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,7 +68,10 @@ class DLockKit:
         self.events: list[Event] = []
 
     def __enter__(self) -> Self:
+        # Made by the first call that needs it. Another test run on this machine must not hold its lock files.
+        run_dir = Path(tempfile.gettempdir(), f"celery-dlock-testing-{uuid.uuid4().hex}")
         with ExitStack() as stack:
+            stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
             stack.enter_context(
                 _settings(
                     self._app,
@@ -71,6 +80,7 @@ class DLockKit:
                     dlock_durability="primary",
                     dlock_failover_quarantine=0,
                     dlock_restart_delay=None,
+                    dlock_run_dir=run_dir,
                     dlock_enabled=True,
                     task_always_eager=self._eager,
                     task_store_eager_result=self._app.conf.task_store_eager_result,
@@ -138,6 +148,9 @@ class DLockKit:
 
         At its end the lock is released, and granted to the first waiter (``on_conflict="queue"``).
 
+        Inside of :meth:`store_down`, the owner holds the lock on this machine, which a task with
+        ``on_store_error="local"`` sees. Outside of it, the owner is on another machine.
+
         Args:
             task: The task, or the name of a ``Lock``.
             args: The call's positional arguments.
@@ -145,12 +158,27 @@ class DLockKit:
         """
         name, by = _name_of(task, args, kwargs), _requester(task)
         acquisition = self._acquisition()
+        local = not isinstance(task, str) and task.lock_options.on_store_error == "local"
+        if local and self._memory.failure:
+            with self._held_here(name, acquisition, by):
+                yield
+            return
         self._take(name, acquisition, AcquireRequest(by))
         try:
             yield
         finally:
             released = self._store.release(name, acquisition, ReleaseRequest(queue=True))
             self._runtime.grant_publisher.publish_next(name, released.granted)
+
+    @contextmanager
+    def _held_here(self, name: LockName, owner: str, by: Requester) -> Iterator[None]:
+        holder = self._runtime.lock_files.acquire(name, owner, self, by)
+        if holder is not None:
+            raise DLockError(f"cannot prepare {name}, because its lock is not free on this machine: {holder}")
+        try:
+            yield
+        finally:
+            self._runtime.lock_files.release(name, owner, self)
 
     def _take(self, name: LockName, acquisition: str, request: AcquireRequest) -> Acquired:
         answer = self._store.acquire(name, acquisition, _LONG_MS, request)
@@ -211,7 +239,11 @@ class DLockKit:
 
     @contextmanager
     def store_down(self, reason: str = "the test took the lock store away") -> Iterator[None]:
-        """Return a context in which the lock store does not answer."""
+        """Return a context in which the lock store does not answer.
+
+        With ``on_store_error="local"``, calls then hold lock files in a directory of this test. :meth:`held` inside of
+        this context plays another call on the same machine.
+        """
         self._memory.failure = reason
         try:
             yield

@@ -14,7 +14,7 @@ from celery.bootsteps import RUN, TERMINATE  # type: ignore[attr-defined]  # mis
 from celery.concurrency import prefork
 from celery.utils.imports import symbol_by_name
 
-from ..errors import InvalidLockOptions, NoLockStore
+from ..errors import InvalidLockOptions, LockFilesUnusable, NoLockStore
 from ..messaging.results import has_backend
 from ..metrics.server import serve
 from ..metrics.worker import WorkerCollector
@@ -167,6 +167,11 @@ def _check(tasks: list[SingletonTask]) -> None:
             raise InvalidLockOptions(
                 f"task {task.name!r}: invalid Request={request!r}: expected a subclass of {SingletonRequest!r}"
             )
+    if any(task.lock_options.on_store_error == "local" for task in tasks):
+        try:
+            tasks[0].dlock.lock_files.directory.check()
+        except LockFilesUnusable as error:
+            raise InvalidLockOptions(f"on_store_error='local': {error}") from error
     refuse_without_disk(tasks[0].dlock, durabilities)
 
 

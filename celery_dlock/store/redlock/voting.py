@@ -54,7 +54,7 @@ def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int)
     refused = [answer for answer in answers if isinstance(answer, Held)]
     holder, named = majority_holder([answer.holder for answer in refused])
     if holder is not None and named >= majority:
-        return Held(holder, any(one.same_message for one in refused), max(one.rank_us for one in refused))
+        return Held(holder, any(one.same_message for one in refused), max(one.rank_us or 0 for one in refused))
     if pending and (len(answers) < majority or max(len(won), named) + pending >= majority):
         return None
     return NoMajority()

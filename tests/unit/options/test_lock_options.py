@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import re
+import sys
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -146,8 +147,8 @@ REFUSED = [
     ("after_lost", "skip", "'fail' or 'retry'"),
     ("keep_on_retry", None, "True or False"),
     ("keep_on_retry", 1, "True or False"),
-    ("on_store_error", "skip", "'retry', 'fail' or 'run'"),
-    ("on_store_error", None, "'retry', 'fail' or 'run'"),
+    ("on_store_error", "skip", "'retry', 'fail', 'run' or 'local'"),
+    ("on_store_error", None, "'retry', 'fail', 'run' or 'local'"),
     ("unique", "running+queued", "None, 'queued' or 'queued+running'"),
     ("unique", "running", "None, 'queued' or 'queued+running' (did you mean"),
     ("unique", True, "None, 'queued' or 'queued+running'"),
@@ -332,12 +333,24 @@ def test_no_skip_result_is_no_value_also_in_copies() -> None:
         ),
     ],
 )
-def test_a_task_that_needs_its_store_cannot_run_without_it(other: dict[str, Any], allowed: str) -> None:
+@pytest.mark.parametrize("without", ["run", "local"])
+def test_a_task_that_needs_its_store_cannot_run_without_it(other: dict[str, Any], allowed: str, without: str) -> None:
     with pytest.raises(InvalidLockOptions) as raised:
-        LockOptions(on_store_error="run", **other)
-    assert str(raised.value) == f"invalid on_store_error='run': expected {allowed}"
+        LockOptions(on_store_error=without, **other)
+    assert str(raised.value) == f"invalid on_store_error={without!r}: expected {allowed}"
     for policy in ("retry", "fail"):
         LockOptions(on_store_error=policy, **other)
+
+
+def test_local_is_refused_on_a_platform_without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(on_store_error="local")
+    assert str(raised.value) == (
+        "invalid on_store_error='local': expected 'retry', 'fail' or 'run' on this platform, which has no flock for "
+        "lock files"
+    )
+    LockOptions(on_store_error="run")
 
 
 @pytest.mark.parametrize("unique", ["queued", "queued+running"])

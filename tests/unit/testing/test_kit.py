@@ -1,6 +1,7 @@
 """The testing kit: what its helpers do to an app, and what they fail for."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +117,27 @@ def test_store_that_is_down_fails_the_call_and_comes_back(kit: DLockKit, app: Ce
     with kit.store_down("gone"):
         assert isinstance(task.delay(1).result, StoreUnavailable)
     assert task.delay(1).state == "SUCCESS"
+
+
+def test_store_that_is_down_leaves_one_body_per_machine_to_local_tasks(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, on_store_error="local", on_conflict="skip", key="all")
+    with kit.store_down("gone"):
+        assert task.delay(1).state == "SUCCESS"
+        with kit.held(task, 1):
+            assert task.delay(1).state == "REVOKED"
+        assert task.delay(1).state == "SUCCESS"
+    assert [event.kind for event in kit.events if event.local] == ["bypassed", "bypassed"]
+    with kit.held(task, 1), kit.store_down():
+        assert task.delay(1).state == "SUCCESS"  # that owner is on another machine
+
+
+def test_lock_files_of_a_test_are_deleted(app: Celery) -> None:
+    task = task_of(app, on_store_error="local")
+    with DLockKit(app) as kit, kit.store_down():
+        assert task.delay(1).state == "SUCCESS"
+        directory = Runtime.of(app).lock_files.directory.path
+        assert Path(directory).is_dir()
+    assert not Path(directory).exists()
 
 
 def test_waiting_calls_run_one_by_one(app: Celery) -> None:
