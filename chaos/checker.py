@@ -8,11 +8,13 @@ from chaos.ends import Trail
 from chaos.explanations import why_doubled, why_lost, why_overlapping
 from chaos.run import Record
 from chaos.schedule import TTL
-from chaos.timeline import Run, Story
+from chaos.timeline import NEVER, Run, Story
 
 #: Seconds within which a key has to be free after this kind of death; of the others, a lease (and a look at it).
 CHILD_BOUND = 1.0
 KINDS_OF_CHILD = ("kill child", "exit in body")
+#: The task with `debounce`, and its seconds.
+DEBOUNCES, DEBOUNCE = "chaos.debounces", 0.5
 
 
 @dataclass
@@ -27,6 +29,9 @@ class Findings:
     fenced_overlaps: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     doubled: Counter[str] = field(default_factory=Counter)
+    #: Calls that a newer one replaced, and those of them that had ended before.
+    replaced: int = 0
+    replaced_after: Counter[str] = field(default_factory=Counter)
     still: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
@@ -34,7 +39,7 @@ class Findings:
 def judge(record: Record) -> Findings:
     """Check the record of a run."""
     story = Story.of(record.events)
-    found = check(story, record.landed, record.ends, record.waiting, record.trails, TTL)
+    found = check(story, record.landed, record.ends, record.waiting, record.trails, TTL, record.overwritten)
     found.broken += too_late(record.freed, TTL)
     found.broken += [f"a lock was never released: {lock}" for lock in record.locks_left]
     return found
@@ -47,6 +52,7 @@ def check(
     waiting: dict[str, str],
     trails: dict[str, Trail],
     ttl: float,
+    overwritten: dict[str, str] | None = None,
 ) -> Findings:
     """Compare a history with what was promised.
 
@@ -57,6 +63,7 @@ def check(
         waiting: Where a message without an end is.
         trails: What the workers' logs say of each message.
         ttl: Of a lease, in seconds.
+        overwritten: The last stored end of each message that had another end before.
     """
     found = Findings(executions=len(story.runs), hows=Counter(run.how for run in story.runs))
     found.refused = sum(run.refused for run in story.runs)
@@ -64,6 +71,7 @@ def check(
     _tokens(story, landed, found)
     _lost(story, ends, waiting, trails, found)
     _doubled(story, found)
+    _debounced(story, ends, overwritten or {}, found)
     return found
 
 
@@ -127,10 +135,28 @@ def _doubled(story: Story, found: Findings) -> None:
             whole.setdefault(run.id, []).append(run)
     for runs in whole.values():
         for first, second in itertools.pairwise(runs):
-            why = why_doubled(first, second, story.windows)
+            why = why_doubled(first, second.start, story.windows)
             found.doubled[why or "unexplained"] += 1
             if not why:
                 found.broken.append(f"done twice: {first} and {second}")
+
+
+def _debounced(story: Story, ends: dict[str, str], overwritten: dict[str, str], found: Findings) -> None:
+    """No debounced call starts before its time, and a call that was replaced by a newer one does not run."""
+    sent = {task_id for task_id, message in story.sent.items() if message.task == DEBOUNCES}
+    replaced = {task_id for task_id in sent if "REVOKED" in (ends.get(task_id), overwritten.get(task_id))}
+    found.replaced = len(replaced)
+    for run in story.runs:
+        if run.id not in sent:
+            continue
+        waited = run.start - story.sent[run.id].began
+        if waited < DEBOUNCE:
+            found.broken.append(f"a debounced call started {waited:.2f} s after it was sent, which is too early: {run}")
+        if run.id in replaced and run.how == "return":
+            why = why_doubled(run, NEVER, story.windows)
+            found.replaced_after[why or "unexplained"] += 1
+            if not why:
+                found.broken.append(f"done and replaced by a newer call: {run}")
 
 
 def too_late(freed: dict[str, list[float]], ttl: float) -> list[str]:

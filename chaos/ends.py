@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -35,16 +35,21 @@ class Ends:
 
     def look(self, sent: Sequence[str]) -> int:
         """Return the number of messages of `sent` without an end."""
-        open_ = [task_id for task_id in sent if task_id not in self.of]
-        for start in range(0, len(open_), 500):
-            ids = open_[start : start + 500]
+        self.of.update(self._stored([task_id for task_id in sent if task_id not in self.of]))
+        return len(sent) - sum(task_id in self.of for task_id in sent)
+
+    def overwritten(self) -> dict[str, str]:
+        """Return the present ends of the messages that had another end before."""
+        return {task_id: end for task_id, end in self._stored(list(self.of)) if end != self.of[task_id]}
+
+    def _stored(self, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
+        for start in range(0, len(wanted), 500):
+            ids = wanted[start : start + 500]
             for task_id, text in zip(ids, self._client.mget([KEY + task_id for task_id in ids]), strict=True):
                 result = json.loads(text) if text else {}
-                if result.get("status") in READY:
-                    self.of[task_id] = result["status"]
-                    if result["status"] == "FAILURE":
-                        self.of[task_id] += f" {result['result']['exc_type']}"
-        return len(sent) - sum(task_id in self.of for task_id in sent)
+                end = result.get("status")
+                if end in READY:
+                    yield task_id, f"{end} {result['result']['exc_type']}" if end == "FAILURE" else end
 
 
 def waiting(ids: Iterable[str], broker: Server, store: Server) -> dict[str, str]:

@@ -102,15 +102,19 @@ def _why_popped(at: float, within: float, after: Sequence[Window]) -> str:
     return "taken from the broker by a connection that was cut" if any(w.target == "broker" for w in soon) else ""
 
 
-def why_doubled(first: Run, second: Run, windows: Sequence[Window]) -> str:
-    """Why a message was done twice; "" if it must not be so."""
+def why_doubled(first: Run, again: float, windows: Sequence[Window]) -> str:
+    """Why a message that was done by `first` was not finished at the time `again`; "" if it must not be so."""
     reasons = {
-        "data lost": lambda w: w.kind == "FLUSHALL" and w.touches(first.start - STEP, second.start),
+        "data lost": lambda w: w.kind == "FLUSHALL" and w.touches(first.start - STEP, again),
         "its process died before the acknowledgement": lambda w: (
             _ended(w) and _own(w, first) and w.touches(first.end - STEP, first.end + ACKNOWLEDGED)
         ),
         "its process was paused": lambda w: (
             w.kind in PAUSES and _own(w, first) and w.touches(first.lost_from - STEP, first.end + ACKNOWLEDGED)
+        ),
+        # It could not report its end to its worker, which therefore did not acknowledge the message.
+        "its pool child was paused before the acknowledgement": lambda w: (
+            w.kind in CHILD_PAUSES and first.pid in w.pids and first.end - STEP <= w.start <= first.end + ACKNOWLEDGED
         ),
         "the broker was away at the acknowledgement": lambda w: (
             w.target == "broker" and w.touches(first.end - WORD, first.end + ACKNOWLEDGED)

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -72,7 +73,7 @@ class Publisher(SteadySender):
             end, task = "exit", chance.choice(("retries", "queues"))
         message = getattr(self._module, task).s(name, self._number, round(seconds, 3), end)
         task_id = message.freeze().id
-        facts = {"id": task_id, "task": message.task, "name": name}
+        facts = {"id": task_id, "task": message.task, "name": name, "began": time.monotonic_ns()}
         try:
             message.apply_async()
         except (OSError, KombuError, RedisError) as error:

@@ -20,6 +20,19 @@ def _lines(record: Record, found: Findings) -> Iterator[str]:
     yield _row("faults without a target", str(record.missed))
     yield _row("workers that ended and were started again", str(record.workers_ended))
     yield _row("workers that did not end after SIGTERM", str(record.stuck))
+    yield from _findings(record, found)
+    yield ""
+    yield f"{'seconds until a key was free after':{WIDTH}} {'n':>4} {'p50':>6} {'p99':>6} {'max':>6}"
+    for kind, seconds in sorted(record.freed.items()):
+        p50, p99 = quantile(seconds, 0.5), quantile(seconds, 0.99)
+        yield f"  {kind:{WIDTH - 2}} {len(seconds):4} {p50:6.2f} {p99:6.2f} {max(seconds):6.2f}"
+    yield _row("  deaths that met another fault", str(record.not_measured))
+    yield ""
+    yield f"promises broken: {len(found.broken)}"
+    yield from (f"  {line}" for line in found.broken)
+
+
+def _findings(record: Record, found: Findings) -> Iterator[str]:
     yield _row("executions", str(found.executions))
     yield from _rows(found.hows)
     yield _row("ends of messages", str(len(record.ends)))
@@ -32,17 +45,11 @@ def _lines(record: Record, found: Findings) -> Iterator[str]:
     yield from _rows(found.lost)
     yield _row("messages done twice", str(found.doubled.total()))
     yield from _rows(found.doubled)
+    yield _row("calls replaced by a newer one (debounce)", str(found.replaced))
+    yield _row("  of these done before", str(found.replaced_after.total()))
+    yield from _rows(found.replaced_after)
     yield _row("messages still waiting at the end", str(found.still.total()))
     yield from _rows(found.still)
-    yield ""
-    yield f"{'seconds until a key was free after':{WIDTH}} {'n':>4} {'p50':>6} {'p99':>6} {'max':>6}"
-    for kind, seconds in sorted(record.freed.items()):
-        p50, p99 = quantile(seconds, 0.5), quantile(seconds, 0.99)
-        yield f"  {kind:{WIDTH - 2}} {len(seconds):4} {p50:6.2f} {p99:6.2f} {max(seconds):6.2f}"
-    yield _row("  deaths that met another fault", str(record.not_measured))
-    yield ""
-    yield f"promises broken: {len(found.broken)}"
-    yield from (f"  {line}" for line in found.broken)
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -81,6 +81,8 @@ class Record:
     seconds: float = 0.0
     #: Locks that were never released.
     locks_left: list[str] = field(default_factory=list)
+    #: Of a message whose end was replaced by another one: that other one.
+    overwritten: dict[str, str] = field(default_factory=dict)
 
 
 def run(settings: Settings, folder: Path, say: Callable[[str], None] = lambda line: None) -> Record:
@@ -144,7 +146,7 @@ class _Run:
         return Record(
             self.history.events(), resource.landed(self.written), self.ends.of, still, trails(self.fleet.logs()),
             self.freeing.seconds, self.freeing.dropped, strikes.done, strikes.missed, self.fleet.ended,
-            self.fleet.stuck, seconds, sorted(stuck),
+            self.fleet.stuck, seconds, sorted(stuck), self.ends.overwritten(),
         )  # fmt: skip
 
     def _still(self) -> dict[str, str]:

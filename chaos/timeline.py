@@ -61,10 +61,11 @@ class Window:
 
 
 class Sent(NamedTuple):
-    """A message that was surely sent."""
+    """A message that was surely sent. `began`: when its publisher began to send it."""
 
     task: str
     at: float
+    began: float = 0.0
 
 
 @dataclass
@@ -152,7 +153,7 @@ class _Teller:
         self._story.windows.append(_window(*self._lasting.pop(event["number"]), at))
 
     def on_sent(self, event: Event, at: float) -> None:
-        self._story.sent[event["id"]] = Sent(event["task"], at)
+        self._story.sent[event["id"]] = Sent(event["task"], at, event.get("began", 0) / 1e9)
 
     def on_unsure(self, event: Event, at: float) -> None:
         self._story.unsure.add(event["id"])

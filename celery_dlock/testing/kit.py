@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import states
 
-from ..errors import DLockError
+from ..errors import DLockError, StoreUnavailable
 from ..keys.key_spec import shared_name
-from ..keys.lock_name import LockName
+from ..keys.lock_name import BUCKETS, LockName
 from ..locking.events import Event
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
@@ -40,6 +41,8 @@ __all__ = ["DLockKit"]
 #: Milliseconds that another owner holds a lock: longer than tests travel.
 _LONG_MS: Final = 100 * 366 * 24 * 3600 * 1000
 _MOST_WAITERS: Final = 1000
+#: Seconds in which another thread publishes the message of a grant.
+_PUBLISHED_WITHIN: Final = 2.0
 _ELSEWHERE: Final = "another-worker@testing"
 
 
@@ -253,8 +256,29 @@ class DLockKit:
     # -- time
 
     def travel(self, seconds: float) -> None:
-        """Move the clocks of locks forward: ttl, ``once_per``, ``min_hold``, grants, and ETAs of :meth:`run_next`."""
+        """Move the clocks forward: ttl, ``once_per``, ``min_hold``, ``debounce``, grants, and ETAs of :meth:`run_next`.
+
+        Waiting calls that are due then get their free locks, and are published.
+        """
         self._clock.travel(seconds)
+        with suppress(StoreUnavailable):
+            for name in self._store.list_due_queues(range(BUCKETS), _MOST_WAITERS):
+                self._sweep(name)
+            # The thread of a worker may have swept the lock first, and be about to publish the message.
+            end = time.monotonic() + _PUBLISHED_WITHIN
+            while any(map(self._is_unpublished, self._names())) and time.monotonic() < end:
+                time.sleep(0.001)
+
+    def _sweep(self, name: LockName) -> None:
+        settings = self._runtime.settings
+        grant_timeout_ms = round(settings.grant_timeout * 1000)
+        swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, settings.grant_attempts)
+        self._runtime.grant_publisher.publish_next(name, swept.granted)
+
+    def _is_unpublished(self, name: LockName) -> bool:
+        with self._memory.records(name) as records:
+            lock = records.lock()
+        return lock is not None and lock.due is not None and not lock.published
 
     # -- the queue
 

@@ -30,6 +30,8 @@ BUCKET = 7
 #: They end like digests, as the store's operators expect.
 NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "12"]
 PEOPLE = ["a", "b", "c", "d"]
+#: ``debounce`` and ``debounce_max`` in milliseconds.
+DEBOUNCES = [(5_000, 20_000), (0, 20_000), (7_000, 7_000)]
 #: Microseconds that pass, for each step of the history that is no command.
 TIMES = [1, 1, 7_000_000, 7_000_000, 61_000_000, 3_700_000_000]
 
@@ -130,20 +132,29 @@ class History:
     def acquire(self, step: Step) -> Callable[[Any], Any]:
         return self.send(step, self.request(step))
 
-    def acquire_queued(self, step: Step) -> Callable[[Any], Any]:
+    def acquire_debounced(self, step: Step, published: Grant | None = None) -> Callable[[Any], Any]:
+        # Without the bits that make a retry or an old copy: a retry is not debounced, and an old copy is seldom one.
+        bits = step.bits & ~(1 << 2 | (1 << 20 if published else 0))
+        return self.acquire_queued(step._replace(bits=bits), DEBOUNCES[step.pick % len(DEBOUNCES)], published)
+
+    def acquire_queued(
+        self, step: Step, debounce: tuple[int, int] | tuple[()] = (), published: Grant | None = None
+    ) -> Callable[[Any], Any]:
         request = self.request(step)
         identity = request.identity or Identity(f"{PEOPLE[step.who]}{step.name}")
-        if self.grants and step.seldom(17):
+        if published or (self.grants and step.seldom(17)):
             # The copy that was published for the last grant.
             identity = self.people[self.grants[-1].identity]
         self.people[identity.digest] = identity
         grants = [grant.grant_id for grant in self.grants if grant.identity == identity.digest]
+        newest = published or step.flag(27)
         place = QueueRequest(
             entry="" if step.seldom(22) else entry_of(identity.task_id, body=f'{{"rank": {self.ranks[-1]}}}'),
             limit=[0, 0, 1, 2][step.pick % 4],
             evict_oldest=step.flag(24),
             after_us=self.ranks[step.pick % len(self.ranks)] if step.seldom(25) else 0,
-            grant_id=grants[-1] if grants and step.flag(27) else grants[0] if grants and step.flag(28) else "",
+            grant_id=grants[-1] if grants and newest else grants[0] if grants and step.flag(28) else "",
+            debounce=() if identity.retries else debounce,
         )
         return self.send(step, request._replace(identity=identity, queue=place, notify=False))
 
@@ -255,6 +266,15 @@ class History:
         self.stores.travel(TURN * 1000 * 8)
         return self.sweep(step)
 
+    def start_due(self, step: Step) -> Callable[[Any], Any] | None:
+        """The debounced calls of a name become due, a sweep grants one the lock, and its copy arrives."""
+        self.stores.travel((2 * DAY if step.seldom(20) else DEBOUNCES[0][1]) * 1000)
+        swept = self.stores.do(self.sweep(step))
+        if swept.granted is None or swept.granted.identity not in self.people:
+            return None
+        self.learn(swept)
+        return self.acquire_debounced(step, swept.granted)
+
     def remove(self, step: Step) -> Callable[[Any], Any]:
         name, granter = NAMES[step.name], self.granter()
         identity = Identity(f"{PEOPLE[step.who]}{step.name}").digest
@@ -312,7 +332,8 @@ class History:
 
 #: How often each verb comes.
 _VERBS = {
-    "acquire": 6, "acquire_queued": 14, "release": 10, "renew": 3, "inspect": 1, "mark_done": 1, "last_run": 1,
+    "acquire": 6, "acquire_queued": 14, "acquire_debounced": 10, "start_due": 5, "release": 10, "renew": 3,
+    "inspect": 1, "mark_done": 1, "last_run": 1,
     "settle": 2, "claim": 3, "end_claim": 1, "sweep": 5, "publish": 4, "lose_grant": 3, "remove": 2,
     "read_queue": 1, "describe": 1, "lists": 1, "free": 1, "hold": 1, "requeue": 1, "resend": 6, "time_passes": 5,
 }  # fmt: skip

@@ -139,6 +139,16 @@ def test_call_whose_body_died_runs_again(store: RedisStore, client: redis.Redis)
     run_due(store, client, "a")
 
 
+def test_start_renews_the_record_that_expired_while_the_call_waited(store: RedisStore, client: redis.Redis) -> None:
+    """As where all workers were away for days. Otherwise an older call would run, or its script would fail."""
+    call(store, "b", rank_us=20)
+    client.delete(KEYS.debounced())
+    run_due(store, client, "b")
+    assert client.pttl(KEYS.debounced()) > 0
+    parked = call(store, "a", rank_us=10)
+    assert (parked.evicted and parked.evicted.identity, parked.newer) == (digest("a"), "b")
+
+
 def test_replaced_call_whose_end_was_not_stored_is_granted_and_ends_itself(
     store: RedisStore, client: redis.Redis
 ) -> None:

@@ -2,12 +2,15 @@
 
 import os
 from contextlib import closing
+from typing import Any
 
 import pytest
 import redis
 from hypothesis import Phase, given, settings
 
-from tests.contract.histories import History, Step, steps
+from celery_dlock.store.model import Acquired, Parked
+from tests.contract.histories import NAMES, TTL, TURN, History, Step, steps
+from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
 from tests.support.servers import Server
 
@@ -38,3 +41,36 @@ def test_memory_and_scripts_agree_on_random_histories(clean_server: Server, hist
             run(clean_server, client, history)
 
         agree()
+
+
+@pytest.mark.invariant("stores-agree")
+def test_memory_and_scripts_agree_on_older_debounced_calls(clean_server: Server) -> None:
+    """Two cases that random histories seldom reach: a waiter that is due later, and a late grant of an older call."""
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+
+        def ask(task_id: str, rank: int, wait: int, grant_id: str = "") -> Any:
+            request = request_of(task_id, parks=True, rank_us=rank, debounce=(wait, 50_000), grant_id=grant_id)
+            acquisition = f"{task_id}.{stores.now_us}"
+            return stores.do(lambda store: store.acquire(NAMES[0], acquisition, TTL, request))
+
+        def sweep(seconds: float) -> Any:
+            stores.travel(round(seconds * 1e6))
+            granter = f"s.{stores.now_us}"
+            return stores.do(lambda store: store.sweep(NAMES[0], granter, TURN, 5)).granted
+
+        ask("a", 10, 5000)
+        ask("b", 20, 0)  # replaces it, and is not due before it
+        stores.check()
+        assert sweep(4) is None
+        stores.do(lambda store: store.remove_waiter(NAMES[0], digest("a"), "g.1", ended=True))
+        granted = sweep(2)
+        ask("c", 30, 5000)  # does not replace the granted call
+        stores.do(lambda store: store.confirm_publish(NAMES[0], granted.identity, TURN))
+        newer = sweep(61)  # its grant is lost
+        assert (granted.identity, newer.identity) == (digest("b"), digest("c"))
+        assert isinstance(started := ask("c", 30, 5000, newer.grant_id), Acquired), started
+        stores.do(lambda store: store.release(NAMES[0], f"c.{stores.now_us}", ending("c")))
+        late = ask("b", 20, 0, sweep(61).grant_id)
+        assert isinstance(late, Parked)
+        assert (late.evicted and late.evicted.identity, late.newer) == (digest("b"), "c")
+        stores.check()

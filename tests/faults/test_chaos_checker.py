@@ -16,7 +16,7 @@ class Tale:
 
     def __init__(self):
         self.events, self.numbers = [], itertools.count()
-        self.landed, self.ends, self.waiting, self.trails = [], {}, {}, {}
+        self.landed, self.ends, self.waiting, self.trails, self.overwritten = [], {}, {}, {}, {}
 
     def note(self, at, what, **facts):
         self.events.append({"at": round(at * 1e9), "what": what, **facts})
@@ -38,12 +38,12 @@ class Tale:
         facts = {"number": number, "pids": pids, "main": main, "log": log}
         self.note(at, "fault", kind="kill main", target="worker", deadly=True, **facts)
 
-    def sent(self, task_id="t", task="chaos.skips"):
-        self.note(0, "sent", id=task_id, task=task, name="n")
+    def sent(self, task_id="t", task="chaos.skips", began=0):
+        self.note(0, "sent", id=task_id, task=task, name="n", began=round(began * 1e9))
 
     def found(self):
         story = Story.of(sorted(self.events, key=lambda event: event["at"]))
-        return check(story, self.landed, self.ends, self.waiting, self.trails, TTL)
+        return check(story, self.landed, self.ends, self.waiting, self.trails, TTL, self.overwritten)
 
 
 @pytest.fixture
@@ -274,6 +274,42 @@ class TestDoubled:
         tale.fault(2.1, 2.2, "broker CLIENT KILL")
         tale.run(3, 4, token=2, task_id="t")
         assert tale.found().doubled == {"the broker was away at the acknowledgement": 1}
+
+    @pytest.mark.parametrize(
+        ("paused", "pid", "broken"), [(2.1, 11, []), (2.1, 12, ["done twice"]), (1.2, 11, ["done twice"])]
+    )
+    def test_pool_child_that_was_paused_before_its_report_excuses_it(self, tale, paused, pid, broken):
+        tale.run(1, 2, token=1, task_id="t")
+        tale.fault(paused, paused + 0.3, "pause child, short", pids=[pid], main=1)
+        tale.run(8, 9, token=2, pid=22, main=2, task_id="t")
+        assert words(tale.found().broken) == broken
+
+
+class TestDebounced:
+    def test_call_that_was_replaced_and_did_not_run_is_counted(self, tale):
+        tale.sent(task="chaos.debounces")
+        tale.ends = {"t": "REVOKED"}
+        assert (tale.found().replaced, tale.found().broken) == (1, [])
+
+    @pytest.mark.parametrize(
+        ("start", "broken"), [(2.6, []), (2.4, ["a debounced call started 0.40 s after it was sent"])]
+    )
+    def test_call_that_starts_before_its_time_breaks_the_promise(self, tale, start, broken):
+        tale.sent(task="chaos.debounces", began=2)
+        tale.ends = {"t": "SUCCESS"}
+        tale.run(start, 3, token=1, task_id="t", task="chaos.debounces")
+        assert [line.split(",")[0] for line in tale.found().broken] == broken
+
+    @pytest.mark.parametrize("known", ["ends", "overwritten"])
+    @pytest.mark.parametrize(("killed", "broken"), [(None, ["done and replaced by a newer call"]), (2.1, [])])
+    def test_call_that_ran_and_was_replaced_needs_a_lost_acknowledgement(self, tale, known, killed, broken):
+        tale.sent(task="chaos.debounces")
+        tale.ends = {"t": "SUCCESS"}
+        setattr(tale, known, {"t": "REVOKED"})
+        tale.run(1, 2, token=1, task_id="t", task="chaos.debounces")
+        if killed:
+            tale.kill(killed, [1, 11])
+        assert words(tale.found().broken) == broken
 
 
 def test_key_is_free_1_s_after_a_childs_death_and_a_lease_after_a_workers():

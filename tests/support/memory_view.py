@@ -6,7 +6,7 @@ from typing import Any
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.memory.records import Memory, NameData
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.rules.records import Claim, LockRecord
+from celery_dlock.store.rules.records import Claim, LockRecord, NewestCall
 
 __all__ = ["claim_fields", "lock_fields", "name_values"]
 
@@ -51,6 +51,15 @@ def claim_fields(claim: Claim) -> dict[str, str]:
     }  # fmt: skip
 
 
+def newest_fields(newest: NewestCall) -> dict[str, str]:
+    """Return the fields of the hash of ``debounce``."""
+    fields = {"started": newest.started}
+    if newest.identity is not None:
+        fields |= {"rank": newest.rank, "due_at_last": newest.due_at_last}
+    texts = {name: str(number) for name, number in fields.items() if number is not None}
+    return texts if newest.identity is None else texts | {"identity": newest.identity, "task_id": newest.task_id}
+
+
 def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     """Yield the keys of one lock name, with their values."""
     waiting, messages, delayed, _ = keys.queue()
@@ -60,8 +69,11 @@ def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
         yield keys.claim(), (claim_fields(data.claim), data.claim_until)
     parked = dict(data.entries)
     for waiter, (rank, tries) in data.lost.items():
-        parked |= {f"{waiter}:rank": str(rank), f"{waiter}:tries": str(tries)}
+        parked |= {f"{waiter}:rank": str(rank)} | ({f"{waiter}:tries": str(tries)} if tries else {})
     parked |= {f"{waiter}:evicted": evicted for waiter, evicted in data.evicted_by.items()}
+    parked |= {f"{waiter}:over": by for waiter, by in data.over.items()}
+    if data.newest_call is not None:
+        yield keys.debounced(), (newest_fields(data.newest_call), data.newest_until)
     yield waiting, (data.places["waiting"], None)
     yield delayed, (data.places["delayed"], None)
     yield messages, (parked, None)

@@ -17,7 +17,7 @@ from typing import Final
 from ...errors import StoreUnavailable
 from ...keys.lock_name import LockName
 from ...utils import threads
-from ..rules.records import Claim, LockRecord, MarkKind, Place
+from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place
 
 __all__ = ["Memory", "MemoryClock", "MemoryRecords", "NameData", "Ticket"]
 
@@ -70,6 +70,9 @@ class NameData:
     places: dict[Place, dict[str, int]] = field(default_factory=lambda: {"waiting": {}, "delayed": {}})
     lost: dict[str, tuple[int, int]] = field(default_factory=dict)
     evicted_by: dict[str, str] = field(default_factory=dict)
+    over: dict[str, str] = field(default_factory=dict)
+    newest_call: NewestCall | None = None
+    newest_until: int = 0
     dead: dict[str, str] = field(default_factory=dict)
     sweep_at: int | None = None
     #: Run marks by tick, with their expiry.
@@ -85,7 +88,7 @@ class NameData:
     @property
     def empty(self) -> bool:
         parts = (self.lock, self.claim, self.entries, self.dead, self.runs, self.tickets, self.sweep_at)
-        return not any(parts) and not any(self.places.values())
+        return not any(parts) and not any(self.places.values()) and self.newest_call is None
 
 
 @dataclass
@@ -166,6 +169,8 @@ class Memory:
                     data.lock = data.lock_until = None
                 if data.claim_until is not None and data.claim_until <= now:
                     data.claim = data.claim_until = None
+                if data.newest_until <= now:
+                    data.newest_call = None
             bucket.names = {text: data for text, data in bucket.names.items() if not data.empty}
 
 
@@ -285,7 +290,7 @@ class MemoryRecords:
 
     def drop_waiter(self, identity: str) -> None:
         data = self._data
-        for place in (*data.places.values(), data.entries, data.lost, data.evicted_by):
+        for place in (*data.places.values(), data.entries, data.lost, data.evicted_by, data.over):
             place.pop(identity, None)  # type: ignore[attr-defined]  # a dict of each kind
 
     def score(self, place: Place, identity: str) -> int | None:
@@ -325,6 +330,19 @@ class MemoryRecords:
 
     def put_evicted_by(self, identity: str, evicted: str) -> None:
         self._data.evicted_by[identity] = evicted
+
+    def over(self, identity: str) -> str | None:
+        return self._data.over.get(identity)
+
+    def put_over(self, identity: str, by: str) -> None:
+        self._data.over[identity] = by
+
+    def newest_call(self) -> NewestCall | None:
+        data = self._data
+        return copy(data.newest_call) if data.newest_until > self.now else None
+
+    def put_newest_call(self, newest: NewestCall, life_ms: int) -> None:
+        self._data.newest_call, self._data.newest_until = copy(newest), self.now + life_ms * 1000
 
     def sweep_at(self, when: int | None, *, earlier: bool = False) -> None:
         planned = self._data.sweep_at

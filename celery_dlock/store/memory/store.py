@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...errors import InvalidLockOptions, NotConfirmed, StoreUnavailable
+from ...errors import NotConfirmed, StoreUnavailable
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
@@ -51,11 +51,6 @@ class MemoryStore:
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         _confirm(request.durability)
-        if request.queue is not None and request.queue.debounce:
-            raise InvalidLockOptions(
-                f"task {request.requester.task!r}: invalid debounce: expected a server in dlock_url, because memory:// "
-                "does not support it yet"
-            )
         with self.memory.records(name) as records:
             return acquire(records, acquisition, ttl_ms, request)
 

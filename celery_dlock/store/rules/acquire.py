@@ -1,4 +1,7 @@
-"""Acquire: take a lock, park the message that has to wait, or return why not."""
+"""Acquire: take a lock, park the message that has to wait, or return why not.
+
+Above 300 lines: the steps of one acquire share its facts, and keep the order of the scripts.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ..model import (
     Unknown,
     Used,
 )
+from .debounce import DebouncedCall, record_start
 from .queue import end_grant, grant_next, has_waiters, unpublished_grant
 from .records import LockRecord, Records, RunMark
 from .views import holder_of, run_holder
@@ -81,6 +85,8 @@ class _Call:
             self.records.drop_mark("done", self.identity)
             found.duplicate_possible = True
         self._leave_queue(found)
+        if self.queue is not None and self.queue.debounce:
+            record_start(self.records, self.queue, self.rank)
         return self._take(found)
 
     def _ended(self) -> Acquired | Refusal | None:
@@ -152,29 +158,43 @@ class _Call:
         queued = records.entry(self.identity) is not None
         if queued:
             self._keep_place()
-        if refused and lock is not None and not queued:
-            granted = unpublished_grant(records, self.acquisition)
-            if granted is not None:
-                # This command was sent twice: the first copy was refused, and passed the message's grant on.
-                return Unknown(run_holder(self.mark), granted)
-        if self.granted and lock is not None and str(lock.since) != place.grant_id:
-            granted = unpublished_grant(records, self.acquisition)
-            return Parked(self.rank, int(granted is not None), granted, self._evicted_before())
+        answer = self._answer_to_copy(place, queued=queued, refused=refused)
+        if answer is not None:
+            return answer
         found.duplicate_possible = found.duplicate_possible or self.granted
+        held, preceded = (None if self.reserved or self.granted else lock), False
         if lock is None:
             # The lock is free. If this message is already queued, it was delivered twice: only the copy published for
             # its grant may take the lock. Waiters with a later rank do not block it.
             first = records.first_in("waiting", 1)
             found.has_waiters = first != []
             preceded = queued or (first != [] and first[0][1] < self.rank)
-            return self._park(place, None, queued=queued) if preceded else None
-        if self.reserved or self.granted:
+        elif held is not None:
+            self._repair_expiry(held)
+            if not held.acquisition.startswith("grant:") and self.identity in (held.identity, held.reserved_for):
+                # Neither a duplicate of the holder's message nor the holder's retry is parked.
+                return self._held(held)
+        if place.debounce:
+            evicted = self._evicted_before()
+            call = DebouncedCall(records, self.acquisition, self.request, place, self.rank, queued, evicted)
+            return call.wait(held, granted=self.granted)
+        return self._park(place, held, queued=queued) if preceded or held is not None else None
+
+    def _answer_to_copy(self, place: QueueRequest, *, queued: bool, refused: bool) -> Refusal | None:
+        """Return the answer to a second copy of this command, or to a copy that was not published for the grant."""
+        lock = self.lock
+        if lock is None:
             return None
-        self._repair_expiry(lock)
-        if not lock.acquisition.startswith("grant:") and self.identity in (lock.identity, lock.reserved_for):
-            # Neither a duplicate of the holder's message nor the holder's retry is parked.
-            return self._held(lock)
-        return self._park(place, lock, queued=queued)
+        if refused and not queued:
+            granted = unpublished_grant(self.records, self.acquisition)
+            if granted is not None:
+                # This command was sent twice: the first copy was refused, and passed the message's grant on.
+                return Unknown(run_holder(self.mark), granted)
+        if self.granted and str(lock.since) != place.grant_id:
+            granted = unpublished_grant(self.records, self.acquisition)
+            newer = self.request.requester.task_id if place.debounce else ""
+            return Parked(self.rank, int(granted is not None), granted, self._evicted_before(), newer)
+        return None
 
     def _keep_place(self) -> None:
         """A message that is queued keeps its place, whichever of its copies arrives."""
@@ -218,8 +238,9 @@ class _Call:
 
     def _evicted_before(self) -> Grant | None:
         """Return the waiter that this message evicted, until its result is stored."""
-        evicted = self.records.evicted_by(self.identity)
-        entry = self.records.dead(evicted) if evicted else None
+        records, evicted = self.records, self.records.evicted_by(self.identity)
+        debounces = self.queue is not None and self.queue.debounce != ()
+        entry = records.entry(evicted) if debounces else records.dead(evicted)
         return None if entry is None else Grant(evicted, entry)
 
     def _evict_oldest(self) -> Grant | None:

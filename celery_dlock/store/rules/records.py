@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, Protocol
 
-__all__ = ["DONE_MS", "TOMBSTONE_MS", "Claim", "LockRecord", "MarkKind", "Place", "Records", "RunMark"]
+__all__ = ["DONE_MS", "TOMBSTONE_MS", "Claim", "LockRecord", "MarkKind", "NewestCall", "Place", "Records", "RunMark"]
 
 #: Life of a done mark in milliseconds: longer than the time in which a broker redelivers a message.
 DONE_MS: Final = 24 * 3600 * 1000
 #: Life of a tombstone in milliseconds: longer than a command can be delayed.
 TOMBSTONE_MS: Final = 10 * 60 * 1000
 
-#: ``"waiting"``: by rank. ``"delayed"``: lost a grant, by the time (us) from which the message waits again.
+#: ``"waiting"``: by rank. ``"delayed"``: lost a grant or is debounced, by the time (us) from which the message waits.
 Place = Literal["waiting", "delayed"]
 MarkKind = Literal["done", "tombstone", "run"]
 
@@ -119,6 +119,25 @@ class Claim:
     since: int = field(default=0)
 
 
+@dataclass
+class NewestCall:
+    """The newest debounced call of a name, and the rank of the last one that started.
+
+    Args:
+        identity: The digest of the newest call's identity; None if no call is known.
+        rank: Its rank.
+        task_id: Its task id.
+        due_at_last: The time (us) at which it is due in any case.
+        started: The rank of the last call that started; None for none.
+    """
+
+    identity: str | None = None
+    rank: int = 0
+    task_id: str = ""
+    due_at_last: int = 0
+    started: int | None = None
+
+
 class Records(Protocol):
     """The records of one lock name, within one transaction. Expired records do not exist.
 
@@ -175,7 +194,7 @@ class Records(Protocol):
     def entry(self, identity: str) -> str | None: ...
     def put_entry(self, identity: str, entry: str) -> None: ...
     def drop_waiter(self, identity: str) -> None:
-        """Remove the message from its place, with its entry and its lost grants."""
+        """Remove the message from its place, with its entry and all facts about it."""
         ...
 
     def score(self, place: Place, identity: str) -> int | None: ...
@@ -200,6 +219,13 @@ class Records(Protocol):
         ...
 
     def put_evicted_by(self, identity: str, evicted: str) -> None: ...
+    def over(self, identity: str) -> str | None:
+        """Return the task id of the debounced call that replaced this waiter; None if none did."""
+        ...
+
+    def put_over(self, identity: str, by: str) -> None: ...
+    def newest_call(self) -> NewestCall | None: ...
+    def put_newest_call(self, newest: NewestCall, life_ms: int) -> None: ...
     def sweep_at(self, when: int | None, *, earlier: bool = False) -> None:
         """Set the time (us) from which a sweep visits this name; None: no sweep. ``earlier``: never move it back."""
         ...

@@ -154,6 +154,29 @@ def test_waiting_calls_run_one_by_one(app: Celery) -> None:
         assert [result.get(timeout=1) for result in results] == [1, 2]
 
 
+def test_burst_runs_its_newest_call_when_the_clock_travels(app: Celery) -> None:
+    ran: list[tuple[str, int]] = []
+
+    @singleton_task(app=app, name="kit.saves", key=["document"], on_conflict="queue", debounce=60)
+    def save(document: str, version: int) -> int:
+        ran.append((document, version))
+        return version
+
+    with DLockKit(app, eager=False) as kit:
+        calls = [save.delay("a", version) for version in (1, 2, 3)]
+        assert kit.run_all() == 3
+        kit.travel(30)
+        assert (kit.run_all(), ran, [waiter.task_id for waiter in kit.waiting(save)]) == (0, [], [calls[2].id])
+        kit.travel(30)
+        assert (kit.run_all(), ran) == (1, [("a", 3)])
+        assert [call.state for call in calls] == ["REVOKED", "REVOKED", "SUCCESS"]
+
+
+@pytest.mark.usefixtures("kit")
+def test_eager_call_is_not_debounced(app: Celery) -> None:
+    assert task_of(app, on_conflict="queue", debounce=5).delay(1).get() == 1
+
+
 def test_run_next_needs_published_calls(kit: DLockKit) -> None:
     with pytest.raises(DLockError, match="calls run eagerly"):
         kit.run_next()

@@ -175,6 +175,7 @@ if held then
   end
 end
 
+local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
 if DEBOUNCE then
   -- @include debounce
 end
@@ -271,6 +272,7 @@ end
 
 if DEBOUNCE then
   redis.call('HSET', debounced, 'started', rank)
+  redis.call('PEXPIRE', debounced, debounced_life_ms)
 end
 
 -- @include take_lock

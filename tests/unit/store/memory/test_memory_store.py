@@ -7,7 +7,7 @@ import time
 import pytest
 from celery import Celery
 
-from celery_dlock import InvalidLockOptions, Lock, StoreUnavailable, singleton_task
+from celery_dlock import InvalidLockOptions, Lock, StoreUnavailable
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.config.settings import Settings
 from celery_dlock.control import LockControl
@@ -18,7 +18,7 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.records import Memory, MemoryClock
 from celery_dlock.store.memory.store import MemoryStore
-from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, QueueRequest, Requester
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Requester
 
 pytestmark = pytest.mark.core
 
@@ -138,18 +138,3 @@ def test_url_with_anything_behind_memory_is_refused(url: str) -> None:
 def test_transport_options_are_refused() -> None:
     with pytest.raises(InvalidLockOptions, match="ssl needs a server, and this store is in the memory of the process"):
         locations_from_settings("memory://", {"ssl": True})
-
-
-def test_debounce_is_refused_where_the_task_is_bound_and_in_the_call(store: MemoryStore) -> None:
-    """The kit sets the store after the tasks were bound, so the call has to fail too."""
-
-    def sync() -> None: ...
-
-    task = singleton_task(app=app_of("home"), name="sync", on_conflict="queue", debounce=5)(sync)
-    with pytest.raises(InvalidLockOptions, match=r"task 'sync': invalid debounce=5.*: expected a server in dlock_url"):
-        task.delay()
-    request = AcquireRequest(
-        Requester("sync", "i", "n", "1"), Identity("i"), queue=QueueRequest("entry", debounce=(1, 9))
-    )
-    with pytest.raises(InvalidLockOptions, match="task 'sync': invalid debounce: expected a server in dlock_url"):
-        store.acquire(NAME, "o.1", 30_000, request)

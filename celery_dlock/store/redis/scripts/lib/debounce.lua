@@ -9,12 +9,12 @@
 -- end dies, it is granted the lock some seconds later. The worker that receives this copy ends it.
 --
 -- debounced is a hash. It has identity, rank and task id of the newest call, and the time in us at which that call is
--- due in any case. It also has the rank of the last call that started. It lives a day longer than debounce_max.
+-- due in any case. It also has the rank of the last call that started. After its last change, it lives a day longer
+-- than debounce_max.
 --
 -- The including script has set: now, rank, holder, queued, granted, for_this_grant, held, inherited_notify,
--- evicted_by_this.
+-- evicted_by_this, debounced_life_ms.
 
-local DEBOUNCED_MS = 86400000
 -- Time in us in which the process that replaced a call stores that call's end.
 local END_WITHIN_US = 10000000
 
@@ -54,6 +54,11 @@ if for_this_grant then
     keep_notify(inherited_notify, waiter)
     return parked(waiter, next_message, next_grant, identity, its_message, over or newest_id)
   end
+  if not newest then
+    -- The record expired while the call waited, for example while all workers were away.
+    redis.call('HSET', debounced, 'identity', identity, 'rank', rank, 'task_id', task_id, 'due_at_last', since)
+    redis.call('PEXPIRE', debounced, debounced_life_ms)
+  end
 elseif queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
   if over then
@@ -86,7 +91,7 @@ else
   end
   due = math.min(due, last)
   redis.call('HSET', debounced, 'identity', identity, 'rank', rank, 'task_id', task_id, 'due_at_last', decimal(last))
-  redis.call('PEXPIRE', debounced, decimal(DEBOUNCED_MS + debounce_max_ms))
+  redis.call('PEXPIRE', debounced, debounced_life_ms)
   redis.call('ZADD', delayed, decimal(due), identity)
   local waiter, its_message, its_grant = wait_until(due)
   return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
