@@ -18,8 +18,8 @@ from tests.worker.queue.whereabouts import describe
 
 APP = "tests.support.apps.queueing"
 NAMES, CALLS = 20, 10
-#: With the defaults, a lost message is delivered again after an hour. A call that lost its grant gets the next one after
-#: two minutes. A worker has few messages at a time, so none waits in it for longer than the visibility timeout.
+#: With the defaults, a lost message is delivered again after an hour. A call that lost its grant gets the next one
+#: after two minutes. A worker has few messages at a time, so none waits in it for longer than the visibility timeout.
 SETTINGS = {
     "dlock_ttl": 4,
     "dlock_grant_timeout": 3,
