@@ -10,7 +10,8 @@ from typing import Final
 INVARIANTS: Final[dict[str, dict[str, str]]] = {
     "Locks, leases and tokens": {
         "state-change-is-atomic": (
-            "Each state change is one script. All of a script's keys are declared and share one hash tag."
+            "Each state change is one script. All of a script's keys share one hash tag. They are declared, except "
+            "those of seats above the first one."
         ),
         "store-calls-are-idempotent": (
             "A store call that is sent twice has the effect of one. An acquire of unknown outcome is released "
@@ -22,6 +23,14 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         ),
         "lease-deadline-precedes-request": (
             "A lease's deadline counts from before the request was sent. It moves only after the store confirmed."
+        ),
+        "seats-are-locks": (
+            "A name with `limit=N` has at most N holders. Each has a seat, with an expiry of its own and with tokens "
+            "that grow."
+        ),
+        "largest-limit-counts": (
+            "If workers have different limits for a name, the largest one counts. A duplicate of a message is found at "
+            "every seat, also above the limit of its worker."
         ),
         "tokens-never-decrease": (
             "A fencing token is minted at a new acquisition only, and is greater than every earlier token of "

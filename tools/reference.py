@@ -36,7 +36,7 @@ END: Final = "<!-- The end of what tools/reference.py made. -->"
 
 HOW_TO, EXPLANATION = "../how-to", "../explanation"
 CHAPTERS: Final = {
-    "What is locked": ("key", "scope"),
+    "What is locked": ("key", "scope", "limit"),
     "A held lock": (
         "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "wait_timeout", "after_wait",
         "queue_limit", "queue_overflow", "debounce", "debounce_max",

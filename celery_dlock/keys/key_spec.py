@@ -49,6 +49,7 @@ class KeySpec:
         key: None for all bound arguments, a template, argument names, or a callable.
         scope: With ``"shared"``, all tasks and ``Lock`` objects with an equal key share one lock.
         carried: The key comes from a message, so its template may use only arguments and their items.
+        seats: How many calls may hold a name at once (``limit``).
     """
 
     __slots__ = ("_binding", "_name", "_shared", "_task")
@@ -61,6 +62,7 @@ class KeySpec:
         scope: Literal["task", "shared"],
         *,
         carried: bool = False,
+        seats: int = 1,
     ) -> None:
         self._task = task_name
         self._binding = ArgumentBinder(task_name, signature)
@@ -71,6 +73,8 @@ class KeySpec:
             why = "without a key there is no name that another task or a Lock could share"
             raise self._invalid("scope", scope, why, _SCOPES)
         self._name = self._compiled(key, carried=carried)
+        if seats > 1:
+            self._name = _with_seats(self._name, seats)
 
     def name_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockName:
         """Return the lock name of a call. Every spelling of the call has the same name.
@@ -199,6 +203,10 @@ class KeySpec:
         return InvalidLockOptions(
             f"task {self._task!r}: invalid {option}={written(value)}: {reason}; expected {expected}"
         )
+
+
+def _with_seats(name_of: Callable[[_Values], LockName], seats: int) -> Callable[[_Values], LockName]:
+    return lambda values: name_of(values)._replace(seats=seats)
 
 
 def _line(error: BaseException) -> str:

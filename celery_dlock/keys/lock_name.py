@@ -15,10 +15,13 @@ from .canonical import text_form, utf8
 
 __all__ = [
     "BUCKETS",
+    "ONE_SEAT",
     "LockName",
     "escape",
     "idempotency_key",
+    "index_member",
     "name_builder",
+    "name_from_member",
     "name_from_text",
     "not_text",
     "shared_name",
@@ -27,11 +30,16 @@ __all__ = [
 
 #: Part of the wire format: workers that disagree on it would not exclude one another.
 BUCKETS: Final = 1024
+#: ``LockName.seats`` of the name of one seat: a lock name, a colon and the number of the seat.
+ONE_SEAT: Final = -1
 
 _SHOWN_LENGTH: Final = 100
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.@=,/+:-]*")
 _UNSAFE_BYTE: Final = re.compile(rb"[^A-Za-z0-9_.@=,/+:-]")
-_DIGEST: Final = re.compile(r"\A[!-~]+:([0-9a-f]{32})\Z")
+#: A lock name, perhaps with the number of a seat: seat 0 has the name itself.
+_DIGEST: Final = re.compile(r"\A[!-~]+:([0-9a-f]{32})(:[1-9][0-9]?)?\Z")
+#: The end of a name with seats in an index, which tells the reader to look at every seat. No name contains ``*``.
+_EVERY_SEAT: Final = ":*"
 _CUT_ESCAPE: Final = re.compile(r"%[0-9A-F]?\Z")
 
 
@@ -41,10 +49,14 @@ class LockName(NamedTuple):
     Args:
         text: ASCII without spaces or braces, at most 234 characters.
         bucket: The top ten bits of the digest.
+        seats: The number of calls that may hold the name at once, as the caller knows it (``limit``). 1: the name is
+            one lock. 0: the name has seats, and only the store knows how many. ``ONE_SEAT``: the name of one seat,
+            for operators.
     """
 
     text: str
     bucket: int
+    seats: int = 1
 
     def __str__(self) -> str:
         return self.text
@@ -73,7 +85,7 @@ def name_builder(*parts: str) -> Callable[[str, bytes], LockName]:
 
 
 def name_from_text(text: str) -> LockName:
-    """Return the lock name with this text, as logs and events show it.
+    """Return the lock name with this text, as logs and events show it. It may name one seat (``limit``).
 
     Raises:
         LockKeyError: The text does not end with a digest, so it is no lock name.
@@ -84,7 +96,19 @@ def name_from_text(text: str) -> LockName:
             f"invalid lock name {text[:_SHOWN_LENGTH]!r}: expected readable text, a colon and 32 hexadecimal digits, "
             "as in logs and events"
         )
-    return LockName(text, int(digest[1][:3], 16) >> 2)
+    return LockName(text, int(digest[1][:3], 16) >> 2, ONE_SEAT if digest[2] else 1)
+
+
+def index_member(text: str, seats: int) -> str:
+    """Return the text by which an index of the store names a lock name."""
+    return text if seats == 1 else text + _EVERY_SEAT
+
+
+def name_from_member(member: str, bucket: int) -> LockName:
+    """Return the lock name that an index names by this text."""
+    if member.endswith(_EVERY_SEAT):
+        return LockName(member.removesuffix(_EVERY_SEAT), bucket, 0)
+    return LockName(member, bucket)
 
 
 def idempotency_key(name: str, seed: str) -> str:

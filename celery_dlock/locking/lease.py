@@ -71,8 +71,11 @@ class Lease:
         task_id: The id of that task, or None.
         after_crash: True if an earlier run (``once_per``) died and may have done its work. Check before repeating it.
         local: True if the body holds its lock on this machine only (``on_store_error="local"``), without a lease.
+        seat: The seat that the lease holds, from 0 to ``limit`` - 1; 0 without ``limit``. No two holders of a name have
+            the same seat. Tokens of different seats are not comparable.
     """
 
+    token: int | None
     local = False
     hold_count = 1
     over = False
@@ -93,8 +96,7 @@ class Lease:
         task: str | None = None,
         task_id: str | None = None,
     ) -> None:
-        token, _, self.rank_us, self.seed, self.after_crash = acquired
-        self.token: int | None = token
+        self.token, _, self.rank_us, self.seed, self.after_crash, self.seat = acquired
         self.record = record
         self.lock_name = record.name
         self.owner = owner
@@ -191,6 +193,7 @@ class _NoLease:
 
     local = False
     after_crash = False
+    seat = 0
     idempotency_key = ""
     token = None
     hold_count = 0

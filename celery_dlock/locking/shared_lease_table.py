@@ -39,7 +39,9 @@ _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY,
 #: The words from _GENERATION to _STATE, which are written together under the sequence number. The native format ("@")
 #: stores each number at once. A reader that ignores the sequence number therefore gets the old or the new one, never a
 #: mix: `_is_free` reads the state in this way.
-_HEAD: Final = struct.Struct("@QddQHHIdQQ")
+_HEAD: Final = struct.Struct("@QddIIHHIdQQ")
+#: The word _BUCKET: the bucket, and the number of seats.
+_PLACE: Final = struct.Struct("@II")
 #: The three lengths in the word _LENGTHS: release request, acquisition id, lock name.
 _TEXT_LENGTHS: Final = struct.Struct("@HHI")
 #: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED, _LOST and _CLEARED contain
@@ -148,7 +150,8 @@ class SharedLeaseTable:
         of_ending, of_acquisition, of_name = _TEXT_LENGTHS.unpack_from(memory, _LENGTHS * 8)
         middle = _TEXT + of_name
         end = middle + of_acquisition
-        name = LockName(str(memory[_TEXT:middle], "ascii", "replace"), words[_BUCKET])
+        bucket, seats = _PLACE.unpack_from(memory, _BUCKET * 8)
+        name = LockName(str(memory[_TEXT:middle], "ascii", "replace"), bucket, seats)
         acquisition = str(memory[middle:end], "ascii", "replace")
         durability, ttl = from_number(words[_DURABILITY]), floats[_TTL]
         record = WatchdogRecord(self, slot, words[_GENERATION], name, acquisition, ttl, durability)
@@ -284,18 +287,17 @@ class SharedLeaseRecord:
         """Write the whole record under the sequence number."""
         words, memory, ending = self._words, self._memory, self.ending.encode()
         # Lock names and acquisition ids are ASCII, so each character is one byte.
-        text, bucket = self.name
+        text, bucket, seats = self.name
         acquisition = self.acquisition
         data = f"{text}{acquisition}".encode() + ending
         if len(data) > _ROOM:
             raise DLockError(f"{len(data)} bytes do not fit a lease record of {_ROOM}")
-        durability = 0 if self.durability is PRIMARY else as_number(self.durability)
         sequence = words[_SEQUENCE] | 1
         words[_SEQUENCE] = sequence
         memory[_TEXT : _TEXT + len(data)] = data
         _HEAD.pack_into(
-            memory, 8, self._generation, deadline, self.ttl, bucket, len(ending), len(acquisition), len(text),
-            until, durability, state,
+            memory, 8, self._generation, deadline, self.ttl, bucket, seats, len(ending), len(acquisition),
+            len(text), until, 0 if self.durability is PRIMARY else as_number(self.durability), state,
         )  # fmt: skip
         words[_SEQUENCE] = sequence + 1
 

@@ -32,6 +32,7 @@ def check_combinations(options: LockOptions) -> None:
         raise invalid_value("max_hold", options.max_hold, f"None or at least min_hold ({options.min_hold})")
     _check_queue(options)
     _check_debounce(options)
+    _check_limit(options)
     _check_window(options)
     _check_store_error(options)
     _check_durability(options)
@@ -59,6 +60,24 @@ def _check_debounce(options: LockOptions) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise invalid_value("debounce", options.debounce, f"None with {reason}")
+
+
+def _check_limit(options: LockOptions) -> None:
+    if options.limit == 1:
+        return
+    reasons = {
+        "on_conflict='queue', which does not support it yet; use 'skip', 'retry', 'wait' or 'raise'": (
+            options.on_conflict == "queue"
+        ),
+        "once_per, because a name has one run mark and not one for each seat": options.once_per is not None,
+        "unique='queued+running', because it lets one call run; use unique='queued'": (
+            options.unique == "queued+running"
+        ),
+        "debounce, because it leaves one call to run": options.debounce is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise invalid_value("limit", options.limit, f"1 with {reason}")
 
 
 def _check_window(options: LockOptions) -> None:

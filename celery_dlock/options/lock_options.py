@@ -95,6 +95,16 @@ class LockOptions:
     lives 10 s after Celery killed it for its hard time limit loses its lease too.
     """
 
+    limit: int = 1
+    """The number of calls that may hold one lock name at once: 1 to 100.
+
+    Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
+    a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
+    as during a rollout, the largest one counts. It counts until no worker with it has run a call of the name for a
+    minute. Fencing tokens of different seats are not comparable. Cannot be combined with ``on_conflict='queue'``,
+    ``once_per``, ``unique='queued+running'`` or ``debounce``. Redlock and ``memory://`` do not support it.
+    """
+
     keep_on_retry: bool = False
     """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
 

@@ -116,6 +116,11 @@ def _max_hold(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     return f"at most the task's own ({limit:g})"
 
 
+def _limit(own: LockOptions, call: LockOptions, _ttl: float) -> str:
+    """The largest limit of all calls of a name counts for each of them."""
+    return "" if call.limit == own.limit else f"the task's own ({own.limit})"
+
+
 def _once(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     window, limit = call.once_seconds, own.once_seconds
     if window is None or (limit is not None and window <= limit):
@@ -157,6 +162,7 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "ttl": _ttl,
     "min_hold": _at_most("min_hold"),
     "max_hold": _max_hold,
+    "limit": _limit,
     "once_per": _once,
     "misfire_grace": _once,
     "queued_ttl": _at_most("queued_ttl"),

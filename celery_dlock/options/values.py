@@ -26,6 +26,9 @@ UNIQUE: Final = ("queued", "queued+running")
 #: Compared by identity: if ``ttl`` is this object, the author wrote no ttl, and the setting ``dlock_ttl`` applies.
 DEFAULT_TTL: Final[float] = float("30")
 
+#: The highest ``limit``: each acquisition looks at all seats of its name.
+MAX_LIMIT: Final = 100
+
 _KEYS: Final = (
     "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
 )
@@ -109,6 +112,12 @@ def _count_or_none(minimum: int) -> _Check:
     return check
 
 
+def _limit(option: str, value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
+        raise invalid_value(option, value, f"a whole number from 1 to {MAX_LIMIT}")
+    return value
+
+
 def _anything(_option: str, value: object) -> object:
     return value
 
@@ -119,6 +128,7 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "ttl": _ttl,
     "min_hold": _seconds(0.0),
     "max_hold": _seconds_or_none(1.0),
+    "limit": _limit,
     "keep_on_retry": _flag,
     "on_conflict": _policy,
     "skip_result": _anything,

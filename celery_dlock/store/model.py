@@ -182,6 +182,7 @@ class Acquired(NamedTuple):
         rank_us: The rank of the caller's message.
         seed: Under ``once_per``: the text from which the idempotency key is made; otherwise "".
         after_crash: Under ``once_per``: the process of an earlier run died, and its outcome is unknown.
+        seat: The seat that the acquisition holds, from 0 (``limit``); 0 for a name that is one lock.
     """
 
     token: int
@@ -189,6 +190,7 @@ class Acquired(NamedTuple):
     rank_us: int
     seed: str = ""
     after_crash: bool = False
+    seat: int = 0
 
 
 class Held(NamedTuple):

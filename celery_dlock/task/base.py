@@ -106,7 +106,8 @@ class SingletonTask(_Task):
         warn_of_lost_calls(name, cls.lock_options)
         signature = task_signature(name, body)
         if cls.name:
-            task._lock_spec = KeySpec(cls.name, signature, cls.lock_options.key, cls.lock_options.scope)
+            options = cls.lock_options
+            task._lock_spec = KeySpec(cls.name, signature, options.key, options.scope, seats=options.limit)
         return task
 
     @classmethod
@@ -263,7 +264,8 @@ class SingletonTask(_Task):
         if self._lock_spec is None:
             # A class-based task gets its name when it is registered, after __new__.
             options = self.lock_options
-            self._lock_spec = KeySpec(self.name, task_signature(self.name, self.run), options.key, options.scope)
+            signature = task_signature(self.name, self.run)
+            self._lock_spec = KeySpec(self.name, signature, options.key, options.scope, seats=options.limit)
         return self._lock_spec
 
     @property

@@ -42,6 +42,8 @@ ARGUMENT: Final = "dlock"
 #: The message header of the options. Celery copies it into the task's own retries, which are the same call.
 OPTIONS_HEADER: Final = "dlock_call"
 _OPTIONS: Final = frozenset(LockOptions.names())
+#: The options that decide which name a call has, and how many calls may hold it.
+_NAMING: Final = {"key", "scope", "limit"}
 _FOREIGN: Final = frozenset(UNMISTAKABLE)
 
 
@@ -233,7 +235,7 @@ def _call_from(task: Called, chosen: Mapping[Any, Any]) -> Call:
         raise _invalid(task, f"dlock: {error}") from None
     if refused := task.call_permissions.refusal(task.lock_options, options, chosen):
         raise _invalid(task, f"dlock: {refused}")
-    if "key" not in changed and "scope" not in changed:
+    if not _NAMING & changed.keys():
         return Call(options, task.lock_spec, enabled)
     return Call(options, _key_spec(task, options, changed), enabled)
 
@@ -251,7 +253,8 @@ def _key_spec(task: Called, options: LockOptions, changed: Mapping[str, Any]) ->
         raise _invalid(task, "dlock: invalid key=<a callable>: expected a template or argument names")
     try:
         carried = options.key != task.lock_options.key
-        return KeySpec(task.name, inspect.signature(task.run), options.key, options.scope, carried=carried)
+        signature = inspect.signature(task.run)
+        return KeySpec(task.name, signature, options.key, options.scope, carried=carried, seats=options.limit)
     except InvalidLockOptions as error:
         raise _invalid(task, f"dlock: {str(error).removeprefix(_prefix(task))}") from None
 

@@ -25,6 +25,7 @@ _RESERVED: Final = frozenset({
 })  # fmt: skip
 _REDLOCK: Final = "several servers in dlock_url (Redlock)"
 _QUEUE: Final = f"{_REDLOCK} keep no order of waiters; expected 'skip', 'retry', 'wait' or 'raise'"
+_SEATS: Final = f"{_REDLOCK} have no seats; expected 1, or one server in dlock_url"
 _CLAIMS: Final = f"{_REDLOCK} keep no claims of queued calls; expected None"
 
 
@@ -79,10 +80,17 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
         task: The task's name, for errors.
 
     Raises:
-        InvalidLockOptions: Several independent servers (Redlock) do not support an option.
+        InvalidLockOptions: Several independent servers (Redlock), or the memory store, do not support an option.
     """
+    if options is not None and options.limit > 1 and urls == "memory://":
+        raise InvalidLockOptions(
+            f"task {task!r}: invalid limit={options.limit}: expected a server in dlock_url, because memory:// does not "
+            "support it yet"
+        )
     if options is None or not isinstance(urls, list | tuple):
         return
+    if options.limit > 1:
+        raise InvalidLockOptions(f"task {task!r}: invalid limit={options.limit}: {_SEATS}")
     if options.on_conflict == "queue":
         raise InvalidLockOptions(f"task {task!r}: invalid on_conflict='queue': {_QUEUE}")
     if options.claims:

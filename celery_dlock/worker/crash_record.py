@@ -166,7 +166,7 @@ class WorkerRecord(NamedTuple):
     @property
     def text(self) -> str:
         """The record as JSON. It shows lock names, which Redis keys show too, and no arguments of tasks."""
-        leases = [[*lease.name, lease.acquisition, lease.ttl, *lease.holder] for lease in self.leases]
+        leases = [_fields_of(lease) for lease in self.leases]
         return json.dumps([self.host, self.main, leases], separators=(",", ":"))
 
     @classmethod
@@ -184,7 +184,13 @@ class WorkerRecord(NamedTuple):
         return record if all(0 < process.pid <= MAX_PID for process in processes) else None
 
 
+def _fields_of(lease: HeldLease) -> list[str | float]:
+    text, bucket, seats = lease.name
+    fields: list[str | float] = [text, bucket, lease.acquisition, lease.ttl, *lease.holder]
+    return fields if seats == 1 else [*fields, seats]
+
+
 def _lease_from(fields: Sequence[str | float]) -> HeldLease:
-    text, bucket, acquisition, ttl, pid, started = fields
-    name = LockName(str(text), int(bucket))
+    text, bucket, acquisition, ttl, pid, started, *seats = fields
+    name = LockName(str(text), int(bucket), *map(int, seats))
     return HeldLease(name, str(acquisition), float(ttl), ProcessIdentity(int(pid), int(started)))

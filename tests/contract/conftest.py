@@ -40,6 +40,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_store_marks": (CLUSTER, REDLOCK3),
     "test_store_uses": (CLUSTER, REDLOCK3),
     "test_keep_on_retry": (CLUSTER, REDLOCK3),
+    "test_seats": (CLUSTER,),
     "test_control_reads": (SENTINEL, CLUSTER),
     "test_control_actions": (CLUSTER,),
     "test_claims": (CLUSTER,),  # and no claims or queues on Redlock

@@ -1,7 +1,8 @@
 """``limit=N`` for one lock name, as a state machine: N locks (seats) that share one queue.
 
-It is a design that no code has yet. Each step is one script, one step of a process outside it, or one fault. Calls are
-alike and have no order here: the order of waiters is explored in `protocol`.
+The scripts in `store/redis/scripts/seats` follow it. Each step is one script, one step of a process outside it, or one
+fault. Calls are alike and have no order here: the order of waiters is explored in `protocol`. The code cannot see that
+the last worker with a larger limit has ended. It waits until no acquisition or renewal has had that limit for a minute.
 
 Rules, each of which a test leaves out:
 

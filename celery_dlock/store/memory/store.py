@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...errors import NotConfirmed, StoreUnavailable
+from ...errors import InvalidLockOptions, NotConfirmed, StoreUnavailable
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
@@ -51,6 +51,8 @@ class MemoryStore:
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         _confirm(request.durability)
+        if name.seats != 1:
+            raise InvalidLockOptions("invalid limit: expected 1, because memory:// has no seats yet")
         with self.memory.records(name) as records:
             return acquire(records, acquisition, ttl_ms, request)
 

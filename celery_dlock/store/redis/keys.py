@@ -6,7 +6,7 @@ import functools
 from typing import Final, NamedTuple
 
 from ...keys.canonical import text_form
-from ...keys.lock_name import BUCKETS, LockName, escape, name_builder
+from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, escape, index_member, name_builder
 
 __all__ = ["LockKeys", "audit_key", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
 
@@ -15,7 +15,7 @@ class LockKeys(NamedTuple):
     """The Redis keys of a lock name. The bucket is the hash tag of each key, so that scripts run on a Cluster.
 
     Args:
-        lock: Key of the lock's hash.
+        lock: Key of the lock's hash. Of a name with seats: that of seat 0, unless the name is that of one seat.
         last: Key of the bucket's highest fencing token.
         wake: Key of the list on which callers wait for a release.
         root: Start of every key of the bucket.
@@ -31,12 +31,14 @@ class LockKeys(NamedTuple):
         """Return the keys under a prefix without braces: Redis reads the first pair of braces as the hash tag."""
         root = f"{prefix}:{{{name.bucket:03x}}}:"
         text = name.text
+        if name.seats != 1:
+            return SeatKeys(f"{root}lock:{text}", f"{root}last", f"{root}wake:{_shared_text(name)}", root)
         return cls(f"{root}lock:{text}", f"{root}last", f"{root}wake:{text}", root)
 
     @classmethod
     def lock_of(cls, prefix: str, name: LockName) -> str:
         """Return only the key of the lock, faster than :meth:`of`."""
-        text, bucket = name
+        text, bucket, _ = name
         return f"{prefix}:{{{bucket:03x}}}:lock:{text}"
 
     def done(self, identity_digest: str) -> str:
@@ -45,24 +47,33 @@ class LockKeys(NamedTuple):
 
     def run(self, tick: str = "") -> str:
         """Return the key of the run mark (``once_per``), or of the mark of one tick if ``tick`` is given."""
-        return f"{self.root}run:{self.name}:{tick}" if tick else f"{self.root}run:{self.name}"
+        return f"{self.root}run:{self._text}:{tick}" if tick else f"{self.root}run:{self._text}"
 
     def claim(self) -> str:
         """Return the key of the claim of a published message (``unique="queued"``)."""
-        return f"{self.root}claim:{self.name}"
+        return f"{self.root}claim:{self._text}"
 
     def tombstone(self, acquisition: str) -> str:
         """Return the key of the tombstone: the owner abandoned this acquisition without knowing the reply."""
         return f"{self.root}tombstone:{acquisition}"
 
     @property
+    def _text(self) -> str:
+        """Text of the lock name, which all its seats share."""
+        return self.wake[len(self.root) + len("wake:") :]
+
+    @property
     def name(self) -> str:
-        """Text of the lock name."""
-        return self.lock[len(self.root) + len("lock:") :]
+        """Text of the lock name, as the indexes of the bucket have it."""
+        return self._text
+
+    def seats_record(self) -> str:
+        """Return the key of the record of a name's seats (``limit``)."""
+        return f"{self.root}seats:{self._text}"
 
     def queue(self) -> tuple[str, str, str, str]:
         """Return the keys of the queue: waiters by rank, messages, delayed waiters, the bucket's index of queues."""
-        root, name = self.root, self.name
+        root, name = self.root, self._text
         return f"{root}waiting:{name}", f"{root}messages:{name}", f"{root}delayed:{name}", f"{root}queues"
 
     def absent(self) -> str:
@@ -84,11 +95,11 @@ class LockKeys(NamedTuple):
 
     def dead(self) -> str:
         """Return the key of the dead letters: parked messages that no worker took or could read."""
-        return f"{self.root}dead:{self.name}"
+        return f"{self.root}dead:{self._text}"
 
     def debounced(self) -> str:
         """Return the key of what the store keeps about the newest call of the name (``debounce``)."""
-        return f"{self.root}debounced:{self.name}"
+        return f"{self.root}debounced:{self._text}"
 
     def dead_letters(self) -> str:
         """Return the key of the bucket's index of dead letters."""
@@ -97,6 +108,21 @@ class LockKeys(NamedTuple):
     def unsettled(self) -> str:
         """Return the key of the bucket's index of runs whose success is not recorded (``once_per``)."""
         return f"{self.root}unsettled"
+
+
+class SeatKeys(LockKeys):
+    """The Redis keys of a name with seats (``limit``), or of one of its seats."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return index_member(self._text, 0)
+
+
+def _shared_text(name: LockName) -> str:
+    """Return the text of the name whose seat this is."""
+    return name.text.rpartition(":")[0] if name.seats == ONE_SEAT else name.text
 
 
 _node: Final = name_builder("node")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from ...errors import StoreUnavailable
-from ...keys.lock_name import BUCKETS, LockName
+from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, name_from_member
 from ...options.durability import PRIMARY
 from ..model import Grant
 from ..operator import Place
@@ -48,8 +48,9 @@ _KINDS: Final[dict[str, frozenset[State]]] = {
 #: A cursor of SCAN. The server refuses one that has more than 64 bits.
 _CURSOR: Final = re.compile(r"[0-9]{1,20}")
 _DIGEST: Final = r"[0-9a-f]{32}"
+#: A lock name, or the name of one of its seats.
+_NAME: Final = re.compile(rf"(.*:({_DIGEST}))(:[1-9][0-9]?)?")
 #: A lock name, and the tick behind it in the key of a run mark.
-_NAME: Final = re.compile(rf"(.*:({_DIGEST}))")
 _NAME_AND_TICK: Final = re.compile(rf"(.*:({_DIGEST})):({_DIGEST})")
 
 
@@ -144,7 +145,8 @@ class RedisOperatorStore(RedisStore):
         # The name of a lock may itself end like a digest. The bucket tells them apart, but for one in 1024.
         if kind == "run" and (match := _NAME_AND_TICK.fullmatch(text)) and _bucket(match[2]) == bucket:
             return _Found(kind, LockName(match[1], bucket), match[3])
-        return _Found(kind, LockName(text, bucket), "") if _NAME.fullmatch(text) else None
+        name = _NAME.fullmatch(text)
+        return _Found(kind, LockName(text, bucket, ONE_SEAT if name[3] else 1), "") if name else None
 
     def describe(self, name: LockName, tick: str = "") -> LockView:
         return replies.lock_view(name, tick, self._run_safe(commands.describe(self._keys(name), tick)))
@@ -222,13 +224,14 @@ class RedisOperatorStore(RedisStore):
         reads = CLUSTER_READS if self.clustered else READS
         for start in range(0, len(parts), reads):
             found = [
-                (Place(bucket, *split(member)), score)
+                _Member(name_from_member(text, bucket), detail, score)
                 for bucket, member, score in self._members(indexes, parts[start : start + reads])
+                for text, detail in [split(member)]
             ]
             # By name and not by score, which changes while the pages are read.
-            for place, score in sorted(found):
-                if after is None or place > after:
-                    yield _Member(LockName(place.name, place.bucket), place.detail, score)
+            for one in sorted(found, key=_place_of):
+                if after is None or _place_of(one) > after:
+                    yield one
 
     def _members(self, indexes: Sequence[str], parts: list[list[int]]) -> Iterator[tuple[int, str, float]]:
         """Yield the members of the indexes of these buckets: bucket, member and score."""
@@ -270,6 +273,10 @@ def _run_of(member: str) -> tuple[str, str]:
     """Return the lock name and the tick of a member of the index of unsettled runs."""
     key, _, tick = member.rpartition(" ")
     return key.split(":run:", 1)[1], tick
+
+
+def _place_of(member: _Member) -> Place:
+    return Place.of(member.name, member.detail)
 
 
 def _letter_of(member: str) -> tuple[str, str]:

@@ -9,13 +9,20 @@ from typing import Any, Literal, NamedTuple
 from ...errors import StoreUnavailable
 from ...keys.lock_name import idempotency_key
 from ..holder_model import Holder, LastRun
-from ..model import Duplicate, Grant, Held, Parked, Queued, Refusal, Tombstoned, Unknown, Used, owner_of
+from ..model import Acquired, Duplicate, Grant, Held, Parked, Queued, Refusal, Tombstoned, Unknown, Used, owner_of
 from ..operator_model import OPERATOR
 from ..queue_model import ExistingCall, Waiter
 from .connection import ErrorReply
 from .server_errors import overwritten
 
-__all__ = ["first", "grant", "holder", "pairs", "refusal", "renewed", "unexecuted", "use", "waiter"]
+__all__ = ["first", "grant", "holder", "pairs", "refusal", "renewed", "unexecuted", "use", "waiter", "with_more"]
+
+
+def with_more(acquired: Acquired, facts: Sequence[bytes]) -> Acquired:
+    """Return the acquisition with what follows in its reply: a seat (``limit``), or seed and crash (``once_per``)."""
+    if len(facts) == 1:
+        return acquired._replace(seat=int(facts[0]))
+    return acquired._replace(seed=facts[0].decode(), after_crash=facts[1] == b"1")
 
 
 def refusal(reply: Sequence[Any], identity: str) -> Refusal:

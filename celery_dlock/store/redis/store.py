@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
-from ...keys.lock_name import LockName
+from ...keys.lock_name import LockName, name_from_member
 from ...options.durability import PRIMARY, Durability
 from ...utils.log import logger
 from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
@@ -25,6 +25,7 @@ from .commands import Command
 from .connection import ErrorReply
 from .execution import ExistsPipeline, ScriptPipeline, execute, execute_confirmed, read_hash
 from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
+from .scripts.seated import seat_command
 from .server_errors import error_from_reply, quarantined
 from .server_info import read_info, store_info
 from .topology import Pipeline, Topology
@@ -65,27 +66,26 @@ class RedisStore:
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         keys = self._keys(name)
         quarantine_args = () if self._quarantine is None else self._quarantine_args(keys, self._quarantine)
-        durability = request.durability
         variant, texts = commands.acquire(keys, acquisition, ttl_ms, request, quarantine_args)
-        unconfirmed = None
-        if durability is PRIMARY:
+        if name.seats != 1:
+            variant, texts = seat_command((variant, texts), keys, name.seats)
+        if request.durability is PRIMARY:
             reply = self._topology.call(keys.lock, execute, variant, texts)
         else:
-            reply, unconfirmed = self._run_confirmed((variant, texts), durability)
-        if type(reply) is bytes:
-            if unconfirmed is not None:
+            reply, unconfirmed = self._run_confirmed((variant, texts), request.durability)
+            # Of the refusals, only parking wrote something that needs a confirmation.
+            if unconfirmed is not None and (type(reply) is bytes or reply[0] == b"parked"):
                 raise unconfirmed
-            token, since, rank, *once = reply.split()
+        if type(reply) is bytes:
+            token, since, rank, *more = reply.split()
             since_us = int(since)
             rank_us = since_us - request.age_us if rank == b"-" else int(rank)
-            acquired = Acquired(int(token), since_us / 1e6, rank_us)
-            return acquired._replace(seed=once[0].decode(), after_crash=once[1] == b"1") if once else acquired
+            if more:
+                return replies.with_more(Acquired(int(token), since_us / 1e6, rank_us), more)
+            return Acquired(int(token), since_us / 1e6, rank_us)
         self._checked(reply)
         if self._quarantine is not None:
             self._raise_if_quarantined(reply, self._quarantine, keys, quarantine_args)
-        # Of the refusals, only parking wrote something that needs a confirmation.
-        if unconfirmed is not None and reply[0] == b"parked":
-            raise unconfirmed
         return replies.refusal(reply, request.identity.digest if request.identity else "")
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
@@ -96,7 +96,8 @@ class RedisStore:
             # Not from the cache of keys: a process may hold more leases than the cache has entries.
             locks = [LockKeys.lock_of(self._prefix, one.name) for one in batch]
             calls = [
-                (lock, (*commands.renew(lock, one), one.durability)) for lock, one in zip(locks, batch, strict=True)
+                (lock, (*(commands.renew(lock, one) if one.name.seats == 1 else self._renewal(one)), one.durability))
+                for lock, one in zip(locks, batch, strict=True)
             ]
             answered = self._topology.each(ScriptPipeline(), calls, within)
             if set(map(type, answered)) == {int}:
@@ -115,27 +116,34 @@ class RedisStore:
         self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
     ) -> Released:
         keys = self._keys(name)
-        command = commands.release(keys, acquisition, ending)
+        variant, texts = commands.release(keys, acquisition, ending)
+        if name.seats != 1:
+            variant, texts = seat_command((variant, texts), keys, name.seats)
         if durability is not PRIMARY and not (ending.final or ending.used_ms or ending.once):
             durability = PRIMARY  # this release sets no mark; if a failover restores the lock, the lock expires
-        unconfirmed, repeated = None, 0
         try:
             if durability is PRIMARY:
-                variant, texts = command
                 reply = self._topology.call(keys.lock, execute, variant, texts)
+                if reply == 1:  # most calls
+                    return _FREED
+                unconfirmed = None
             else:
-                reply, unconfirmed = self._run_confirmed(command, durability)
+                reply, unconfirmed = self._run_confirmed((variant, texts), durability)
+            repeated = 0
         except ReplyTimeout:
             raise
         except ReplyLost:
             # The first command may have freed the lock, so the second reply cannot prove a lost lease.
-            (reply, unconfirmed), repeated = self._run_confirmed(command, durability), 1
-        if unconfirmed is not None and not self._warned:
-            self._warned = True
-            logger.warning("%s: a failover may forget that a run has ended: %s", name.text, unconfirmed)
+            (reply, unconfirmed), repeated = self._run_confirmed((variant, texts), durability), 1
+        self._warn_unconfirmed(name, unconfirmed)
         if reply == 1 and not repeated:
             return _FREED
         return self._released(name, acquisition, self._checked(reply), repeated, ending)
+
+    def _warn_unconfirmed(self, name: LockName, unconfirmed: NotConfirmed | None) -> None:
+        if unconfirmed is not None and not self._warned:
+            self._warned = True
+            logger.warning("%s: a failover may forget that a run has ended: %s", name.text, unconfirmed)
 
     def _released(
         self, name: LockName, acquisition: str, reply: Any, repeated: int, ending: ReleaseRequest
@@ -153,7 +161,7 @@ class RedisStore:
         return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
 
     def inspect(self, name: LockName) -> Holder | None:
-        reply = self._run_safe(commands.inspect(self._keys(name)))
+        reply = self._run_safe(commands.inspect(self._keys(name)), name)
         return replies.holder(reply) if reply else None
 
     def adopt_token(
@@ -193,28 +201,30 @@ class RedisStore:
     def sweep(
         self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
-        reply = self._run_safe(commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms))
+        command = commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms)
+        reply = self._run_safe(command, name)
         dead_letter, _, why = reply[3].decode().partition(" ")
         return QueueStepResult("", replies.grant(*reply[:3]), dead_letter, why == "foreign", bool(reply[4]))
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
-        return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, grant_timeout_ms)))
+        return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, grant_timeout_ms), name))
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        return bool(self._run_safe(commands.decline_grant(self._keys(name), grant, foreign=foreign, present=present)))
+        command = commands.decline_grant(self._keys(name), grant, foreign=foreign, present=present)
+        return bool(self._run_safe(command, name))
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
         command = commands.remove_waiter(self._keys(name), identity, granter, dead_letter=dead_letter, ended=ended)
-        entry, *granted = self._run_safe(command)
+        entry, *granted = self._run_safe(command, name)
         return QueueStepResult(entry.decode("utf-8", "replace"), replies.grant(*granted))
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us))
+        self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us), name)
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        count, *facts = self._run_safe(commands.list_waiters(self._keys(name), most))
+        count, *facts = self._run_safe(commands.list_waiters(self._keys(name), most), name)
         return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
 
     @property
@@ -241,7 +251,7 @@ class RedisStore:
         error = self._exception_for(refusals[0]) if refusals else None
         if error is not None and not found:
             raise error
-        return [LockName(name.decode(), bucket) for bucket, names in found for name in names]
+        return [name_from_member(name.decode(), bucket) for bucket, names in found for name in names]
 
     def _existing(self, indexes: Sequence[str], buckets: Sequence[int], refusals: list[ErrorReply]) -> list[list[int]]:
         found = self._collect(ExistsPipeline(), [("EXISTS", (indexes[bucket],)) for bucket in buckets], refusals)
@@ -344,8 +354,18 @@ class RedisStore:
     def _each(self, pipeline: Pipeline, calls: Sequence[Any], within: float | None = None) -> list[Any]:
         return self._topology.each(pipeline, [(call[1][0], call) for call in calls], within)
 
-    def _run_safe(self, command: Command) -> Any:
-        """Run a command that is safe to send twice. If its reply is lost, send it again."""
+    def _renewal(self, one: Renewal) -> Command:
+        """Return the command that renews the lease of a seat."""
+        keys = LockKeys.of(self._prefix, one.name)
+        return seat_command(commands.renew(keys.lock, one), keys, one.name.seats)
+
+    def _run_safe(self, command: Command, name: LockName | None = None) -> Any:
+        """Run a command that is safe to send twice. If its reply is lost, send it again.
+
+        With a name, the command is for the seat that it concerns, if the name has seats.
+        """
+        if name is not None and name.seats != 1:
+            command = seat_command(command, self._keys(name), name.seats)
         return call_again_if_reply_lost(self._run, command)
 
     def _each_safe(self, pipeline: Pipeline, calls: Sequence[Any]) -> list[Any]:

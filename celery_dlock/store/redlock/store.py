@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...errors import InvalidLockOptions, ReplyLost, StoreRefused
+from ...errors import ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
@@ -21,7 +21,7 @@ from .endpoint import SameServer
 from .fanout import PendingReplies
 from .member import Member, QuorumMember
 from .quorum import Quorum, successful
-from .unsupported import QueuesUnsupported
+from .unsupported import QueuesUnsupported, reject_unsupported
 from .wakeups import FailoverListener
 
 __all__ = ["RedlockStore"]
@@ -75,10 +75,7 @@ class RedlockStore(QueuesUnsupported):
     # -- locks
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
-        if request.queue is not None:
-            raise InvalidLockOptions(
-                "invalid on_conflict='queue': expected another policy, because Redlock has no queues"
-            )
+        reject_unsupported(name, request)
         quorum, vote, rollback = self._quorum, PendingReplies(), _rollback_of(request)
         within = min(self._timeout, ttl_ms / 1000 * MAX_SHARE_OF_TTL)
         waited = request.waited

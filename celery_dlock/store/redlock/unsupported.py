@@ -6,11 +6,23 @@ from collections.abc import Sequence
 
 from ...errors import InvalidLockOptions
 from ...keys.lock_name import LockName
-from ..model import Grant
+from ..model import AcquireRequest, Grant
 from ..queue_base import QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 
-__all__ = ["QueuesUnsupported"]
+__all__ = ["QueuesUnsupported", "reject_unsupported"]
+
+
+def reject_unsupported(name: LockName, request: AcquireRequest) -> None:
+    """Check that a request needs neither seats nor a queue.
+
+    Raises:
+        InvalidLockOptions: It does.
+    """
+    if name.seats != 1:
+        raise InvalidLockOptions("invalid limit: expected 1, because Redlock has no seats")
+    if request.queue is not None:
+        raise InvalidLockOptions("invalid on_conflict='queue': expected another policy, because Redlock has no queues")
 
 
 class QueuesUnsupported:

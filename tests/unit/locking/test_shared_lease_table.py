@@ -80,6 +80,12 @@ def test_the_longest_name_fits_with_an_ending(shared: SharedLeaseTable) -> None:
     assert ReleaseRequest.from_text(seen.ending) == ending
 
 
+def test_record_keeps_the_number_of_seats(shared: SharedLeaseTable) -> None:
+    name = shared_name("gpu")._replace(seats=100)
+    shared.open(name, "o.1", 30.0)
+    assert kept(shared).name == name
+
+
 @pytest.mark.parametrize("by", ["x" * 5_000, "\udce4"], ids=["too long", "half a character"])
 def test_an_ending_that_does_not_fit_a_slot_still_leaves_the_lock_to_the_watchdog(
     shared: SharedLeaseTable, by: str

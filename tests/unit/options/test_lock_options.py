@@ -32,6 +32,7 @@ DEFAULTS = {
     "queue_overflow": "raise",
     "debounce": None,
     "debounce_max": None,
+    "limit": 1,
     "once_per": None,
     "misfire_grace": 86400.0,
     "on_used": "skip",
@@ -129,6 +130,11 @@ REFUSED = [
     ("wait_timeout", 5.0, "it needs on_conflict='wait'"),
     ("after_wait", "skip", "it needs on_conflict='wait'"),
     ("queue_overflow", "keep_latest", "it needs on_conflict='queue'"),
+    ("limit", 0, "a whole number from 1 to 100"),
+    ("limit", 101, "a whole number from 1 to 100"),
+    ("limit", True, "a whole number from 1 to 100"),
+    ("limit", 2.0, "a whole number from 1 to 100"),
+    ("limit", None, "a whole number from 1 to 100"),
     ("debounce", 5.0, "it needs on_conflict='queue'"),
     ("debounce", 0, "seconds from 0.001"),
     ("debounce_max", 5.0, "it needs debounce"),
@@ -197,6 +203,29 @@ def test_debounce_is_refused_beside_an_option_that_contradicts_it(chosen: dict[s
     with pytest.raises(InvalidLockOptions) as raised:
         LockOptions(on_conflict="queue", debounce=5, **chosen)
     assert str(raised.value) == f"invalid debounce=5.0: expected {expected}"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (
+            {"on_conflict": "queue"},
+            "on_conflict='queue', which does not support it yet; use 'skip', 'retry', 'wait' or 'raise'",
+        ),
+        ({"once_per": 60}, "once_per, because a name has one run mark and not one for each seat"),
+        ({"unique": "queued+running"}, "unique='queued+running', because it lets one call run; use unique='queued'"),
+    ],
+)
+def test_limit_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(limit=3, **chosen)
+    assert str(raised.value) == f"invalid limit=3: expected 1 with {reason}"
+    assert LockOptions(limit=1, **chosen).limit == 1
+
+
+@pytest.mark.parametrize("policy", ["skip", "retry", "wait", "raise"])
+def test_limit_is_taken_with_every_policy_without_a_queue(policy: str) -> None:
+    assert LockOptions(limit=100, on_conflict=policy, unique="queued").limit == 100
 
 
 def test_debounce_max_is_at_least_debounce_and_ten_times_it_by_default() -> None:

@@ -39,6 +39,8 @@ REFUSED: list[Any] = [
     (SHARED, {"on_conflict": "queue", "debounce": 5}, "debounce=5.0"),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": 6}, "debounce=6.0"),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce_max": 60}, "debounce_max=60.0"),
+    ({}, {"limit": 2}, "limit=2"),
+    ({"limit": 3}, {"limit": 2}, "limit=2"),
     ({}, {"ttl": 31}, "ttl=31.0"),
     ({"ttl": 5}, {"ttl": 6}, "ttl=6.0"),
     ({}, {"min_hold": 31_622_400}, "min_hold=31622400.0"),
@@ -67,6 +69,7 @@ ALLOWED: list[Any] = [
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": 4}),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": None}),
     ({}, {"enabled": False}),
+    ({"limit": 3}, {"limit": 3}),
     ({}, {"keep_on_retry": True, "on_lost": "abort", "skip_result": 1}),
 ]
 

@@ -42,13 +42,14 @@ class Figures(NamedTuple):
     children_killed: int
     workers_killed: int
     seconds: float
+    accounts: frozenset[Any] = frozenset()
 
 
 class Run:
     """One run; `killed` are the pids of all processes that were killed."""
 
-    def __init__(self, folder: Path, urls: Urls, workers: int, seed: int) -> None:
-        self.folder, self.urls = folder, urls
+    def __init__(self, folder: Path, urls: Urls, workers: int, seed: int, app: str = APP) -> None:
+        self.folder, self.urls, self.app = folder, urls, app
         self.random = random.Random(seed)
         self.killed: set[int] = set()
         self.counts: Counter[str] = Counter()
@@ -56,7 +57,7 @@ class Run:
         self.workers = [self.start() for _ in range(workers)]
 
     def start(self) -> Worker:
-        return self.stack.enter_context(running_worker(APP, folder=self.folder, urls=self.urls, concurrency=2))
+        return self.stack.enter_context(running_worker(self.app, folder=self.folder, urls=self.urls, concurrency=2))
 
     def kill_somebody(self) -> None:
         place = self.random.randrange(len(self.workers))
@@ -99,21 +100,30 @@ def figures(run: Run, ids: dict[int, str], noted: list[list[Any]], never_noted: 
     unseen = [number for number in lost if ids[number] in never_noted]
     return Figures(
         len(ids), len(outs), len(unseen), len(twice), len(alive), overlaps, late,
-        run.counts["children"], run.counts["workers"], seconds,
+        run.counts["children"], run.counts["workers"], seconds, frozenset(first),
     )  # fmt: skip
 
 
-def measure(messages: int, names: int, kills: int, workers: int, seed: int, quiet: float = 30.0) -> Figures:
+def measure(
+    messages: int,
+    names: int,
+    kills: int,
+    workers: int,
+    seed: int,
+    quiet: float = 30.0,
+    app: str = APP,
+    task: str = "post",
+) -> Figures:
     with (
         # In memory where there is room: a busy disk must not stop the server, which writes down all that it does.
         tempfile.TemporaryDirectory(prefix="dlock-run-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as name,
         Server(Path(name) / "server", options=KEEPING) as server,
     ):
         urls = Urls(server.url(0), server.url(1), server.url(2))
-        with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
-            ids = {number: module.post.delay(number % names, number).id for number in range(messages)}
+        with loaded_app(app, urls) as module, redis.Redis.from_url(urls.result) as notes:
+            ids = {number: getattr(module, task).delay(number % names, number).id for number in range(messages)}
             began = last = time.monotonic()
-            run = Run(Path(name), urls, workers, seed)
+            run = Run(Path(name), urls, workers, seed, app)
             with run.stack:
                 done, left = 0, kills
                 while done < messages and time.monotonic() - last < quiet:

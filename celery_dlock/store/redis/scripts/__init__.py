@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
-from .header import Parameter, check_part, included_parts, read_header, with_parts
+from .header import Header, Parameter, check_part, included_parts, read_header, with_parts
 
 __all__ = [
     "ACQUIRE",
@@ -38,6 +38,7 @@ __all__ = [
     "LIST_INDEX",
     "LIST_WAITERS",
     "MARK_DONE",
+    "PARTS",
     "PASS_ON_WAKE",
     "RELEASE",
     "RELEASE_CLAIM",
@@ -178,19 +179,22 @@ class Script:
         parts: Texts of the files in ``lib/``, by name.
     """
 
-    __slots__ = ("_body", "_header", "args", "groups", "keys", "name", "replies", "variants")
+    __slots__ = ("args", "body", "groups", "header", "keys", "name", "replies", "variants")
 
     def __init__(self, name: str, text: str, parts: dict[str, str]) -> None:
         self.name = name
-        self._header = read_header(name, text)
-        self.keys, self.args, self.replies = self._header.keys, self._header.args, self._header.replies
-        self.groups = tuple(self._header.groups)
+        header = read_header(name, text)
         used = included_parts(text)
         for index, part in enumerate(used):
             if part not in parts or part in used[:index]:
                 raise ValueError(f"invalid Lua file: {name}.lua: @include {part}: expected a part of lib/, once")
-            check_part(part, parts[part], self._header, used[:index], name)
-        self._body = with_parts(text, parts)
+            check_part(part, parts[part], header, used[:index], name)
+        self._define(header, with_parts(text, parts))
+
+    def _define(self, header: Header, body: str) -> None:
+        self.header, self.body = header, body
+        self.keys, self.args, self.replies = header.keys, header.args, header.replies
+        self.groups = tuple(header.groups)
         #: Variants by the presence of each group, in the header's order.
         self.variants = _Variants(self)
 
@@ -204,7 +208,7 @@ class Script:
         """Yield every allowed variant: one that has a group also has the group that it requires."""
         for present in itertools.product((True, False), repeat=len(self.groups)):
             chosen = dict(zip(self.groups, present, strict=True))
-            if all(chosen.get(self._header.groups[group], True) for group in self.groups if chosen[group]):
+            if all(chosen.get(self.header.groups[group], True) for group in self.groups if chosen[group]):
                 yield self.variants[present]
 
     @property
@@ -224,7 +228,7 @@ class Script:
         if present:
             flags = ", ".join(str(flag).lower() for flag in present.values())
             lines.append(f"local {', '.join(present).upper()} = {flags}")
-        return ScriptVariant(self.name, self._body, keys, args, " ".join(lines))
+        return ScriptVariant(self.name, self.body, keys, args, " ".join(lines))
 
 
 def _assigned(table: str, parameters: Sequence[Parameter]) -> Iterator[str]:
@@ -248,11 +252,11 @@ def _read_parts() -> dict[str, str]:
     return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in folder.iterdir()}
 
 
-_PARTS: Final = _read_parts()
+PARTS: Final = _read_parts()
 
 
 def _load(name: str) -> Script:
-    return Script(name, resources.files(__name__).joinpath(f"{name}.lua").read_text("utf-8"), _PARTS)
+    return Script(name, resources.files(__name__).joinpath(f"{name}.lua").read_text("utf-8"), PARTS)
 
 
 ACQUIRE = _load("acquire")

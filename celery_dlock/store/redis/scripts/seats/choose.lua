@@ -1,0 +1,90 @@
+-- seats/choose: which seat an acquire asks for.
+-- @uses lock acquisition identity notify seats seat_wake seat_limit
+-- @after seats/common
+
+local function is_running(seat)
+  return seat.identity == identity and string.sub(seat.acq, 1, 6) ~= 'grant:'
+end
+
+local function is_for_this(seat)
+  return seat.acq == 'grant:' .. identity or seat.acq == 'reserved:' .. identity
+end
+
+local function awaits_this(seat)
+  return seat.reserved_for == identity
+end
+
+-- Return the seat of this acquisition, or one that concerns this message, also above the limit; nil if there is none.
+local function related_seat()
+  local place = seat_where(function(seat) return seat.acq == acquisition end)
+  if place or identity == '' then
+    return place
+  end
+  return seat_where(is_running) or seat_where(is_for_this) or seat_where(awaits_this)
+end
+
+local function free_seat()
+  for place = 0, allowed - 1 do
+    if not taken[place] then
+      return place
+    end
+  end
+end
+
+-- All seats are taken. Return the one to name in the answer: one whose body has ended, else the first one to expire.
+-- If this call waits, mark all seats, so that each release wakes a waiting call.
+local function busiest_seat()
+  local chosen, soonest_ms
+  for place = 0, places - 1 do
+    if taken[place] then
+      local key = seat_key(place)
+      local releasing, ttl_ms, due = unpack(redis.call('HMGET', key, 'releasing', 'ttl', 'due'))
+      local left_ms = redis.call('PTTL', key)
+      if ttl_ms and left_ms > tonumber(ttl_ms) then
+        -- The server's clock went back, as in lib/conflict.
+        redis.call('PEXPIRE', key, ttl_ms)
+        left_ms = tonumber(ttl_ms)
+      end
+      if due then
+        left_ms = math.max(0, due / 1000 - clock_s * 1000)
+      end
+      if notify ~= '0' then
+        redis.call('HSET', key, 'notify', '1')
+      end
+      if place < allowed then
+        left_ms = releasing and -1 or left_ms
+        if not chosen or left_ms < soonest_ms then
+          chosen, soonest_ms = place, left_ms
+        end
+      end
+    end
+  end
+  return chosen
+end
+
+-- This call has waited, and took a seat. A wake-up stands for one or more releases, so another seat may be free: wake
+-- the next call. The other seats may have been taken since the calls that wait asked, so mark them.
+local function wake_others(place)
+  local one_is_free = false
+  for other = 0, allowed - 1 do
+    if taken[other] then
+      redis.call('HSET', seat_key(other), 'notify', '1')
+    elseif other ~= place then
+      one_is_free = true
+    end
+  end
+  if one_is_free and redis.call('EXISTS', seat_wake) == 0 and type(redis.pcall('RPUSH', seat_wake, '1')) == 'number' then
+    redis.call('PEXPIRE', seat_wake, '2000')
+  end
+end
+
+-- Add the number of the seat to the reply of an acquire that took it.
+local function with_seat(reply, place)
+  if type(reply) ~= 'string' then
+    return reply
+  end
+  if notify == '2' then
+    wake_others(place)
+  end
+  return reply .. ' ' .. place
+end

@@ -1,0 +1,64 @@
+-- seats/common: the seats of a name with `limit`: as many locks as calls that may hold the name at once.
+-- @uses lock seats seat_wake seat_limit
+--
+-- Each file of this folder finds the seat that concerns its command, sets `lock` to the key of that seat, and calls
+-- on_seat(). That function is the whole script of a lock: acquire, release and so on. So each seat has its own holder,
+-- expiry and crash handling. The queue, the done marks and the highest token are those of the name and its bucket.
+--
+-- Seat 0 has the key of the lock itself. Seat k has that key, a colon and k. Calls with a smaller limit look at all
+-- seats that may be held, because a duplicate of their message may run there.
+--
+-- The record of the seats is a string of three numbers. The first is the limit that counts. The second is the time (s)
+-- when a command last had that limit. The third is the number of seats that may be held. The largest limit counts. When
+-- no command has had it for LIMIT_S, the next smaller one counts.
+-- The record lives as long as a done mark, from the last acquisition or renewal of any seat.
+
+local LIMIT_S, RECORD_MS, MOST_SEATS = 60, '86400000', 100
+
+local first_lock = lock
+local clock_s, own_limit = tonumber(redis.call('TIME')[1]), tonumber(seat_limit)
+local allowed, seen_s, places = string.match(redis.call('MGET', seats)[1] or '', '^(%d+) (%d+) (%d+)$')
+allowed, seen_s, places = tonumber(allowed or '1'), tonumber(seen_s or '0'), tonumber(places or '1')
+if own_limit >= allowed or (own_limit > 0 and clock_s - seen_s > LIMIT_S) then
+  allowed, seen_s = own_limit, clock_s
+end
+-- A later command with the larger limit must not be later than now, or a clock that went back would keep it for ever.
+seen_s = math.min(seen_s, clock_s)
+places = math.min(math.max(places, allowed), MOST_SEATS)
+
+local function seat_key(place)
+  return place == 0 and first_lock or first_lock .. ':' .. place
+end
+
+-- The fields of each seat that is not free, by its number.
+local taken, used_places = {}, 0
+for place = 0, places - 1 do
+  local fields = redis.call('HMGET', seat_key(place), 'acq', 'identity', 'granter', 'published', 'reserved_for')
+  if fields[1] then
+    taken[place] = {acq = fields[1], identity = fields[2], granter = fields[3], published = fields[4],
+                    reserved_for = fields[5]}
+    used_places = place + 1
+  end
+end
+
+-- Return the first seat whose fields match; nil if there is none.
+local function seat_where(matches)
+  for place = 0, places - 1 do
+    if taken[place] and matches(taken[place]) then
+      return place
+    end
+  end
+end
+
+-- Return the seat of this acquisition, else a seat whose unpublished grant an earlier copy of this command made.
+local function seat_of(acquisition)
+  return seat_where(function(seat) return seat.acq == acquisition end) or
+    seat_where(function(seat) return seat.granter == acquisition and not seat.published end)
+end
+
+-- Write the record. Call this after the writes of on_seat(): if the server's memory is full, it refuses SET unless the
+-- script has written before. A refusal must not undo the rest.
+local function keep_record()
+  local record = string.format('%d %d %d', allowed, seen_s, math.max(allowed, used_places))
+  redis.pcall('SET', seats, record, 'PX', RECORD_MS)
+end

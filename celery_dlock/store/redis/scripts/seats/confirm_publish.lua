@@ -1,0 +1,11 @@
+-- seats/confirm_publish: record that the message of a granted waiter was published.
+-- @include seats/common
+
+lock = seat_key(seat_where(function(seat) return seat.acq == 'grant:' .. identity end) or 0)
+local earlier_due = redis.call('ZSCORE', queues, lock_name)
+local reply = on_seat()
+if earlier_due then
+  -- Another seat may be due sooner.
+  redis.call('ZADD', queues, 'LT', earlier_due, lock_name)
+end
+return reply

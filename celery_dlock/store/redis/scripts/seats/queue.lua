@@ -1,0 +1,44 @@
+-- seats/queue: the queue that the seats of a name share.
+-- @uses lock waiting delayed queues lock_name
+-- @after seats/common time grant
+
+local earlier_due = redis.call('ZSCORE', queues, lock_name)
+
+-- on_seat() enters the name in the index for its own seat. Another seat may be due sooner.
+local function keep_earlier_due()
+  if earlier_due then
+    redis.call('ZADD', queues, 'LT', earlier_due, lock_name)
+  end
+end
+
+local function has_waiters()
+  return redis.call('EXISTS', waiting, delayed) > 0
+end
+
+-- The seat is above the limit that counts now. If it was granted, take the grant back: its waiter waits at its rank.
+-- Return whether it was. Its message may be published already. It then finds itself queued.
+local function take_back_grant(place)
+  local key = seat_key(place)
+  local rank, waiter, due = unpack(redis.call('HMGET', key, 'rank', 'identity', 'due'))
+  if place < allowed or not due then
+    return false
+  end
+  redis.call('ZADD', waiting, rank, waiter)
+  redis.call('DEL', key)
+  redis.call('ZADD', queues, decimal(server_time_us()), lock_name)
+  return true
+end
+
+-- Grant a free seat, whose grant no reply names. A sweep publishes its message at once. Return the waiter or nil.
+local function grant_for_sweep(place, granter)
+  lock = seat_key(place)
+  local now = server_time_us()
+  local waiter = grant_next(now, granter)
+  if waiter then
+    redis.call('HSET', lock, 'due', decimal(now))
+    earlier_due = decimal(now)
+    taken[place] = {acq = 'grant:' .. waiter, identity = waiter, granter = granter}
+    used_places = math.max(used_places, place + 1)
+  end
+  return waiter
+end

@@ -1,0 +1,15 @@
+-- seats/release_queued: free the seat of an acquisition, and grant this seat to the next waiter.
+-- @include time grant seats/common seats/queue
+
+local place = seat_of(acquisition) or
+  (identity ~= '' and seat_where(function(seat) return seat.acq == 'grant:' .. identity end)) or 0
+lock = seat_key(place)
+if taken[place] and taken[place].acq == acquisition and has_waiters() then
+  redis.call('HSET', lock, 'has_waiters', '1')
+end
+local reply = on_seat()
+if take_back_grant(place) and type(reply) == 'table' then
+  reply[2], reply[3], reply[4] = '', '', ''
+end
+keep_earlier_due()
+return reply
