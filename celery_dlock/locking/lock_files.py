@@ -160,10 +160,11 @@ class LockFiles:
         """Lock the file once. Return its holder; None if it is locked now, or was deleted meanwhile."""
         file_name = self._file_name(name)
         with self._directory.opened() as directory:
-            with no_fork():  # a child that is forked before the file is in the set would not close it
-                file = _opened(file_name, directory)
-                _open_files.add(file)
+            file: FileIO | None = None
             try:
+                with no_fork():  # a child that is forked before the file is in the set would not close it
+                    file = _opened(file_name, directory)
+                    _open_files.add(file)
                 locked = _lock(file)
                 if not _leads_to(file, file_name, directory):
                     file.close()
@@ -175,7 +176,8 @@ class LockFiles:
                 facts.write(file)
                 self._held[facts.owner, name] = _HeldFile(file, facts, entrant)
             except BaseException:
-                file.close()
+                if file is not None:
+                    file.close()
                 raise
         return None
 
