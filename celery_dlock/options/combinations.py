@@ -97,9 +97,8 @@ def _check_store_error(options: LockOptions) -> None:
     policy = options.on_store_error
     if policy not in ("run", "local"):
         return
-    if policy == "local" and find_spec("fcntl") is None:
-        allowed = "'retry', 'fail' or 'run' on this platform, which has no flock for lock files"
-        raise invalid_value("on_store_error", policy, allowed)
+    if policy == "local":
+        _check_lock_files(options)
     reasons = {
         "on_lost='abort', because a body without a lock has no lease to lose": options.on_lost == "abort",
         "once_per, because only the store can record a success": options.once_per is not None,
@@ -109,6 +108,16 @@ def _check_store_error(options: LockOptions) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise invalid_value("on_store_error", policy, f"'retry' or 'fail' with {reason}")
+
+
+def _check_lock_files(options: LockOptions) -> None:
+    reasons = {
+        "with a limit above 1, because a machine has one lock file for each name": options.limit > 1,
+        "on this platform, which has no flock for lock files": find_spec("fcntl") is None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise invalid_value("on_store_error", "local", f"'retry', 'fail' or 'run' {reason}")
 
 
 def _check_durability(options: LockOptions) -> None:

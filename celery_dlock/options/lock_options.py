@@ -102,7 +102,7 @@ class LockOptions:
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
     as during a rollout, the largest one counts. It counts until no worker with it has run a call of the name for a
     minute. Fencing tokens of different seats are not comparable. Cannot be combined with ``on_conflict='queue'``,
-    ``once_per``, ``unique='queued+running'`` or ``debounce``. Redlock and ``memory://`` do not support it.
+    ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``. Redlock and ``memory://`` do not support it.
     """
 
     keep_on_retry: bool = False
@@ -284,7 +284,7 @@ class LockOptions:
       :class:`LockLost`.
     - ``"local"``: the body runs **with a lock on its machine only**. If another body of the name runs on this machine,
       ``on_conflict`` applies. Bodies on other machines may run at the same time. ``lease.local`` is ``True``, the rest
-      of the lease is as with ``"run"``. Refused on a platform without ``flock``.
+      of the lease is as with ``"run"``. Refused with a ``limit`` above 1, and on a platform without ``flock``.
 
     Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``on_lost='abort'``.
     A body without a lease has no ``min_hold``, ``max_hold`` or ``keep_on_retry`` either.

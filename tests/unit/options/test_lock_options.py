@@ -371,6 +371,16 @@ def test_a_task_that_needs_its_store_cannot_run_without_it(other: dict[str, Any]
         LockOptions(on_store_error=policy, **other)
 
 
+def test_local_is_refused_with_a_limit_above_1() -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(on_store_error="local", limit=2)
+    assert str(raised.value) == (
+        "invalid on_store_error='local': expected 'retry', 'fail' or 'run' with a limit above 1, because a machine has "
+        "one lock file for each name"
+    )
+    LockOptions(on_store_error="run", limit=2)
+
+
 def test_local_is_refused_on_a_platform_without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with pytest.raises(InvalidLockOptions) as raised:
