@@ -59,11 +59,11 @@ help:
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 
-# The environments first, two at a time; then the lane of everything; the others beside one another, with their output
-# one after the other.
+# The environments first, all at once, because pip mostly waits; lint and types beside them. Then the lane of everything;
+# the others beside one another, with their output one after the other.
 test:
-	@$(MAKE) --no-print-directory -j2 $(LANES:%=venv-%)
-	@$(if $(filter main,$(LANES)),$(MAKE) --no-print-directory lane-main)
+	@$(MAKE) --no-print-directory -j4 -O $(LANES:%=venv-%) $(if $(filter main,$(LANES)),$(CHECKS))
+	@$(if $(filter main,$(LANES)),$(MAKE) --no-print-directory lane-main CHECKS=)
 	@$(if $(OTHERS),echo 'beside one another: $(OTHERS)'; $(MAKE) --no-print-directory -j3 -O JOBS=3 $(OTHERS:%=lane-%))
 	@echo 'passed: $(LANES)'
 	@$(if $(PYTHON310),,echo 'NOT RUN: Python 3.10, which is not on this machine')
@@ -126,7 +126,8 @@ unit: .venv/.ready
 
 # Lanes: the first runs everything, the others what is marked `core`
 
-lane-main: lint types
+CHECKS = lint types
+lane-main: $(CHECKS)
 	$(RUN) $(BIN)/python $(PYTEST)
 
 # Redis' wheel ends at Python 3.12.
@@ -142,8 +143,8 @@ lane-celery56: DIST = load
 lane-celery56: venv-celery56
 	$(RUN) .venv-celery56/bin/python $(CORE)
 
-# Without what only Celery's version changes: the main lane runs the same Celery.
-lane-newest: LESS = and not celerys
+# Without what only the version of Celery or of the server changes: the main lane runs the same ones.
+lane-newest: LESS = and not celerys and not topologies
 lane-newest: venv-newest
 	$(if $(PYTHON313),$(RUN) .venv-newest/bin/python $(CORE),@echo 'NOT RUN: lane newest')
 
@@ -153,12 +154,14 @@ test-servers: .venv/.ready
 	$(RUN) $(BIN)/python -q -m servers
 	$(MAKE) --no-print-directory test-slow
 
+# Each test goes to a process that is free, in the order of tests/conftest.py: the longest ones are alone in their files.
+test-slow: DIST = load --maxschedchunk=1
 test-slow: .venv/.ready
 	$(RUN) $(BIN)/python $(PYTEST) -q -m 'slow and not servers'
 
 # 10,000 random histories, which would take longer than the rest of test-slow together.
 histories: .venv/.ready
-	DLOCK_TEST_HISTORY_PARTS=20 $(BIN)/python -m pytest -q -n 2 --dist load -m slow tests/contract/test_rules.py
+	DLOCK_TEST_HISTORY_PARTS=40 $(BIN)/python -m pytest -q -n 2 --dist load -m slow tests/contract/test_rules.py
 
 # Needs no network once .venv-docs is made. -n: a reference without a target is a warning; -W: a warning is an error.
 docs: .venv-docs/.filled

@@ -54,8 +54,11 @@ def pytest_report_header() -> list[str]:
 TESTS = Path(__file__).parent
 #: Folders and files that take long, the longest first; all others come after them.
 LONG = [
+    "contract/test_hostile_messages.py",
     "worker/lost_acks",
     "model",
+    "contract/test_rules.py",
+    "worker/metrics",
     "contract/test_interruptions.py",
     "contract/test_queue_stateful.py",
     "worker",

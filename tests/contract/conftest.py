@@ -77,6 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
     reasons = {**NOT_OVER, **(NOT_ON_REDLOCK if topology.startswith("redlock") else {})}
     marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
+    marks += [pytest.mark.topologies] if topology != MEMORY else []
     return [*marks, pytest.mark.servers] if topology == TLS else marks
 
 

@@ -17,9 +17,9 @@ ROWS = [
     pytest.param("prefork", ("--max-tasks-per-child", "10"), 200, id="prefork"),
     pytest.param("threads", (), 150, id="threads"),
     pytest.param("gevent", (), 150, id="gevent"),
-    pytest.param("prefork", ("--max-tasks-per-child", "10"), 10_000, id="prefork-10000", marks=FULL),
-    pytest.param("threads", (), 10_000, id="threads-10000", marks=FULL),
-    pytest.param("gevent", (), 10_000, id="gevent-10000", marks=FULL),
+    pytest.param("prefork", ("--max-tasks-per-child", "10"), 3_000, id="prefork-3000", marks=FULL),
+    pytest.param("threads", (), 3_000, id="threads-3000", marks=FULL),
+    pytest.param("gevent", (), 3_000, id="gevent-3000", marks=FULL),
 ]
 
 
