@@ -15,7 +15,7 @@ from .errors import (
 )
 from .lock import Lock
 from .locking.lease import Lease
-from .messaging.results import CallSkipped
+from .messaging.results import CallSkipped, Replaced
 from .options.lock_options import LockOptions
 from .task import startup_warnings  # noqa: F401  # connects to a worker's start
 from .task.base import SingletonTask
@@ -32,6 +32,7 @@ __all__ = [
     "LockLost",
     "LockOptions",
     "NameUsed",
+    "Replaced",
     "SingletonTask",
     "StoreUnavailable",
     "UnknownOutcome",

@@ -72,6 +72,7 @@ def check(
     _lost(story, ends, waiting, trails, found)
     _doubled(story, found)
     _debounced(story, ends, overwritten or {}, found)
+    _stopped(story, ends, found)
     return found
 
 
@@ -157,6 +158,15 @@ def _debounced(story: Story, ends: dict[str, str], overwritten: dict[str, str], 
             found.replaced_after[why or "unexplained"] += 1
             if not why:
                 found.broken.append(f"done and replaced by a newer call: {run}")
+
+
+def _stopped(story: Story, ends: dict[str, str], found: Findings) -> None:
+    """A call whose body a newer one stopped ends REVOKED, unless another delivery of it ended by itself."""
+    done = {run.id for run in story.runs if run.how == "return"}
+    for run in story.runs:
+        end = ends.get(run.id, "REVOKED")
+        if run.how == "Replaced" and run.id not in done and end != "REVOKED":
+            found.broken.append(f"a newer call stopped {run}, and it ended {end}")
 
 
 def too_late(freed: dict[str, list[float]], ttl: float) -> list[str]:

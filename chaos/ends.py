@@ -19,6 +19,7 @@ WORDS = {
     "is parked": "parked",
     "is a duplicate": "duplicate",
     "skipped": "skipped",
+    "is stopped": "stopped",
     "succeeded": "succeeded",
 }
 

@@ -12,7 +12,9 @@ from redis.exceptions import RedisError
 from chaos.history import History
 
 #: As in tests.support.apps.chaos; one that stands twice is sent twice as often.
-TASKS = ("skips", "retries", "queues", "queues", "debounces", "waits", "aborts", "retries_early", "queues_early")
+TASKS = (
+    "skips", "retries", "queues", "queues", "debounces", "replaces", "waits", "aborts", "retries_early", "queues_early",
+)  # fmt: skip
 #: Seconds inside: most are short, some longer than a lease.
 SECONDS = ((0.05, 0.4), (0.05, 0.4), (0.4, 1.5), (2.0, 4.0))
 WEIGHTS = (4, 3, 2, 1)

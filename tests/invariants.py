@@ -176,6 +176,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "Of the calls of a burst, only the newest starts, once, and after debounce_max at the latest. "
             "The others end REVOKED."
         ),
+        "newest-call-stops-the-running-one": (
+            "Under on_conflict='replace', the newest call stops the running one and runs after it, never beside it. "
+            "Each other call ends REVOKED with the id of the call that replaced it."
+        ),
         "queue-protocol-is-explored": (
             "No order of the queue protocol's steps breaks an invariant: neither in the model, nor in random "
             "runs of the scripts."

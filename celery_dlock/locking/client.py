@@ -27,6 +27,7 @@ from ..store.model import (
     Refusal,
     Released,
     Renewal,
+    StopRequest,
     Tombstoned,
     Unknown,
     Used,
@@ -224,8 +225,9 @@ class LockClient:
             self.lose(lease, Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows"))
             return False
         renewal = Renewal(
-            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.record.durability
-        )
+            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.record.durability,
+            lease.stop_error is not None,
+        )  # fmt: skip
         # A reply that comes after the lease's end is of no use to the caller.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
         shard = self._store.shard(lease.lock_name)
@@ -236,9 +238,12 @@ class LockClient:
             raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
         if renewed:
             lease.record.renewed(sent + seconds - drift_margin(seconds))
+            if isinstance(renewed, StopRequest):
+                lease.replaced_by = renewed.by
+                lease.record.request_stop()
         else:
             self.lose(lease, Loss(LossCause.FORGOTTEN, "the store no longer knows it"))
-        return renewed
+        return bool(renewed)
 
     def lose(self, lease: Lease, reason: Loss) -> None:
         """Mark the lease as lost and report it, once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import DLockError, LockLost, StoreUnavailable
@@ -69,6 +70,7 @@ class Lease:
         hold_count: The number of times that the owner has entered the lock and not left it.
         task: The name of the task that holds the lease, or None.
         task_id: The id of that task, or None.
+        replaced_by: The task id of the newer call that replaces this one, once a renewal has told it; else None.
         after_crash: True if an earlier run (``once_per``) died and may have done its work. Check before repeating it.
         local: True if the body holds its lock on this machine only (``on_store_error="local"``), without a lease.
         seat: The seat that the lease holds, from 0 to ``limit`` - 1; 0 without ``limit``. No two holders of a name have
@@ -82,6 +84,10 @@ class Lease:
     releasing = False
     #: The release request of a nested run that succeeded (``once_per``). The outermost release stores its run mark.
     inner_use: ReleaseRequest | None = None
+    #: Makes the error that :meth:`ensure` raises when a newer call replaces this one; None: it cannot be replaced.
+    stop_error: Callable[[str, str, str | None], Exception] | None = None
+    #: The task id of the call that replaces this one, once the store has told it.
+    replaced_by: str | None = None
     #: When the lock was taken, on the monotonic clock. Set while metrics are on.
     taken_at: float = _Now()  # type: ignore[assignment]  # a descriptor; setting the attribute shadows it
 
@@ -148,6 +154,16 @@ class Lease:
         """True if the lease was found to be over before its holder released it."""
         return self.record.lost
 
+    @property
+    def replaced(self) -> bool:
+        """True if a newer call has asked this one to stop (``on_conflict="replace"``). Found at a renewal."""
+        return self.record.replaced
+
+    def watch_for_stop(self, error: Callable[[str, str, str | None], Exception]) -> None:
+        """Learn from renewals whether a newer call replaces this one. ``ensure()`` then raises ``error``."""
+        self.stop_error = error
+        self.record.set_stoppable()
+
     def remaining(self) -> float:
         """Return the seconds until the lease ends if it is not renewed; 0 if it is released or lost."""
         if self.over or self.record.lost:
@@ -162,10 +178,14 @@ class Lease:
         Raises:
             LockLost: The lease is over, or is about to end and the store does not answer. Stop the work, because
                 another call may run.
+            Replaced: A newer call replaces this one (``on_conflict="replace"``). Stop the work.
         """
         if not self.over and not self.record.lost:
             try:
                 if self._renewer.renew(self, self.ttl):
+                    if self.stop_error is not None and self.record.replaced:
+                        reason = f"{self.name}: replaced by {self.replaced_by}"
+                        raise self.stop_error(reason, self.name, self.replaced_by)
                     return
             except StoreUnavailable as error:
                 if self.remaining() > loss_grace(self.ttl):
@@ -199,6 +219,7 @@ class _NoLease:
     hold_count = 0
     held = False
     lost = False
+    replaced = False
 
     def remaining(self) -> float:
         return 0.0

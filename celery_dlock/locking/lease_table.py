@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 from ..keys.key_spec import LockName
+from ..options.derived import StopReason
 from ..options.durability import PRIMARY, Durability
 
 __all__ = [
@@ -97,11 +98,19 @@ class LeaseRecord(Protocol):
         """Record that the watchdog will not renew the lease again. From then on, it only watches the release."""
         ...
 
-    def on_loss(self, stop: Callable[[], None] | None) -> None:
-        """Set the function that stops the body when the watchdog finds the lease lost; None: do not stop it."""
+    # Whether newer calls may ask the holder to stop (on_conflict="replace"), so that renewals ask for that.
+    @property
+    def stoppable(self) -> bool: ...
+    def set_stoppable(self) -> None: ...
+    # Whether a newer call has asked the holder to stop. `request_stop` records that one has.
+    @property
+    def replaced(self) -> bool: ...
+    def request_stop(self) -> None: ...
+    def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
+        """Set the function that stops the body for a reason; None: do not stop it. The watchdog may call it again."""
         ...
 
-    def stop(self) -> None:
+    def stop(self, reason: StopReason) -> None:
         """Stop the body, if a function was set. Called by the watchdog."""
         ...
 
@@ -147,7 +156,7 @@ class LocalLeaseRecord:
 
     __slots__ = (
         "_stop", "_table", "acquisition", "deadline", "durability", "ending", "has_deadline_entry", "look_at", "lost",
-        "max_hold_until", "name", "put_off", "state", "ttl",
+        "max_hold_until", "name", "put_off", "replaced", "state", "stoppable", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -159,8 +168,8 @@ class LocalLeaseRecord:
         self.ttl = ttl
         self.durability = durability
         self.deadline = self.max_hold_until = 0.0
-        self._stop: Callable[[], None] | None = None
-        self.lost = False
+        self._stop: Callable[[StopReason], None] | None = None
+        self.lost = self.stoppable = self.replaced = False
         self.ending = ""
         #: For the watchdog's schedule: the time of the next look at this record, whether that look was put off, and
         #: whether the deadline is scheduled.
@@ -203,13 +212,20 @@ class LocalLeaseRecord:
     def set_aside(self) -> None:
         self.look_at = -math.inf
 
-    def on_loss(self, stop: Callable[[], None] | None) -> None:
+    def set_stoppable(self) -> None:
+        self.stoppable = True
+        self._table.note(self)  # its next renewal is due sooner
+
+    def request_stop(self) -> None:
+        self.replaced = True
+
+    def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
         self._stop = stop
 
-    def stop(self) -> None:
+    def stop(self, reason: StopReason) -> None:
         # Read once: the body's thread may reset it between two reads.
         if (stop := self._stop) is not None:
-            stop()
+            stop(reason)
 
     def clear(self) -> None:
         self.state = LeaseState.FREE
@@ -262,10 +278,18 @@ class LocalLeaseTable:
 
 
 class BodyAborter(Protocol):
-    """The part of a worker that raises :class:`LockLost` in a body, at most once, when the body's lease is lost."""
+    """The part of a worker that stops a body by an exception, at most once.
 
-    def enter(self, record: LeaseRecord) -> None:
-        """Allow the abort of the body that the calling thread or greenlet is about to run under this lease."""
+    The exception is :class:`LockLost` if the body's lease is lost, and ``Replaced`` if a newer call replaces it.
+    """
+
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
+        """Allow to stop the body that the calling thread or greenlet is about to run under this lease.
+
+        Args:
+            record: The record of the lease.
+            reasons: The reasons for which the body is to be stopped.
+        """
         ...
 
     def leave(self, record: LeaseRecord) -> None:

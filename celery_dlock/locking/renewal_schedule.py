@@ -28,6 +28,8 @@ TURN_FRACTION: Final = 25
 #: Maximum renewals in a tick. It bounds the time for which a tick holds the interpreter. It is exceeded if a lease
 #: would otherwise be renewed only after half of its ttl.
 RENEWALS: Final = 1000
+#: Maximum seconds from one renewal to the next, if newer calls may replace the holder.
+STOP_CHECK: Final = 1.0
 #: Seconds from one tick to the next. A renewal is put off by a multiple of this.
 PUT_OFF: Final = 0.2
 #: Entries of freed records that a calendar may contain in addition to its live ones.
@@ -39,8 +41,12 @@ _DEADLINE: Final = operator.attrgetter("deadline")
 
 
 def renewal_due(record: LeaseRecord) -> float:
-    """Return the time after which a lease is to be renewed, on the monotonic clock: after a third of its ttl."""
-    return record.deadline - record.ttl * 2 / 3
+    """Return the time after which a lease is to be renewed, on the monotonic clock: after a third of its ttl.
+
+    Renewals also ask whether a newer call replaces the holder. So a lease that can be replaced is renewed sooner.
+    """
+    lead = record.ttl * 2 / 3
+    return record.deadline - (max(lead, record.ttl - STOP_CHECK) if record.stoppable else lead)
 
 
 class RenewalSchedule:
@@ -100,7 +106,7 @@ class RenewalSchedule:
         """Plan the next look at held leases, unless an earlier look is planned, which will plan the next."""
         add = self._looks.add
         for record in records:
-            at = record.deadline - record.ttl * 2 / 3
+            at = renewal_due(record) if record.stoppable else record.deadline - record.ttl * 2 / 3
             if 0 < record.max_hold_until < at:
                 at = record.max_hold_until
             if at < record.look_at:

@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from ..errors import DLockError
 from ..keys.key_spec import LockName
+from ..options.derived import StopReason
 from ..options.durability import PRIMARY, Durability, as_number, from_number
 from .lease_table import LeaseState
 
@@ -44,6 +45,9 @@ _HEAD: Final = struct.Struct("@QddIIHHIdQQ")
 _PLACE: Final = struct.Struct("@II")
 #: The three lengths in the word _LENGTHS: release request, acquisition id, lock name.
 _TEXT_LENGTHS: Final = struct.Struct("@HHI")
+#: The child sets _STOPPABLE to the generation if newer calls may ask the holder to stop. Either process sets _REPLACED
+#: to it when one has asked.
+_STOPPABLE, _REPLACED = 10, 11
 #: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED, _LOST and _CLEARED contain
 #: the generation to which they apply. _RENEWED_UNTIL is the deadline after the renewal.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
@@ -237,14 +241,31 @@ class SharedLeaseRecord:
     def set_aside(self) -> None:
         """Do nothing: the watchdog reads all records of a child in each tick."""
 
-    def on_loss(self, stop: Callable[[], None] | None) -> None:
+    @property
+    def stoppable(self) -> bool:
+        return self._words[_STOPPABLE] == self._generation
+
+    def set_stoppable(self) -> None:
+        if self._table.pid == os.getpid():
+            self._words[_STOPPABLE] = self._generation
+
+    @property
+    def replaced(self) -> bool:
+        return self._words[_REPLACED] == self._generation
+
+    def request_stop(self) -> None:
+        self._words[_REPLACED] = self._generation
+
+    def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
         # Record only that the body may be stopped. The main process cannot call `stop`, so it sends a signal instead.
         # A process that the body forked must not change the record.
         if self._table.pid != os.getpid():
             return
         self._words[_STOPS] = 0 if stop is None else self._generation
 
-    def stop(self) -> None:
+    def stop(self, reason: StopReason) -> None:
+        # The child reads from the record why it was interrupted.
+        del reason
         if self._words[_STOPS] == self._generation:
             self._table.interrupt()
 

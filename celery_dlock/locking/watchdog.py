@@ -287,16 +287,7 @@ class Watchdog:
         """
         sent = self._clock.monotonic()
         reporting = {record.acquisition for record in due if self._doubtful(record.acquisition)}
-        renewals = [
-            Renewal(
-                record.name,
-                record.acquisition,
-                round(record.ttl * 1000),
-                (("dup", "1"),) if record.acquisition in reporting else (),
-                record.durability,
-            )
-            for record in due
-        ]
+        renewals = [_renewal(record, duplicate=record.acquisition in reporting) for record in due]
         self._failing = True
         try:
             answers = self._store.renew(renewals, within)
@@ -310,6 +301,9 @@ class Watchdog:
                 record.renewed(sent + record.ttl - drift_margin(record.ttl))
                 if record.acquisition in reporting:
                     self._duplicate_reported.add(record.acquisition)
+                if renewed is not True:
+                    record.request_stop()
+                    record.stop("replaced")
             elif renewed is False and record.state is LeaseState.HELD:
                 # Read the state again: if the holder released the lock since the scan, the lease is not lost.
                 self._refused.add(record.acquisition)
@@ -348,7 +342,7 @@ class Watchdog:
         if not record.lost:
             record.lose()
             try:
-                record.stop()  # with on_lost="abort", this raises LockLost in the body (worker/abort)
+                record.stop("lost")  # with on_lost="abort", this raises LockLost in the body (worker/abort)
             finally:
                 self._lost(record, reason)
 
@@ -397,3 +391,9 @@ class Watchdog:
             text = f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
             return Loss(LossCause.TIME_LIMIT, text)
         return None
+
+
+def _renewal(record: LeaseRecord, *, duplicate: bool) -> Renewal:
+    facts = (("dup", "1"),) if duplicate else ()
+    ttl_ms = round(record.ttl * 1000)
+    return Renewal(record.name, record.acquisition, ttl_ms, facts, record.durability, record.stoppable)

@@ -25,7 +25,7 @@ from ..utils.log import log_fields, logger
 from .broker_identity import broker_of
 from .message import RepublishHeader, next_count, publish_parked
 from .parked import ParkedMessage
-from .results import store_revoked
+from .results import has_end, store_revoked
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -127,19 +127,25 @@ class GrantPublisher:
         with no_fork():
             self.publish_next(name, self._taken_out(name, identity, reason))
 
-    def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError) -> bool:
+    def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError, *, keeps_end: bool = False) -> bool:
         """Store the end of a waiter, then delete its message. Return whether that was done.
 
-        Until then the message stays where it is: among the dead letters or, under debounce, in the queue.
+        Until then the message stays where it is: among the dead letters or, if a newer call replaced it, in the queue.
+
+        Args:
+            name: The lock name.
+            waiter: The waiter.
+            error: The end to store.
+            keeps_end: The call may have run before, so leave an end alone that is stored already.
         """
         try:
             with no_fork():
-                if not end(self._app, waiter.entry, error):
+                if not end(self._app, waiter.entry, error, keeps_end=keeps_end):
                     return False
                 granted = self._taken_out(name, waiter.identity)
                 self._release_claim(name, waiter.entry)
                 self._send_revoked(ParkedMessage.read(waiter.entry).task_id)
-                # Under debounce, the replaced call may have had the grant, which has now passed to the next waiter.
+                # The replaced call may have had the grant, which has now passed to the next waiter.
                 self.publish_next(name, granted)
         except StoreUnavailable as away:
             logger.warning(
@@ -249,10 +255,10 @@ class GrantPublisher:
         return removed.granted
 
 
-def end(app: Celery, entry: str, reason: TaskRevokedError) -> bool:
+def end(app: Celery, entry: str, reason: TaskRevokedError, *, keeps_end: bool = False) -> bool:
     """Store REVOKED for a parked message that will not run, and for everything that follows it in its canvas.
 
-    Return False, after a log line, if that fails.
+    Return False, after a log line, if that fails. With ``keeps_end``, an end that is stored already does not change.
     """
     try:
         parked = ParkedMessage.read(entry)
@@ -264,6 +270,8 @@ def end(app: Celery, entry: str, reason: TaskRevokedError) -> bool:
                 reason, parked.task, parked.task_id, extra=facts,
             )  # fmt: skip
             return False
+        if keeps_end and has_end(task, parked.task_id):
+            return True
         store_revoked(task, Context({**parked.raw.headers, **parked.embedded(app)}), reason)
         logger.info("Task %s[%s] is revoked: %s", parked.task, parked.task_id, reason, extra=facts)
     except SoftTimeLimitExceeded:

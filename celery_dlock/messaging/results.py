@@ -10,15 +10,17 @@ from typing import Any, NamedTuple, Protocol
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import Ignore, TaskRevokedError
 
 from ..errors import CallNotRun
 
 __all__ = [
     "QUEUED",
     "CallSkipped",
+    "Replaced",
     "ResultTask",
     "has_backend",
+    "has_end",
     "store_queued",
     "store_revoked",
     "store_started",
@@ -52,6 +54,34 @@ class CallSkipped(CallNotRun, TaskRevokedError):
 
     # Result backends store this path, and processes of other versions read it.
     __module__ = "celery_dlock"
+
+
+class Replaced(Ignore):
+    """A newer call replaces the running one (``on_conflict="replace"``). Clean up, and let this exception pass.
+
+    It derives from Celery's ``Ignore``, so ``autoretry_for=(Exception,)`` does not catch it. The task ends REVOKED.
+
+    Args:
+        message: The newer call, as text for people.
+        name: The lock name; None if it is unknown.
+        task_id: The task id of the newer call; None if it is unknown.
+    """
+
+    __module__ = "celery_dlock"
+
+    def __init__(
+        self,
+        message: str = "a newer call replaces the running task",
+        name: str | None = None,
+        task_id: str | None = None,
+    ) -> None:
+        super().__init__(message, name, task_id)
+        self.message = message
+        self.name = name
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -> None:
@@ -99,6 +129,11 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
 def has_backend(task: ResultTask) -> bool:
     """Return whether there is a result backend. Celery's stand-in for none raises an error on every call."""
     return not isinstance(task.backend, DisabledBackend)
+
+
+def has_end(task: ResultTask, task_id: str) -> bool:
+    """Return whether the end of a task is stored. An error of the result backend is not caught."""
+    return has_backend(task) and task.backend.get_state(task_id) in states.READY_STATES
 
 
 def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ..errors import InvalidTick
-from ..options.lock_options import SKEW
+from ..options.derived import SKEW
 
 __all__ = [
     "HEADER",

@@ -33,6 +33,7 @@ def check_combinations(options: LockOptions) -> None:
     _check_queue(options)
     _check_debounce(options)
     _check_limit(options)
+    _check_replace(options)
     _check_window(options)
     _check_store_error(options)
     _check_durability(options)
@@ -69,6 +70,9 @@ def _check_limit(options: LockOptions) -> None:
         "on_conflict='queue', which does not support it yet; use 'skip', 'retry', 'wait' or 'raise'": (
             options.on_conflict == "queue"
         ),
+        "on_conflict='replace', because it leaves one call to run; use 'skip', 'retry', 'wait' or 'raise'": (
+            options.replaces
+        ),
         "once_per, because a name has one run mark and not one for each seat": options.once_per is not None,
         "unique='queued+running', because it lets one call run; use unique='queued'": (
             options.unique == "queued+running"
@@ -78,6 +82,20 @@ def _check_limit(options: LockOptions) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise invalid_value("limit", options.limit, f"1 with {reason}")
+
+
+def _check_replace(options: LockOptions) -> None:
+    if options.on_conflict != "replace":
+        return
+    reasons = {
+        "once_per, because a stopped body has not succeeded, and its name must not stay used": options.once_per
+        is not None,
+        "keep_on_retry, because the newest call must not wait for the retry of an older one": options.keep_on_retry,
+        "unique, because unique keeps the first call and replace the last one": options.claims,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise invalid_value("on_conflict", "replace", f"another policy with {reason}. Remove one of the two")
 
 
 def _check_window(options: LockOptions) -> None:
@@ -103,7 +121,7 @@ def _check_store_error(options: LockOptions) -> None:
         "on_lost='abort', because a body without a lock has no lease to lose": options.on_lost == "abort",
         "once_per, because only the store can record a success": options.once_per is not None,
         # If a waiting call ran without the lock, its queue entry would remain and run the call once more.
-        "on_conflict='queue', because the call may already wait in the store": options.on_conflict == "queue",
+        f"on_conflict={options.on_conflict!r}, because the call may already wait in the store": options.parks,
     }
     for reason, holds in reasons.items():
         if holds:

@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from ..errors import InvalidLockOptions
 from ..utils.text import did_you_mean
 from .combinations import check_combinations
-from .durability import Durability, durability_of
+from .derived import DerivedOptions
 from .other_libraries import equivalent
 from .requirements import ineffective_options
-from .validation import ALL_OPTIONS, FOREVER, Seconds, as_seconds, unmet_requirement
+from .validation import ALL_OPTIONS, Seconds, as_seconds, unmet_requirement
 from .values import CHECKS, DEFAULT_TTL
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DEFAULT_TTL", "SKEW", "UNSET", "LockOptions", "tick_mark_ttl"]
-
-#: Seconds by which any two clocks of beats, workers and the store may differ.
-SKEW: Final = 60.0
-#: Seconds added to the skew, because a mark is written a little after its body has begun.
-_MARGIN: Final = 60.0
+__all__ = ["DEFAULT_TTL", "UNSET", "LockOptions"]
 
 
 class _Unset:
@@ -46,7 +41,7 @@ Key = str | Sequence[str] | Callable[..., str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LockOptions:
+class LockOptions(DerivedOptions):
     """The options of a singleton task: how it is locked, and what a conflict does.
 
     Durations are seconds (an int or a float) or a ``timedelta``, and are stored as float seconds. Their maximum is 366
@@ -122,6 +117,9 @@ class LockOptions:
     - ``"queue"``: the call waits in the lock store, without a worker slot, and runs in its order of receipt.
     - ``"wait"``: the call blocks its worker slot for ``wait_timeout``; then ``after_wait`` applies.
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
+    - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs
+      after it. If newer calls come meanwhile, only the newest of them waits; the others end REVOKED ("replaced by
+      <id>"). Cannot be combined with ``once_per``, ``keep_on_retry`` or ``unique``.
     """
 
     skip_result: Any = UNSET
@@ -180,6 +178,27 @@ class LockOptions:
     - ``"keep_latest"``: all waiters end REVOKED, and the call waits alone. ``queue_limit`` must be 1 or ``None``.
 
     Requires ``on_conflict='queue'``.
+    """
+
+    stop: str = "raise"
+    """The way in which a newer call stops the running body.
+
+    - ``"raise"``: the worker raises :class:`Replaced` once in the body. It derives from Celery's ``Ignore``. It
+      interrupts neither a long C call nor, in a thread, ``time.sleep``.
+    - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
+
+    The worker learns of the newer call at the next renewal of the lease. That is after 1 s at most, or after a third of
+    a shorter ``ttl``. Until ``min_hold`` has passed, the body is not stopped. In the solo pool and in an eager call,
+    ``"raise"`` works as ``"ask"``. If the body does not stop, the newer call waits for its end. Requires
+    ``on_conflict='replace'``.
+    """
+
+    replace_max: Seconds = 3600.0
+    """The longest time for which newer calls stop one body after the other; at least 1 s.
+
+    If no body of the lock name has ended by itself for this time, the running one is left alone. So one of them
+    finishes, even if newer calls never cease. The time counts from the first start since such an end. Requires
+    ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None
@@ -287,8 +306,8 @@ class LockOptions:
       ``on_conflict`` applies. Bodies on other machines may run at the same time. ``lease.local`` is ``True``, the rest
       of the lease is as with ``"run"``. Refused with a ``limit`` above 1, and on a platform without ``flock``.
 
-    Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``on_lost='abort'``.
-    A body without a lease has no ``min_hold``, ``max_hold`` or ``keep_on_retry`` either.
+    Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
+    ``on_lost='abort'``. A body without a lease has no ``min_hold``, ``max_hold`` or ``keep_on_retry`` either.
     """
 
     durability: str | Mapping[str, Any] | None = None
@@ -324,47 +343,8 @@ class LockOptions:
         check_combinations(self)
 
     @property
-    def once_seconds(self) -> float | None:
-        """Seconds that a name stays used; None if names are never used."""
-        if self.once_per == "tick":
-            return tick_mark_ttl(as_seconds(self.misfire_grace))
-        if isinstance(self.once_per, str):
-            return FOREVER
-        return None if self.once_per is None else as_seconds(self.once_per)
-
-    @property
-    def claims(self) -> bool:
-        """Whether a call claims its name when it is published."""
-        return self.unique is not None
-
-    @property
-    def loses_published_calls(self) -> bool:
-        """Whether a call that is published while the first one runs will be skipped."""
-        skips = self.on_conflict == "skip" or (self.on_conflict == "wait" and self.after_wait == "skip")
-        return self.unique == "queued" and skips
-
-    @property
-    def most_waiting(self) -> int:
-        """The number of waiters allowed for one lock name; 0 for any number."""
-        return 1 if self.queue_overflow == "keep_latest" else self.queue_limit or 0
-
-    @property
-    def debounce_ms(self) -> tuple[int, int]:
-        """``debounce`` and ``debounce_max`` in milliseconds; (0, 0) if calls are not debounced."""
-        if self.debounce is None:
-            return 0, 0
-        wait = as_seconds(self.debounce)
-        last = 10 * wait if self.debounce_max is None else as_seconds(self.debounce_max)
-        return round(wait * 1000), round(last * 1000)
-
-    @property
     def skips_with_result(self) -> bool:
         return self.skip_result is not UNSET
-
-    @property
-    def confirmation(self) -> Durability | None:
-        """The parsed ``durability``; None if the setting ``dlock_durability`` applies."""
-        return None if self.durability is None else durability_of("durability", self.durability)
 
     def ttl_or(self, default: float) -> float:
         """Return the ttl in seconds; ``default`` if the author chose none."""
@@ -384,15 +364,3 @@ class LockOptions:
     def meant(cls, name: object) -> str:
         """Return the suggestion for an unknown option: the equivalent of another library's, or the most similar one."""
         return equivalent(name) or did_you_mean(name, cls.names())
-
-
-def tick_mark_ttl(misfire_grace: float) -> float:
-    """Return the seconds for which a tick's run is remembered, counted from its success.
-
-    A later message of the same tick must find the mark or be a misfire. Otherwise the tick would run twice. Two clocks
-    differ by at most the skew. A run starts at ``due - skew`` of its worker's clock at the earliest, because the worker
-    refuses an earlier message. By the store's clock that is ``due - 2 skew``, and the mark is written later. A message
-    that is no misfire starts at ``due + misfire_grace`` of its worker's clock at the latest: ``due + misfire_grace +
-    skew`` by the store's clock. The difference is ``misfire_grace + 3 skew``.
-    """
-    return misfire_grace + 3 * SKEW + _MARGIN

@@ -167,8 +167,10 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "misfire_grace": _once,
     "queued_ttl": _at_most("queued_ttl"),
     "wait_timeout": _at_most("wait_timeout"),
+    "replace_max": _at_most("replace_max"),
     "debounce": _debounce,
     "debounce_max": _debounce,
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),
+    "on_conflict": _only_own_in_shared("on_conflict", "replace".__eq__),
     "queue_overflow": _only_own_in_shared("queue_overflow", _EVICTING.__contains__),
 }

@@ -40,11 +40,12 @@ def _can_retry(options: Any) -> bool:
     if options.on_conflict == "wait":
         return bool(options.after_wait != "raise")
     # "skip" retries a call that already ran and called self.retry(), because the work is half done.
-    return options.on_conflict not in ("raise", "queue")
+    return options.on_conflict not in ("raise", "queue", "replace")
 
 
 _WAIT: Final = Requirement("on_conflict", lambda options: options.on_conflict == "wait", "on_conflict='wait'")
 _QUEUE: Final = Requirement("on_conflict", lambda options: options.on_conflict == "queue", "on_conflict='queue'")
+_REPLACE: Final = Requirement("on_conflict", lambda options: options.on_conflict == "replace", "on_conflict='replace'")
 _UNIQUE: Final = Requirement(
     "unique", lambda options: options.unique is not None, "unique='queued' or unique='queued+running'"
 )
@@ -66,6 +67,8 @@ REQUIRES: Final[Mapping[str, Requirement]] = {
     "after_wait": _WAIT,
     "queue_limit": _QUEUE,
     "queue_overflow": _QUEUE,
+    "stop": _REPLACE,
+    "replace_max": _REPLACE,
     "debounce": _QUEUE,
     "debounce_max": Requirement(
         "debounce", lambda options: options.debounce is not None and options.on_conflict == "queue", "debounce"

@@ -18,7 +18,7 @@ __all__ = [
     "POLICIES",
 ]
 
-POLICIES: Final = ("skip", "retry", "queue", "wait", "raise")
+POLICIES: Final = ("skip", "retry", "queue", "wait", "raise", "replace")
 AFTER_WAIT: Final = ("raise", "skip", "retry")
 OVERFLOW: Final = ("raise", "skip", "drop_oldest", "keep_latest")
 UNIQUE: Final = ("queued", "queued+running")
@@ -49,10 +49,10 @@ def _ttl(option: str, value: object) -> float:
     return DEFAULT_TTL if value is DEFAULT_TTL else ttl_seconds(option, value)
 
 
-def _policy(option: str, value: object) -> object:
-    if value == "replace":
-        raise invalid_value(option, value, f"{either(POLICIES)}; 'replace' is not available yet")
-    return _one_of(*POLICIES)(option, value)
+def _stop(option: str, value: object) -> object:
+    if value == "kill":
+        raise invalid_value(option, value, "'raise' or 'ask'; 'kill' is not available yet")
+    return _one_of("raise", "ask")(option, value)
 
 
 def _once_per(option: str, value: object) -> object:
@@ -130,7 +130,7 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "max_hold": _seconds_or_none(1.0),
     "limit": _limit,
     "keep_on_retry": _flag,
-    "on_conflict": _policy,
+    "on_conflict": _one_of(*POLICIES),
     "skip_result": _anything,
     "retry_delay": _seconds(0.01),
     "retry_delay_max": _seconds(0.01),
@@ -139,6 +139,8 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "after_wait": _one_of(*AFTER_WAIT),
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
+    "stop": _stop,
+    "replace_max": _seconds(1.0),
     "debounce": _seconds_or_none(0.001),
     "debounce_max": _seconds_or_none(0.001),
     "unique": _unique,

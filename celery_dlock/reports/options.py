@@ -16,6 +16,7 @@ _CONFLICT: Final = {
     "queue": "a call whose lock is held waits in the queue",
     "wait": "a call whose lock is held waits in its worker slot",
     "raise": "a call whose lock is held fails",
+    "replace": "a newer call stops the running one and runs after it",
 }
 _UNIQUE: Final = {
     "queued": "a second call is rejected until the first one starts",
@@ -28,7 +29,8 @@ _CRASH: Final = {
 #: Options whose value is shown only if it is not the default.
 _OTHERS: Final = (
     "ttl", "min_hold", "max_hold", "retry_limit", "wait_timeout", "after_wait", "queue_limit", "queue_overflow",
-    "on_duplicate", "on_used", "misfire_grace", "on_lost", "after_lost", "on_store_error", "durability",
+    "stop", "replace_max", "on_duplicate", "on_used", "misfire_grace", "on_lost", "after_lost", "on_store_error",
+    "durability",
 )  # fmt: skip
 
 

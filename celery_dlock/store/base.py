@@ -13,7 +13,7 @@ from ..errors import ReplyLost, ReplyTimeout
 from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
 from .holder_model import Holder
-from .model import Acquired, AcquireRequest, Refusal, Released, Renewal, Requester
+from .model import Acquired, AcquireRequest, Refusal, Released, Renewal, RenewalResult, Requester
 
 __all__ = [
     "LockStore",
@@ -47,6 +47,8 @@ class ReleaseRequest(NamedTuple):
         window_ms: Milliseconds that the run mark keeps the seed if the run did not succeed.
         reserved_for: The identity of the retry that the lock is reserved for (``keep_on_retry``); "" for none.
         reserved_ms: Milliseconds that the reservation lasts at most.
+        replace: Under ``on_conflict="replace"``: ``"ended"`` if the body ended by itself, ``"stopped"`` if a newer call
+            stopped it; "" under every other policy.
         rolled_back: With ``outcome_unknown``: the body did not begin, so ``min_hold`` does not apply.
     """
 
@@ -63,6 +65,7 @@ class ReleaseRequest(NamedTuple):
     reserved_for: str = ""
     reserved_ms: int = 0
     rolled_back: bool = False
+    replace: str = ""
 
     @property
     def text(self) -> str:
@@ -146,7 +149,7 @@ class LockStore(Protocol):
         """
         ...
 
-    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
         """Move the deadlines of leases, and set ``Renewal.fields``. Never creates a lock or shortens a lease.
 
         Args:
@@ -154,8 +157,9 @@ class LockStore(Protocol):
             within: Seconds after which a reply is of no use; None: the store's timeout.
 
         Returns:
-            One result for each renewal. False: the acquisition does not hold the lock. None: the lock's server did not
-            answer or refused, or too few servers confirmed the renewal. If no server answers, this raises.
+            One result for each renewal. A ``StopRequest``: renewed, and the holder is to stop. False: the acquisition
+            does not hold the lock. None: the lock's server did not answer or refused, or too few servers confirmed the
+            renewal. If no server answers, this raises.
         """
         ...
 

@@ -30,7 +30,9 @@ __all__ = [
     "Refusal",
     "Released",
     "Renewal",
+    "RenewalResult",
     "Requester",
+    "StopRequest",
     "Tombstoned",
     "Unknown",
     "Used",
@@ -111,6 +113,7 @@ class QueueRequest(NamedTuple):
         after_us: The rank of the message that the worker received before this one. This message is ranked after it.
         grant_id: The id of the grant for which this copy was published; "" for any other copy.
         debounce: ``LockOptions.debounce_ms`` of a debounced call.
+        replace: Under ``on_conflict="replace"``: ``replace_max`` in milliseconds, and 1 if the call is a retry, else 0.
     """
 
     entry: str = ""
@@ -119,6 +122,7 @@ class QueueRequest(NamedTuple):
     after_us: int = 0
     grant_id: str = ""
     debounce: tuple[int, int] | tuple[()] = ()
+    replace: tuple[int, int] | tuple[()] = ()
 
 
 class Grant(NamedTuple):
@@ -229,7 +233,7 @@ class Parked(NamedTuple):
         position: The position among the waiters, from 1; 0 if the message was evicted itself or has a grant already.
         granted: The grant that this call made, because the lock was free. The caller must publish its message.
         evicted: The evicted waiter, which may be this message. The caller must store its result.
-        newer: Under ``debounce``, the id of the call that evicted it.
+        newer: Under ``debounce`` and ``on_conflict="replace"``, the id of the call that evicted it.
     """
 
     rank_us: int
@@ -289,6 +293,7 @@ class Renewal(NamedTuple):
         ttl_ms: Milliseconds from now that the lock is held at least. A later deadline is not moved.
         fields: Names and values of fields to set in the lock, if the acquisition still holds it.
         durability: The servers that must confirm the renewal.
+        stoppable: Newer calls may ask the holder to stop (``on_conflict="replace"``).
     """
 
     name: LockName
@@ -296,6 +301,21 @@ class Renewal(NamedTuple):
     ttl_ms: int
     fields: tuple[tuple[str, str], ...] = ()
     durability: Durability = PRIMARY
+    stoppable: bool = False
+
+
+class StopRequest(NamedTuple):
+    """The lease is renewed, and a newer call asks its holder to stop (``on_conflict="replace"``).
+
+    Args:
+        by: The task id of the newer call.
+    """
+
+    by: str
+
+
+#: The result of a renewal, as :meth:`~celery_dlock.store.base.LockStore.renew` describes it.
+RenewalResult = bool | StopRequest | None
 
 
 class Released(NamedTuple):

@@ -36,7 +36,7 @@ from .call_options import (
 )
 from .definition import apply_decorator_options, inherit_app_task, warn_of_lost_calls
 from .execution import current
-from .outcomes import HandledElsewhere, Replaced, Skipped
+from .outcomes import HandledElsewhere, SelfReplaced, Skipped
 from .unique_groups import patch_group_publishing
 from .validation import check_topology_support, reject_stray_attributes, task_signature
 
@@ -381,7 +381,7 @@ class SingletonTask(_Task):
         try:
             return super().on_replace(sig)
         except Ignore as error:
-            raise Replaced(*error.args) from None
+            raise SelfReplaced(*error.args) from None
 
 
 patch_group_publishing(lambda task: isinstance(task, SingletonTask))

@@ -17,7 +17,7 @@ from ..errors import LockLost, StoreUnavailable
 from ..keys.key_spec import LockName
 from ..locking import owner
 from ..locking.lease import Lease
-from ..messaging.results import store_started
+from ..messaging.results import Replaced, store_started
 from ..messaging.ticks import Tick
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
@@ -28,6 +28,7 @@ from . import lock_file, outcomes, policy, unique
 from .keep_on_retry import RetryReservation, reservation_for_retry
 from .policy import ConflictContext, Park, Wait
 from .run import Run
+from .stopped import end_stopped
 from .store_requests import acquire_request, queue_request, release_request, rollback_request, run_window
 
 if TYPE_CHECKING:
@@ -108,12 +109,11 @@ class Execution(Run):
         try:
             if self._depth > 1:
                 return body(*args, **kwargs)
-            value = self._abortable(body, args, kwargs) if self.options.on_lost == "abort" else body(*args, **kwargs)
-        except LockLost as error:
-            if self._depth > 1 or self.lease is None or not self.lease.lost or self.options.after_lost == "fail":
-                raise
-            self._republished = True
-            outcomes.rerun_after_loss(self, self.lease.record.name, error)
+            value = self._stoppable(body, args, kwargs) if self.options.is_stoppable else body(*args, **kwargs)
+        except (LockLost, Replaced) as error:
+            if self._depth == 1 and self.lease is not None:
+                self._end_interrupted(self.lease, error)
+            raise
         else:
             self.returned = True
             return value
@@ -178,16 +178,28 @@ class Execution(Run):
 
     # -- the body
 
-    def _abortable(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the body, and stop it when its lease is lost (``on_lost="abort"``)."""
-        aborter = self.runtime.worker.aborter
-        if aborter is None or self.delivery is None or self.lease is None:
+    def _end_interrupted(self, lease: Lease, error: LockLost | Replaced) -> None:
+        """End a run whose body was stopped. Return if its error is to end it as any other error does."""
+        if isinstance(error, Replaced):
+            if lease.replaced:
+                self.was_stopped = True
+                end_stopped(self, lease)
+        elif lease.lost and self.options.after_lost != "fail":
+            self._republished = True
+            outcomes.rerun_after_loss(self, lease.record.name, error)
+
+    def _stoppable(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the body, and stop it when its lease is lost (``on_lost="abort"``) or a newer call replaces it."""
+        aborter, reasons = self.runtime.worker.aborter, self.options.stop_reasons
+        if self.lease is not None and self.options.replaces:
+            self.lease.watch_for_stop(Replaced)
+        if aborter is None or self.delivery is None or self.lease is None or not reasons:
             return body(*args, **kwargs)
         record = self.lease.record
         try:
             try:
-                aborter.enter(record)
-                if record.lost:
+                aborter.enter(record, reasons)
+                if record.lost and "lost" in reasons:
                     raise LockLost  # lost before the body began, so there is nothing to stop
                 return body(*args, **kwargs)
             finally:

@@ -16,7 +16,7 @@ from celery.exceptions import Reject
 from celery.result import EagerResult
 
 from .execution import Execution, current, running
-from .outcomes import HandledElsewhere, Replaced, Skipped
+from .outcomes import HandledElsewhere, SelfReplaced, Skipped
 
 if TYPE_CHECKING:
     from celery import Task
@@ -119,7 +119,7 @@ def _ending_of(info: TraceInfo) -> tuple[bool, bool, bool]:
     final = not (info.state == states.REJECTED and getattr(info.retval, "requeue", False))
     copies_end = True
     if info.state in (states.IGNORED, states.REJECTED):
-        copies_end = isinstance(info.retval, Skipped | HandledElsewhere | Replaced)
+        copies_end = isinstance(info.retval, Skipped | HandledElsewhere | SelfReplaced)
     return final, info.state == states.SUCCESS, copies_end
 
 

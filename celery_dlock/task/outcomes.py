@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from celery import states
 from celery.exceptions import Ignore, Reject
 
 from ..errors import (
@@ -26,11 +25,12 @@ from ..keys.key_spec import LockName
 from ..locking.lease import BypassLease, LocalLease
 from ..messaging.message import publish_again
 from ..messaging.parked import ParkedMessage
-from ..messaging.results import CallSkipped, has_backend, store_queued, store_revoked
+from ..messaging.results import CallSkipped, store_queued, store_revoked
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file
+from .first_result import stored_success
 from .policy import (
     AckParked,
     Decision,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HandledElsewhere",
     "Postponed",
-    "Replaced",
+    "SelfReplaced",
     "Skipped",
     "apply_decision",
     "apply_on_store_error",
@@ -58,6 +58,7 @@ __all__ = [
     "report_misfire",
     "rerun_after_loss",
     "skip",
+    "store_skipped",
 ]
 
 
@@ -89,7 +90,7 @@ class Postponed(HandledElsewhere):
     """Raised to end a run whose message was republished or parked. The exception text is the reason."""
 
 
-class Replaced(Ignore):
+class SelfReplaced(Ignore):
     """Raised to end a run whose task has replaced itself."""
 
 
@@ -183,7 +184,7 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
         run.delivery.raw, run.task.dlock.grant_publisher.broker, rank_us, run.delivery.conflict_retries, run.redelivered
     )
     text = parked.text()
-    copied = bool(run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
+    copied = bool(run.options.replaces or run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
     store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
     if not run.debounces:  # its lock may be free
@@ -200,12 +201,15 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
         # If this message is the oldest by rank, the store evicted it and not an earlier waiter.
         itself = answer.evicted.identity == run.identity.digest
         if answer.newer:
-            error = CallSkipped(f"{name}: debounced by {answer.newer}", name.text, answer.newer)
-            _report_debounced(run, name, answer.evicted, str(error))
+            outcome = "replaced" if run.options.replaces else "debounced"
+            error = CallSkipped(f"{name}: {outcome} by {answer.newer}", name.text, answer.newer)
+            _report_replaced(run, name, answer.evicted, outcome, str(error))
         else:
             newer = None if itself else run.request.id
             error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
-        run.task.dlock.grant_publisher.evict(name, answer.evicted, error)
+        # A delivery of a stopped call may end here whose body has ended, while its process died afterwards.
+        keeps_end = itself and run.options.replaces
+        run.task.dlock.grant_publisher.evict(name, answer.evicted, error, keeps_end=keeps_end)
         if itself:
             raise Skipped(error)
     logger.info("Task %s[%s] is parked: %s", *_task_and_id(run), place, extra=_extra(run, name))
@@ -213,12 +217,21 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
     raise Postponed(place)
 
 
-def _report_debounced(run: Run, name: LockName, evicted: Grant, reason: str) -> None:
-    run.runtime.counts.count("conflicts", run.task.name, "debounced")
+def _report_replaced(run: Run, name: LockName, evicted: Grant, outcome: str, reason: str) -> None:
+    run.runtime.counts.count("conflicts", run.task.name, outcome)
     with suppress(ValueError):  # an unreadable message has no id
         task_id = ParkedMessage.read(evicted.entry).task_id
         facts = {"task": run.task.name, "task_id": task_id, "reason": reason}
         run.task.dlock.listeners.emit("skipped", name=name.text, owner=run.context.owner, **facts)
+
+
+def store_skipped(run: Run, error: CallSkipped) -> None:
+    """Store REVOKED for the run and its canvas, and tell monitors. An eager run has no result to store."""
+    if run.delivery is not None:
+        store_revoked(run.task, run.request, error)
+        if run.delivery.monitored:
+            # Monitors show the task as STARTED. The signal lock_skipped alone would leave it there for ever.
+            run.task.send_event("task-revoked", terminated=False, signum=None, expired=False)
 
 
 def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease | Held:
@@ -291,16 +304,8 @@ def _retry_uncounted(run: Run, name: LockName, error: DLockError, rank_us: int |
 
 def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSkipped) -> None:
     """Have the run return the first run's result. If the result backend does not have it, skip the run."""
-    if not has_backend(run.task):
-        _warn_of_missing_result(run, name, first, "no result backend is configured")
-        skip(run, name, otherwise)
-        return
-    try:
-        stored = run.task.backend.get_task_meta(first, cache=False)
-    except Exception as error:  # noqa: BLE001  # the backend may raise anything, and then there is no result to return
-        _warn_of_missing_result(run, name, first, error)
-        stored = {}
-    if stored.get("status") != states.SUCCESS:
+    stored = stored_success(run, name, first)
+    if stored is None:
         skip(run, name, otherwise)
         return
     logger.info(
@@ -310,30 +315,18 @@ def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSk
     run.skipped, run.skip_value = True, stored.get("result")
 
 
-def _warn_of_missing_result(run: Run, name: LockName, first: str, why: object) -> None:
-    logger.warning(
-        "Task %s[%s] cannot return the result of %s (on_used='return') and is skipped: %s",
-        *_task_and_id(run), first, why, extra=_extra(run, name),
-    )  # fmt: skip
-
-
 def skip(run: Run, name: LockName, error: CallSkipped) -> None:
     """End the run REVOKED, or have it return its ``skip_result`` in place of running its body.
 
     Raises:
         Skipped: The end is stored.
     """
-    task, request = run.task, run.request
     logger.info("Task %s[%s] skipped: %s", *_task_and_id(run), error, extra=_extra(run, name))
     _emit(run, "skipped", name, str(error))
     if run.options.skips_with_result:
         run.skipped, run.skip_value = True, run.options.skip_result
         return
-    if run.delivery is not None:
-        store_revoked(task, request, error)
-        if run.delivery.monitored:
-            # Monitors show the task as STARTED. The signal lock_skipped alone would leave it there for ever.
-            task.send_event("task-revoked", terminated=False, signum=None, expired=False)
+    store_skipped(run, error)
     raise Skipped(error)
 
 

@@ -50,6 +50,8 @@ class Run:
     redelivered = False
     #: The tracer has called ``before_start``, and calls the body next.
     body_is_next = False
+    #: A newer call has stopped the body (``on_conflict="replace"``).
+    was_stopped = False
     #: The body returned a value.
     returned = False
     #: The message was republished or parked, so the claim made when it was published stays.
@@ -72,7 +74,7 @@ class Run:
         self.runtime = runtime = task.dlock
         self.call = call = call_of(task, headers, enabled=runtime.enabled)
         self.options = options = call.options
-        self.queues = options.on_conflict == "queue"
+        self.queues = options.parks
         if options.once_per == "tick" and call.enabled:
             self.tick = self._tick_of(headers)
         task_id, name = request.id, task.name

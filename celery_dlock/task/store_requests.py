@@ -77,6 +77,10 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     evicts_oldest = options.queue_overflow in ("drop_oldest", "keep_latest")
     after_us = run.runtime.receive_order.rank_us(predecessor) if predecessor else 0
     grant_id = delivery.grant_id if delivery else ""
+    if options.replaces:
+        again = int(run.identity.generation > 0)
+        longest = round(as_seconds(options.replace_max) * 1000)
+        return QueueRequest(entry, 0, False, after_us, grant_id, (), (longest, again))  # noqa: FBT003  # as below
     if run.debounces:
         return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
     return QueueRequest(entry, options.most_waiting, evicts_oldest, after_us, grant_id)
@@ -112,8 +116,10 @@ def release_request(run: Run, *, final: bool, success: bool, died: bool) -> Rele
         died: The run was unwound from outside, so how far its body got is unknown.
     """
     request = ReleaseRequest(final, run.identity.digest, queue=run.queues)
-    if run.options.once_per is None:
+    if not run.options.marks_release:
         return request
+    if run.options.replaces:
+        return request._replace(replace="stopped" if run.was_stopped else "ended")
     window_ms, tick = run_window(run)
     if not window_ms or (died and not run.returned):
         return request

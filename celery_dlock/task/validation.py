@@ -82,17 +82,18 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
     Raises:
         InvalidLockOptions: Several independent servers (Redlock), or the memory store, do not support an option.
     """
-    if options is not None and options.limit > 1 and urls == "memory://":
+    if urls == "memory://" and options is not None and (options.limit > 1 or options.replaces):
+        option = "on_conflict" if options.replaces else "limit"
         raise InvalidLockOptions(
-            f"task {task!r}: invalid limit={options.limit}: expected a server in dlock_url, because memory:// does not "
-            "support it yet"
+            f"task {task!r}: invalid {option}={getattr(options, option)!r}: expected a server in dlock_url, because "
+            "memory:// does not support it yet"
         )
     if options is None or not isinstance(urls, list | tuple):
         return
     if options.limit > 1:
         raise InvalidLockOptions(f"task {task!r}: invalid limit={options.limit}: {_SEATS}")
-    if options.on_conflict == "queue":
-        raise InvalidLockOptions(f"task {task!r}: invalid on_conflict='queue': {_QUEUE}")
+    if options.parks:
+        raise InvalidLockOptions(f"task {task!r}: invalid on_conflict={options.on_conflict!r}: {_QUEUE}")
     if options.claims:
         raise InvalidLockOptions(f"task {task!r}: invalid unique={options.unique!r}: {_CLAIMS}")
 

@@ -1,8 +1,8 @@
-"""Aborts the body of a task whose lease is lost (``on_lost="abort"``), by the means of its pool.
+"""Stops the body of a task whose lease is lost (``on_lost="abort"``), or which a newer call replaces.
 
-The watchdog, a thread of the worker's main process, finds the loss. It calls the function that was set on the lease
-record when the body began. The exception must be raised inside the body and nowhere else. After the body come the
-release, Celery's own code and the next task, which must not be interrupted.
+Each pool has its own means. The watchdog, a thread of the worker's main process, finds the reason. It calls the
+function that was set on the lease record when the body began. The exception must be raised inside the body and nowhere
+else. After the body come the release, Celery's own code and the next task, which must not be interrupted.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 
 from ..errors import LockLost
 from ..locking.lease_table import BodyAborter, LeaseRecord
+from ..messaging.results import Replaced
+from ..options.derived import StopReason
 from ..utils import threads
 from ..utils.greenlets import hub_bridge
 
@@ -25,6 +27,9 @@ __all__ = [
 
 #: The signal that the main process sends to a pool child. SIGUSR1 is taken: it is Celery's soft time limit.
 STOP_SIGNAL = signal.SIGUSR2
+
+#: The exceptions that a body is stopped by.
+_ERRORS: dict[StopReason, type[Exception]] = {"lost": LockLost, "replaced": Replaced}
 
 
 def aborter_for_pool(pool: type) -> BodyAborter | None:
@@ -40,36 +45,41 @@ def aborter_for_pool(pool: type) -> BodyAborter | None:
 
 
 class _SignalAborter:
-    """Aborts a body in a pool child by a signal.
+    """Stops a body in a pool child by a signal.
 
     The body runs in the child's main thread, and Python runs signal handlers in that thread.
     """
 
     def __init__(self) -> None:
-        self._bodies: list[LeaseRecord] = []
+        self._bodies: list[tuple[LeaseRecord, Collection[StopReason]]] = []
         self._installed = False
 
-    def enter(self, record: LeaseRecord) -> None:
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
         if not self._installed:
             signal.signal(STOP_SIGNAL, self._signalled)
             self._installed = True
-        self._bodies.append(record)
-        record.on_loss(_signalled_by_main_process)
+        self._bodies.append((record, reasons))
+        record.on_stop(_signalled_by_main_process)
 
     def leave(self, record: LeaseRecord) -> None:
-        record.on_loss(None)
-        if record in self._bodies:
-            self._bodies.remove(record)
+        record.on_stop(None)
+        for body in self._bodies:
+            if body[0] is record:
+                self._bodies.remove(body)
+                break
 
     def _signalled(self, *_: object) -> None:
-        for record in self._bodies:
-            if record.lost:
-                self._bodies.remove(record)
-                raise LockLost
+        for body in self._bodies:
+            record, reasons = body
+            reason: StopReason = "lost" if record.lost else "replaced"
+            if reason in reasons and (record.lost or record.replaced):
+                self._bodies.remove(body)
+                record.on_stop(None)
+                raise _ERRORS[reason]
 
 
 class _ThreadAborter:
-    """Aborts a body by an asynchronous exception, which Python raises at the thread's next instruction.
+    """Stops a body by an asynchronous exception, which Python raises at the thread's next instruction.
 
     Source: https://docs.python.org/3/c-api/init.html#c.PyThreadState_SetAsyncExc
     """
@@ -77,28 +87,31 @@ class _ThreadAborter:
     def __init__(self) -> None:
         self._bodies: dict[str, _ThreadBody] = {}
 
-    def enter(self, record: LeaseRecord) -> None:
-        body = self._bodies[record.acquisition] = _ThreadBody()
-        record.on_loss(body.stop)
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
+        body = self._bodies[record.acquisition] = _ThreadBody(reasons)
+        record.on_stop(body.stop)
 
     def leave(self, record: LeaseRecord) -> None:
-        record.on_loss(None)
+        record.on_stop(None)
         if (body := self._bodies.get(record.acquisition)) is not None:
             body.end()
             self._bodies.pop(record.acquisition, None)
 
 
 class _ThreadBody:
-    def __init__(self) -> None:
+    def __init__(self, reasons: Collection[StopReason]) -> None:
+        self._reasons = reasons
         self._thread = threading.get_ident()
         self._inside = True
         self._stopping = self._stopped = False
 
-    def stop(self) -> None:
+    def stop(self, reason: StopReason) -> None:
+        if reason not in self._reasons:
+            return
         self._stopping = True
-        if self._inside:
+        if self._inside and not self._stopped:
             self._stopped = True
-            self._raise(LockLost)
+            self._raise(_ERRORS[reason])
         self._stopping = False
 
     def end(self) -> None:
@@ -110,14 +123,14 @@ class _ThreadBody:
         if self._stopped:
             self._raise(None)
 
-    def _raise(self, error: type[LockLost] | None) -> None:
+    def _raise(self, error: type[Exception] | None) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self._thread), None if error is None else ctypes.py_object(error)
         )
 
 
 class _GreenletAborter:
-    """Aborts a body by an exception thrown into its greenlet.
+    """Stops a body by an exception thrown into its greenlet.
 
     A callback of the greenlet's own hub throws it, so the body cannot end between the check and the throw.
     """
@@ -127,46 +140,51 @@ class _GreenletAborter:
     def __init__(self) -> None:
         self._inside: set[str] = set()
 
-    def enter(self, record: LeaseRecord) -> None:
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
         acquisition = record.acquisition
         self._inside.add(acquisition)
         throw = self._thrower()
-
-        def abort() -> None:
-            if acquisition in self._inside:
-                self._inside.discard(acquisition)
-                throw()
-
         bridge = hub_bridge(self._library)
-        record.on_loss(lambda: bridge.soon(abort))
+
+        def stop(reason: StopReason) -> None:
+            def abort() -> None:
+                if acquisition in self._inside:
+                    self._inside.discard(acquisition)
+                    throw(_ERRORS[reason]())
+
+            if reason in reasons:
+                bridge.soon(abort)
+
+        record.on_stop(stop)
 
     def leave(self, record: LeaseRecord) -> None:
-        record.on_loss(None)
+        record.on_stop(None)
         self._inside.discard(record.acquisition)
 
-    def _thrower(self) -> Callable[[], None]:
+    def _thrower(self) -> Callable[[Exception], object]:
         raise NotImplementedError
 
 
 class _GeventAborter(_GreenletAborter):
     _library = "gevent"
 
-    def _thrower(self) -> Callable[[], None]:
+    def _thrower(self) -> Callable[[Exception], object]:
         greenlet = import_module("gevent").getcurrent()
-        return lambda: greenlet.throw(LockLost())
+        throw: Callable[[Exception], object] = greenlet.throw
+        return throw
 
 
 class _EventletAborter(_GreenletAborter):
     _library = "eventlet"
 
-    def _thrower(self) -> Callable[[], None]:
+    def _thrower(self) -> Callable[[Exception], object]:
         eventlet = import_module("eventlet")
         greenlet = eventlet.getcurrent()
-        return lambda: eventlet.kill(greenlet, LockLost())
+        return lambda error: eventlet.kill(greenlet, error)
 
 
-def _signalled_by_main_process() -> None:
-    """Do nothing: the main process sees the loss in the shared lease table, and sends the signal."""
+def _signalled_by_main_process(_reason: StopReason) -> None:
+    """Do nothing: the main process sees in the shared lease table that it may send the signal."""
 
 
 _BY_MODULE: dict[str, Callable[[], BodyAborter]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,8 @@ class SingletonStep(bootsteps.StartStopStep):
         self._handle = handle = _WorkerHandle(worker)
         deliveries.consumes = handle.consumes
         deliveries.aborter = aborter_for_pool(worker.pool_cls)
-        aborts = [task.name for task in tasks if task.lock_options.on_lost == "abort"]
-        if aborts and deliveries.aborter is None:
-            logger.warning(
-                "on_lost='abort' of %s has no effect: the pool %s cannot stop a body, and only lease.ensure() raises",
-                ", ".join(aborts), worker.pool_cls.__module__,
-            )  # fmt: skip
+        if deliveries.aborter is None:
+            _warn_of_options_without_effect(tasks, worker.pool_cls)
         returning = [task for task in tasks if task.lock_options.on_used == "return"]
         unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
         if unreturned:
@@ -92,7 +88,7 @@ class SingletonStep(bootsteps.StartStopStep):
             deliveries.children.map_before_forks()
         if (mine := WorkerRecord.of_this_process()) is not None:
             self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine))
-        parks = any(task.lock_options.on_conflict == "queue" for task in tasks)
+        parks = any(task.lock_options.parks for task in tasks)
         replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
         self._threads.append(StoreCheck(deliveries.runtime, handle.goes_on, parks=parks, replicas=replicas))
         self._threads.append(BrokerCheck(worker.app, handle.goes_on))
@@ -213,3 +209,18 @@ class _WorkerHandle:
         worker = self._worker()
         if worker is not None and worker.consumer is not None:
             worker.consumer.call_soon(call)
+
+
+def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) -> None:
+    aborts = [task.name for task in tasks if "lost" in task.lock_options.stop_reasons]
+    if aborts:
+        logger.warning(
+            "on_lost='abort' of %s has no effect: the pool %s cannot stop a body, and only lease.ensure() raises",
+            ", ".join(aborts), pool.__module__,
+        )  # fmt: skip
+    raises = [task.name for task in tasks if "replaced" in task.lock_options.stop_reasons]
+    if raises:
+        logger.warning(
+            "stop='raise' of %s works as 'ask': the pool %s cannot stop a body, and only lease.ensure() raises",
+            ", ".join(raises), pool.__module__,
+        )  # fmt: skip

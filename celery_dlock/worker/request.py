@@ -29,7 +29,7 @@ from ..options.validation import as_seconds
 from ..store.model import Identity
 from ..task.base import SingletonTask
 from ..task.call_options import OPTIONS_HEADER, Call, call_of
-from ..task.outcomes import Postponed, Replaced, Skipped
+from ..task.outcomes import Postponed, SelfReplaced, Skipped
 from ..utils.log import log_fields, logger
 from .ack_tracking import AckTrackingRequest
 from .delivery_registry import DeliveryRegistry, sends_task_events
@@ -129,7 +129,7 @@ class SingletonRequest(AckTrackingRequest):
     def _dlock_prepare(cls, task: SingletonTask, app: Celery) -> DeliveryRegistry:
         """Look up what is the same for each message of the task, and keep it in Celery's subclass for the task."""
         options, deliveries = task.lock_options, DeliveryRegistry.of(app)
-        cls._dlock_reads_options = options.on_conflict == "queue" or options.claims
+        cls._dlock_reads_options = options.parks or options.claims
         cls._dlock_kind = task, deliveries
         return deliveries
 
@@ -183,7 +183,7 @@ class SingletonRequest(AckTrackingRequest):
             return  # the pool child reads the same header, and reports the error
         if not call.enabled:
             return
-        if call.options.on_conflict == "queue":
+        if call.options.parks:
             self._dlock_queues = True
             if not self.dlock_identity.retries:
                 self._dlock_debounce_ms = call.options.debounce_ms[0]
@@ -253,7 +253,7 @@ class SingletonRequest(AckTrackingRequest):
         # Set no done mark after an error above or in a cold shutdown: no end is stored, so a redelivered message must
         # run. Set none after Ignore or Reject: the task may have published its message again, or rejected it to a
         # dead letter exchange.
-        has_end = isinstance(error, Skipped | Replaced) or not isinstance(error, Ignore | Reject)
+        has_end = isinstance(error, Skipped | SelfReplaced) or not isinstance(error, Ignore | Reject)
         if died:
             self._dlock_died()
         elif has_end and (kwargs.get("return_ok") or not _cold_shutdown()):

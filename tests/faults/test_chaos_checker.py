@@ -312,6 +312,22 @@ class TestDebounced:
         assert words(tale.found().broken) == broken
 
 
+@pytest.mark.parametrize(
+    ("end", "runs", "broken"),
+    [
+        ("REVOKED", ["Replaced"], []),
+        ("SUCCESS", ["Replaced"], ["a newer call stopped Run(id='t'"]),
+        ("SUCCESS", ["return", "Replaced"], []),
+    ],
+)
+def test_call_whose_body_was_stopped_ends_revoked(tale, end, runs, broken):
+    tale.sent(task="chaos.replaces")
+    for number, how in enumerate(runs):
+        tale.run(1 + 2 * number, 2 + 2 * number, token=1 + number, task_id="t", how=how, task="chaos.replaces")
+    tale.ends["t"] = end
+    assert [line.partition(", task=")[0] for line in tale.found().broken] == broken
+
+
 def test_key_is_free_1_s_after_a_childs_death_and_a_lease_after_a_workers():
     assert too_late({"kill child": [0.9], "kill group": [2.05]}, TTL) == []
     assert len(too_late({"kill child": [0.3, 1.1], "kill group": [2.4]}, TTL)) == 2

@@ -1,8 +1,8 @@
 """``on_conflict="replace"`` for one lock name, as a state machine: the newest call stops the running one.
 
-It is a design that no code has yet. Each step is one script, one step of a process outside it, or one fault. Calls
-arrive in the order of their numbers. The queue's rules are explored in `protocol`, and those of a replaced waiter in
-`debounce`.
+`store/redis/scripts/lib/replace.lua` follows it. Each step is one script, one step of a process outside it, or one
+fault. Calls arrive in the order of their numbers. The queue's rules are explored in `protocol`, and those of a replaced
+waiter in `debounce`.
 
 Rules, each of which a test leaves out:
 
@@ -12,7 +12,7 @@ look     a replaced call leaves an end alone that is stored already: its worker 
 older    a call that is older than the waiter or the last call that started replaces nothing and ends REVOKED
 over     a replaced waiter stays in the queue until its end is stored; if it is granted meanwhile, it ends itself
 late     a granted call that takes the lock although a newer one waits ends REVOKED instead
-left     if no body has ended for `MAX` ticks, nothing is replaced
+left     if no body has ended for `MAX` ticks, nothing is replaced. The ticks count from the first start since an end
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _steps(s: State, setup: Setup) -> Iterator[Step]:
                 yield f"{d.call} {label}, reply lost", _spent(_with(after, i, again), "lost")
         yield from _faults(s, i)
     yield from _sweeps(s, setup)
-    if s.age < MAX and s.lock.state == "own":
+    if s.age < MAX and s.lock.state != "free":
         yield "a tick", s._replace(age=s.age + 1)
 
 
@@ -170,22 +170,25 @@ def _asks(s: State, i: int, setup: Setup) -> Step:
 def _asks_anew(s: State, i: int, setup: Setup) -> Step:
     d = s.deliveries[i]
     call, lock = d.call, s.lock
+    granted = lock.state == "grant" and lock.call == call
+    mine = granted and d.grant
+    if s.waiters[call] and not mine:
+        over = s.waiters[call] == "over" and not granted
+        return "is parked already", _with(s, i, d._replace(phase="parked", ends=call if over else NOBODY))
     newer = s.age < MAX and any(state == "waits" for state in s.waiters[call + 1 :])
     older = not d.fresh and _is_older(s, call) and setup.has("older")
-    mine = lock.state == "grant" and lock.call == call and d.grant
     if s.marks[call] or s.waiters[call] == "over" or older or (mine and newer and setup.has("late")):
-        over = _put(s.waiters, call, "over") if s.waiters[call] else s.waiters
-        after = s._replace(waiters=over)
-        after = _granted(after._replace(lock=Lock())) if mine else after
-        return "was replaced", _with(after, i, d._replace(phase="refused", ends=call))
+        waiters = _put(s.waiters, call, "over" if setup.has("over") else "")
+        after = s._replace(waiters=waiters, marks=_put(s.marks, call, value=False), lock=Lock() if mine else lock)
+        return "was replaced", _granted(_with(after, i, d._replace(phase="refused", ends=call)))
     if mine or (lock.state == "free" and not any(s.waiters)):
         fault = s.fault or ("a call that has its end starts" if s.ends[call] == REVOKED else "")
         fault = fault or ("a call starts although a newer one waits" if newer else "")
         waiters, started = _put(s.waiters, call, ""), max(s.started, call)
-        took = s._replace(lock=Lock("own", call), waiters=waiters, started=started, fault=fault)
+        # Without a grant, no call waited, so no call has stopped another one.
+        age = s.age if mine else 0
+        took = s._replace(lock=Lock("own", call), waiters=waiters, started=started, fault=fault, age=age)
         return "takes the lock", _with(took, i, d._replace(phase="body"))
-    if s.waiters[call]:
-        return "is parked already", _with(s, i, d._replace(phase="parked"))
     return "parks", _parks(s, i, setup)
 
 
@@ -198,10 +201,10 @@ def _is_older(s: State, call: int) -> bool:
 def _parks(s: State, i: int, setup: Setup) -> State:
     """It becomes the only waiter, and asks the holder to stop."""
     d, lock = s.deliveries[i], s.lock
-    older = next((call for call, state in enumerate(s.waiters) if state == "waits"), NOBODY)
-    granted = lock.state == "grant" and older == lock.call
+    granted = lock.call if lock.state == "grant" else NOBODY
+    older = next((call for call, state in enumerate(s.waiters) if state == "waits" and call != granted), NOBODY)
     waiters, ends = _put(s.waiters, d.call, "waits"), NOBODY
-    if older != NOBODY and not granted:
+    if older != NOBODY:
         ends = older
         waiters = _put(waiters, older, "over" if setup.has("over") else "")
     stops = lock.state in ("own", "dead") and not lock.stop and (s.age < MAX or not setup.has("left"))

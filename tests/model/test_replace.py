@@ -24,6 +24,7 @@ NEEDED = [
 ]
 
 
+@pytest.mark.invariant("newest-call-stops-the-running-one")
 @pytest.mark.timeout(300)  # all CPU, and a busy machine has little of it
 @pytest.mark.parametrize("words", [*HOLDS, *(pytest.param(words, marks=pytest.mark.slow) for words in WIDE)])
 def test_newest_call_runs_and_replaced_ones_end_revoked(words: str) -> None:
@@ -32,6 +33,7 @@ def test_newest_call_runs_and_replaced_ones_end_revoked(words: str) -> None:
     assert verdict.ends
 
 
+@pytest.mark.invariant("newest-call-stops-the-running-one")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("rule", "words", "fault"), NEEDED)
 def test_without_this_rule_a_fault_is_found(rule: str, words: str, fault: str) -> None:

@@ -13,7 +13,7 @@ from celery.backends.base import Backend
 from celery.exceptions import TaskRevokedError
 
 import celery_dlock
-from celery_dlock import CallSkipped, errors
+from celery_dlock import CallSkipped, Replaced, errors
 from celery_dlock.errors import (
     DLockError,
     InvalidLockOptions,
@@ -26,7 +26,7 @@ from celery_dlock.errors import (
 )
 from celery_dlock.task.outcomes import Skipped
 
-EVERY: list[DLockError] = [
+EVERY: list[Exception] = [
     *(getattr(errors, name)("what happened") for name in errors.__all__),
     LockHeld("held by a[id] on n", "name:1", "id", "n", 12.5),
     NameUsed("already done by a[id] on n", "name:1", "id", "n", 12.5),
@@ -34,6 +34,8 @@ EVERY: list[DLockError] = [
     CallSkipped("held by a[id] on n", "name:1", "id", "n", 12.5),
     CallSkipped("was due 60 s ago (misfire_grace)", "name:1"),
     LockHeld("held by a Lock in process 5 on n", "name:1", None, "n", 12.5),
+    Replaced("replaced by id", "name:1", "id"),
+    Replaced(),
     DLockError(),
     LockKeyError("ä €"),
 ]
@@ -44,7 +46,7 @@ def state(error: BaseException) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("error", EVERY, ids=repr)
-def test_every_exception_survives_pickle_and_copy(error: DLockError) -> None:
+def test_every_exception_survives_pickle_and_copy(error: Exception) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert state(pickle.loads(pickle.dumps(error, protocol))) == state(error)
     assert state(copy.copy(error)) == state(error)
@@ -53,7 +55,7 @@ def test_every_exception_survives_pickle_and_copy(error: DLockError) -> None:
 @pytest.mark.core
 @pytest.mark.parametrize("error", EVERY, ids=repr)
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_every_exception_survives_a_result_backend(error: DLockError, serializer: str) -> None:
+def test_every_exception_survives_a_result_backend(error: Exception, serializer: str) -> None:
     app = Celery("a", set_as_current=False)
     backend: Any = Backend(app, serializer=serializer, accept=[serializer])
     stored = backend.prepare_exception(error)
@@ -99,6 +101,7 @@ def test_end_of_a_skipped_trace_survives_pickle_with_its_error() -> None:
 def test_every_public_name_is_there() -> None:
     assert set(celery_dlock.__all__) == {
         "CallSkipped", "DLockError", "InvalidLockOptions", "InvalidTick", "Lease", "Lock", "LockHeld", "LockLost",
-        "LockOptions", "NameUsed", "SingletonTask", "StoreUnavailable", "UnknownOutcome", "signals", "singleton_task",
+        "LockOptions", "NameUsed", "Replaced", "SingletonTask", "StoreUnavailable", "UnknownOutcome", "signals",
+        "singleton_task",
     }  # fmt: skip
     assert all(hasattr(celery_dlock, name) for name in celery_dlock.__all__)

@@ -16,7 +16,7 @@ from ...keys.lock_name import LockName
 from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
-from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal
+from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
 from ..queue_base import FOREIGN_MS, QueueStepResult
@@ -53,13 +53,18 @@ class MemoryStore:
         _confirm(request.durability)
         if name.seats != 1:
             raise InvalidLockOptions("invalid limit: expected 1, because memory:// has no seats yet")
+        if request.queue is not None and request.queue.replace:
+            raise InvalidLockOptions(
+                f"task {request.requester.task!r}: invalid on_conflict='replace': expected a server in dlock_url, "
+                "because memory:// does not support it yet"
+            )
         with self.memory.records(name) as records:
             return acquire(records, acquisition, ttl_ms, request)
 
-    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
         del within
-        answers: list[bool | None] = []
-        for name, acquisition, ttl_ms, facts, _ in renewals:
+        answers: list[RenewalResult] = []
+        for name, acquisition, ttl_ms, facts, *_ in renewals:
             with self.memory.records(name) as records:
                 answers.append(release.renew(records, acquisition, ttl_ms, facts))
         return answers

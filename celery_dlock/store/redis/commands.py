@@ -77,6 +77,7 @@ _DECLINE_GRANT: Final = scripts.DECLINE_GRANT.variant()
 _PASS_ON_WAKE: Final = scripts.PASS_ON_WAKE.variant()
 _REMOVE_WAITER: Final = scripts.REMOVE_WAITER.variant()
 _RENEW: Final = scripts.RENEW.variant()
+_RENEW_STOPPABLE: Final = scripts.RENEW.variant("stoppable")
 _RESOLVE_RUN: Final = scripts.RESOLVE_RUN.variant()
 _SAVE_WORKER_RECORD: Final = scripts.SAVE_WORKER_RECORD.variant()
 _START_QUARANTINE: Final = scripts.START_QUARANTINE.variant()
@@ -186,10 +187,14 @@ def _acquire_queued(
     if place.debounce:
         names += (keys.debounced(),)
         args += tuple(map(str, place.debounce))
+    if place.replace:
+        names += (keys.replaced(),)
+        args += tuple(map(str, place.replace))
     if quarantine:
         names += (keys.quarantine(),)
         args += quarantine
-    return _ACQUIRE_QUEUED[request.once, request.min_hold_ms > 0, place.debounce != (), quarantine != ()], names + args
+    groups = request.once, request.min_hold_ms > 0, place.debounce != (), place.replace != (), quarantine != ()
+    return _ACQUIRE_QUEUED[groups], names + args
 
 
 def _of_copy(request: AcquireRequest) -> tuple[str, ...]:
@@ -203,9 +208,10 @@ def _of_run(request: AcquireRequest) -> tuple[str, ...]:
 
 
 def renew(lock: str, renewal: Renewal) -> Command:
-    _, acquisition, ttl_ms, fields, _ = renewal
+    _, acquisition, ttl_ms, fields, _, stoppable = renewal
     texts = lock, acquisition, str(ttl_ms)
-    return _RENEW, (*texts, *(text for fact in fields for text in fact)) if fields else texts
+    variant = _RENEW_STOPPABLE if stoppable else _RENEW
+    return variant, (*texts, *(text for fact in fields for text in fact)) if fields else texts
 
 
 def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Command:
@@ -249,8 +255,12 @@ def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, .
         args += _end_of_run(request)
     if reserved_for:
         args += (reserved_for, str(request.reserved_ms))
-    variant = _RELEASE_QUEUED[identity != "", once, request.outcome_unknown, reserved_for != ""]
-    return variant, names + keys.queue() + args
+    names += keys.queue()
+    replaces = identity != "" and request.replace != ""
+    if replaces:
+        names += (keys.replaced(),)
+        args += ("1" if request.replace == "ended" else "0",)
+    return _RELEASE_QUEUED[identity != "", once, request.outcome_unknown, reserved_for != "", replaces], names + args
 
 
 def _end_of_run(request: ReleaseRequest) -> tuple[str, ...]:

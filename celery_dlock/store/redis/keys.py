@@ -101,6 +101,10 @@ class LockKeys(NamedTuple):
         """Return the key of what the store keeps about the newest call of the name (``debounce``)."""
         return f"{self.root}debounced:{self._text}"
 
+    def replaced(self) -> str:
+        """Return the key of what the store keeps about the calls of the name (``on_conflict="replace"``)."""
+        return f"{self.root}replaced:{self.name}"
+
     def dead_letters(self) -> str:
         """Return the key of the bucket's index of dead letters."""
         return f"{self.root}dead_letters"

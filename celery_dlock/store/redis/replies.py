@@ -9,7 +9,21 @@ from typing import Any, Literal, NamedTuple
 from ...errors import StoreUnavailable
 from ...keys.lock_name import idempotency_key
 from ..holder_model import Holder, LastRun
-from ..model import Acquired, Duplicate, Grant, Held, Parked, Queued, Refusal, Tombstoned, Unknown, Used, owner_of
+from ..model import (
+    Acquired,
+    Duplicate,
+    Grant,
+    Held,
+    Parked,
+    Queued,
+    Refusal,
+    RenewalResult,
+    StopRequest,
+    Tombstoned,
+    Unknown,
+    Used,
+    owner_of,
+)
 from ..operator_model import OPERATOR
 from ..queue_model import ExistingCall, Waiter
 from .connection import ErrorReply
@@ -164,8 +178,10 @@ def unexecuted(reply: Any) -> bool:
     return type(reply) is ErrorReply and not overwritten(reply)
 
 
-def renewed(reply: Any) -> bool | None:
+def renewed(reply: Any) -> RenewalResult:
     """Return whether a lease was renewed; None if the server did not execute the renewal."""
+    if type(reply) is bytes:
+        return StopRequest(reply.decode("utf-8", "replace"))
     if isinstance(reply, StoreUnavailable) or unexecuted(reply):
         return None
     # If another program overwrote the key, this lease is lost. The other leases must still be renewed.

@@ -16,7 +16,7 @@ from ...options.durability import PRIMARY, Durability
 from ...utils.log import logger
 from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
 from ..holder_model import Holder, LastRun
-from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal
+from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from ..server_model import Quarantine, StoreInfo
@@ -88,8 +88,8 @@ class RedisStore:
             self._raise_if_quarantined(reply, self._quarantine, keys, quarantine_args)
         return replies.refusal(reply, request.identity.digest if request.identity else "")
 
-    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
-        answers: list[bool | None] = []
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
+        answers: list[RenewalResult] = []
         refusals: list[ErrorReply] = []
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]

@@ -12,7 +12,7 @@ from ...utils.clock import Clock
 from ...utils.log import logger
 from ..base import ReleaseRequest, call_again_if_reply_lost
 from ..circuit_breaker import CircuitBreaker, ShardStates
-from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal
+from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal, RenewalResult
 from ..queue_base import QueueStore
 from .fanout import PendingReplies
 
@@ -176,7 +176,7 @@ class QuorumMember:
         except StoreUnavailable as error:
             raise ReplyLost(str(error)) from error  # the first command may have been executed
 
-    def renew(self, renewals: Sequence[Renewal], within: float | None) -> list[bool | None]:
+    def renew(self, renewals: Sequence[Renewal], within: float | None) -> list[RenewalResult]:
         """Renew leases on this server. If the connection was cut, try once more."""
         return call_again_if_reply_lost(self.store.renew, renewals, within)
 

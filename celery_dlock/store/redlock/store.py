@@ -14,7 +14,7 @@ from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
 from ..base import ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
-from ..model import Acquired, AcquireRequest, NoMajority, Refusal, Released, Renewal
+from ..model import Acquired, AcquireRequest, NoMajority, Refusal, Released, Renewal, RenewalResult
 from ..server_model import StoreInfo
 from . import voting
 from .endpoint import SameServer
@@ -103,10 +103,10 @@ class RedlockStore(QueuesUnsupported):
             raise quorum.no_majority(replies, no_effect=rolled_back and len(replies) == len(quorum.members))
         return answer
 
-    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[bool | None]:
+    def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
         servers = len(self._quorum.members)
 
-        def outcomes(replies: Mapping[int, Any]) -> list[bool | None]:
+        def outcomes(replies: Mapping[int, Any]) -> list[RenewalResult]:
             lists = successful(replies)
             return [voting.renewed([one[index] for one in lists], servers) for index in range(len(renewals))]
 

@@ -22,7 +22,10 @@ def reject_unsupported(name: LockName, request: AcquireRequest) -> None:
     if name.seats != 1:
         raise InvalidLockOptions("invalid limit: expected 1, because Redlock has no seats")
     if request.queue is not None:
-        raise InvalidLockOptions("invalid on_conflict='queue': expected another policy, because Redlock has no queues")
+        policy = "replace" if request.queue.replace else "queue"
+        raise InvalidLockOptions(
+            f"invalid on_conflict={policy!r}: expected another policy, because Redlock has no queues"
+        )
 
 
 class QueuesUnsupported:

@@ -196,6 +196,7 @@ def test_queues_and_claims_are_refused(store: RedlockStore) -> None:
 def test_an_option_that_it_refuses_is_refused_where_the_task_is_defined(five: RedlockSet, make_app: Any) -> None:
     for options, words in (
         ({"on_conflict": "queue"}, "on_conflict='queue'"),
+        ({"on_conflict": "replace"}, "on_conflict='replace'"),
         ({"unique": "queued"}, "unique='queued'"),
     ):
 

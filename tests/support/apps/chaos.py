@@ -6,7 +6,7 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
-from celery_dlock import LockLost, singleton_task
+from celery_dlock import LockLost, Replaced, singleton_task
 from celery_dlock.locking.watchdog import Watchdog
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
@@ -64,7 +64,7 @@ def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
     finally:
         try:
             noted("out", run=run, how=how)
-        except LockLost as late:
+        except (LockLost, Replaced) as late:
             # The exception that stops a body may strike just here.
             noted("out", run=run, how=type(late).__name__)
             raise
@@ -111,6 +111,7 @@ skips = singleton("skips", "skip")
 retries = singleton("retries", "retry", **BACK)
 queues = singleton("queues", "queue")
 debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
+replaces = singleton("replaces", "replace")
 waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
 aborts = singleton("aborts", "retry", on_lost="abort", after_lost="retry", **BACK)
 retries_early = singleton("retries_early", "retry", late=False, **BACK)

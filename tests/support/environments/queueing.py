@@ -89,11 +89,12 @@ class QueueEnvironment(PolicyEnvironment):
 
 
 @contextmanager
-def running_stage(folder, *args, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
+def running_stage(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
     """A stage with ready workers.
 
     Args:
         args: further arguments of `celery worker`.
+        app: the module of another app that notes as this one does.
         conf: more app settings, for the workers and for this process.
         separate: locks on a server of their own, which keeps an append-only file: `stage.lock_server`.
     """
@@ -102,7 +103,7 @@ def running_stage(folder, *args, workers=1, pool="prefork", concurrency=4, conf=
         server = stack.enter_context(Server(folder / "server"))
         lock = stack.enter_context(Server(folder / "locks", persistent=True)) if separate else server
         urls = Urls(server.url(0), server.url(1), lock.lock_url(2))
-        tasks = stack.enter_context(loaded_app(APP, urls))
+        tasks = stack.enter_context(loaded_app(app, urls))
         tasks.app.conf.update(conf or {})
         if "result_backend" not in (conf or {}):
             stack.callback(_stop_listening, tasks.app)
@@ -111,7 +112,7 @@ def running_stage(folder, *args, workers=1, pool="prefork", concurrency=4, conf=
         stage.lock_server, stage.locks = lock, lock.client(2)
         for _ in range(workers):
             started = running_worker(
-                APP, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
+                app, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
             )
             stage.workers.append(stack.enter_context(started))
             stage.listens()

@@ -399,7 +399,7 @@ def test_watchdog_whose_look_at_one_process_fails_renews_the_leases_of_others(
 
 def test_watchdog_whose_stop_of_a_body_fails_tells_of_the_loss(scene: WatchdogScene) -> None:
     slot = scene.hold()
-    slot.on_loss(lambda: 1 / 0)
+    slot.on_stop(lambda reason: 1 / 0)
     scene.store.lose(a_name())
     scene.clock.now += 11
     with pytest.raises(ZeroDivisionError):

@@ -30,6 +30,8 @@ DEFAULTS = {
     "after_wait": "raise",
     "queue_limit": None,
     "queue_overflow": "raise",
+    "stop": "raise",
+    "replace_max": 3600.0,
     "debounce": None,
     "debounce_max": None,
     "limit": 1,
@@ -60,6 +62,7 @@ TAKEN = [
     ("on_conflict", "queue"),
     ("on_conflict", "wait"),
     ("on_conflict", "raise"),
+    ("on_conflict", "replace"),
     ("after_wait", "raise"),
     ("ttl", 1.0),
     ("ttl", float(YEAR)),
@@ -90,10 +93,13 @@ REFUSED = [
     ("scope", None, "'task' or 'shared'"),
     ("scope", ["task"], "'task' or 'shared'"),
     ("scope", "shared", "it needs key, because without a key there is no name to share"),
-    ("on_conflict", "Skip", "'skip', 'retry', 'queue', 'wait' or 'raise'"),
-    ("on_conflict", None, "'skip', 'retry', 'queue', 'wait' or 'raise'"),
-    ("on_conflict", "replace", "'skip', 'retry', 'queue', 'wait' or 'raise'; 'replace' is not available yet"),
-    ("on_conflict", ["skip"], "'skip', 'retry', 'queue', 'wait' or 'raise'"),
+    ("on_conflict", "Skip", "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
+    ("on_conflict", None, "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
+    ("stop", "ask", "it needs on_conflict='replace'"),
+    ("stop", "kill", "'raise' or 'ask'; 'kill' is not available yet"),
+    ("replace_max", 60.0, "it needs on_conflict='replace'"),
+    ("replace_max", 0.5, "seconds from 1"),
+    ("on_conflict", ["skip"], "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
     ("after_wait", "wait", "'raise', 'skip' or 'retry'"),
     ("after_wait", 1, "'raise', 'skip' or 'retry'"),
     ("ttl", 0.999, "seconds from 1 to 31622400"),
@@ -212,6 +218,10 @@ def test_debounce_is_refused_beside_an_option_that_contradicts_it(chosen: dict[s
             {"on_conflict": "queue"},
             "on_conflict='queue', which does not support it yet; use 'skip', 'retry', 'wait' or 'raise'",
         ),
+        (
+            {"on_conflict": "replace"},
+            "on_conflict='replace', because it leaves one call to run; use 'skip', 'retry', 'wait' or 'raise'",
+        ),
         ({"once_per": 60}, "once_per, because a name has one run mark and not one for each seat"),
         ({"unique": "queued+running"}, "unique='queued+running', because it lets one call run; use unique='queued'"),
     ],
@@ -226,6 +236,36 @@ def test_limit_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str,
 @pytest.mark.parametrize("policy", ["skip", "retry", "wait", "raise"])
 def test_limit_is_taken_with_every_policy_without_a_queue(policy: str) -> None:
     assert LockOptions(limit=100, on_conflict=policy, unique="queued").limit == 100
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"once_per": 60}, "with once_per, because a stopped body has not succeeded, and its name must not stay used"),
+        (
+            {"keep_on_retry": True},
+            "with keep_on_retry, because the newest call must not wait for the retry of an older",
+        ),
+        ({"unique": "queued"}, "with unique, because unique keeps the first call and replace the last one. Remove one"),
+    ],
+)
+def test_replace_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidLockOptions) as raised:
+        LockOptions(on_conflict="replace", **chosen)
+    assert str(raised.value).startswith(f"invalid on_conflict='replace': expected another policy {expected}")
+
+
+@pytest.mark.parametrize("chosen", [{"debounce": 5}, {"queue_limit": 1}, {"once_per": None, "after_crash": "hold"}])
+def test_replace_is_refused_with_an_option_that_has_no_effect(chosen: dict[str, Any]) -> None:
+    with pytest.raises(InvalidLockOptions, match="it needs"):
+        LockOptions(on_conflict="replace", **chosen)
+
+
+def test_body_is_stopped_for_the_reasons_that_the_options_name() -> None:
+    assert LockOptions(on_conflict="replace").stop_reasons == ("replaced",)
+    assert LockOptions(on_conflict="replace", stop="ask", on_lost="abort").stop_reasons == ("lost",)
+    assert LockOptions(on_conflict="replace", on_lost="abort").stop_reasons == ("lost", "replaced")
+    assert not LockOptions().stop_reasons
 
 
 def test_debounce_max_is_at_least_debounce_and_ten_times_it_by_default() -> None:

@@ -36,6 +36,8 @@ REFUSED: list[Any] = [
     (SHARED, {"once_per": 60}, "once_per=60.0"),
     (SHARED, {"keep_on_retry": True}, "keep_on_retry=True"),
     (SHARED, {"on_conflict": "queue", "queue_overflow": "keep_latest"}, "queue_overflow='keep_latest'"),
+    (SHARED, {"on_conflict": "replace"}, "on_conflict='replace'"),
+    ({}, {"on_conflict": "replace", "replace_max": 7200}, "replace_max=7200.0"),
     (SHARED, {"on_conflict": "queue", "debounce": 5}, "debounce=5.0"),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": 6}, "debounce=6.0"),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce_max": 60}, "debounce_max=60.0"),
@@ -146,8 +148,9 @@ def test_every_option_has_been_thought_of() -> None:
     """A new option stands here, and in docs/explanation/security.md, with what a publisher can do by it."""
     bounded = {next(iter(reversed(chosen))) for _, chosen, _ in REFUSED} | {"scope"}
     harmless = {
-        "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "after_wait", "queue_limit",
+        "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "after_wait", "queue_limit",
         "on_used", "after_crash", "unique", "on_duplicate", "on_store_error", "durability", "on_lost", "after_lost",
+        "stop",
     }  # fmt: skip
     assert bounded | harmless == set(LockOptions.names())
     assert not bounded & harmless

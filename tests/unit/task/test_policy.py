@@ -27,6 +27,8 @@ from celery_dlock.task.policy import (
 HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
 RIVAL, DUPLICATE = Held(HOLDER, same_message=False, rank_us=5), Held(HOLDER, same_message=True, rank_us=5)
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
+#: The policies that a task with ``once_per`` may have.
+ONCE_POLICIES = [policy for policy in POLICIES if policy != "replace"]
 EVERY_POLICY = [
     LockOptions(on_conflict=policy, after_wait=after)
     for policy, after in itertools.product(POLICIES, AFTER_WAIT)
@@ -189,7 +191,7 @@ def test_duplicate_is_dropped_and_used_name_is_skipped_under_every_policy(
         assert used == Skip("already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ONCE_POLICIES)
 def test_on_used_decides_a_used_name_under_every_policy(policy: str) -> None:
     reason = "already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)"
     expected = {"skip": Skip(reason), "return": ReturnFirstResult("id9", reason), "raise": Fail(reason, "used")}
@@ -200,7 +202,7 @@ def test_on_used_decides_a_used_name_under_every_policy(policy: str) -> None:
             assert isinstance(decide(Used(HOLDER, same_message=True), chosen, situation), DropDuplicate)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ONCE_POLICIES)
 def test_unknown_outcome_fails_under_every_policy_and_names_process_and_remedy(policy: str) -> None:
     chosen = options(policy, once_per=60, after_crash="hold")
     for situation in EVERY_SITUATION:

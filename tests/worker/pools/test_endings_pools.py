@@ -24,7 +24,7 @@ INSIDE = [
     Row("Reject", "early", "reject", "Reject"),
     Row("Reject and requeue", "early", "requeue", "Reject"),
     Row("Reject and requeue, late", "late", "requeue", "Reject"),
-    Row("replace", "early", "replace", "Replaced"),
+    Row("replace", "early", "replace", "SelfReplaced"),
     Row("soft limit, ignored", "early", "short", "return", {"soft_time_limit": 1}),
 ]
 #: How each pool's body ends, where the pools differ (celery-facts A3).

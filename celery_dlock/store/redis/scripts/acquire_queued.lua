@@ -5,6 +5,7 @@
 -- @group once  the task has once_per
 -- @group hold  the task has min_hold
 -- @group debounce  the call waits until no newer call has arrived for some time
+-- @group replace  the newest call of the name stops the running one
 -- @group quarantine  a server that may have lost leases grants nothing new for a while
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys last_token  string: highest fencing token of this bucket
@@ -14,12 +15,13 @@
 -- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
 -- @keys waiting  sorted set: identities of the waiters, by rank
 -- @keys messages  hash: identity to parked message. Also <identity>:rank and :tries of waiters that lost a grant.
---   <identity>:evicted is the identity of the waiter that this one evicted, <identity>:over as in lib/debounce
+--   <identity>:evicted is the identity of the waiter that this one evicted, <identity>:over as in lib/over
 -- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
 -- @keys queues  sorted set of this bucket: names of locks with waiters, by the time of the next sweep
 -- @keys dead  hash: identity to message of dead letters, and of removed waiters until their result is stored
 -- @keys wake  list: lib/wake
 -- @keys debounced  hash: lib/debounce [debounce]
+-- @keys replaced  hash: lib/replace [replace]
 -- @keys quarantine_record  string: lib/quarantine [quarantine]
 -- @args acquisition  owner and number
 -- @args ttl_ms  milliseconds that the lock is held without a renewal
@@ -45,6 +47,8 @@
 -- @args hold_if_unknown  "1": do not run while the outcome of an earlier run is unknown [once]
 -- @args debounce_ms  milliseconds without a newer call after which the call is due [debounce]
 -- @args debounce_max_ms  milliseconds from the first waiting call after which the newest one is due anyway [debounce]
+-- @args replace_max_ms  milliseconds without the end of a body after which the running one is left alone [replace]
+-- @args is_retry  "1": the call has run before, and retried itself [replace]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"
@@ -110,8 +114,8 @@ end
 
 local function evicted_by_this()
   local evicted = redis.call('HGET', messages, identity .. ':evicted') or ''
-  local its_message = redis.call('HGET', DEBOUNCE and messages or dead, evicted)
-  return its_message and evicted or '', its_message or '', DEBOUNCE and task_id or nil
+  local its_message = redis.call('HGET', (DEBOUNCE or REPLACE) and messages or dead, evicted)
+  return its_message and evicted or '', its_message or '', (DEBOUNCE or REPLACE) and task_id or nil
 end
 
 if finished_at and (redelivered == '1' or tonumber(rank) <= tonumber(finished_at)) then
@@ -176,8 +180,13 @@ if held then
 end
 
 local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
-if DEBOUNCE then
-  -- @include debounce
+if DEBOUNCE or REPLACE then
+  -- @include over
+  if DEBOUNCE then
+    -- @include debounce
+  else
+    -- @include replace
+  end
 end
 
 -- Evict the oldest waiter of a full queue. Return its identity and message, or nil if this message is the oldest.
@@ -273,6 +282,9 @@ end
 if DEBOUNCE then
   redis.call('HSET', debounced, 'started', rank)
   redis.call('PEXPIRE', debounced, debounced_life_ms)
+end
+if REPLACE then
+  -- @include replace_start
 end
 
 -- @include take_lock

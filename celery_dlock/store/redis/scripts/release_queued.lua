@@ -6,6 +6,7 @@
 -- @group once requires message  this acquisition has a run mark (once_per)
 -- @group unconfirmed  it is unknown whether the acquire took effect
 -- @group reserve  the lock is reserved for the retry of this run (keep_on_retry)
+-- @group replace requires message  newer calls may have stopped this run (lib/replace)
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys wake  list: lib/wake
 -- @keys tombstone  string: this acquisition was abandoned by its owner [unconfirmed]
@@ -16,6 +17,7 @@
 -- @keys messages  hash, as in acquire_queued
 -- @keys delayed  sorted set, as in acquire_queued
 -- @keys queues  sorted set, as in acquire_queued
+-- @keys replaced  hash: lib/replace [replace]
 -- @args acquisition  owner and number
 -- @args tombstone_ms  milliseconds that a late acquire is refused [unconfirmed]
 -- @args rolled_back  "1": the body did not run, so min_hold does not apply [unconfirmed]
@@ -28,6 +30,7 @@
 -- @args seed_ms  milliseconds that the seed of an unsuccessful run is kept; "0": leave the run mark alone [once]
 -- @args reserved_for  identity of the retry [reserve]
 -- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
+-- @args body_ended  "1": the body ended by itself; "0": it was stopped [replace]
 -- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen.
 --   8: a caller was woken. 16: the server refused to wake one
 -- @reply {sum, identity, message, grant id, error}  with the grant to publish, and with 16 in the sum the error of
@@ -43,6 +46,9 @@ local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
+-- The id of the newer call that asked this one to stop. Its message may be delivered again, so it gets a done mark.
+local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
+
 -- Set if an operator's hold begins with this release (hold_lock).
 local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
 
@@ -52,7 +58,7 @@ local duplicate_seen = ours and dup == '1'
 local crowded = ours and has_waiters
 local reserves = ours and RESERVE
 -- If the lock is reserved for a retry, set the mark: a late duplicate of this message must not compete with the retry.
-local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or not ours)
+local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or stopped_by or not ours)
 local holds = ours and (rolled_back ~= '1' or operator) and min_hold_ms
 local retry_queued = reserves and not operator and redis.call('HEXISTS', messages, reserved_for) == 1
 local now = nil
@@ -71,6 +77,13 @@ end
 free_or_hold(hold_ms)
 local wake_sum, refusal = wake_waiter()
 save_marks(final, now)
+
+if REPLACE and final then
+  redis.call('HDEL', replaced, 'stop:' .. identity)
+end
+if REPLACE and ours and body_ended == '1' then
+  redis.call('HDEL', replaced, 'busy_since')
+end
 
 local ended_grant = false
 if final then

@@ -1,11 +1,13 @@
 -- renew: move a lease's deadline and set facts about the holder, if the acquisition still holds the lock.
 -- Safe to send twice: the values are absolute, and the key's life is never shortened.
 --
+-- @group stoppable  the holder may have been asked to stop (lib/replace)
 -- @keys lock  hash: the lock, lib/take_lock
 -- @args acquisition  owner and number
 -- @args ttl_ms  milliseconds that the key lives at least
 -- @args facts...  field, value, field, value: count, releasing, dup
 -- @reply 1  renewed
+-- @reply task id  renewed, and this newer call asks the holder to stop [stoppable]. Not before min_hold is over
 -- @reply 0  the acquisition does not hold the lock; a renewal never creates one
 
 local holder, longest_ttl_ms = unpack(redis.call('HMGET', lock, 'acq', 'ttl'))
@@ -26,5 +28,14 @@ if longest_ttl_ms and ttl > tonumber(longest_ttl_ms) then
 end
 if facts[1] then
   redis.call('HSET', lock, unpack(facts))
+end
+if STOPPABLE then
+  local by, min_hold_ms, since, token = unpack(redis.call('HMGET', lock, 'stop', 'min_hold', 'since', 'token'))
+  if by then
+    local time = redis.call('TIME')
+    if time[1] * 1000000 + time[2] - (since or token) >= (min_hold_ms or 0) * 1000 then
+      return by
+    end
+  end
 end
 return 1

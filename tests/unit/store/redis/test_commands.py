@@ -78,10 +78,15 @@ def acquires() -> Iterator[Case]:
             new = {"redelivered": "0", "may_be_copied": "0", "rank_us": ""}
             asked = {**values, **(copy if again else new), **QUEUE, **more, "grant_id": "turn"}
             yield "acquire_queued", queued, asked
-            waits = place._replace(debounce=(17, 18))
-            debounced = commands.acquire(KEYS, "o.1", 10, request._replace(queue=waits), terms)
-            times = {"debounced": KEYS.debounced(), "debounce_ms": "17", "debounce_max_ms": "18"}
-            yield "acquire_queued", debounced, asked | times
+            debounced = {"debounced": KEYS.debounced(), "debounce_ms": "17", "debounce_max_ms": "18"}
+            replaced = {"replaced": KEYS.replaced(), "replace_max_ms": "19", "is_retry": "1"}
+            for waits, sent in (
+                (place._replace(debounce=(17, 18)), debounced),
+                (place._replace(replace=(19, 1)), replaced),
+                (place._replace(debounce=(17, 18), replace=(19, 1)), debounced | replaced),
+            ):
+                command = commands.acquire(KEYS, "o.1", 10, request._replace(queue=waits), terms)
+                yield "acquire_queued", command, asked | sent
 
 
 def releases() -> Iterator[Case]:
@@ -106,6 +111,10 @@ def releases() -> Iterator[Case]:
         if not unconfirmed:
             del values["tombstone"]
         yield "release_queued" if queue else "release", commands.release(KEYS, "o.1", request), values
+        if queue and message:
+            stopped = {"replaced": KEYS.replaced(), "body_ended": "0"}
+            ending = request._replace(replace="stopped")
+            yield "release_queued", commands.release(KEYS, "o.1", ending), values | stopped
 
 
 def leases() -> Iterator[Case]:
@@ -113,6 +122,7 @@ def leases() -> Iterator[Case]:
     renewal = Renewal(NAME, "o.1", 10, (("count", "2"), ("releasing", "1")))
     renewed = {**lock, "acquisition": "o.1", "ttl_ms": "10", "facts": "count 2 releasing 1"}
     yield "renew", commands.renew(KEYS.lock, renewal), renewed
+    yield "renew", commands.renew(KEYS.lock, renewal._replace(stoppable=True)), renewed
     yield "inspect", commands.inspect(KEYS), lock
     token = {**lock, "last_token": KEYS.last, "acquisition": "o.1", "token": "7"}
     yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t", waited=False), token

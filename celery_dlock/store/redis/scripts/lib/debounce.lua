@@ -2,11 +2,9 @@
 -- acquire_queued goes on after them only if this copy may take the lock.
 -- @uses lock waiting messages delayed queues dead debounced acquisition identity task_id lock_name message
 -- @uses debounce_ms debounce_max_ms debounce
--- @after time grant ended_grant unpublished_grant conflict
+-- @after time grant ended_grant unpublished_grant conflict over
 --
--- A call waits in `delayed` until it is due. A newer call replaces it. The replaced call stays in `delayed` until its
--- end is stored, with the field <identity>:over, so that its copies do not run. If the process that has to store its
--- end dies, it is granted the lock some seconds later. The worker that receives this copy ends it.
+-- A call waits in `delayed` until it is due. A newer call replaces it (lib/over).
 --
 -- debounced is a hash. It has identity, rank and task id of the newest call, and the time in us at which that call is
 -- due in any case. It also has the rank of the last call that started. After its last change, it lives a day longer
@@ -15,35 +13,10 @@
 -- The including script has set: now, rank, holder, queued, granted, for_this_grant, held, inherited_notify,
 -- evicted_by_this, debounced_life_ms.
 
--- Time in us in which the process that replaced a call stores that call's end.
-local END_WITHIN_US = 10000000
-
 local record = redis.call('HMGET', debounced, 'identity', 'rank', 'task_id', 'due_at_last', 'started')
 local newest, newest_rank, newest_id, due_at_last, started = unpack(record)
 local over = queued and redis.call('HGET', messages, identity .. ':over')
 local older = started and newest ~= identity and tonumber(rank) < tonumber(started)
-
--- Have a replaced call wait until its end is stored.
-local function await_end(replaced, its_rank, by)
-  redis.call('ZREM', waiting, replaced)
-  redis.call('HSET', messages, replaced .. ':over', by, replaced .. ':rank', its_rank)
-  redis.call('ZADD', delayed, decimal(now + END_WITHIN_US), replaced)
-end
-
--- Grant the free lock if a waiter is due, or have the queue swept when one is. Return the grant of this command.
-local function wait_until(due)
-  if not held then
-    return grant_next(now, acquisition)
-  end
-  redis.call('HSET', lock, 'has_waiters', '1')
-  redis.call('ZADD', queues, 'LT', decimal(math.min(due, now + math.max(0, remaining_ms()) * 1000)), lock_name)
-  return unpublished_grant(acquisition)
-end
-
-local function parked(waiter, its_message, its_grant, evicted, evicted_message, by)
-  return {'parked', rank, '1', waiter or '', its_message or '', its_grant or '', evicted or '', evicted_message or '',
-          by or ''}
-end
 
 if for_this_grant then
   if over or older then

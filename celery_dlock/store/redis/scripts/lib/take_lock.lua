@@ -22,6 +22,8 @@
 --   has_waiters    the lock may have waiters: its release grants the lock to the next one
 --   operator, reason, asked    the operator whose hold begins with the holder's release, the reason, and the time when
 --                  the hold was asked for (us) (hold_lock)
+--   replaceable    a newer call may ask the holder to stop (lib/replace)
+--   stop           task id of the newer call that has asked
 --   rank, due, granter, published, dead_letter, foreign    of a grant only
 --
 -- The including script has set: highest_token, since, rank, duplicate_possible, inherited_notify, has_waiters,

@@ -1,0 +1,107 @@
+-- lib/replace: park the newest call of a name as the only waiter, and ask the running one to stop. Statements, not a
+-- function: acquire_queued goes on after them only if this copy may take the lock.
+-- @uses lock waiting messages delayed dead replaced identity task_id message replace_max_ms is_retry replace
+-- @after time grant ended_grant unpublished_grant conflict over
+--
+-- replaced is a hash. It lives a day longer than replace_max. Its fields:
+--   newest, newest_rank, newest_id    identity, rank and task id of the newest call that waits or has waited
+--   started_rank, started_id          the last call that started
+--   busy_since                        time (us) of the first start since a body ended by itself
+--   stop:<identity>                   task id of the call that asked this holder to stop. If the holder's process dies,
+--                                     the broker delivers its message again. This mark ends that delivery.
+--
+-- The lock has the field stop with the same task id. The holder's renewals return it (renew). It ends with the lock.
+--
+-- The including script has set: now, rank, holder, queued, for_this_grant, held, preceded, inherited_notify,
+-- evicted_by_this.
+
+local REPLACED_MS = 86400000
+-- A start that lies further in the future than this (us) shows that the server's clock went back. It counts no more.
+local CLOCK_STEP_US = 1000000
+
+local record = redis.call('HMGET', replaced, 'newest', 'newest_rank', 'newest_id', 'started_rank', 'started_id',
+                          'busy_since', 'stop:' .. identity)
+local newest, newest_rank, newest_id, started_rank, started_id, busy_since, stopped_by = unpack(record)
+local over = queued and redis.call('HGET', messages, identity .. ':over')
+-- No body has ended for replace_max, so the running one is left alone.
+local left_alone = busy_since and now - busy_since >= replace_max_ms * 1000
+local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
+local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
+
+-- The id of a newer call that has started. A retry is as old as the run that it repeats.
+local started_later = false
+if started_id and tonumber(started_rank) <= now + CLOCK_STEP_US then
+  if started_id == task_id then
+    if is_retry == '1' then
+      rank = started_rank
+    end
+  elseif is_retry == '1' or tonumber(rank) < tonumber(started_rank) then
+    started_later = started_id
+  end
+end
+local another = pending and newest_id ~= task_id and newest_id
+local newer = another and tonumber(rank) < tonumber(newest_rank) and newest_id
+
+-- Ask the holder to stop, once. Only a holder that took the lock under this policy listens.
+local function request_stop()
+  local fields = redis.call('HMGET', lock, 'replaceable', 'stop', 'identity', 'id')
+  local listens, asked, its_identity, its_id = unpack(fields)
+  -- The identity is empty if no call holds the lock, but min_hold or an operator.
+  if listens and not asked and its_identity ~= '' and its_id ~= task_id then
+    redis.call('HSET', lock, 'stop', task_id)
+    redis.call('HSET', replaced, 'stop:' .. its_identity, task_id)
+  end
+end
+
+if for_this_grant then
+  -- A call that is not the newest any more was granted the lock before the newest one came.
+  local by = over or stopped_by or started_later or (not left_alone and another)
+  if by then
+    local its_message = redis.call('HGET', messages, identity)
+    await_end(identity, rank, by)
+    redis.call('HDEL', replaced, 'stop:' .. identity)
+    redis.call('DEL', lock)
+    local waiter, next_message, next_grant = grant_next(now, acquisition)
+    keep_notify(inherited_notify, waiter)
+    return parked(waiter, next_message, next_grant, identity, its_message, by)
+  end
+elseif queued then
+  local waiter, its_message, its_grant = unpublished_grant(acquisition)
+  if over then
+    -- This delivery may be the one that was replaced when it was parked, sent twice: it stores its own end.
+    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), over)
+  end
+  return parked(waiter, its_message, its_grant, evicted_by_this())
+elseif stopped_by or started_later or held or preceded or pending then
+  if message == '' then
+    local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
+    if held then
+      return describe_holder('queue', waiters, rank)
+    end
+    return {'queue', waiters, rank}
+  end
+  redis.call('HSET', messages, identity, message)
+  redis.call('HDEL', dead, identity)
+  local by = stopped_by or started_later or newer
+  if by then
+    await_end(identity, rank, by)
+    redis.call('HDEL', replaced, 'stop:' .. identity)
+    local waiter, its_message, its_grant = wait_until(now + END_WITHIN_US)
+    return parked(waiter, its_message, its_grant, identity, message, by)
+  end
+  local evicted, evicted_message
+  -- A granted call that finds this newer one ends itself.
+  if pending and holder ~= 'grant:' .. newest then
+    evicted, evicted_message = newest, newest_message
+    await_end(newest, newest_rank, task_id)
+    redis.call('HSET', messages, identity .. ':evicted', newest)
+  end
+  redis.call('ZADD', waiting, rank, identity)
+  redis.call('HSET', replaced, 'newest', identity, 'newest_rank', rank, 'newest_id', task_id)
+  if held and not left_alone then
+    request_stop()
+  end
+  redis.call('PEXPIRE', replaced, decimal(REPLACED_MS + replace_max_ms))
+  local waiter, its_message, its_grant = wait_until(math.huge)
+  return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
+end

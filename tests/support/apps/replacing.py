@@ -1,0 +1,55 @@
+"""One body under ``on_conflict="replace"``; each run notes in Redis when it entered and left, and how."""
+
+import time
+
+from celery_dlock import Replaced, singleton_task
+from tests.support.apps.base import History, canvas_tasks, make_app
+
+app = make_app("replacing", configurable=True, result_expires=600, worker_log_color=False)
+
+history = History.of_environ()
+
+
+def work(self, n, seconds=0.0, how="", text=""):
+    """The body: many small steps, as Python code has them.
+
+    Args:
+        self: the task.
+        n: its lock.
+        seconds: how long it lasts.
+        how: "deaf": it goes on after it was stopped. "ensure": it asks its lease in each step. "retry": it retries.
+        text: what it brings along.
+    """
+    request = self.request
+    facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries, "text": text}
+    with history.recorded_body(facts, token=self.lease.token):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                time.sleep(0.02)
+                if how == "ensure":
+                    self.lease.ensure()
+            except Replaced:
+                history.note("stopped", replaced=self.lease.replaced, **facts)
+                if how != "deaf":
+                    raise
+    history.note("returned", replaced=self.lease.replaced, **facts)
+    if how == "retry" and not request.retries:
+        raise self.retry(countdown=1)
+    return n
+
+
+def define(name, **options):
+    options = {"key": ["n"], "on_conflict": "replace", "acks_late": True, **options}
+    return singleton_task(app=app, name=f"replacing.{name}", bind=True, **options)(work)
+
+
+newest = define("newest")
+brief = define("brief", ttl=3, reject_on_worker_lost=True)
+early = define("early", acks_late=False)
+asked = define("asked", stop="ask")
+impatient = define("impatient", replace_max=3)
+protected = define("protected", min_hold=3)
+retried = define("retried", autoretry_for=(Exception,), retry_kwargs={"countdown": 0})
+
+plain, failed_link = canvas_tasks(app, history)

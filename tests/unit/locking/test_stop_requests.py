@@ -1,0 +1,112 @@
+"""A newer call asks a holder to stop: what the watchdog and the lease make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_dlock import Replaced
+from celery_dlock.locking.shared_lease_table import SharedLeaseTable
+from celery_dlock.locking.watchdog import TICK
+from celery_dlock.store.model import Renewal, RenewalResult, StopRequest
+from tests.unit.fakes import FakeStore, LockClientScene, WatchdogScene, a_name
+
+pytestmark = pytest.mark.invariant("newest-call-stops-the-running-one")
+
+
+def ask_to_stop(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the store answers a stoppable renewal with the request of the call "newer"."""
+    plain = store._renew
+
+    def renew(renewal: Renewal) -> RenewalResult:
+        return StopRequest("newer") if plain(renewal) and renewal.stoppable else plain(renewal)
+
+    monkeypatch.setattr(store, "_renew", renew)
+
+
+def test_stoppable_lease_is_renewed_each_second(scene: WatchdogScene) -> None:
+    slot = scene.hold(ttl=30.0)
+    slot.set_stoppable()
+    times = scene.asked_at(ticks=25)
+    assert len(times) >= 4
+    assert times[1] - times[0] <= 1.0 + TICK
+
+
+def test_plain_lease_is_renewed_at_a_third_beside_a_stoppable_one(scene: WatchdogScene) -> None:
+    scene.hold("stoppable", ttl=30.0).set_stoppable()
+    scene.hold("plain", ttl=30.0)
+    for _ in range(40):
+        scene.run(TICK)
+    asked = [renewal.name for renewal in scene.store.asked]
+    assert a_name("stoppable") in asked
+    assert a_name("plain") not in asked
+
+
+def test_watchdog_stops_the_body_at_each_renewal_until_it_is_out(
+    scene: WatchdogScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request may come before the body is entered."""
+    slot, reasons = scene.hold(ttl=30.0), []
+    slot.set_stoppable()
+    ask_to_stop(scene.store, monkeypatch)
+    for _ in range(8):
+        scene.run(TICK)
+    assert slot.replaced
+    slot.on_stop(reasons.append)
+    for _ in range(8):
+        scene.run(TICK)
+    assert reasons
+    assert set(reasons) == {"replaced"}
+    assert not slot.lost
+
+
+def test_ensure_raises_the_error_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = LockClientScene()
+    lease = scene.take()
+    lease.watch_for_stop(Replaced)
+    lease.ensure()
+    assert not lease.replaced
+    ask_to_stop(scene.store, monkeypatch)
+    with pytest.raises(Replaced, match="replaced by newer") as raised:
+        lease.ensure()
+    assert (lease.replaced, raised.value.task_id, lease.lost) == (True, "newer", False)
+
+
+def test_ensure_of_a_lease_that_cannot_be_replaced_asks_for_no_stop() -> None:
+    scene = LockClientScene()
+    scene.take().ensure()
+    assert not scene.store.asked[-1].stoppable
+
+
+def test_main_process_and_child_share_the_stop_request() -> None:
+    table = SharedLeaseTable()
+    table.adopt()
+    interrupts: list[int] = []
+    table.interrupt = lambda: interrupts.append(1)
+    record = table.open(a_name(), "o.1", 30.0)
+    record.held(30.0)
+    (seen,) = table.records()
+    assert (seen.stoppable, record.replaced) == (False, False)
+    record.set_stoppable()
+    assert seen.stoppable
+    seen.request_stop()
+    seen.stop("replaced")
+    assert (record.replaced, interrupts) == (True, [])
+    record.on_stop(lambda reason: None)
+    seen.stop("replaced")
+    assert interrupts == [1]
+
+
+def test_next_acquisition_in_the_same_place_is_not_replaced() -> None:
+    table = SharedLeaseTable()
+    table.adopt()
+    first = table.open(a_name(), "o.1", 30.0)
+    first.set_stoppable()
+    first.request_stop()
+    first.clear()
+    second = table.open(a_name(), "o.2", 30.0)
+    assert (second.stoppable, second.replaced) == (False, False)
+
+
+@pytest.fixture
+def scene() -> WatchdogScene:
+    return WatchdogScene()
