@@ -71,8 +71,12 @@ def unhold(name: str, reason: str) -> None:
 @option("--mark", help="Only this run, as `unknown` printed its mark. Default: the one that is unknown now.")
 @option("--dry-run", is_flag=True, help="Only print which run would be settled.")
 @_REASON
-def resolve(name: str, sent: bool, tick: str, mark: str | None, dry_run: bool, reason: str) -> None:  # noqa: FBT001
+def resolve(
+    name: str, sent: bool | None, tick: str, mark: str | None, dry_run: bool, reason: str,  # noqa: FBT001
+) -> None:  # fmt: skip
     """Record whether a run of unknown outcome did its work."""
+    if sent is None:
+        raise click.UsageError("give --sent if the run did its work, or --not-sent if it did not")
     with session() as opened:
         opened.tasks()
         if dry_run:
@@ -108,7 +112,10 @@ def _done(done: bool, text: str, otherwise: str) -> None:  # noqa: FBT001
 
 @click.group(cls=ListByDefault)
 def queue() -> None:
-    """List the waiters (on_conflict="queue"): queue [NAME]. Or end them: queue drop."""
+    """List the waiters (on_conflict="queue"): queue [NAME]. Or end them: queue drop.
+
+    The list has options too: queue list --help.
+    """
 
 
 @queue.command("list", hidden=True)
@@ -146,7 +153,10 @@ def queue_drop(target: str | None, task: str | None, **how: Any) -> None:
 
 @click.group(cls=ListByDefault)
 def dead() -> None:
-    """List the dead letters: dead [NAME]. Or settle them: dead requeue, dead drop."""
+    """List the dead letters: dead [NAME]. Or settle them: dead requeue, dead drop.
+
+    The list has options too: dead list --help.
+    """
 
 
 @dead.command("list", hidden=True)
@@ -209,7 +219,10 @@ def _letters(opened: Session, target: str | None, task: str | None, *, every: bo
 
 @click.group(cls=ListByDefault)
 def claims() -> None:
-    """List the claims of published messages (unique). Or delete them: claims drop."""
+    """List the claims of published messages (unique). Or delete them: claims drop.
+
+    The list has options too: claims list --help.
+    """
 
 
 @claims.command("list", hidden=True)

@@ -60,7 +60,7 @@ def list_(  # click prints the docstring
     """List the lock names that are in use.
 
     The keys of the store are looked at in small steps, so that no other client waits. A page can be longer than the
-    limit. Live workers also tell their pool, their version and whether their watchdog runs.
+    limit. With --workers, the list comes from the live workers, and also shows their pools, versions and watchdogs.
     """
     if workers and (state or older is not None or cursor or every):
         raise click.UsageError("--workers shows what is held now: of the filters, only --task and --name go with it")
@@ -86,15 +86,15 @@ def list_(  # click prints the docstring
                 break
             note(f"{len(found)} names; looked at {min(scanned, page.keys)} of {page.keys} keys")
         opened.out.show(found, LOCKS, cursor)
-        _exit_if_empty(found)
+        _exit_if_empty(found, "no lock name is found")
 
 
 @dlock.command()
 @click.argument("name", required=False)
-@option("--task", help="The name of the call of this task with --args and --kwargs.")
+@option("--task", help="A task's name: show the lock of its call with --args and --kwargs.")
 @option("--args", type=JSON["array"], default="[]", help="Its positional arguments, as JSON.")
 @option("--kwargs", type=JSON["object"], default="{}", help="Its keyword arguments, as JSON.")
-@option("--id", "task_id", help="The names that this task id holds, waits for or claims, or for which it did not run.")
+@option("--id", "task_id", help="A task id: show the locks that it holds, waits for or claims, or that refused it.")
 @formats
 def show(
     name: str | None, task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: str | None, form: str | None
@@ -110,7 +110,10 @@ def show(
         for view in () if form else views:
             waiters = opened.control.waiting(view.name, limit=10) if view.waiting else ()
             opened.out.facts(view, facts_of(view, waiters))
-        _exit_if_empty([view for view in views if view.states or view.waiting or view.run])
+        if not views:
+            note(f"no lock names the task id {task_id}")
+        if not any(view.states or view.waiting or view.run for view in views):
+            click.get_current_context().exit(NOTHING)
 
 
 def _names(
@@ -174,7 +177,7 @@ def unknown(task: str | None, form: str | None) -> None:
     with session(form) as opened:
         found = opened.control.unknown_outcomes(task=task, limit=100_000)
         opened.out.show(found, columns)
-        _exit_if_empty(found)
+        _exit_if_empty(found, "no run has an unknown outcome")
 
 
 @dlock.command()
@@ -192,12 +195,12 @@ def audit(limit: int, form: str | None) -> None:
     with session(form) as opened:
         found = opened.control.audit(limit)
         opened.out.show(found, columns)
-        _exit_if_empty(found)
+        _exit_if_empty(found, "no operator has acted yet")
 
 
-def _exit_if_empty(found: Any) -> None:
+def _exit_if_empty(found: Any, otherwise: str) -> None:
     if not found:
-        note("nothing found")
+        note(otherwise)
         click.get_current_context().exit(NOTHING)
 
 

@@ -122,6 +122,8 @@ def session(form: str | None = None) -> Iterator[Session]:
             yield Session(control, app, Output(form, place, headers=not context.meta.get(NO_HEADERS)))
     except ActionRefused as error:
         note(f"Refused: {error}")
+        if error.why in ("fresh", "kept"):
+            note("To release it by force, give --force.")
         context.exit(REFUSED)
     except StoreUnavailable as error:
         note(f"Error: {place}: {error}")

@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError
 
 from ..errors import DLockError, InvalidLockOptions
 from ..keys.lock_name import LockName, name_from_text
+from ..messaging.parked import ParkedMessage
 from ..options.validation import invalid_value, seconds_within
 from ..store.model import Grant
 from ..store.operator_model import OPERATOR, AuditRecord, RunView
@@ -264,7 +265,8 @@ class LockControl(LockReader):
         publisher.publish_next(lock_name, taken.granted)
         if taken.entry:
             result = "dropped" if ended else "took out of the queue, but could not store the end of"
-            self._audit.record("drop", name, reason, f"{result} the message {identity}")
+            call = ParkedMessage.call_in(taken.entry) or f"the message {identity}"
+            self._audit.record("drop", name, reason, f"{result} {call}")
         return ended
 
     def drop_claim(self, name: str, *, task_id: str | None = None, reason: str = "") -> bool:

@@ -82,14 +82,16 @@ def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     (result, reason, refused_by), silent = _result_in_time(app, task_id)
     found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, (), refused_by)
     now = [_now_held_by(store.describe(name_from_text(waiter.name)), waiter) for waiter in waits]
-    lines = (*silent, *_lines(found), *now) or (_nothing(task_id),)
+    lines = (*silent, *_lines(found), *now) or _nothing(task_id)
     return replace(found, lines=lines)
 
 
-def _nothing(task_id: str) -> str:
+def _nothing(task_id: str) -> tuple[str, ...]:
     return (
-        f"nothing is known about {task_id}: no result, and no lock of the store names it. Perhaps no worker has "
-        f"started it yet: ask the workers with celery inspect query_task {task_id}"
+        "nothing is known about it: it has no stored result, and no lock in the store names it",
+        "if it waits under on_conflict='retry' or 'wait', the worker's log names the lock: search it for this id",
+        f"if a worker has received it, celery -A APP inspect query_task {task_id} shows it",
+        "else it is still in the broker, or its worker died while it ran and its message was acknowledged before",
     )
 
 
@@ -176,7 +178,8 @@ def _lines(found: Explanation) -> Iterator[str]:
     for letter in found.dead_letters:
         yield f"it is a dead letter of {letter.name} since {shown_time(letter.since)}"
     for run in (run for run in found.runs if run.state == "unknown"):
-        yield f"its outcome is unknown: it started {run.name} on {run.worker} at {shown_time(run.since)}"
+        start = f"it started {run.name} on {run.worker} at {shown_time(run.since)}"
+        yield f"its outcome is unknown: {start}, and its process died. Settle it (dlock resolve)"
     for claim in found.claims:
         yield f"it was published by {claim.publisher} and claims {claim.name} since {shown_time(claim.since)}"
 

@@ -94,6 +94,15 @@ class ParkedMessage(NamedTuple):
         except (TypeError, ValueError) as error:
             raise DLockError(f"the message cannot be parked: its headers cannot be written as JSON: {error}") from error
 
+    @staticmethod
+    def call_in(text: str) -> str:
+        """Return task and id of a :meth:`text`, as logs show them; "" if it is malformed. The message is not read."""
+        try:
+            task, task_id = json.loads(text.partition("\n")[0])
+        except (TypeError, ValueError):
+            return ""
+        return f"{task}[{task_id}]"
+
     @classmethod
     def read(cls, text: str) -> ParkedMessage:
         """Read a parked message from its :meth:`text`.

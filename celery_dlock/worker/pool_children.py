@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..locking.lease_source import ScannedLeaseSource
 from ..locking.shared_lease_table import SharedLeaseTable
+from ..utils.log import log_fields, logger
 from .abort import STOP_SIGNAL
 
 if TYPE_CHECKING:
@@ -192,4 +193,9 @@ class _Child(ScannedLeaseSource):
             self._table.scanned_at = now
 
     def on_released(self, record: LeaseRecord, released: Released) -> None:
+        if released.ours and self._watch is not None and self._watch.found_gone:
+            logger.info(
+                "%s is released: pool child %d held it and has ended",
+                record.name, self._table.pid, extra=log_fields(lock_name=record.name.text),
+            )  # fmt: skip
         self._on_freed(record, released)

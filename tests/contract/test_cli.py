@@ -172,7 +172,7 @@ def test_release_is_refused_with_exit_code_3_while_the_lease_is_fresh(store: Red
     take(store, "x.1", request_of("x"))
     refused = run("release", NAME.text)
     assert (refused.exit_code, "its holder is alive" in refused.output) == (3, True)
-    assert "a release by force frees it" in refused.output
+    assert "To release it by force, give --force." in refused.output
     assert run("release", NAME.text, "--force", "--acquisition", "y.1").exit_code == 3
     assert run("release", NAME.text, "--force", "--reason", "ticket 7").exit_code == 0
     assert run("release", NAME.text).exit_code == 1
@@ -240,6 +240,19 @@ def test_check_reports_each_problem_by_exit_code_1(store: RedisStore, run: Run) 
 def test_explain_of_an_unknown_id_has_exit_code_1(run: Run) -> None:
     result = run("explain", "no-such-id")
     assert (result.exit_code, "nothing is known" in result.stdout) == (1, True)
+
+
+def test_resolve_without_a_verdict_names_both_options(store: RedisStore, run: Run) -> None:
+    die(store, "x")
+    result = run("resolve", name("x").text)
+    assert (result.exit_code, "give --sent if the run did its work" in result.output) == (2, True), result.output
+    assert len(rows(run("unknown"))) == 1
+
+
+def test_show_of_a_free_lock_prints_its_facts_and_no_remark(run: Run) -> None:
+    result = run("show", NAME.text)
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert "states: free\n" in result.stdout
 
 
 def test_resolve_settles_only_the_run_whose_mark_was_seen(store: RedisStore, run: Run) -> None:

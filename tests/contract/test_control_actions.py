@@ -342,6 +342,7 @@ class TestSettling:
         grant(store, "x", "w")
         assert not control.drop(NAME.text, queue.digest("w"))
         assert [letter.task_id for letter in control.dead_letters()] == ["w"]
+        assert control.audit()[0].detail == "took out of the queue, but could not store the end of app.post[w]"
         # It is done, so no copy of it runs.
         assert isinstance(queue.ask(store, "w.9", "w", NAME, redelivered=True), Duplicate)
 

@@ -253,8 +253,8 @@ def test_explain_says_where_a_call_is(store: RedisStore, control: LockControl) -
     assert "its outcome is unknown" in texts["d"]
     assert f"claims {name('c')}" in texts["c"]
     assert "it is a dead letter" in texts["b"]
-    assert texts["other"].startswith("nothing is known about other: no result, and no lock of the store names it. ")
-    assert "celery inspect query_task other" in texts["other"]
+    assert texts["other"].startswith("nothing is known about it: it has no stored result, and no lock in the store")
+    assert "celery -A APP inspect query_task other" in texts["other"]
     assert "a worker must start it by then" in texts["g"]
     assert f"{name('q').text} is now held: app.post[h2] on node1 since" in " ".join(control.explain("w2").lines)
     assert not control.explain("other").found

@@ -212,6 +212,25 @@ def test_unknown_outcome_shows_its_idempotency_key(web: TestClient, store: Redis
 
 
 @pytest.mark.parametrize(
+    ("path", "put", "command"),
+    [("/unknown", die, "dlock resolve NAME --sent"), ("/dead", bury, "dlock dead requeue NAME/ID")],
+)
+def test_page_whose_actions_are_not_permitted_names_the_command(
+    web: TestClient,
+    operated: Celery,
+    store: RedisStore,
+    path: str,
+    put: Callable[[RedisStore, str], None],
+    command: str,
+) -> None:
+    assert command not in web.get(path).text  # nothing to settle
+    put(store, "x")
+    assert command in web.get(path).text
+    with TestClient(dashboard(operated, access=lambda _: "act"), base_url=SITE) as operator:
+        assert command not in operator.get(path).text
+
+
+@pytest.mark.parametrize(
     "path",
     ["locks", f"lock?name={quote(NAME.text)}", "waiting", "unknown", "dead", "claims", "explain?id=h", "check"],
 )

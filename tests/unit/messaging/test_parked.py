@@ -113,6 +113,15 @@ def test_the_first_line_says_whose_it_is_in_one_line_of_ascii(task: str, task_id
     assert "\n" not in rest
 
 
+@pytest.mark.parametrize("text", ["", "{", "7\n{}", '["a"]\n{}'])
+def test_call_in_a_malformed_text_is_empty(text: str) -> None:
+    assert ParkedMessage.call_in(text) == ""
+
+
+def test_call_in_a_parked_text_is_its_task_and_id() -> None:
+    assert ParkedMessage.call_in(parked().text()) == "app.post[id1]"
+
+
 def test_the_first_line_shows_no_argument() -> None:
     told = parked(body='[["s3cret"], {}, {}]', headers=headers(argsrepr="('s3cret',)")).text()
     assert "s3cret" not in told.partition("\n")[0]

@@ -129,6 +129,16 @@ def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(sta
     assert 0 < started - last_beat <= 1.5
 
 
+def test_only_the_release_for_a_dead_child_is_logged_by_the_main_process(stage: WorkerEnvironment) -> None:
+    """The operator learns from the log that the lock is free. A child that lives releases its locks silently."""
+    worker = stage.start("-Q", "logged", concurrency=1)
+    for row in (Row("logged, success", "early", "success", "return"), Row("logged, SIGKILL", "early", "kill", "died")):
+        stage.send(row, queue="logged")
+        stage.seconds_to_freedom(row)
+    worker.wait_for_log(r"is released: pool child \d+ held it and has ended")
+    assert worker.log().count("is released: ") == 1
+
+
 def test_children_that_run_one_task_each_leave_no_lock(stage: WorkerEnvironment) -> None:
     stage.start("-Q", "one", "--max-tasks-per-child", "1", concurrency=2)
     rows = [Row(f"max_tasks_per_child=1, {number}", "early", "success", "return") for number in range(4)]
