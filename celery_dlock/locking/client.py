@@ -101,7 +101,7 @@ class LockClient:
             StoreUnavailable: The store did not answer, or the watchdog cannot be started. A lock that was taken
                 nevertheless is released.
         """
-        held = context.held.get((self, name))
+        held = context.lease_of(self, name)
         try:
             if held is not None:
                 earlier = used_before(self._store, self._clock, name, held, request) if request.once else None
@@ -141,7 +141,8 @@ class LockClient:
             return refused or self.acquire(name, context, ttl, request)
         if not request.notify:
             request = request._replace(notify=True)
-        joins = not (refused or while_releasing or (self, name) in context.held) and self._recent_wake.joins_line(name)
+        entered = context.lease_of(self, name) is not None
+        joins = not (refused or while_releasing or entered) and self._recent_wake.joins_line(name)
         answer = None if joins else refused or self.acquire(name, context, ttl, request)
         if answer is not None and not isinstance(answer, Held):
             return answer
@@ -256,7 +257,7 @@ class LockClient:
 
     def held(self, name: LockName, context: OwnerContext) -> Lease | None:
         """Return the lease under which this owner has entered the lock; None if it has not."""
-        lease = context.held.get((self, name))
+        lease = context.lease_of(self, name)
         return lease if lease in context.entered else None
 
     def holder(self, name: LockName) -> Holder | None:

@@ -70,6 +70,19 @@ class OwnerContext:
         else:
             self.held, self.acquisition_numbers = outer.held, outer.acquisition_numbers
 
+    def lease_of(self, client: object, name: LockName) -> Lease | None:
+        """Return the lease of this name that can be re-entered; None if there is none.
+
+        A nested task may know another ``limit`` of the name. On a seat of its own, it could wait for its own caller.
+        """
+        if not self.held:
+            return None
+        exact = self.held.get((client, name))
+        return exact or next(
+            (lease for (its_client, its), lease in self.held.items() if its_client is client and its.text == name.text),
+            None,
+        )
+
     def drop(self, lease: Lease) -> None:
         """Remove the innermost entry of ``lease``; do nothing if there is none."""
         entered = self.entered

@@ -268,6 +268,27 @@ def test_a_shared_task_key_and_a_lock_of_that_text_exclude_each_other(app: Celer
         assert in_thread(lambda: pay.lock_for(5).acquire(blocking=False)) is False
 
 
+@pytest.mark.invariant("seats-are-locks")
+@pytest.mark.core
+@pytest.mark.parametrize("limit", [1, 3, 5])
+def test_nested_task_of_another_limit_enters_the_seat_of_its_caller(app: Celery, limit: int) -> None:
+    """On another seat it would wait for its own caller when all seats are held."""
+
+    options = {"app": app, "shared": False, "bind": True, "key": "gpu:{n}", "scope": "shared", "on_conflict": "raise"}
+
+    @singleton_task(name="inner", limit=limit, **options)
+    def inner(self: Any, n: int) -> tuple[int, int, int]:
+        return n, self.lease.seat, self.lease.hold_count
+
+    @singleton_task(name="outer", limit=3, **options)
+    def outer(self: Any, n: int) -> Any:
+        return self.lease.seat, inner.apply((n,)).get(), inner.lock_for(n).acquire(blocking=False)
+
+    with Other(outer.lock_for(7)):  # seat 0
+        assert outer.apply((7,)).get() == (1, (7, 1, 2), True)
+    assert not outer.lock_for(7).locked()
+
+
 def test_a_ttl_is_the_locks_own_else_the_apps(make_app: MakeApp, client: redis.Redis) -> None:
     with Lock("x", app=make_app(dlock_ttl=100)):
         assert 95_000 < client.pttl(KEYS.lock) <= 100_000
