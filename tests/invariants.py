@@ -28,6 +28,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "A name with `limit=N` has at most N holders. Each has a seat, with an expiry of its own and with tokens "
             "that grow."
         ),
+        "seats-share-a-queue": (
+            "The seats of a name share one queue. A seat that becomes free is granted to the first waiter. No seat is "
+            "idle while a call waits, for longer than a sweep takes."
+        ),
         "largest-limit-counts": (
             "If workers have different limits for a name, the largest one counts. A duplicate of a message is found at "
             "every seat, also above the limit of its worker."

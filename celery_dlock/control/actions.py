@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from celery.exceptions import TaskRevokedError
 
 from ..errors import DLockError, InvalidLockOptions
-from ..keys.lock_name import LockName, name_from_text
+from ..keys.lock_name import LockName, name_from_text, one_seat
 from ..messaging.parked import ParkedMessage
 from ..options.validation import invalid_value, seconds_within
 from ..store.model import Grant
@@ -109,12 +109,13 @@ class LockControl(LockReader):
         release (its host died), there is no hold: look, and hold again. A granted waiter waits again.
 
         Args:
-            name: The lock name, also of a free lock.
+            name: The lock name, also of a free lock. All seats of a name with ``limit`` are held.
             for_: Seconds (or a ``timedelta``) from now, from 1 s to 366 days.
             reason: The reason, as skipped calls and waiters report it.
 
         Returns:
-            True if the lock is held now; False if the hold waits for a release.
+            True if the lock is held now; False if the hold waits for a release. Of a name with ``limit``, True if all
+            seats are held now.
 
         Raises:
             InvalidLockOptions: ``for_`` is out of range, or ``reason`` is empty.
@@ -126,7 +127,8 @@ class LockControl(LockReader):
             raise InvalidLockOptions(invalid_value("hold(): reason", reason, "a text that says why"))
         shown = printable(" ".join(reason.split()))[:REASON_LENGTH]
         operator = f"{OPERATOR}{self._audit.user}@{self._audit.host}"
-        held = self._store.hold(name_from_text(name), operator, round(seconds * 1000), shown)
+        began = [self._store.hold(lock, operator, round(seconds * 1000), shown) for lock in self._locks(name)]
+        held = all(began)
         when = "" if held else ", from the release of the present holder"
         self._audit.record("hold", name, shown, f"held for {seconds:g} s{when}")
         return held
@@ -147,7 +149,10 @@ class LockControl(LockReader):
         Raises:
             LockKeyError: The text is no lock name.
         """
-        lock_name = name_from_text(name)
+        ended = [self._end_hold(lock, hold, reason) for lock in self._locks(name)]
+        return any(ended)
+
+    def _end_hold(self, lock_name: LockName, hold: str | None, reason: str) -> bool:
         holder = self._store.describe(lock_name).holder
         if holder is None or not holder.hold or hold not in (None, holder.hold):
             return False
@@ -160,8 +165,13 @@ class LockControl(LockReader):
             except ActionRefused:
                 ended = False
         if ended:
-            self._audit.record("unhold", name, reason, f"ended the hold of {holder.operator}")
+            self._audit.record("unhold", lock_name.text, reason, f"ended the hold of {holder.operator}")
         return ended
+
+    def _locks(self, name: str) -> list[LockName]:
+        """Return the lock of this name, or its seats (``limit``)."""
+        found = name_from_text(name)
+        return [found, *(one_seat(found, seat) for seat in range(1, self._store.seats(found)))]
 
     def resolve(self, name: str, *, sent: bool, tick: str = "", mark: str | None = None, reason: str = "") -> bool:
         """Record whether a run of unknown outcome did its work, as ``task.resolve()`` does with arguments.
@@ -234,7 +244,7 @@ class LockControl(LockReader):
         Raises:
             LockKeyError: The text is no lock name.
         """
-        queued = self._store.requeue(name_from_text(name), identity)
+        queued = self._store.requeue(self._named(name), identity)
         if queued:
             self._audit.record("requeue", name, reason, f"requeued the dead letter {identity}")
         return queued
@@ -256,7 +266,7 @@ class LockControl(LockReader):
         Raises:
             LockKeyError: The text is no lock name.
         """
-        lock_name = name_from_text(name)
+        lock_name = self._named(name)
         taken = self._store.remove_waiter(lock_name, identity, uuid.uuid4().hex)
         publisher = self._runtime.grant_publisher
         why = f": {printable(reason)}" if reason else ""

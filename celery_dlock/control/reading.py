@@ -115,13 +115,18 @@ class LockReader:
         Raises:
             LockKeyError: The text is no lock name.
         """
-        names: Iterable[LockName] = self._store.queues() if name is None else [name_from_text(name)]
+        names: Iterable[LockName] = self._store.queues() if name is None else [self._named(name)]
         found: list[WaiterView] = []
         for one in names:
             found += self._store.waiters(one, limit - len(found))[1]
             if len(found) >= limit:
                 break
         return tuple(found)
+
+    def _named(self, name: str) -> LockName:
+        """Return the lock name with this text. If it has seats (``limit``), commands look at all of them."""
+        found = name_from_text(name)
+        return found if self._store.seats(found) == 1 else found._replace(seats=0)
 
     def queues(self, *, after: str = "", limit: int = LIMIT, each: int = 20) -> tuple[QueueView, ...]:
         """Return the locks that have waiters, each with the first of them. They are in a fixed order.

@@ -24,6 +24,7 @@ __all__ = [
     "name_from_member",
     "name_from_text",
     "not_text",
+    "one_seat",
     "shared_name",
     "task_of_name",
 ]
@@ -97,6 +98,11 @@ def name_from_text(text: str) -> LockName:
             "as in logs and events"
         )
     return LockName(text, int(digest[1][:3], 16) >> 2, ONE_SEAT if digest[2] else 1)
+
+
+def one_seat(name: LockName, seat: int) -> LockName:
+    """Return the name of a seat above 0 (``limit``). Seat 0 has the lock name itself."""
+    return LockName(f"{name.text}:{seat}", name.bucket, ONE_SEAT)
 
 
 def index_member(text: str, seats: int) -> str:

@@ -67,12 +67,7 @@ def _check_limit(options: LockOptions) -> None:
     if options.limit == 1:
         return
     reasons = {
-        "on_conflict='queue', which does not support it yet; use 'skip', 'retry', 'wait' or 'raise'": (
-            options.on_conflict == "queue"
-        ),
-        "on_conflict='replace', because it leaves one call to run; use 'skip', 'retry', 'wait' or 'raise'": (
-            options.replaces
-        ),
+        "on_conflict='replace', because it leaves one call to run; use another policy": options.replaces,
         "once_per, because a name has one run mark and not one for each seat": options.once_per is not None,
         "unique='queued+running', because it lets one call run; use unique='queued'": (
             options.unique == "queued+running"

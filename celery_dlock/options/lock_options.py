@@ -96,7 +96,7 @@ class LockOptions(DerivedOptions):
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
     as during a rollout, the largest one counts. It counts until no worker with it has run a call of the name for a
-    minute. Fencing tokens of different seats are not comparable. Cannot be combined with ``on_conflict='queue'``,
+    minute. Fencing tokens of different seats are not comparable. Cannot be combined with ``on_conflict='replace'``,
     ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``. Redlock and
     ``memory://`` do not support it.
     """

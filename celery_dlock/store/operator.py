@@ -80,6 +80,10 @@ class OperatorStore(QueueStore, Protocol):
         """Yield the names of locks that have waiters, behind a place."""
         ...
 
+    def seats(self, name: LockName) -> int:
+        """Return how many calls may hold the name at once (``limit``); 1 for a lock, and for the name of one seat."""
+        ...
+
     def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
         """Return the number of waiters of a lock, and the first of them."""
         ...

@@ -283,10 +283,18 @@ class QueueSweeper:
         return self._store.list_due_queues(range(BUCKETS), most, within)
 
     def _sweep(self, name: LockName) -> bool | None:
-        """Sweep one lock, and publish what that grants.
+        """Sweep one lock, or all seats of a name (``limit``), and publish what that grants.
 
-        Return False if the broker did not take the message, None if the store refused to sweep this lock.
+        Return False if the broker did not take a message, None if the store refused to sweep this lock.
         """
+        granted, published = self._sweep_once(name)
+        while granted and published and name.seats != 1 and self._keep_running():
+            # A sweep grants one seat. More seats may be free: the limit has grown, or several leases have expired.
+            granted, published = self._sweep_once(name)
+        return published
+
+    def _sweep_once(self, name: LockName) -> tuple[bool, bool | None]:
+        """Return whether the sweep granted the lock, and what :meth:`_sweep` returns."""
         settings = self._runtime.settings
         try:
             taken = self._store.sweep(
@@ -295,7 +303,7 @@ class QueueSweeper:
         except StoreRefused as error:
             # A key of this lock may have been overwritten. The other queues are swept all the same.
             self._refused.append((name, error))
-            return None
+            return False, None
         if taken.lost_grant:
             self._runtime.counts.count("lost_grants", task_of_name(name))
         if taken.dead_letter:
@@ -315,7 +323,7 @@ class QueueSweeper:
         published = self._publisher.publish_next(name, taken.granted)
         self._note_presence()
         self._do_left_work()  # before the next lock, because the broker may be slow and many locks may be due
-        return published
+        return taken.granted is not None, published
 
     def _do_left_work(self) -> None:
         self._send_held_acks()

@@ -171,8 +171,15 @@ class RedisOperatorStore(RedisStore):
         for name, _, _ in self._indexed(lambda keys: keys.queue()[3], lambda member: (member, ""), after):
             yield name
 
+    def seats(self, name: LockName) -> int:
+        if name.seats == ONE_SEAT:
+            return 1
+        record = self._keys(name).seats_record()
+        (text,) = self._topology.call(record, _ask, "MGET", record)
+        return int(text.split()[0]) if text else 1
+
     def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
-        return replies.waiters(name, self._run_safe(commands.show_queue(self._keys(name), limit)))
+        return replies.waiters(name, self._run_safe(commands.show_queue(self._keys(name), limit), name))
 
     def now(self) -> float:
         return time.time() + self._topology.on(self._topology.servers()[0], _clock_offset)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
-from ...keys.lock_name import LockName
+from ...keys.lock_name import ONE_SEAT, LockName
 from ..operator_model import OPERATOR, ClaimView, HolderView, LockView, RunView, State, WaiterView, acquisition_shown
 from . import replies
 
@@ -23,6 +23,8 @@ def lock_view(name: LockName, tick: str, reply: Sequence[Any]) -> LockView:
     if tick:  # the view of one tick: the name itself has a view of its own
         holder = claimed = None
         waiting = 0
+    if name.seats == ONE_SEAT:  # the claim is that of the name
+        claimed = None
     states: list[State] = [holder.state] if holder else []
     if last_run and last_run.state != "running":
         states.append(last_run.state)

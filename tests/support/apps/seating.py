@@ -34,5 +34,6 @@ def define(name: str, **options: Any) -> Any:
 skips = define("skips")
 raises = define("raises", on_conflict="raise")
 retries = define("retries", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.4)
+queues = define("queues", on_conflict="queue")
 waits = define("waits", on_conflict="wait")
 late = define("late", on_conflict="retry", retry_delay=0.1, acks_late=True, reject_on_worker_lost=True)

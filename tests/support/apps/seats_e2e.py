@@ -10,6 +10,8 @@ from tests.support.apps.base import make_app
 from tests.support.apps.marks import marks_client
 
 LIMIT = int(os.environ.get("DLOCK_TEST_LIMIT", "3"))
+#: Seconds inside.
+BODY = float(os.environ.get("DLOCK_TEST_BODY", "0.02"))
 
 app = make_app(
     "seats_e2e",
@@ -26,7 +28,7 @@ def body(task: Any, account: int, number: int) -> None:
     place = f"{account}/{task.lease.seat}"
     with marks_client() as client:
         client.rpush("e2e", json.dumps(["in", place, number, os.getpid()]))
-        time.sleep(0.02)
+        time.sleep(BODY)
         with client.pipeline() as pipe:
             pipe.rpush("e2e", json.dumps(["out", place, number, os.getpid()])).sadd("e2e:done", number).execute()
 
@@ -36,5 +38,6 @@ def seated(name: str, **options: Any) -> Any:
     return made(body)
 
 
+queues = seated("queues", on_conflict="queue")
 retries = seated("retries", on_conflict="retry", retry_delay=0.05, retry_delay_max=0.5)
 waits = seated("waits", on_conflict="wait", wait_timeout=0.5, after_wait="retry", retry_delay=0.05, retry_delay_max=0.5)

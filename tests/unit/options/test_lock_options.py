@@ -215,13 +215,10 @@ def test_debounce_is_refused_beside_an_option_that_contradicts_it(chosen: dict[s
     ("chosen", "reason"),
     [
         (
-            {"on_conflict": "queue"},
-            "on_conflict='queue', which does not support it yet; use 'skip', 'retry', 'wait' or 'raise'",
-        ),
-        (
             {"on_conflict": "replace"},
-            "on_conflict='replace', because it leaves one call to run; use 'skip', 'retry', 'wait' or 'raise'",
+            "on_conflict='replace', because it leaves one call to run; use another policy",
         ),
+        ({"on_conflict": "queue", "debounce": 5}, "debounce, because it leaves one call to run"),
         ({"once_per": 60}, "once_per, because a name has one run mark and not one for each seat"),
         ({"unique": "queued+running"}, "unique='queued+running', because it lets one call run; use unique='queued'"),
     ],
@@ -233,8 +230,8 @@ def test_limit_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str,
     assert LockOptions(limit=1, **chosen).limit == 1
 
 
-@pytest.mark.parametrize("policy", ["skip", "retry", "wait", "raise"])
-def test_limit_is_taken_with_every_policy_without_a_queue(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["skip", "retry", "queue", "wait", "raise"])
+def test_limit_is_taken_with_every_policy(policy: str) -> None:
     assert LockOptions(limit=100, on_conflict=policy, unique="queued").limit == 100
 
 

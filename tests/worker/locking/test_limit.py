@@ -60,7 +60,7 @@ class TestConflicts:
         with Full(stage, tasks.raises) as full, pytest.raises(LockHeld):
             tasks.raises.delay(full.n).get(timeout=10)
 
-    @pytest.mark.parametrize("policy", ["retries", "waits"])
+    @pytest.mark.parametrize("policy", ["queues", "retries", "waits"])
     def test_late_call_runs_on_the_seat_that_becomes_free(self, stage, tasks, policy):
         task = getattr(tasks, policy)
         with Full(stage, task) as full:

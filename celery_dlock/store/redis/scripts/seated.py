@@ -26,6 +26,7 @@ from . import (
     RELEASE_QUEUED,
     REMOVE_WAITER,
     RENEW,
+    SHOW_QUEUE,
     SWEEP,
     Script,
     ScriptVariant,
@@ -77,7 +78,7 @@ class SeatScript(Script):
 
 _PLAIN: Final = (
     ACQUIRE, ACQUIRE_QUEUED, CONFIRM_PUBLISH, DECLINE_GRANT, INSPECT, LIST_WAITERS, MARK_DONE, RELEASE, RELEASE_QUEUED,
-    REMOVE_WAITER, RENEW, SWEEP,
+    REMOVE_WAITER, RENEW, SHOW_QUEUE, SWEEP,
 )  # fmt: skip
 _SCRIPTS: Final = {script.name: SeatScript(script) for script in _PLAIN}
 

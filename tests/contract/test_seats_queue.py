@@ -1,0 +1,292 @@
+"""The queue that the seats of a name share (``limit`` with ``on_conflict="queue"``)."""
+
+import json
+import random
+
+import pytest
+import redis
+
+from celery_dlock.keys.lock_name import shared_name
+from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked
+from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.store.redis.store import RedisStore
+from tests.contract.queue_helpers import TRIES, TURN, ask, digest, ending, now_us, park, take
+
+LIMIT = 3
+NAME = shared_name("gpu")._replace(seats=LIMIT)
+LARGER = NAME._replace(seats=5)
+UNKNOWN = NAME._replace(seats=0)
+KEYS = LockKeys.of("dlock", NAME)
+INDEX = KEYS.queue()[3]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_server(client: redis.Redis) -> None:
+    """The memory store has no seats."""
+
+
+def seat_key(seat: int) -> str:
+    return f"{KEYS.lock}:{seat}" if seat else KEYS.lock
+
+
+def fill(store: RedisStore, name: object = NAME) -> None:
+    for seat in range(LIMIT if name is NAME else 5):
+        assert take(store, f"o{seat}.1", f"t{seat}", name).seat == seat  # type: ignore[arg-type]
+
+
+def sweep(store: RedisStore, number: int = 1) -> Grant | None:
+    return store.sweep(UNKNOWN, f"sweeper.{number}", TURN, TRIES).granted
+
+
+def start(store: RedisStore, grant: Grant | None, task_id: str) -> int:
+    """Publish the grant's message, and take the seat. Return the seat."""
+    assert grant is not None
+    assert grant.identity == digest(task_id)
+    assert store.confirm_publish(NAME, grant.identity, TURN)
+    return take(store, f"{task_id}.9", task_id, NAME, grant_id=grant.grant_id).seat
+
+
+def due_in(client: redis.Redis) -> float:
+    score = client.zscore(INDEX, KEYS.name)
+    assert score is not None
+    return (score - now_us(client)) / 1e6
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+@pytest.mark.parametrize("seat", range(LIMIT))
+def test_release_of_any_seat_grants_that_seat_to_the_first_waiter(store: RedisStore, seat: int) -> None:
+    fill(store)
+    assert park(store, "a.1", "a", NAME).position == 1
+    assert park(store, "b.1", "b", NAME).position == 2
+    granted = store.release(NAME, f"o{seat}.1", ending(f"t{seat}")).granted
+    assert start(store, granted, "a") == seat
+    assert store.list_waiters(NAME, 10).count == 1
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_releases_of_all_seats_grant_the_waiters_in_their_order(store: RedisStore) -> None:
+    fill(store)
+    for task_id in "abcd":
+        park(store, f"{task_id}.1", task_id, NAME)
+    grants = [store.release(NAME, f"o{seat}.1", ending(f"t{seat}")).granted for seat in (2, 0, 1)]
+    assert [start(store, grant, task_id) for grant, task_id in zip(grants, "abc", strict=True)] == [2, 0, 1]
+    assert isinstance(ask(store, "late.1", "late", NAME, parks=True), Parked)
+    assert store.list_waiters(NAME, 10).count == 2
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_waiting_message_that_is_delivered_twice_takes_no_seat(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    park(store, "a.1", "a", NAME)
+    client.delete(seat_key(1))
+    # The seat is free, and the message is first in line. Only the copy that is published for its grant may run.
+    again = park(store, "a.2", "a", NAME)
+    assert start(store, again.granted, "a") == 1
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_sweep_grants_a_seat_whose_lease_has_expired(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    park(store, "a.1", "a", NAME)
+    assert sweep(store) is None
+    client.delete(seat_key(2))
+    assert start(store, sweep(store, 2), "a") == 2
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_sweep_is_due_when_the_first_of_the_leases_ends(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    client.pexpire(seat_key(1), 4000)
+    park(store, "a.1", "a", NAME)
+    assert 3 < due_in(client) <= 4
+    assert sweep(store) is None
+    assert 3 < due_in(client) <= 4
+    assert store.list_due_queues([NAME.bucket], 10, 5.0) == [UNKNOWN]
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_every_expired_seat_is_granted_by_the_sweeps_that_follow(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    for task_id in "abcd":
+        park(store, f"{task_id}.1", task_id, NAME)
+    for seat in range(LIMIT):
+        client.delete(seat_key(seat))
+    grants = [sweep(store, number) for number in range(4)]
+    assert [grant and grant.identity for grant in grants] == [*map(digest, "abc"), None]
+    assert [start(store, grant, task_id) for grant, task_id in zip(grants, "abc", strict=False)] == [0, 1, 2]
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_call_of_a_larger_limit_gets_the_new_seats_granted(store: RedisStore) -> None:
+    fill(store)
+    for task_id in "abc":
+        park(store, f"{task_id}.1", task_id, NAME)
+    parked = park(store, "large.1", "large", LARGER)
+    # One of the two new seats is granted by the reply, the other one is published by a sweep.
+    swept = sweep(store)
+    granted = {grant.identity for grant in (parked.granted, swept) if grant}
+    assert granted == {digest("a"), digest("b")}
+    assert store.list_waiters(LARGER, 10).count == 4
+    assert sweep(store, 2) is None
+
+
+@pytest.mark.invariant("seats-share-a-queue", "largest-limit-counts")
+@pytest.mark.core
+def test_seat_above_the_limit_is_granted_to_no_waiter(store: RedisStore, client: redis.Redis) -> None:
+    fill(store, LARGER)
+    limit, seen, places = client.get(KEYS.seats_record()).split()  # type: ignore[union-attr]
+    client.set(KEYS.seats_record(), f"{int(limit)} {int(seen) - 61} {int(places)}")
+    park(store, "a.1", "a", NAME)
+    assert store.release(NAME, "o4.1", ending("t4")).granted is None
+    assert sweep(store) is None
+    assert start(store, store.release(NAME, "o0.1", ending("t0")).granted, "a") == 0
+
+
+@pytest.mark.invariant("queue-calls-are-idempotent")
+@pytest.mark.core
+def test_commands_that_are_sent_twice_name_the_same_grant(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    for task_id in "ab":
+        park(store, f"{task_id}.1", task_id, NAME)
+    first = store.release(NAME, "o1.1", ending("t1")).granted
+    assert store.release(NAME, "o1.1", ending("t1")).granted == first
+    client.delete(seat_key(2))
+    second = sweep(store)
+    assert sweep(store) == second
+    assert second is not None
+    assert second.identity == digest("b")
+
+
+@pytest.mark.invariant("queue-calls-are-idempotent")
+@pytest.mark.core
+def test_parking_that_is_sent_twice_names_the_grant_of_the_first_copy(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    park(store, "a.1", "a", NAME)
+    client.delete(seat_key(1))
+    first = park(store, "b.1", "b", NAME)
+    assert first.granted is not None
+    assert first.granted.identity == digest("a")
+    assert park(store, "b.1", "b", NAME).granted == first.granted
+
+
+@pytest.mark.invariant("duplicates-do-not-run", "seats-share-a-queue")
+@pytest.mark.core
+def test_duplicate_of_a_running_message_is_not_parked(store: RedisStore) -> None:
+    fill(store)
+    again = ask(store, "again.1", "t2", NAME, parks=True, redelivered=True)
+    assert isinstance(again, Held)
+    assert again.same_message
+    store.release(NAME, "o2.1", ending("t2"))
+    assert isinstance(ask(store, "again.2", "t2", NAME, parks=True, redelivered=True), Duplicate)
+
+
+@pytest.mark.invariant("failed-grants-pass-on", "seats-share-a-queue")
+@pytest.mark.core
+@pytest.mark.parametrize("seat", range(LIMIT))
+def test_grant_that_no_worker_takes_goes_to_the_next_waiter(store: RedisStore, client: redis.Redis, seat: int) -> None:
+    fill(store)
+    for task_id in "ab":
+        park(store, f"{task_id}.1", task_id, NAME)
+    granted = store.release(NAME, f"o{seat}.1", ending(f"t{seat}")).granted
+    assert granted is not None
+    assert store.confirm_publish(NAME, granted.identity, TURN)
+    client.hset(seat_key(seat), "due", str(now_us(client) - 1))
+    assert start(store, sweep(store), "b") == seat
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+def test_removed_waiter_passes_its_seat_on(store: RedisStore) -> None:
+    fill(store)
+    for task_id in "ab":
+        park(store, f"{task_id}.1", task_id, NAME)
+    assert store.release(NAME, "o2.1", ending("t2")).granted
+    removed = store.remove_waiter(NAME, digest("a"), "remover.1", ended=True)
+    assert start(store, removed.granted, "b") == 2
+
+
+class History:
+    """Calls arrive and end, leases expire, grants are published in any order, and releases are sent twice."""
+
+    def __init__(self, store: RedisStore, client: redis.Redis, seed: int) -> None:
+        self.store, self.client, self.chance = store, client, random.Random(seed)
+        #: Acquisition and seat of each task that runs.
+        self.running: dict[str, tuple[str, int]] = {}
+        self.started: list[str] = []
+        self.grants: list[Grant] = []
+        self.arrived = self.sweeps = 0
+
+    def _hear(self, task_id: str, acquisition: str, answer: object) -> None:
+        if isinstance(answer, Acquired):
+            assert answer.seat not in {seat for _, seat in self.running.values()}
+            self.running[task_id] = acquisition, answer.seat
+            self.started.append(task_id)
+        elif isinstance(answer, Parked) and answer.granted:
+            self.grants.append(answer.granted)
+
+    def arrive(self) -> None:
+        self.arrived += 1
+        task_id = f"t{self.arrived}"
+        self._hear(task_id, f"{task_id}.1", ask(self.store, f"{task_id}.1", task_id, NAME, parks=True))
+
+    def publish(self) -> None:
+        grant = self.grants.pop(self.chance.randrange(len(self.grants)))
+        _, task_id = json.loads(grant.entry.partition("\n")[0])
+        self.store.confirm_publish(NAME, grant.identity, TURN)
+        acquisition = f"{task_id}.{self.chance.randrange(2, 10**6)}"
+        answer = ask(self.store, acquisition, task_id, NAME, parks=True, grant_id=grant.grant_id)
+        self._hear(task_id, acquisition, answer)
+
+    def end(self) -> None:
+        task_id = self.chance.choice(sorted(self.running))
+        acquisition, seat = self.running.pop(task_id)
+        if self.chance.random() < 0.1:
+            self.client.delete(seat_key(seat))  # it died
+            return
+        released = self.store.release(NAME, acquisition, ending(task_id))
+        assert released.ours
+        if released.granted:
+            self.grants.append(released.granted)
+            assert self.store.release(NAME, acquisition, ending(task_id)).granted == released.granted
+
+    def sweep(self) -> None:
+        """Sweep until nothing is left to do. Then no seat is idle while a call waits."""
+        while granted := self.store.sweep(UNKNOWN, f"sweeper.{self.sweeps}", TURN, TRIES).granted:
+            self.sweeps += 1
+            if granted not in self.grants:
+                self.grants.append(granted)
+        self.sweeps += 1
+        held = sum(self.client.exists(seat_key(seat)) for seat in range(LIMIT))
+        assert held == LIMIT or not self.client.zcard(KEYS.queue()[0])
+
+
+@pytest.mark.invariant("seats-share-a-queue")
+@pytest.mark.core
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_leave_no_seat_idle_while_a_call_waits(
+    store: RedisStore, client: redis.Redis, seed: int
+) -> None:
+    history = History(store, client, seed)
+    for step in range(200):
+        roll = history.chance.random()
+        if roll < 0.45 and step < 150:
+            history.arrive()
+        elif roll < 0.6 and history.grants:
+            history.publish()
+        elif history.running:
+            history.end()
+        history.sweep()
+    while history.grants or history.running:
+        if history.grants:
+            history.publish()
+        if history.running:
+            history.end()
+        history.sweep()
+    assert sorted(history.started) == sorted(f"t{number}" for number in range(1, history.arrived + 1))
