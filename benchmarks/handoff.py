@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import handoff_profile, handoff_rounds, queue_scale
-from benchmarks.handoff_environment import Stage, working
+from benchmarks.handoff_environment import Environment, working
 from benchmarks.targets import Target
 from tests.support.servers import Server
 
@@ -32,18 +32,18 @@ def main() -> int:
     turns, crowd = (10, 2000) if asked.quick else (60, 100_000)
     parts = (asked.only,) if asked.only else PARTS[:3]
     with tempfile.TemporaryDirectory(prefix="dlock-bench-") as name, Server(Path(name) / "server") as server:
-        stage = Stage(server, Path(name) / "stage")
-        targets = _measure(stage, parts, asked.turns or turns, asked.crowd or crowd, record=asked.record)
+        environment = Environment(server, Path(name) / "stage")
+        targets = _measure(environment, parts, asked.turns or turns, asked.crowd or crowd, record=asked.record)
     print(f"load of this machine, 1 and 5 minutes: {' '.join(f'{load:.1f}' for load in os.getloadavg()[:2])}\n")
     print(*targets, sep="\n")
     return 0 if all(target.reached for target in targets) else 1
 
 
-def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int, *, record: bool) -> list[Target]:
+def _measure(environment: Environment, parts: Sequence[str], turns: int, crowd: int, *, record: bool) -> list[Target]:
     targets = []
     if set(parts) - {"scale"}:
-        with working(stage):
-            rounds = handoff_rounds.Rounds(stage, crowd)
+        with working(environment):
+            rounds = handoff_rounds.Rounds(environment, crowd)
             if "profile" in parts:
                 print(handoff_profile.measure(rounds, 5 * turns), end="\n\n")
             if "compare" in parts:
@@ -55,8 +55,8 @@ def _measure(stage: Stage, parts: Sequence[str], turns: int, crowd: int, *, reco
                 if record:
                     handoff_rounds.record(samples)
     if "scale" in parts:
-        stage.locks.flushall()
-        targets += queue_scale.measure(stage, crowd)
+        environment.locks.flushall()
+        targets += queue_scale.measure(environment, crowd)
     return targets
 
 

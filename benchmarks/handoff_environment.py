@@ -38,7 +38,7 @@ class Event(NamedTuple):
     number: int
 
 
-class Stage:
+class Environment:
     """The app, its server and the diary of its bodies."""
 
     def __init__(self, server: Server, folder: Path) -> None:
@@ -122,9 +122,9 @@ class Stage:
 
 
 @contextmanager
-def working(stage: Stage) -> Iterator[None]:
+def working(environment: Environment) -> Iterator[None]:
     """Run a worker until it is ready, with logging off."""
-    log = stage.folder / "worker.log"
+    log = environment.folder / "worker.log"
     options = [
         "-P",
         "prefork",
@@ -138,7 +138,7 @@ def working(stage: Stage) -> Iterator[None]:
         "--without-gossip",
     ]
     process = spawn([sys.executable, "-m", "celery", "-A", "benchmarks.handoff_app", "worker", *options], log)
-    ping = stage.tasks.app.control.ping
+    ping = environment.tasks.app.control.ping
     try:
         eventually(lambda: ping([NODE], timeout=0.5), within=60, message="the worker does not answer")
         yield

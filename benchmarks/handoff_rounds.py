@@ -12,7 +12,7 @@ from statistics import mean, median
 from celery import chain
 
 from benchmarks import figures
-from benchmarks.handoff_environment import CHILDREN, Event, Stage, gaps
+from benchmarks.handoff_environment import CHILDREN, Environment, Event, gaps
 from benchmarks.tables import percentile, spread, table
 from benchmarks.targets import Target
 from celery_dlock.store.base import ReleaseRequest
@@ -41,13 +41,13 @@ class Rounds:
     """The kinds of samples, taken in turns in one worker.
 
     Args:
-        stage: The environment, with a running worker.
+        environment: The environment, with a running worker.
         crowd: Number of waiters of the crowded lock.
     """
 
-    def __init__(self, stage: Stage, crowd: int) -> None:
-        self._stage = stage
-        self._tasks = stage.tasks
+    def __init__(self, environment: Environment, crowd: int) -> None:
+        self._environment = environment
+        self._tasks = environment.tasks
         self._numbers = itertools.count()
         self._latest: list[Event] = []
         self.many = f"hand-off, {crowd:,} waiting"
@@ -66,7 +66,7 @@ class Rounds:
     def _floor(self) -> list[float]:
         name = self._fresh("floor")
         self._tasks.publish.delay(name, BLOCK)
-        return published_to_start(self._stage.ended(name, BLOCK))
+        return published_to_start(self._environment.ended(name, BLOCK))
 
     def _outside(self) -> list[float]:
         name, took = self._fresh("outside"), []
@@ -74,50 +74,50 @@ class Rounds:
             time.sleep(self._tasks.BODY)
             published = time.monotonic()
             self._tasks.plain.delay(name, number)
-            events = self._stage.ended(name, 1)
+            events = self._environment.ended(name, 1)
             took.append(events[0].at - published)
         return took
 
     def _chained(self) -> list[float]:
         name = self._fresh("chained")
         chain(*[self._tasks.plain.si(name, number) for number in range(BLOCK + 1)]).delay()
-        return gaps(self._stage.ended(name, BLOCK + 1), name)
+        return gaps(self._environment.ended(name, BLOCK + 1), name)
 
     def _pair(self, fill: Callable[[], None] | None = None, *, ignore_result: bool = False) -> float:
         """Return the gap between two calls of one name: the first runs until the second is parked."""
-        stage, name = self._stage, self._fresh("pair")
-        stage.close_gate(name)
+        environment, name = self._environment, self._fresh("pair")
+        environment.close_gate(name)
         for number in range(2):
             self._tasks.queued.apply_async((name, number), ignore_result=ignore_result)
-        eventually(lambda: stage.waiting(name) == 1, message="the second call is not parked")
+        eventually(lambda: environment.waiting(name) == 1, message="the second call is not parked")
         time.sleep(self._tasks.BODY)
         if fill:
             fill()
-        stage.open_gate(name)
-        self._latest = stage.ended(name, 2)
+        environment.open_gate(name)
+        self._latest = environment.ended(name, 2)
         [gap] = gaps(self._latest, name)
         return gap
 
     def _crowd(self) -> list[float]:
         """Return the gaps of a chain of hand-offs, from one body at its gate to another."""
-        stage = self._stage
-        stage.open_gate("crowd")
-        events = stage.ended("crowd", BLOCK)
-        stage.close_gate("crowd")
+        environment = self._environment
+        environment.open_gate("crowd")
+        events = environment.ended("crowd", BLOCK)
+        environment.close_gate("crowd")
         # The last gap ends when the second body is at its gate.
-        events += stage.gather(lambda _: _at_gate(events + _))
+        events += environment.gather(lambda _: _at_gate(events + _))
         return gaps(sorted(events), "crowd")[: 2 * BLOCK]
 
     def gather_crowd(self, crowd: int) -> None:
         """Park the crowd, let its first call run, and stop that one at its gate."""
-        stage, keys = self._stage, self._stage.keys("crowd")
-        holder = stage.hold("crowd")
-        stage.park("crowd", range(crowd))
-        stage.close_gate("crowd")
-        granted = stage.store.release(name_in(keys), holder, ReleaseRequest(queue=True)).granted
+        environment, keys = self._environment, self._environment.keys("crowd")
+        holder = environment.hold("crowd")
+        environment.park("crowd", range(crowd))
+        environment.close_gate("crowd")
+        granted = environment.store.release(name_in(keys), holder, ReleaseRequest(queue=True)).granted
         task = self._tasks.queued
         task.dlock.grant_publisher.publish_next(task.lock_spec.name_of(("crowd", 0), {}), granted)
-        stage.gather(lambda events: events)
+        environment.gather(lambda events: events)
 
     # -- with other messages in the broker's queue
 
@@ -126,7 +126,7 @@ class Rounds:
         lengths: list[int] = []
 
         def fill() -> None:
-            lengths.append(_fill(self._stage))
+            lengths.append(_fill(self._environment))
 
         plain, handed = [], []
         for _ in range(times):
@@ -141,14 +141,14 @@ class Rounds:
         return f"Behind {BACKLOG} messages in the broker's queue, {times} times\n\n{table(head, rows)}"
 
     def _plain_behind(self, fill: Callable[[], None]) -> float:
-        stage, name = self._stage, self._fresh("behind")
-        stage.close_gate(name)
+        environment, name = self._environment, self._fresh("behind")
+        environment.close_gate(name)
         self._tasks.publish.delay(name, 1)
         time.sleep(0.1)  # until it is at its gate
         fill()
-        stage.open_gate(name)
+        environment.open_gate(name)
         # The plain task's body passes the same gate, which stays open.
-        [took] = published_to_start(stage.ended(name, 1))
+        [took] = published_to_start(environment.ended(name, 1))
         return took
 
     # -- for the profile
@@ -162,7 +162,7 @@ class Rounds:
     def profiled_floor(self) -> list[Event]:
         name = self._fresh("floor")
         self._tasks.publish.delay(name, 1)
-        events = self._stage.ended(name, 1)
+        events = self._environment.ended(name, 1)
         published, started = (event.at for event in events if event.name == name and event.what != "end")
         return [event for event in events if published <= event.at <= started]
 
@@ -181,7 +181,7 @@ class Rounds:
             for number in range(CALLS):
                 task.delay(name, number)
             self._tasks.plain.delay(f"{name}-behind", 0)
-            events = self._stage.gather(lambda events: sum(event.what == "end" for event in events) > CALLS)
+            events = self._environment.gather(lambda events: sum(event.what == "end" for event in events) > CALLS)
             between, its = gaps(events, name), [event for event in events if event.name == name]
             [behind] = {event.at for event in events if event.name != name and event.what == "start"}
             order = [event.number for event in its if event.what == "start"]
@@ -205,14 +205,14 @@ def _at_gate(events: list[Event]) -> bool:
     return last.what == "start" and time.monotonic() - last.at > AT_GATE
 
 
-def _fill(stage: Stage) -> int:
+def _fill(environment: Environment) -> int:
     """Put the backlog into the broker's queue in one write, so that the worker does not drain it meanwhile."""
     away = "unconsumed"
-    stage.tasks.filler.apply_async(queue=away)
-    model: str = stage.broker.lpop(away)  # type: ignore[assignment]  # the client gives text
+    environment.tasks.filler.apply_async(queue=away)
+    model: str = environment.broker.lpop(away)  # type: ignore[assignment]  # the client gives text
     tag, task_id = json.loads(model)["properties"]["delivery_tag"], json.loads(model)["headers"]["id"]
     copies = [model.replace(tag, str(uuid.uuid4())).replace(task_id, str(uuid.uuid4())) for _ in range(BACKLOG)]
-    length: int = stage.broker.lpush("celery", *copies)
+    length: int = environment.broker.lpush("celery", *copies)
     return length
 
 

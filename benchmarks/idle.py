@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.handoff_environment import BY, Stage
+from benchmarks.handoff_environment import BY, Environment
 from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.store.model import AcquireRequest, QueueRequest
@@ -50,17 +50,17 @@ def main() -> int:
 
 def measure(server: Server, folder: Path, workers: int, seconds: float, deaths: int) -> list[Target]:
     """Print the scripts that workers send and the duration of hand-offs, and return the targets."""
-    stage = Stage(server, folder / "stage")
+    environment = Environment(server, folder / "stage")
     rows, rate = [], 0.0
-    with working(stage, 1):
-        rows.append(_row(stage, 1, seconds)[0])
-    with working(stage, workers) as processes:
-        row, rate = _row(stage, workers, seconds)
+    with working(environment, 1):
+        rows.append(_row(environment, 1, seconds)[0])
+    with working(environment, workers) as processes:
+        row, rate = _row(environment, workers, seconds)
         rows.append(row)
         print("\n" + table(("idle workers", "scripts/s", "of which", "store's CPU, %"), rows) + "\n")
-        calm = [_handoff_delay(stage, f"calm-{number}") for number in range(deaths)]
+        calm = [_handoff_delay(environment, f"calm-{number}") for number in range(deaths)]
         print(f"from the end of a dead holder's lease to the next body, s: {_shown(calm)}")
-        killed = [_handoff_delay(stage, f"killed-{number}", processes.pop()) for number in range(workers - 1)]
+        killed = [_handoff_delay(environment, f"killed-{number}", processes.pop()) for number in range(workers - 1)]
         print(f"... while a worker is killed, one after another, s:        {_shown(killed)}\n")
     return [
         Target(f"scripts a second of {workers} idle workers", rate, SCRIPTS),
@@ -69,29 +69,29 @@ def measure(server: Server, folder: Path, workers: int, seconds: float, deaths: 
     ]
 
 
-def _row(stage: Stage, workers: int, seconds: float) -> tuple[list[str], float]:
-    before, began = _script_load(stage), time.monotonic()
+def _row(environment: Environment, workers: int, seconds: float) -> tuple[list[str], float]:
+    before, began = _script_load(environment), time.monotonic()
     time.sleep(seconds)
-    after, took = _script_load(stage), time.monotonic() - began
+    after, took = _script_load(environment), time.monotonic() - began
     calls, cpu = ((after[place] - before[place]) / took for place in (0, 1))
-    kinds = ", ".join(f"{name} {count / 2:.1f}" for name, count in _kinds(stage, 2.0).most_common())
+    kinds = ", ".join(f"{name} {count / 2:.1f}" for name, count in _kinds(environment, 2.0).most_common())
     return [str(workers), f"{calls:.1f}", kinds or "-", f"{cpu * 100:.1f}"], calls
 
 
-def _script_load(stage: Stage) -> tuple[float, float]:
+def _script_load(environment: Environment) -> tuple[float, float]:
     """Return the scripts sent and the server's CPU seconds, both since its start."""
-    calls = stage.locks.info("commandstats")
+    calls = environment.locks.info("commandstats")
     sent = sum(facts["calls"] for name, facts in calls.items() if name in {"cmdstat_evalsha", "cmdstat_eval"})
-    used = stage.locks.info("cpu")
+    used = environment.locks.info("cpu")
     return sent, used["used_cpu_user"] + used["used_cpu_sys"]
 
 
-def _kinds(stage: Stage, seconds: float) -> Counter[str]:
+def _kinds(environment: Environment, seconds: float) -> Counter[str]:
     """Count the scripts that are sent, by name."""
     known = [made for made in vars(scripts).values() if isinstance(made, scripts.Script)]
     names = {sha: script.name for script in known for sha in script.shas}
     found: Counter[str] = Counter()
-    with stage.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
+    with environment.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
         until = time.monotonic() + seconds
         for command in monitor.listen():
             if time.monotonic() > until:
@@ -99,24 +99,24 @@ def _kinds(stage: Stage, seconds: float) -> Counter[str]:
             words = command["command"].split()
             if words[0] == "EVALSHA" and command["client_type"] != "lua":
                 found[names.get(words[1], "foreign")] += 1
-            stage.broker.get("tick")  # so that the monitor has a command to yield
+            environment.broker.get("tick")  # so that the monitor has a command to yield
     return found
 
 
-def _handoff_delay(stage: Stage, name: str, victim: Process | None = None) -> float:
+def _handoff_delay(environment: Environment, name: str, victim: Process | None = None) -> float:
     """Let a holder die, and return the seconds from the end of its lease to its waiter's start."""
-    keys = stage.keys(name)
-    stage.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
-    identity, entry = next(stage.parked_entries(name, range(1, 2)))
+    keys = environment.keys(name)
+    environment.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
+    identity, entry = next(environment.parked_entries(name, range(1, 2)))
     time.sleep(random.uniform(0, 0.5))  # at any moment of the workers' rounds
-    stage.store.acquire(
+    environment.store.acquire(
         name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, queue=QueueRequest(entry))
     )
-    ends = time.monotonic() + stage.locks.pttl(keys.lock) / 1000
+    ends = time.monotonic() + environment.locks.pttl(keys.lock) / 1000
     if victim is not None:
         time.sleep(max(0.0, ends - time.monotonic() - random.uniform(0, 0.2)))  # at any moment before the lease ends
         kill_session(victim)
-    started = next(event.at for event in stage.ended(name, 1) if event[1:3] == ("start", name))
+    started = next(event.at for event in environment.ended(name, 1) if event[1:3] == ("start", name))
     return started - ends
 
 
@@ -126,10 +126,10 @@ def _shown(values: list[float]) -> str:
 
 
 @contextmanager
-def working(stage: Stage, count: int) -> Iterator[list[Any]]:
+def working(environment: Environment, count: int) -> Iterator[list[Any]]:
     """Run ``count`` workers of one process each, with logging off, in their order of start."""
     names = [f"idle{number}@localhost" for number in range(count)]
-    log = stage.folder / "workers.log"
+    log = environment.folder / "workers.log"
     options = ["-P", "threads", "-c", "1", "-l", "WARNING", "--without-mingle", "--without-gossip"]
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.handoff_app", "worker", *options]
     with ExitStack() as stack:
@@ -137,7 +137,7 @@ def working(stage: Stage, count: int) -> Iterator[list[Any]]:
         for name in names:
             processes.append(spawn([*command, "-n", name], log))
             stack.callback(kill_session, processes[-1])
-        ping = stage.tasks.app.control.ping
+        ping = environment.tasks.app.control.ping
         try:
             eventually(lambda: len(ping(names, timeout=1.0)) == count, within=120, message="a worker does not answer")
             yield processes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, TypeVar
 
-from benchmarks.handoff_environment import BY, TTL_MS, Stage
+from benchmarks.handoff_environment import BY, TTL_MS, Environment
 from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.keys.key_spec import BUCKETS
@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Clocks:
     """Times of a call: seen by the client, and spent by the server in scripts."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._locks = stage.locks
+    def __init__(self, environment: Environment) -> None:
+        self._locks = environment.locks
         self.micros: defaultdict[str, list[float]] = defaultdict(list)
         self.server: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -55,19 +55,19 @@ class Queue:
     """A held lock and its waiters, whose number is the same after each cycle.
 
     Args:
-        stage: The environment, without a worker.
+        environment: The environment, without a worker.
         size: Number of waiters.
     """
 
-    def __init__(self, stage: Stage, size: int) -> None:
-        self._stage = stage
-        self._store = stage.store
+    def __init__(self, environment: Environment, size: int) -> None:
+        self._environment = environment
+        self._store = environment.store
         self.size = size
         name = f"queue-{size}"
-        self._keys = stage.keys(name)
-        self._acquisition = stage.hold(name)
-        self._entries = stage.parked_entries(name, range(1, 1 << 32))
-        self.clocks = Clocks(stage)
+        self._keys = environment.keys(name)
+        self._acquisition = environment.hold(name)
+        self._entries = environment.parked_entries(name, range(1, 1 << 32))
+        self.clocks = Clocks(environment)
 
     def fill(self) -> None:
         for _ in range(self.size):
@@ -90,12 +90,12 @@ class Queue:
         time_("take when granted", lambda: self._take(granted))
         self._park()
         # Simulate an expired lease of a dead host.
-        self._stage.locks.delete(keys.lock)
+        self._environment.locks.delete(keys.lock)
         swept = time_("sweep, which grants", lambda: store.sweep(name_in(keys), "bench", 60_000, 5))
         self._take(_some(swept.granted))
 
     def _park(self, *given: Any) -> None:
-        park(self._stage, self._keys, *(given or next(self._entries)))
+        park(self._environment, self._keys, *(given or next(self._entries)))
 
     def _take(self, granted: Grant) -> None:
         task_id = json.loads(granted.entry.partition("\n")[0])[1]
@@ -104,29 +104,29 @@ class Queue:
         self._store.acquire(name_in(self._keys), self._acquisition, TTL_MS, request)
 
 
-def park(stage: Stage, keys: LockKeys, identity: Identity, entry: str) -> None:
-    stage.store.acquire(
+def park(environment: Environment, keys: LockKeys, identity: Identity, entry: str) -> None:
+    environment.store.acquire(
         name_in(keys), f"{identity.task_id}.1", TTL_MS, AcquireRequest(BY, identity, queue=QueueRequest(entry))
     )
 
 
-def measure(stage: Stage, crowd: int) -> list[Target]:
+def measure(environment: Environment, crowd: int) -> list[Target]:
     """Print the memory per waiter and the time per step, and return the targets."""
-    return [*_one_lock(stage, crowd), *_many_locks(stage, crowd // EACH)]
+    return [*_one_lock(environment, crowd), *_many_locks(environment, crowd // EACH)]
 
 
-def _one_lock(stage: Stage, crowd: int) -> list[Target]:
-    queues = [Queue(stage, size) for size in (1, 1000, crowd)]
+def _one_lock(environment: Environment, crowd: int) -> list[Target]:
+    queues = [Queue(environment, size) for size in (1, 1000, crowd)]
     for queue in queues[:2]:
         queue.fill()
-    used, began = _used(stage), time.monotonic()
+    used, began = _used(environment), time.monotonic()
     queues[2].fill()
-    print(f"{crowd:,} waiters of one lock: {_weight(stage, used, crowd)}, parked in {time.monotonic() - began:.0f} s\n")
+    print(f"{crowd:,} waiters of one lock: {_weight(environment, used, crowd)} in {time.monotonic() - began:.0f} s\n")
     for turn in range(TIMES):
         for queue in queues[turn % 3 :] + queues[: turn % 3]:
             queue.cycle()
     # Synchronously: memory that is freed in the background would falsify the next measurement.
-    stage.locks.execute_command("FLUSHDB", "SYNC")  # type: ignore[no-untyped-call]  # redis-py has no types here
+    environment.locks.execute_command("FLUSHDB", "SYNC")  # type: ignore[no-untyped-call]  # redis-py has no types here
     rows, targets = [], []
     for step in queues[0].clocks.micros:
         calls, server = ([median(of(queue)) for queue in queues] for of in (_micros(step), _server(step)))
@@ -153,35 +153,35 @@ def _server(step: str) -> Callable[[Queue], list[float]]:
     return lambda queue: queue.clocks.server[step]
 
 
-def _many_locks(stage: Stage, count: int) -> list[Target]:
+def _many_locks(environment: Environment, count: int) -> list[Target]:
     """Measure the sweeper's rounds over many locks with waiters."""
-    runtime = stage.tasks.queued.dlock
+    runtime = environment.tasks.queued.dlock
     sweeper = QueueSweeper(runtime, list, lambda call: call(), lambda: False)
-    entries = stage.parked_entries("many", range(1, 1 << 32))
-    _round(stage, sweeper, "loads the scripts", 0)
-    rows = [_round(stage, sweeper, "no queues at all", 0)]
-    used, began = _used(stage), time.monotonic()
-    locks = [stage.keys(f"many-{number}") for number in range(count)]
+    entries = environment.parked_entries("many", range(1, 1 << 32))
+    _round(environment, sweeper, "loads the scripts", 0)
+    rows = [_round(environment, sweeper, "no queues at all", 0)]
+    used, began = _used(environment), time.monotonic()
+    locks = [environment.keys(f"many-{number}") for number in range(count)]
     for keys in locks:
-        stage.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
+        environment.store.acquire(name_in(keys), "bench.1", TTL_MS, AcquireRequest(BY))
         for _ in range(EACH):
-            park(stage, keys, *next(entries))
+            park(environment, keys, *next(entries))
     took = time.monotonic() - began
-    print(f"{EACH} waiters of each of {count:,} locks: {_weight(stage, used, EACH * count)}, parked in {took:.0f} s\n")
-    rows.append(_round(stage, sweeper, "none due", 0))
+    print(f"{EACH} waiters of each of {count:,} locks: {_weight(environment, used, EACH * count)} in {took:.0f} s\n")
+    rows.append(_round(environment, sweeper, "none due", 0))
     few = max(1, count // 100)
     for shown, due in ((f"{few:,} due", locks[:few]), (f"{count - few:,} due", locks[few:])):
-        with stage.locks.pipeline(transaction=False) as pipeline:
+        with environment.locks.pipeline(transaction=False) as pipeline:
             for keys in due:
                 # Simulate expired leases of dead hosts.
                 pipeline.delete(keys.lock)
                 pipeline.zadd(keys.queue()[3], {keys.name: 0})
             pipeline.execute()
-        rows.append(_round(stage, sweeper, shown, len(due)))
-        granted = stage.broker.llen("celery")
+        rows.append(_round(environment, sweeper, shown, len(due)))
+        granted = environment.broker.llen("celery")
         if granted != len(due):
             raise AssertionError(f"{shown}: {granted} messages were published")
-        stage.broker.delete("celery")
+        environment.broker.delete("celery")
     growth = rows[3][1] / len(locks[few:]) * few / rows[2][1]
     shown_rows = [[row[0], f"{row[1] * 1e3:.1f}", *row[2:]] for row in rows]
     head = ["one round of the sweeper", "ms in all", "µs per lock due", "server's µs, of a lock or of all"]
@@ -190,8 +190,8 @@ def _many_locks(stage: Stage, count: int) -> list[Target]:
     return [Target(f"sweep and publish one lock, {count - few:,} due by {few:,} due", growth, GROWTH)]
 
 
-def _round(stage: Stage, sweeper: QueueSweeper, shown: str, due: int) -> list[Any]:
-    clocks = Clocks(stage)
+def _round(environment: Environment, sweeper: QueueSweeper, shown: str, due: int) -> list[Any]:
+    clocks = Clocks(environment)
     sweeper._next_sweep = 0.0  # noqa: SLF001  # do not wait for the next round
     clocks.time("round", sweeper._sweep_due)  # noqa: SLF001  # the sweeper thread calls it
     micros, server = clocks.micros["round"][0], clocks.server["round"][0]
@@ -205,11 +205,11 @@ def _some(granted: Grant | None) -> Grant:
     return granted
 
 
-def _used(stage: Stage) -> int:
-    used: int = stage.locks.info("memory")["used_memory"]
+def _used(environment: Environment) -> int:
+    used: int = environment.locks.info("memory")["used_memory"]
     return used
 
 
-def _weight(stage: Stage, before: int, waiters: int) -> str:
-    entry = next(stage.parked_entries("weight", range(1)))[1]
-    return f"{(_used(stage) - before) / waiters:.0f} bytes each, of which {len(entry)} are the message"
+def _weight(environment: Environment, before: int, waiters: int) -> str:
+    entry = next(environment.parked_entries("weight", range(1)))[1]
+    return f"{(_used(environment) - before) / waiters:.0f} bytes each, of which {len(entry)} are the message"

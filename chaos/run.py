@@ -18,7 +18,7 @@ from chaos.publisher import Publisher
 from chaos.release_latency import Freeing
 from chaos.schedule import TTL, Fault, schedule
 from chaos.workers import APP, POOLS, Fleet
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
@@ -101,7 +101,7 @@ def run(settings: Settings, folder: Path, say: Callable[[str], None] = lambda li
         assert store.port is not None
         proxy = stack.enter_context(Proxy(store.port))
         urls = Urls(broker.url(), results.url(), proxy.url())
-        stack.enter_context(environment(ours))
+        stack.enter_context(environment_variables(ours))
         module = stack.enter_context(loaded_app(APP, urls))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environ = {**urls.environ(), **ours, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "C_FORCE_ROOT": "1"}

@@ -17,7 +17,7 @@ from chaos.failovers.recovery_time import Resumed
 from chaos.failovers.topologies import Stand, stand
 from chaos.history import VARIABLE, Event, History, Tail
 from chaos.publisher import SteadySender
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -104,7 +104,7 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None] = lambda line: None
             "DLOCK_FAILOVERS_CONF": json.dumps(store.conf | plan.declared),
             "DLOCK_FAILOVERS_QUEUE": "yes" if store.queues else "no",
         }
-        stack.enter_context(environment(ours))
+        stack.enter_context(environment_variables(ours))
         module = stack.enter_context(loaded_app(APP, urls))
         for _ in range(plan.workers):
             stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=6, environ=ours))

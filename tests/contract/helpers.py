@@ -101,15 +101,15 @@ class Party:
         self.told: list[Event] = []
         places = locations_from_settings(url, {})
         self.store = open_store(places, timeout=timeout, prefix="dlock")
-        self.slots = LocalLeaseTable()
+        self.lease_table = LocalLeaseTable()
         listeners = Listeners()
         listeners.add(self.told.append)
         self.lost: list[str] = []
         kept = open_store(places, timeout=timeout, prefix="dlock")
         self.watchdog = Watchdog(kept, SystemClock(), timeout, self._lost)
-        source = LocalLeaseSource(self.slots, lambda slot, released: None)
+        source = LocalLeaseSource(self.lease_table, lambda record, released: None)
         self.lock_client = LockClient(
-            self.store, self.slots, lambda: self.watchdog.watch(source), SystemClock(), listeners
+            self.store, self.lease_table, lambda: self.watchdog.watch(source), SystemClock(), listeners
         )
         self.context = self.new_context()
 
@@ -128,5 +128,5 @@ class Party:
     def kinds_told(self) -> list[str]:
         return [event.kind for event in self.told]
 
-    def _lost(self, slot: LeaseRecord, reason: str) -> None:
+    def _lost(self, record: LeaseRecord, reason: str) -> None:
         self.lost.append(reason)

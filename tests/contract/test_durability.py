@@ -198,7 +198,11 @@ class TestTakenBack:
             durable(party, ONE, min_hold_ms=60_000)
         assert str(raised.value) == SHORT
         kinds = sorted(key.split(":")[2] for key in admin.keys("dlock:*"))
-        assert (kinds, party.slots.records(), party.context.open_acquisitions) == (["last", "tombstone"], [], set())
+        assert (kinds, party.lease_table.records(), party.context.open_acquisitions) == (
+            ["last", "tombstone"],
+            [],
+            set(),
+        )
 
     def test_the_next_try_is_as_good_as_the_first(self, party: Party, servers: ReplicaSet) -> None:
         with paused(*servers.replicas), pytest.raises(NotConfirmed):

@@ -36,7 +36,7 @@ def party(proxy: Proxy) -> Iterator[Party]:
     made.told.clear()
     yield made
     proxy.set_mode("pass")
-    eventually(lambda: not made.slots.records(), within=10)
+    eventually(lambda: not made.lease_table.records(), within=10)
 
 
 def sent(seen: list[tuple[str, list[str]]], script: Script) -> int:
@@ -60,7 +60,7 @@ def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_num
     assert client.exists(KEYS.tombstone(f"{party.context.owner}.2"))
     # redis-py's own retries would show here: each command was sent once.
     assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 1)
-    assert [slot.acquisition for slot in party.slots.records()] == [lease.acquisition]
+    assert [record.acquisition for record in party.lease_table.records()] == [lease.acquisition]
     assert party.release(lease)
     assert not client.exists(KEYS.lock)
     assert party.kinds_told() == ["acquired", "released"]
@@ -75,7 +75,7 @@ def test_an_acquire_whose_replies_are_all_lost_ends_holding_none(
         party.acquire(NAME)
     assert not client.exists(KEYS.lock)
     assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 2)
-    assert not party.slots.records()
+    assert not party.lease_table.records()
     assert not party.told
 
 
@@ -90,7 +90,7 @@ def test_an_old_acquire_that_arrives_after_its_tombstone_is_refused(
     old = f"{party.context.owner}.2"
     proxy.set_mode("pass")
     eventually(lambda: client.exists(KEYS.tombstone(old)), within=10)
-    eventually(lambda: not party.slots.records())
+    eventually(lambda: not party.lease_table.records())
     assert not client.exists(KEYS.lock)
     assert party.store.acquire(NAME, old, TTL, request_of()) == Tombstoned()
 
@@ -106,18 +106,18 @@ def test_a_store_that_is_away_is_reported_within_the_timeouts_and_costs_no_lock(
     # At most: the acquire, the connection for its release, and slow cores.
     assert time.monotonic() - started < 2 * TIMEOUT + 1
     proxy.set_mode("pass")
-    eventually(lambda: not party.slots.records(), within=10, message="the watchdog did not give the lock back")
+    eventually(lambda: not party.lease_table.records(), within=10, message="the watchdog did not give the lock back")
     assert not client.exists(KEYS.lock)
     assert party.release(party.acquire(NAME))
 
 
-def test_a_store_that_never_was_there_costs_no_slot(proxy: Proxy) -> None:
+def test_a_store_that_never_was_there_costs_no_record(proxy: Proxy) -> None:
     proxy.set_mode("refuse")
     party = Party(proxy.url(), timeout=TIMEOUT)
     with pytest.raises(StoreUnavailable) as raised:
         party.acquire(NAME)
     assert not isinstance(raised.value, ReplyLost)
-    assert not party.slots.records()
+    assert not party.lease_table.records()
 
 
 # Renewals and releases
@@ -188,10 +188,10 @@ def test_release_while_the_store_is_away_runs_with_its_ending_when_it_is_back(
     started = time.monotonic()
     assert party.release(lease, ending_of("id1", used_ms=60_000))  # never raises, reports no loss
     assert time.monotonic() - started < 3 * TIMEOUT + 1
-    assert [slot.state for slot in party.slots.records()] == [LeaseState.RELEASE_DELEGATED]
+    assert [record.state for record in party.lease_table.records()] == [LeaseState.RELEASE_DELEGATED]
     assert client.exists(KEYS.lock)
     proxy.set_mode("pass")
-    eventually(lambda: not party.slots.records(), within=10)
+    eventually(lambda: not party.lease_table.records(), within=10)
     assert not client.exists(KEYS.lock)
     assert client.exists(KEYS.done(Identity("id1").digest), KEYS.run()) == 2
     assert "lost" not in party.kinds_told()
@@ -227,7 +227,7 @@ class Crowd:
                 assert isinstance(lease, Lease)
                 self.add(party, lease)
                 done += 1
-        eventually(lambda: not party.slots.records(), within=10)
+        eventually(lambda: not party.lease_table.records(), within=10)
 
     def add(self, party: Party, lease: Lease) -> None:
         seen = self.total

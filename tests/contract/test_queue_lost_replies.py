@@ -114,5 +114,5 @@ def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     assert (answer.rank_us, answer.position) == (20, 1)
     assert [(name, grant.identity) for name, grant in handed] == [(NAME, digest("a"))]
     assert client.zrange(KEYS.queue()[0], 0, -1, withscores=True) == [(digest("b"), 20)]
-    assert not party.slots.records()
+    assert not party.lease_table.records()
     party.store.close()

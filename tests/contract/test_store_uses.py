@@ -304,7 +304,7 @@ class TestLostReplies:
         assert not lease.after_crash
         assert len(lease.idempotency_key) == 32
         party.release(lease, ReleaseRequest(identity=Identity("a").digest, once=True, window_ms=WINDOW))
-        eventually(lambda: not party.slots.records(), within=10)
+        eventually(lambda: not party.lease_table.records(), within=10)
 
     def test_a_failure_whose_reply_is_lost_leaves_the_name_free(self, proxy: Proxy, store: RedisStore) -> None:
         far = store_at(proxy.url(), timeout=2)

@@ -10,7 +10,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from celery_dlock.store.model import Identity
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.processes import ROOT
 from tests.support.stores import name_in, store_at
 
@@ -32,19 +32,21 @@ def recipe(app: object) -> dict[str, Any]:
 def test_a_dead_letter_that_is_published_by_hand_runs(
     tmp_path: Path, request: pytest.FixtureRequest, serializer: str, compression: str | None
 ) -> None:
-    with running_stage(tmp_path) as stage:
-        request.node.stash[WORKERS] = stage.workers
-        task, n = stage.tasks.parcel, stage.fresh()
-        with stage.hold(stage.tasks.parcel, n):
-            (result,) = stage.park(task, n, serializer=serializer, compression=compression)
-            store = store_at(stage.app.conf.dlock_url, timeout=3)
-            store.remove_waiter(name_in(stage.keys(task, n)), Identity(result.id).digest, uuid4().hex, dead_letter=True)
+    with running_environment(tmp_path) as environment:
+        request.node.stash[WORKERS] = environment.workers
+        task, n = environment.tasks.parcel, environment.fresh()
+        with environment.hold(environment.tasks.parcel, n):
+            (result,) = environment.park(task, n, serializer=serializer, compression=compression)
+            store = store_at(environment.app.conf.dlock_url, timeout=3)
+            store.remove_waiter(
+                name_in(environment.keys(task, n)), Identity(result.id).digest, uuid4().hex, dead_letter=True
+            )
             store.close()
-        told = recipe(stage.app)
-        with stage.lock_server.client(2, decode_responses=False) as client:
+        told = recipe(environment.app)
+        with environment.lock_server.client(2, decode_responses=False) as client:
             ((key, field, whose, message),) = told["dead_letters"](client)
             assert whose == f'["{task.name}", "{result.id}"]'
-            assert (key.decode(), result.state) == (stage.keys(task, n).dead(), "QUEUED")
+            assert (key.decode(), result.state) == (environment.keys(task, n).dead(), "QUEUED")
             told["publish_again"](message)
             client.hdel(key, field)
             assert result.get(timeout=20) == n

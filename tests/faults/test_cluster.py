@@ -63,7 +63,7 @@ def keeping() -> Iterator[Callable[[ClusterSet], Keeping]]:
 
     yield make
     for one in made:
-        for slot in one.slots.records():
+        for slot in one.lease_table.records():
             slot.clear()  # its watchdog ends, and with it its connections
         one.close()
 

@@ -18,14 +18,14 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
     tmp_path: Path, pool: str, request: pytest.FixtureRequest
 ) -> None:
     """Celery alone takes the killed body for a success and acknowledges it."""
-    with losing_environment(tmp_path) as stage:
-        body = stage.begin(pool, "late", 30.0)
-        first = stage.workers.pop(pool)
+    with losing_environment(tmp_path) as environment:
+        body = environment.begin(pool, "late", 30.0)
+        first = environment.workers.pop(pool)
         first.signal(signal.SIGQUIT)
         eventually(lambda: not first.running, 40)
-        request.node.stash[WORKERS] = [first, stage.worker(pool)]
+        request.node.stash[WORKERS] = [first, environment.worker(pool)]
         assert body.result.get(timeout=15) == "done"
-        assert [word for word, _ in stage.words(body.row)] == ["start", "GreenletExit", "start", "return"]
+        assert [word for word, _ in environment.words(body.row)] == ["start", "GreenletExit", "start", "return"]
 
 
 @pytest.mark.invariant("deduplicated-copy-is-acknowledged")

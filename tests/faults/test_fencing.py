@@ -21,7 +21,7 @@ from tests.support.apps.fencing_resources import (
     served_fenced,
     stored,
 )
-from tests.support.environments.fencing import CAUSES, running_scene
+from tests.support.environments.fencing import CAUSES, running_fencing_environment
 from tests.support.processes import ROOT
 
 #: The last of two writes by the holder after the late one; one of the patterns posts for each.
@@ -30,18 +30,18 @@ BOTH_VALUES = {"several rows": (-1, 3)}
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory):
+def fencing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fencing")
     create(str(folder / "sqlite"))
     with served_fenced() as http:
         places = dict.fromkeys(SQL, str(folder / "sqlite")) | {"a Redis value": None, "an HTTP API": http}
-        with running_scene(folder, places) as made:
+        with running_fencing_environment(folder, places) as made:
             yield made
 
 
 @pytest.fixture(scope="module", params=CAUSES)
-def outcomes(scene, request):
-    return scene.play(request.param)
+def outcomes(fencing, request):
+    return fencing.play(request.param)
 
 
 @pytest.mark.invariant("stopped-process-keeps-or-reports")
@@ -64,19 +64,19 @@ def test_without_tokens_it_overwrites(outcomes, kind):
 
 
 @pytest.mark.parametrize("kind", WRITES)
-def test_without_a_token_nothing_is_written(scene, kind):
+def test_without_a_token_nothing_is_written(fencing, kind):
     """Neither by a direct call, nor by a body that runs without its lock: their token is None."""
     name = f"no-token-{kind}".replace(" ", "-")
     if kind in SQL:
-        open_account(scene.places[kind], name)
-    WRITES[kind](scene.places[kind], name, 5, 7)
+        open_account(fencing.places[kind], name)
+    WRITES[kind](fencing.places[kind], name, 5, 7)
     with pytest.raises((LockLost, sqlite3.IntegrityError, redis.DataError, HTTPError)):
-        WRITES[kind](scene.places[kind], name, 6, None)
-    assert stored(kind, scene.places[kind], name) == ((5, 1) if kind == "several rows" else 5, 7)
+        WRITES[kind](fencing.places[kind], name, 6, None)
+    assert stored(kind, fencing.places[kind], name) == ((5, 1) if kind == "several rows" else 5, 7)
 
 
-def test_a_claim_keeps_other_holders_out_until_its_transaction_ends(scene):
-    place = scene.places["several rows"]
+def test_a_claim_keeps_other_holders_out_until_its_transaction_ends(fencing):
+    place = fencing.places["several rows"]
     with open_database(place) as first, closing(sqlite3.connect(place, timeout=0.1)) as second:
         claim(first, "claimed", 1)
         with pytest.raises(sqlite3.OperationalError, match="locked"):

@@ -7,7 +7,7 @@ import pytest
 from celery_dlock import LockLost
 from tests.support.apps.fencing_patterns import SET_BALANCE, claim, write_fenced
 from tests.support.apps.fencing_resources import SAME, SQL, create, open_account, open_database, stored
-from tests.support.environments.fencing import running_scene
+from tests.support.environments.fencing import running_fencing_environment
 from tests.support.polling import eventually
 from tests.support.postgresql import running_postgresql
 
@@ -23,8 +23,8 @@ def place():
 
 @pytest.fixture(scope="module")
 def outcomes(place, tmp_path_factory):
-    with running_scene(tmp_path_factory.mktemp("fencing"), dict.fromkeys(SQL, place)) as scene:
-        return scene.play("paused")
+    with running_fencing_environment(tmp_path_factory.mktemp("fencing"), dict.fromkeys(SQL, place)) as fencing:
+        return fencing.play("paused")
 
 
 @pytest.mark.parametrize("kind", SQL)

@@ -19,31 +19,31 @@ WATCHED = LIMIT + 10.0 + TTL + 1.0
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[WorkerEnvironment]:
+def environment(tmp_path: Path) -> Iterator[WorkerEnvironment]:
     with running_environment(tmp_path, "tests.support.apps.endings") as running:
         yield running
 
 
 @pytest.mark.invariant("unenforced-limit-keeps-the-lock")
-def test_hard_limit_not_enforced_keeps_lock_until_body_ends(stage: WorkerEnvironment) -> None:
+def test_hard_limit_not_enforced_keeps_lock_until_body_ends(environment: WorkerEnvironment) -> None:
     """Prefork enforces it by a timer that stands still while its worker connects to the broker."""
     rows = [Row(pool, "early_brief", way, "", {"time_limit": LIMIT}) for pool, way in WAYS.items()]
     for row in rows:
-        stage.start("-Q", row.name, pool=row.name, concurrency=1)
+        environment.start("-Q", row.name, pool=row.name, concurrency=1)
     for row in rows:
-        stage.send(row, queue=row.name)
+        environment.send(row, queue=row.name)
     for row in rows:
-        stage.wait_for_body(row)
-    stage.broker.kill()
+        environment.wait_for_body(row)
+    environment.broker.kill()
     end = time.monotonic() + WATCHED
-    keys = {row.name: stage.key(row.task, *row.args) for row in rows}
+    keys = {row.name: environment.key(row.task, *row.args) for row in rows}
     while time.monotonic() < end:
-        free = [name for name, key in keys.items() if not stage.store_client.exists(key)]
+        free = [name for name, key in keys.items() if not environment.store_client.exists(key)]
         assert not free, f"{free}: free {WATCHED - (end - time.monotonic()):.1f} s after the broker's death"
         time.sleep(0.2)
     # The bodies have not ended, so their locks had to be held. A gevent worker without a broker runs no greenlet.
-    assert time.monotonic() - stage.beat("prefork") < 2.5
-    stage.broker.start()
+    assert time.monotonic() - environment.beat("prefork") < 2.5
+    environment.broker.start()
     back = time.monotonic()
     for name in keys.keys() - {"prefork"}:
-        eventually(lambda name=name: stage.beat(name) > back, 10, message=f"{name}: the body has ended")
+        eventually(lambda name=name: environment.beat(name) > back, 10, message=f"{name}: the body has ended")

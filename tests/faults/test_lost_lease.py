@@ -21,12 +21,12 @@ POOLS = ["prefork", "threads", "gevent", "eventlet"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LosingEnvironment]:
-    with losing_environment(tmp_path_factory.mktemp("losing")) as stage:
-        yield stage
+    with losing_environment(tmp_path_factory.mktemp("losing")) as environment:
+        yield environment
 
 
 @pytest.fixture
-def stage(made: LosingEnvironment, request: pytest.FixtureRequest) -> Iterator[LosingEnvironment]:
+def environment(made: LosingEnvironment, request: pytest.FixtureRequest) -> Iterator[LosingEnvironment]:
     if "pool" in request.fixturenames:
         made.worker(request.getfixturevalue("pool"))
     request.node.stash[WORKERS] = list(made.workers.values())
@@ -37,57 +37,63 @@ def stage(made: LosingEnvironment, request: pytest.FixtureRequest) -> Iterator[L
 @pytest.mark.parametrize("pool", POOLS)
 class TestAbort:
     @pytest.mark.invariant("lost-lease-stops-its-body", "forgotten-lock-is-reported")
-    def test_a_body_whose_lock_is_gone_from_the_store_is_stopped(self, stage: LosingEnvironment, pool: str) -> None:
-        body = stage.begin(pool, "aborts", 15)
-        stage.locks.delete(body.key)
+    def test_a_body_whose_lock_is_gone_from_the_store_is_stopped(
+        self, environment: LosingEnvironment, pool: str
+    ) -> None:
+        body = environment.begin(pool, "aborts", 15)
+        environment.locks.delete(body.key)
         gone = time.monotonic()
         error = ended(body)
         assert (type(error), body.result.state) == (LockLost, "FAILURE")
-        assert stage.at(body.row, "LockLost") - gone <= REFUSED_WITHIN
-        eventually(lambda: stage.lost(body) == ["the store no longer knows it"], message=f"{stage.lost(body)}")
+        assert environment.at(body.row, "LockLost") - gone <= REFUSED_WITHIN
+        eventually(
+            lambda: environment.lost(body) == ["the store no longer knows it"], message=f"{environment.lost(body)}"
+        )
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "silent-store-is-reported")
     def test_a_body_is_stopped_before_its_lease_ends_while_the_store_is_silent(
-        self, stage: LosingEnvironment, pool: str
+        self, environment: LosingEnvironment, pool: str
     ) -> None:
-        assert left_at_the_word(stage, pool, "aborts") > 0
+        assert left_at_the_word(environment, pool, "aborts") > 0
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "caught-loss-is-raised-again")
     def test_body_that_catches_the_loss_meets_it_in_every_ensure_and_release_log(
-        self, stage: LosingEnvironment, pool: str
+        self, environment: LosingEnvironment, pool: str
     ) -> None:
-        body = stage.begin(pool, "catches", 15)
-        stage.locks.delete(body.key)
+        body = environment.begin(pool, "catches", 15)
+        environment.locks.delete(body.key)
         assert ended(body) == ["lost", "lost", "lost"]
-        eventually(lambda: stage.lost(body) == ["the store no longer knows it"], message=f"{stage.lost(body)}")
-        stage.worker(pool).wait_for_log(
+        eventually(
+            lambda: environment.lost(body) == ["the store no longer knows it"], message=f"{environment.lost(body)}"
+        )
+        environment.worker(pool).wait_for_log(
             rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost before"
         )
 
     @pytest.mark.invariant("after-lost-retry-runs-again")
     def test_after_lost_retry_runs_the_message_again_and_keeps_its_retries(
-        self, stage: LosingEnvironment, pool: str
+        self, environment: LosingEnvironment, pool: str
     ) -> None:
-        body = stage.begin(pool, "again", 15)
-        stage.locks.delete(body.key)
+        body = environment.begin(pool, "again", 15)
+        environment.locks.delete(body.key)
         assert ended(body) == [0]
-        assert [word for word, _ in stage.words(body.row)] == ["start", "LockLost", "second"]
+        assert [word for word, _ in environment.words(body.row)] == ["start", "LockLost", "second"]
 
     def test_a_hung_body_is_stopped_when_max_hold_has_passed_and_the_next_one_runs(
-        self, stage: LosingEnvironment, pool: str
+        self, environment: LosingEnvironment, pool: str
     ) -> None:
-        body = stage.begin(pool, "hung", 15)
+        body = environment.begin(pool, "hung", 15)
         assert type(ended(body)) is LockLost
-        assert 0.9 <= stage.at(body.row, "LockLost") - body.began <= 1.0 + 0.2 + 1.0
-        eventually(lambda: stage.lost(body) == ["it was held for as long as max_hold allows"])
-        assert stage.app.hung.apply_async((body.row, 0.1), queue=pool).get(timeout=10) == "done"
+        assert 0.9 <= environment.at(body.row, "LockLost") - body.began <= 1.0 + 0.2 + 1.0
+        eventually(lambda: environment.lost(body) == ["it was held for as long as max_hold allows"])
+        assert environment.app.hung.apply_async((body.row, 0.1), queue=pool).get(timeout=10) == "done"
 
     @pytest.mark.invariant("lost-lease-stops-its-body", "abort-strikes-in-the-body")
-    def test_the_exception_strikes_in_the_body_or_not_at_all(self, stage: LosingEnvironment, pool: str) -> None:
+    def test_the_exception_strikes_in_the_body_or_not_at_all(self, environment: LosingEnvironment, pool: str) -> None:
         """Bodies that end at about the moment at which they would be stopped: each ends as itself, or by LockLost."""
-        worker, chance = stage.worker(pool), random.Random(7)
-        rows = [stage.row() for _ in range(48)]
-        results = [stage.app.hung.apply_async((row, chance.uniform(0.95, 1.35)), queue=pool) for row in rows]
+        worker, chance = environment.worker(pool), random.Random(7)
+        rows = [environment.row() for _ in range(48)]
+        results = [environment.app.hung.apply_async((row, chance.uniform(0.95, 1.35)), queue=pool) for row in rows]
         ends = [result.get(timeout=40, propagate=False) for result in results]
         assert {type(end) for end in ends} <= {str, LockLost}
         assert {type(end) for end in ends} == {str, LockLost}, "they did not end at about that moment"
@@ -105,43 +111,45 @@ def unexpected(worker: Worker) -> str:
 
 
 @pytest.mark.invariant("solo-pool-stops-no-body")
-def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(stage: LosingEnvironment) -> None:
+def test_solo_pool_stops_no_body_and_its_worker_warns_at_start(environment: LosingEnvironment) -> None:
     """`ensure()` raises."""
-    worker = stage.worker("solo")
+    worker = environment.worker("solo")
     worker.wait_for_log(r"on_lost='abort' of .*losing.aborts.*only lease.ensure\(\) raises")
-    body = stage.begin("solo", "aborts", 2.5)
-    stage.locks.delete(body.key)
+    body = environment.begin("solo", "aborts", 2.5)
+    environment.locks.delete(body.key)
     assert ended(body) == "done"
-    eventually(lambda: stage.lost(body) == ["the store no longer knows it"])
-    asks = stage.begin("solo", "ensures", 15)
-    stage.locks.delete(asks.key)
+    eventually(lambda: environment.lost(body) == ["the store no longer knows it"])
+    asks = environment.begin("solo", "ensures", 15)
+    environment.locks.delete(asks.key)
     assert (type(ended(asks)), asks.result.state) == (LockLost, "FAILURE")
 
 
-def test_body_without_abort_continues_and_its_listeners_are_called(stage: LosingEnvironment) -> None:
-    body = stage.begin("prefork", "goes_on", 2.0)
-    stage.locks.delete(body.key)
+def test_body_without_abort_continues_and_its_listeners_are_called(environment: LosingEnvironment) -> None:
+    body = environment.begin("prefork", "goes_on", 2.0)
+    environment.locks.delete(body.key)
     assert ended(body) == "done"
-    eventually(lambda: stage.lost(body) == ["the store no longer knows it"])
+    eventually(lambda: environment.lost(body) == ["the store no longer knows it"])
 
 
 @pytest.mark.invariant("late-release-frees-nothing")
-def test_a_late_release_does_not_free_the_lock_of_the_next(stage: LosingEnvironment) -> None:
-    body = stage.begin("prefork", "goes_on", 2.0)
-    stage.locks.hset(body.key, "acq", "another.1")
-    stage.locks.persist(body.key)
+def test_a_late_release_does_not_free_the_lock_of_the_next(environment: LosingEnvironment) -> None:
+    body = environment.begin("prefork", "goes_on", 2.0)
+    environment.locks.hset(body.key, "acq", "another.1")
+    environment.locks.persist(body.key)
     assert ended(body) == "done"
-    stage.worker("prefork").wait_for_log(rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost")
-    assert stage.locks.hget(body.key, "acq") == "another.1"
+    environment.worker("prefork").wait_for_log(
+        rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost"
+    )
+    assert environment.locks.hget(body.key, "acq") == "another.1"
 
 
 @pytest.mark.invariant("silent-store-is-reported")
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(stage: LosingEnvironment, pool: str) -> None:
-    assert left_at_the_word(stage, pool, "ensures") > 0
+def test_ensure_answers_by_the_leases_end_while_the_store_is_silent(environment: LosingEnvironment, pool: str) -> None:
+    assert left_at_the_word(environment, pool, "ensures") > 0
 
 
-def left_at_the_word(stage: LosingEnvironment, pool: str, task: str) -> float:
+def left_at_the_word(environment: LosingEnvironment, pool: str, task: str) -> float:
     """Seconds that a lease would still have lasted when its body learned of its loss, while the store was silent.
 
     The best of three: a holder that learns of it before the end needs a processor before then, for which 0.2 s are
@@ -149,13 +157,13 @@ def left_at_the_word(stage: LosingEnvironment, pool: str, task: str) -> float:
     """
     best = -math.inf
     for _ in range(3):
-        body = stage.begin(pool, task, 15)
+        body = environment.begin(pool, task, 15)
         # Just renewed, so that no renewal comes between this look and the pause.
-        left_ms = eventually(lambda body=body: max(0, stage.locks.pttl(body.key) - 1600))
+        left_ms = eventually(lambda body=body: max(0, environment.locks.pttl(body.key) - 1600))
         ends = time.monotonic() + (1600 + left_ms) / 1000
-        stage.store.pause()
-        best = max(best, ends - stage.at(body.row, "LockLost"))
-        stage.store.resume()
+        environment.store.pause()
+        best = max(best, ends - environment.at(body.row, "LockLost"))
+        environment.store.resume()
         assert (type(ended(body)), body.result.state) == (LockLost, "FAILURE")
         if best > 0:
             break

@@ -11,7 +11,7 @@ import pytest
 
 from celery_dlock.store.redis.scripts import RELEASE
 from tests.conftest import WORKERS
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.environments.network import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes
 from tests.support.namespaces import Host, hosts, inside
 from tests.support.polling import eventually
@@ -28,7 +28,7 @@ OPEN = ("--bind", "0.0.0.0", "--protected-mode", "no")
 pytestmark = pytest.mark.servers
 
 
-class Stage:
+class Environment:
     """Broker, store and results on the test's host; a worker on one that will be cut off, and one on another."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -36,7 +36,9 @@ class Stage:
         self.far, other = stack.enter_context(hosts(2))
         server = stack.enter_context(Server(folder / "server", options=OPEN))
         self.client = stack.enter_context(server.client())
-        stack.enter_context(environment({"DLOCK_TEST_NOTES": str(folder / "notes"), "DLOCK_TEST_DIRECT_URL": ""}))
+        stack.enter_context(
+            environment_variables({"DLOCK_TEST_NOTES": str(folder / "notes"), "DLOCK_TEST_DIRECT_URL": ""})
+        )
         self.tasks = stack.enter_context(loaded_app(APP, Urls(server.url(), server.url(1), server.lock_url())))
 
         def worker(host: Host, queue: str) -> Worker:
@@ -56,30 +58,30 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     with ExitStack() as stack:
-        yield Stage(tmp_path_factory.mktemp("namespaces"), stack)
+        yield Environment(tmp_path_factory.mktemp("namespaces"), stack)
 
 
 @pytest.fixture(autouse=True)
-def stage(made: Stage, request: pytest.FixtureRequest) -> Stage:
+def environment(made: Environment, request: pytest.FixtureRequest) -> Environment:
     request.node.stash[WORKERS] = [made.cut_off, made.beside]
     return made
 
 
-def test_a_host_that_is_cut_off_for_less_than_the_ttl_keeps_its_lock(stage: Stage) -> None:
-    result = stage.send("works", "brief", TTL + 0.8)
-    start = stage.notes.first("brief", "start")
+def test_a_host_that_is_cut_off_for_less_than_the_ttl_keeps_its_lock(environment: Environment) -> None:
+    result = environment.send("works", "brief", TTL + 0.8)
+    start = environment.notes.first("brief", "start")
     eventually(lambda: time.monotonic() - start["at"] > 0.5)
-    stage.far.cut_off()
+    environment.far.cut_off()
     eventually(lambda: time.monotonic() - start["at"] > 1.3)
-    stage.far.mend()
-    while not stage.notes.all("brief", "end"):
-        acq = stage.client.hget(start["key"], "acq")
-        assert acq == start["acq"] or stage.notes.all("brief", "end")
+    environment.far.mend()
+    while not environment.notes.all("brief", "end"):
+        acq = environment.client.hget(start["key"], "acq")
+        assert acq == start["acq"] or environment.notes.all("brief", "end")
         time.sleep(0.05)
     assert result.get(timeout=AFTERWARDS) is True
-    assert stage.lost(start) == []
+    assert environment.lost(start) == []
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(made: Environment, tmp_path_factory: pytest.TempPathFactory) -> Story:
     gate = tmp_path_factory.mktemp("gate") / "open"
     held, beside = made.send("insists", "row", TTL + 2), made.send("works", "another", 1.0)
     start, _ = made.notes.first("row", "start"), made.notes.first("another", "start")
@@ -123,17 +125,21 @@ def story(made: Stage, tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 @pytest.mark.invariant("partitioned-host-is-reported")
-def test_holder_on_a_partitioned_host_learns_of_the_loss_before_another_one_holds(stage: Stage, story: Story) -> None:
-    assert stage.lost(story.start)[0]["at"] < story.successor["at"]
+def test_holder_on_a_partitioned_host_learns_of_the_loss_before_another_one_holds(
+    environment: Environment, story: Story
+) -> None:
+    assert environment.lost(story.start)[0]["at"] < story.successor["at"]
 
 
-def test_its_ensure_raises_before_another_one_holds_and_never_passes_again(stage: Stage, story: Story) -> None:
-    assert stage.notes.first("row", "LockLost", 0)["at"] < story.successor["at"]
-    assert stage.notes.all("row", "a lost lease passed") == []
+def test_its_ensure_raises_before_another_one_holds_and_never_passes_again(
+    environment: Environment, story: Story
+) -> None:
+    assert environment.notes.first("row", "LockLost", 0)["at"] < story.successor["at"]
+    assert environment.notes.all("row", "a lost lease passed") == []
 
 
-def test_the_other_host_goes_on_with_that_name_after_the_ttl(stage: Stage, story: Story) -> None:
-    assert story.successor["node"] == stage.beside.node
+def test_the_other_host_goes_on_with_that_name_after_the_ttl(environment: Environment, story: Story) -> None:
+    assert story.successor["node"] == environment.beside.node
     assert story.successor["token"] > story.start["token"]
     assert story.successor["at"] - story.cut_off_at <= TTL + COMEBACK + SLACK
 
@@ -144,6 +150,8 @@ def test_late_release_of_a_partitioned_host_does_not_free_the_next_holders_lock(
 
 
 @pytest.mark.invariant("partitioned-host-is-reported")
-def test_no_message_of_a_host_that_was_cut_off_is_lost_and_each_runs_once(stage: Stage, story: Story) -> None:
+def test_no_message_of_a_host_that_was_cut_off_is_lost_and_each_runs_once(
+    environment: Environment, story: Story
+) -> None:
     assert story.ends == [False, True, True, True]
-    assert [len(stage.notes.all(row, "start")) for row in ("another", "third")] == [1, 1]
+    assert [len(environment.notes.all(row, "start")) for row in ("another", "third")] == [1, 1]

@@ -31,12 +31,12 @@ SLACK = 1.0
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkEnvironment]:
-    with network_environment(tmp_path_factory.mktemp("network")) as stage:
-        yield stage
+    with network_environment(tmp_path_factory.mktemp("network")) as environment:
+        yield environment
 
 
 @pytest.fixture
-def stage(made: NetworkEnvironment, request: pytest.FixtureRequest) -> Iterator[NetworkEnvironment]:
+def environment(made: NetworkEnvironment, request: pytest.FixtureRequest) -> Iterator[NetworkEnvironment]:
     request.node.stash[WORKERS] = [made.behind, made.beside]
     yield made
     made.mend()
@@ -47,75 +47,75 @@ def stage(made: NetworkEnvironment, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_STORE)
-def test_disturbed_way_to_the_store_loses_no_lease_and_no_release(stage: NetworkEnvironment, name: str) -> None:
+def test_disturbed_way_to_the_store_loses_no_lease_and_no_release(environment: NetworkEnvironment, name: str) -> None:
     """The body continues, its lease is renewed and its release arrives."""
-    check_kept(stage, stage.store, TO_STORE[name])
+    check_kept(environment, environment.store, TO_STORE[name])
 
 
 @pytest.mark.invariant("cut-connections-lose-no-lease")
 @pytest.mark.parametrize("name", TO_BROKER)
-def test_disturbed_way_to_the_broker_loses_no_lease_and_no_release(stage: NetworkEnvironment, name: str) -> None:
+def test_disturbed_way_to_the_broker_loses_no_lease_and_no_release(environment: NetworkEnvironment, name: str) -> None:
     """The body continues, its lease is renewed and its release arrives."""
-    check_kept(stage, stage.broker, TO_BROKER[name])
+    check_kept(environment, environment.broker, TO_BROKER[name])
 
 
-def check_kept(stage: NetworkEnvironment, proxy: Proxy, disturbance: Disturbance) -> None:
-    row = stage.row()
-    result, start = stage.begin("works", row, disturbance.lasts)
-    end = stage.watch(start, lambda age: disturbance.strike(proxy, age))
-    freed = stage.free(start)
+def check_kept(environment: NetworkEnvironment, proxy: Proxy, disturbance: Disturbance) -> None:
+    row = environment.row()
+    result, start = environment.begin("works", row, disturbance.lasts)
+    end = environment.watch(start, lambda age: disturbance.strike(proxy, age))
+    freed = environment.free(start)
     proxy.set_mode("pass")
     assert end["held"] is True
     assert freed - end["at"] <= disturbance.freed_within
     assert result.get(timeout=20) is True
-    assert stage.lost(start) == []
-    assert stage.send("works", row, 0).get(timeout=60) is True
+    assert environment.lost(start) == []
+    assert environment.send("works", row, 0).get(timeout=60) is True
 
 
 @pytest.mark.invariant("slow-answers-lose-no-lease")
 def test_answers_that_take_0_3_to_1_s_lose_no_lease_and_no_task(
-    stage: NetworkEnvironment,
+    environment: NetworkEnvironment,
 ) -> None:
     """The answers of store and broker; no bodies overlap."""
-    stage.store.set_delay(0.3, 1.0)
-    stage.broker.set_delay(0.3, 1.0)
-    row, crowded = stage.row(), stage.row()
-    result, start = stage.begin("works_far_away", row, LONG_TTL + 1)
-    crowd = [stage.send("works_far_away", crowded, 0.1) for _ in range(3)]
-    end = stage.watch(start, lambda age: None)
-    freed = stage.free(start)
+    environment.store.set_delay(0.3, 1.0)
+    environment.broker.set_delay(0.3, 1.0)
+    row, crowded = environment.row(), environment.row()
+    result, start = environment.begin("works_far_away", row, LONG_TTL + 1)
+    crowd = [environment.send("works_far_away", crowded, 0.1) for _ in range(3)]
+    end = environment.watch(start, lambda age: None)
+    freed = environment.free(start)
     assert end["held"] is True
     assert [told.get(timeout=30) for told in [result, *crowd]] == [True] * 4
-    assert stage.lost(start) == []
-    assert overlaps(stage, crowded) == []
+    assert environment.lost(start) == []
+    assert overlaps(environment, crowded) == []
     assert freed - end["at"] <= 1.0 + SLACK
 
 
 @pytest.mark.invariant("lost-replies-leave-no-lock")
 def test_replies_lost_repeatedly_leave_no_lock_stuck_or_doubled(
-    stage: NetworkEnvironment,
+    environment: NetworkEnvironment,
 ) -> None:
     """Every task ends."""
-    rows = [stage.row() for _ in range(3)]
-    stage.store.set_mode("cut_reply", every=3, containing=b"EVALSHA")
-    results = [stage.send("counts", row) for _ in range(7) for row in rows]
+    rows = [environment.row() for _ in range(3)]
+    environment.store.set_mode("cut_reply", every=3, containing=b"EVALSHA")
+    results = [environment.send("counts", row) for _ in range(7) for row in rows]
     assert [result.get(timeout=60) for result in results] == [True] * 21
-    starts = [start for row in rows for start in stage.notes.all(row, "start")]
+    starts = [start for row in rows for start in environment.notes.all(row, "start")]
     for start in starts:
-        stage.free(start)
-    freed, last = time.monotonic(), max(end["at"] for row in rows for end in stage.notes.all(row, "end"))
+        environment.free(start)
+    freed, last = time.monotonic(), max(end["at"] for row in rows for end in environment.notes.all(row, "end"))
     assert freed - last <= 1.0
-    counts = [count for row in rows for count in stage.notes.all(row, "count")]
+    counts = [count for row in rows for count in environment.notes.all(row, "count")]
     assert [(count["acq"], count["count"]) for count in counts] == [(count["ours"], None) for count in counts]  # once
     assert len(starts) == 21
-    assert [overlaps(stage, row) for row in rows] == [[], [], []]
-    assert [stage.lost(start) for start in starts if stage.lost(start)] == []
-    assert stage.locks.keys("*tombstone*"), "no acquire was cut: this run proved nothing"
+    assert [overlaps(environment, row) for row in rows] == [[], [], []]
+    assert [environment.lost(start) for start in starts if environment.lost(start)] == []
+    assert environment.locks.keys("*tombstone*"), "no acquire was cut: this run proved nothing"
 
 
-def overlaps(stage: NetworkEnvironment, row: str) -> list[Any]:
+def overlaps(environment: NetworkEnvironment, row: str) -> list[Any]:
     """Bodies of that row that began before the one before them had ended."""
-    runs = zip(stage.notes.all(row, "start"), stage.notes.all(row, "end"), strict=True)
+    runs = zip(environment.notes.all(row, "start"), environment.notes.all(row, "end"), strict=True)
     return [(one, two) for one, two in pairwise(sorted((a["at"], b["at"]) for a, b in runs)) if two[0] < one[1]]
 
 
@@ -124,7 +124,7 @@ def overlaps(stage: NetworkEnvironment, row: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Partition:
-    stage: NetworkEnvironment
+    environment: NetworkEnvironment
     cut_off_at: float
     start: dict[str, Any]
     """The body that holds when its worker is cut off."""
@@ -177,7 +177,7 @@ def partition(made: NetworkEnvironment, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.invariant("partitioned-worker-is-reported")
 def test_partitioned_holder_learns_of_the_loss_before_another_one_holds(partition: Partition) -> None:
-    lost = partition.stage.lost(partition.start)[0]
+    lost = partition.environment.lost(partition.start)[0]
     assert lost["at"] < partition.successor["at"]
     assert lost["reason"].startswith("no renewal was confirmed before its deadline: ")
 
@@ -185,13 +185,13 @@ def test_partitioned_holder_learns_of_the_loss_before_another_one_holds(partitio
 @pytest.mark.invariant("partitioned-worker-is-reported")
 def test_its_ensure_raises_before_another_one_holds_and_never_passes_again(partition: Partition) -> None:
     row = partition.start["row"]
-    assert partition.stage.notes.first(row, "LockLost", 0)["at"] < partition.successor["at"]
-    assert partition.stage.notes.all(row, "a lost lease passed") == []
+    assert partition.environment.notes.first(row, "LockLost", 0)["at"] < partition.successor["at"]
+    assert partition.environment.notes.all(row, "a lost lease passed") == []
 
 
 @pytest.mark.invariant("partitioned-worker-is-reported")
 def test_the_other_worker_goes_on_with_that_name_after_the_ttl(partition: Partition) -> None:
-    assert partition.successor["node"] == partition.stage.beside.node
+    assert partition.successor["node"] == partition.environment.beside.node
     assert partition.successor["token"] > partition.start["token"]
     assert partition.successor["at"] - partition.cut_off_at <= TTL + COMEBACK + SLACK
 
@@ -204,4 +204,4 @@ def test_its_late_release_frees_nothing_of_the_next_holders(partition: Partition
 
 @pytest.mark.invariant("partitioned-worker-is-reported")
 def test_the_messages_that_it_received_meanwhile_run_once_and_elsewhere(partition: Partition) -> None:
-    assert partition.comebacks == [[partition.stage.beside.node]] * 2
+    assert partition.comebacks == [[partition.environment.beside.node]] * 2

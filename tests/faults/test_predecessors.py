@@ -38,33 +38,33 @@ def looks() -> None:
     eventually(lambda: time.monotonic() > end, within=5, every=0.1)
 
 
-def send(stage: WorkerEnvironment, task: str, row: str, name: str, queue: str) -> str:
-    getattr(stage.app, task).apply_async((row, name), queue=queue)
-    return stage.key(task, row, name)
+def send(environment: WorkerEnvironment, task: str, row: str, name: str, queue: str) -> str:
+    getattr(environment.app, task).apply_async((row, name), queue=queue)
+    return environment.key(task, row, name)
 
 
-def hold(stage: WorkerEnvironment, task: str, row: str, name: str, queue: str) -> int:
+def hold(environment: WorkerEnvironment, task: str, row: str, name: str, queue: str) -> int:
     """Start a body and wait until its worker has noted what it holds. The body's process."""
-    key = send(stage, task, row, name, queue)
-    start = stage.mark(row, "start")
+    key = send(environment, task, row, name, queue)
+    start = environment.mark(row, "start")
     notes = node_key("dlock", NODE)
     in_note = f':{key.rpartition(":")[2]}"'
-    eventually(lambda: in_note in str(stage.store_client.hvals(notes)), message=f"{row} is not noted")
+    eventually(lambda: in_note in str(environment.store_client.hvals(notes)), message=f"{row} is not noted")
     return start.pid
 
 
-def both_live(stage: WorkerEnvironment, told: Story) -> tuple[Worker, Worker]:
+def both_live(environment: WorkerEnvironment, told: Story) -> tuple[Worker, Worker]:
     """The first holds one, the second two and three, and a call waits for one at the second."""
-    freed = stage.log.freed
-    first = stage.start("-Q", "first", node=NODE, environ={"DLOCK_TEST_OUTLIVE": "1"})
-    told.children["one"] = hold(stage, "held", "one", "one", "first")
+    freed = environment.log.freed
+    first = environment.start("-Q", "first", node=NODE, environ={"DLOCK_TEST_OUTLIVE": "1"})
+    told.children["one"] = hold(environment, "held", "one", "one", "first")
     first.signal(signal.SIGSTOP)
-    second = stage.start("-Q", "second", pool="threads", concurrency=4, node=NODE)
-    send(stage, "held", "one, next", "one", "second")
-    hold(stage, "held", "two", "two", "second")
-    hold(stage, "queued", "three", "three", "second")
+    second = environment.start("-Q", "second", pool="threads", concurrency=4, node=NODE)
+    send(environment, "held", "one, next", "one", "second")
+    hold(environment, "held", "two", "two", "second")
+    hold(environment, "queued", "three", "three", "second")
     looks()
-    one, two = (stage.key("held", name, name) for name in ("one", "two"))
+    one, two = (environment.key("held", name, name) for name in ("one", "two"))
     told.freed["while the first is stopped"] = freed(one)
     first.signal(signal.SIGCONT)
     looks()
@@ -72,45 +72,45 @@ def both_live(stage: WorkerEnvironment, told: Story) -> tuple[Worker, Worker]:
     return first, second
 
 
-def the_first_dies(stage: WorkerEnvironment, told: Story, first: Worker) -> None:
+def the_first_dies(environment: WorkerEnvironment, told: Story, first: Worker) -> None:
     """Its main process, and later its child."""
-    one = stage.key("held", "one", "one")
+    one = environment.key("held", "one", "one")
     first.kill()
     looks()
-    told.freed["while its child lives"] = stage.log.freed(one)
+    told.freed["while its child lives"] = environment.log.freed(one)
     told.began["the child dies"] = time.monotonic()
     psutil.Process(told.children["one"]).kill()
-    told.freed["one"] = eventually(lambda: stage.log.freed(one), message="one is still locked")
-    told.began["one, next"] = stage.mark("one, next", "start").at
+    told.freed["one"] = eventually(lambda: environment.log.freed(one), message="one is still locked")
+    told.began["one, next"] = environment.mark("one, next", "start").at
 
 
-def the_second_dies(stage: WorkerEnvironment, told: Story, second: Worker) -> None:
+def the_second_dies(environment: WorkerEnvironment, told: Story, second: Worker) -> None:
     """All its processes at once; then a third starts."""
-    two = stage.key("held", "two", "two")
-    send(stage, "queued", "three, next", "three", "second")
-    eventually(lambda: stage.app.queued.waiting("", "three").count == 1, message="nobody waits for three")
+    two = environment.key("held", "two", "two")
+    send(environment, "queued", "three, next", "three", "second")
+    eventually(lambda: environment.app.queued.waiting("", "three").count == 1, message="nobody waits for three")
     kill_session(second.process)
-    send(stage, "held", "two, next", "two", "second")
-    told.freed["while nobody looks"] = stage.log.freed(two)
-    third = stage.start("-Q", "second", node=NODE)
+    send(environment, "held", "two, next", "two", "second")
+    told.freed["while nobody looks"] = environment.log.freed(two)
+    third = environment.start("-Q", "second", node=NODE)
     told.began["the third is ready"] = time.monotonic()
-    told.freed["two"] = eventually(lambda: stage.log.freed(two), message="two is still locked")
+    told.freed["two"] = eventually(lambda: environment.log.freed(two), message="two is still locked")
     for row in ("two, next", "three, next"):
-        told.began[row] = stage.mark(row, "start").at
-        stage.marks_client.set(f"go:{row}", 1)
-        stage.mark(row, "return")
+        told.began[row] = environment.mark(row, "start").at
+        environment.marks_client.set(f"go:{row}", 1)
+        environment.mark(row, "return")
     notes = node_key("dlock", NODE)
-    told.forgotten = eventually(lambda: not stage.store_client.exists(notes), message="still noted")
+    told.forgotten = eventually(lambda: not environment.store_client.exists(notes), message="still noted")
     told.log = third.log()
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    with running_environment(tmp_path_factory.mktemp("predecessors"), APP) as stage:
+    with running_environment(tmp_path_factory.mktemp("predecessors"), APP) as environment:
         told = Story()
-        first, second = both_live(stage, told)
-        the_first_dies(stage, told, first)
-        the_second_dies(stage, told, second)
+        first, second = both_live(environment, told)
+        the_first_dies(environment, told, first)
+        the_second_dies(environment, told, second)
         return told
 
 

@@ -22,35 +22,35 @@ BRIEF = 2.0
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     with running_environment(tmp_path_factory.mktemp("processes"), APP) as running:
         running.start("-Q", "next", pool="threads", concurrency=8)
         yield running
 
 
 @pytest.fixture(scope="module")
-def prefork(stage: WorkerEnvironment) -> Worker:
-    return stage.start("-Q", "prefork", concurrency=2)
+def prefork(environment: WorkerEnvironment) -> Worker:
+    return environment.start("-Q", "prefork", concurrency=2)
 
 
 @pytest.fixture(scope="module")
-def threads(stage: WorkerEnvironment) -> Worker:
-    return stage.start("-Q", "threads", pool="threads")
+def threads(environment: WorkerEnvironment) -> Worker:
+    return environment.start("-Q", "threads", pool="threads")
 
 
-def send(stage: WorkerEnvironment, task: str, queue: str, row: str, name: str, *more: str) -> str:
+def send(environment: WorkerEnvironment, task: str, queue: str, row: str, name: str, *more: str) -> str:
     """Returns the lock's key."""
-    getattr(stage.app, task).apply_async((row, name, *more), queue=queue)
-    return stage.key(task, row, name, *more)
+    getattr(environment.app, task).apply_async((row, name, *more), queue=queue)
+    return environment.key(task, row, name, *more)
 
 
-def times_freed(stage: WorkerEnvironment, key: str) -> int:
+def times_freed(environment: WorkerEnvironment, key: str) -> int:
     """Counted, because an event has the time of its receipt: perhaps after the next body has begun."""
-    return sum(seen == key and event in FREED for _, event, seen in list(stage.log.events))
+    return sum(seen == key and event in FREED for _, event, seen in list(environment.log.events))
 
 
-def go(stage: WorkerEnvironment, row: str) -> None:
-    stage.marks_client.set(f"go:{row}", 1)
+def go(environment: WorkerEnvironment, row: str) -> None:
+    environment.marks_client.set(f"go:{row}", 1)
 
 
 # A pause that is longer than the ttl
@@ -87,33 +87,33 @@ WHO = {
 @pytest.mark.invariant("stopped-process-keeps-or-reports")
 @pytest.mark.parametrize("who", WHO)
 def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releases(
-    stage: WorkerEnvironment, request: pytest.FixtureRequest, who: str
+    environment: WorkerEnvironment, request: pytest.FixtureRequest, who: str
 ) -> None:
     """It does not free the lock of its successor."""
     queue, everything = WHO[who]
     worker: Worker = request.getfixturevalue(queue)
-    key = send(stage, "watching", queue, who, who)
-    start = stage.mark(who, "start").at
+    key = send(environment, "watching", queue, who, who)
+    start = environment.mark(who, "start").at
     successor = f"after {who}"
     with Paused(worker, everything):
-        send(stage, "held_brief", "next", successor, who)
-        began = stage.mark(successor, "start").at
+        send(environment, "held_brief", "next", successor, who)
+        began = environment.mark(successor, "start").at
         assert began - start >= BRIEF - 0.1
         if not everything:
             # No process renews, and none reports the loss. The body itself still sees its deadline.
-            stage.mark(who, "not held", within=10)
-    stage.mark(who, "LockLost")
-    lock_name = stage.app.watching.lock_name(who, who)
-    eventually(lambda: stage.words(f"lost {lock_name}"), message="no signal lock_lost")
-    go(stage, who)
-    returned = stage.mark(who, "return").at
+            environment.mark(who, "not held", within=10)
+    environment.mark(who, "LockLost")
+    lock_name = environment.app.watching.lock_name(who, who)
+    eventually(lambda: environment.words(f"lost {lock_name}"), message="no signal lock_lost")
+    go(environment, who)
+    returned = environment.mark(who, "return").at
     # By then its release has come, and renewing never creates: the lock was held all the while.
-    stage.wait_for_renewal(key, returned + 0.5)
-    assert times_freed(stage, key) == 1, "once, when the first lease was over"
-    go(stage, successor)
-    stage.mark(successor, "return")
-    eventually(lambda: times_freed(stage, key) == 2, message="the successor's lock is not free")
-    assert stage.words(who) == ["start", "not held", "LockLost", "return"]
+    environment.wait_for_renewal(key, returned + 0.5)
+    assert times_freed(environment, key) == 1, "once, when the first lease was over"
+    go(environment, successor)
+    environment.mark(successor, "return")
+    eventually(lambda: times_freed(environment, key) == 2, message="the successor's lock is not free")
+    assert environment.words(who) == ["start", "not held", "LockLost", "return"]
 
 
 # What a body leaves behind
@@ -122,19 +122,19 @@ def test_worker_paused_for_longer_than_its_ttl_reports_the_loss_before_it_releas
 @pytest.mark.invariant("descendants-hold-nothing")
 @pytest.mark.usefixtures("prefork")
 @pytest.mark.parametrize("what", ["thread", "program", "fork"])
-def test_process_that_outlives_a_body_holds_no_lock_and_frees_none(stage: WorkerEnvironment, what: str) -> None:
+def test_process_that_outlives_a_body_holds_no_lock_and_frees_none(environment: WorkerEnvironment, what: str) -> None:
     row, successor = f"leaves a {what}", f"after a {what}"
-    key = send(stage, "leaving", "prefork", row, row, what)
-    ended = stage.mark(row, "return").at
-    freed = eventually(lambda: stage.log.freed(key), message="still locked")
+    key = send(environment, "leaving", "prefork", row, row, what)
+    ended = environment.mark(row, "return").at
+    freed = eventually(lambda: environment.log.freed(key), message="still locked")
     assert freed - ended <= 1.0
-    assert stage.words(row) == ["start", "return"]
-    send(stage, "held", "next", successor, row)
-    stage.mark(successor, "start")
-    go(stage, row)
-    stage.mark(row, "what was left gets it: False" if what == "thread" else "what was left ends")
+    assert environment.words(row) == ["start", "return"]
+    send(environment, "held", "next", successor, row)
+    environment.mark(successor, "start")
+    go(environment, row)
+    environment.mark(row, "what was left gets it: False" if what == "thread" else "what was left ends")
     with contextlib.suppress(AssertionError):
-        eventually(lambda: times_freed(stage, key) > 1, within=0.5)
-    assert times_freed(stage, key) == 1, "once, by the first body's end"
-    go(stage, successor)
-    stage.mark(successor, "return")
+        eventually(lambda: times_freed(environment, key) > 1, within=0.5)
+    assert times_freed(environment, key) == 1, "once, by the first body's end"
+    go(environment, successor)
+    environment.mark(successor, "return")

@@ -25,7 +25,7 @@ APP = "tests.support.apps.faults_store"
 CONCURRENCY = 2
 
 
-class Stage:
+class Environment:
     def __init__(self, locks: Server, proxy: Proxy, tasks: ModuleType, worker: Worker, marks: redis.Redis) -> None:
         self.locks, self.proxy, self.tasks, self.worker, self.marks = locks, proxy, tasks, worker, marks
         self._rows = 0
@@ -60,7 +60,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """A worker that was started while its store did not answer."""
     folder = tmp_path_factory.mktemp("store-down")
     with ExitStack() as stack:
@@ -73,32 +73,32 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         marks = stack.enter_context(broker.client(1))
         proxy.set_mode("blackhole")
         worker = stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=CONCURRENCY))
-        yield Stage(locks, proxy, tasks, worker, marks)
+        yield Environment(locks, proxy, tasks, worker, marks)
 
 
 @pytest.fixture
-def up(stage: Stage) -> Iterator[Stage]:
-    stage.recover()
-    yield stage
-    stage.proxy.set_mode("pass")
+def up(environment: Environment) -> Iterator[Environment]:
+    environment.recover()
+    yield environment
+    environment.proxy.set_mode("pass")
 
 
 # First of all, because the worker starts but once.
 
 
-def test_a_worker_starts_and_works_while_its_store_does_not_answer_and_says_so_once(stage: Stage) -> None:
-    assert stage.end(stage.send("plain"), 10) == "plain"
-    place = re.escape(stage.proxy.url())
-    stage.worker.wait_for_log(rf"INFO.*locks: {place}, prefix dlock\n")
-    stage.worker.wait_for_log(rf"WARNING.*lock store {place} is unreachable, retrying every 2 s: ")
-    stage.recover()
-    stage.worker.wait_for_log(rf"INFO.*lock store {place} is reachable")
-    assert stage.worker.log().count("is unreachable, retrying") == 1
-    assert LOCK_PASSWORD not in stage.worker.log()
+def test_a_worker_starts_and_works_while_its_store_does_not_answer_and_says_so_once(environment: Environment) -> None:
+    assert environment.end(environment.send("plain"), 10) == "plain"
+    place = re.escape(environment.proxy.url())
+    environment.worker.wait_for_log(rf"INFO.*locks: {place}, prefix dlock\n")
+    environment.worker.wait_for_log(rf"WARNING.*lock store {place} is unreachable, retrying every 2 s: ")
+    environment.recover()
+    environment.worker.wait_for_log(rf"INFO.*lock store {place} is reachable")
+    assert environment.worker.log().count("is unreachable, retrying") == 1
+    assert LOCK_PASSWORD not in environment.worker.log()
 
 
 @pytest.mark.invariant("risky-configuration-is-reported")
-def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: Stage) -> None:
+def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: Environment) -> None:
     up.worker.wait_for_log(
         f"WARNING.*lock store {re.escape(up.proxy.url())} may drop locks when its memory is full: "
         "its maxmemory-policy is allkeys-lru; action required: set it to noeviction"
@@ -113,7 +113,7 @@ def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: S
 
 @pytest.mark.invariant("nothing-runs-unlocked", "store-error-retry-republishes")
 @pytest.mark.parametrize("mode", ["refuse", "blackhole"])
-def test_on_store_error_retry_is_republished_until_the_store_answers(up: Stage, mode: Any) -> None:
+def test_on_store_error_retry_is_republished_until_the_store_answers(up: Environment, mode: Any) -> None:
     row = up.row()
     up.proxy.set_mode(mode)
     result = up.send("retrying", row)
@@ -125,7 +125,7 @@ def test_on_store_error_retry_is_republished_until_the_store_answers(up: Stage, 
 
 
 @pytest.mark.invariant("store-error-fail-fails")
-def test_on_store_error_fail_ends_failure_with_store_unavailable(up: Stage) -> None:
+def test_on_store_error_fail_ends_failure_with_store_unavailable(up: Environment) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
     result = up.send("failing", row)
@@ -136,7 +136,7 @@ def test_on_store_error_fail_ends_failure_with_store_unavailable(up: Stage) -> N
 
 
 @pytest.mark.invariant("nothing-runs-unlocked", "store-error-run-reports")
-def test_on_store_error_run_runs_unlocked_and_reports_it_by_log_signal_and_lease(up: Stage) -> None:
+def test_on_store_error_run_runs_unlocked_and_reports_it_by_log_signal_and_lease(up: Environment) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
     result = up.send("bypassing", row)
@@ -147,7 +147,7 @@ def test_on_store_error_run_runs_unlocked_and_reports_it_by_log_signal_and_lease
     assert up.words(f"bypassed {name}") == [f"{APP}.bypassing {result.id} None"]
 
 
-def test_run_a_body_that_insists_on_its_lock_ends_with_lock_lost(up: Stage) -> None:
+def test_run_a_body_that_insists_on_its_lock_ends_with_lock_lost(up: Environment) -> None:
     row = up.row()
     up.proxy.set_mode("refuse")
     result = up.send("insisting", row)
@@ -156,7 +156,7 @@ def test_run_a_body_that_insists_on_its_lock_ends_with_lock_lost(up: Stage) -> N
     assert up.words(row) == ["start"]
 
 
-def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Stage) -> None:
+def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Environment) -> None:
     row = up.row()
     keys = LockKeys.of("dlock", up.tasks.bypassing.lock_spec.name_of((row,), {}))
     up.proxy.set_mode("cut_reply", containing=ACQUIRE.shas)
@@ -177,7 +177,7 @@ def asked(texts: list[str]) -> int:
 
 
 @pytest.mark.invariant("dead-store-costs-one-timeout", "main-process-answers")
-def test_a_dead_store_costs_a_worker_one_timeout_and_not_one_for_each_task(up: Stage) -> None:
+def test_a_dead_store_costs_a_worker_one_timeout_and_not_one_for_each_task(up: Environment) -> None:
     up.proxy.set_mode("blackhole")
     first = up.send("failing", up.row())
     assert asked([str(up.end(first))]) == 1
@@ -188,14 +188,14 @@ def test_a_dead_store_costs_a_worker_one_timeout_and_not_one_for_each_task(up: S
     assert asked(texts) == 0
 
 
-def test_tasks_that_come_at_once_wait_for_one_timeout_together(up: Stage) -> None:
+def test_tasks_that_come_at_once_wait_for_one_timeout_together(up: Environment) -> None:
     up.proxy.set_mode("blackhole")
     texts = [str(up.end(result)) for result in [up.send("failing", up.row()) for _ in range(6 * CONCURRENCY)]]
     assert 1 <= asked(texts) <= CONCURRENCY
 
 
 @pytest.mark.invariant("release-is-repeated")
-def test_body_that_ends_does_not_wait_for_a_dead_store(up: Stage) -> None:
+def test_body_that_ends_does_not_wait_for_a_dead_store(up: Environment) -> None:
     """Its lock is free when the store is back."""
     row, gate = up.row(), up.row()
     held = up.send("holding", row, gate)
@@ -214,7 +214,7 @@ def test_body_that_ends_does_not_wait_for_a_dead_store(up: Stage) -> None:
 
 
 @pytest.mark.invariant("main-process-answers")
-def test_the_main_process_answers_while_the_store_does_not(up: Stage) -> None:
+def test_the_main_process_answers_while_the_store_does_not(up: Environment) -> None:
     up.proxy.set_mode("blackhole")
     waiting = [up.send("failing", up.row()) for _ in range(CONCURRENCY)]
     began = time.monotonic()

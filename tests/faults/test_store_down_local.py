@@ -29,7 +29,7 @@ APP = "tests.support.apps.faults_local"
 HERE, BESIDE, ELSEWHERE = "here", "beside", "elsewhere"
 
 
-class Stage:
+class Environment:
     """Two workers on one machine, and one on another machine. Each has a queue of its own."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -96,28 +96,28 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     with ExitStack() as stack:
-        yield Stage(tmp_path_factory.mktemp("store-down-local"), stack)
+        yield Environment(tmp_path_factory.mktemp("store-down-local"), stack)
 
 
 @pytest.fixture
-def up(stage: Stage) -> Stage:
-    if not stage.locks.running:
-        stage.locks.start()
-    stage.wait_until_free()
-    return stage
+def up(environment: Environment) -> Environment:
+    if not environment.locks.running:
+        environment.locks.start()
+    environment.wait_until_free()
+    return environment
 
 
 @pytest.fixture
-def down(stage: Stage) -> Stage:
-    stage.locks.kill()
-    stage.wait_until_free()
-    return stage
+def down(environment: Environment) -> Environment:
+    environment.locks.kill()
+    environment.wait_until_free()
+    return environment
 
 
-def assert_skipped(stage: Stage, result: "AsyncResult[Any]") -> str:
-    error = stage.end(result)
+def assert_skipped(environment: Environment, result: "AsyncResult[Any]") -> str:
+    error = environment.end(result)
     assert (result.state, type(error)) == (states.REVOKED, CallSkipped)
     return str(error)
 
@@ -126,7 +126,7 @@ LOCAL, LEASED = [True, False, False], [False, True, True]
 
 
 @pytest.mark.invariant("store-error-local-excludes", "nothing-runs-unlocked")
-def test_without_a_store_the_calls_of_one_machine_exclude_each_other(down: Stage) -> None:
+def test_without_a_store_the_calls_of_one_machine_exclude_each_other(down: Environment) -> None:
     row = down.row()
     name = down.tasks.skipping.lock_name(row)
     first = down.hold(HERE, row)
@@ -145,7 +145,7 @@ def test_without_a_store_the_calls_of_one_machine_exclude_each_other(down: Stage
 
 
 @pytest.mark.invariant("store-error-local-excludes")
-def test_without_a_store_each_machine_runs_one_body(down: Stage) -> None:
+def test_without_a_store_each_machine_runs_one_body(down: Environment) -> None:
     row = down.row()
     both = [down.hold(HERE, row), down.hold(ELSEWHERE, row)]
     for queue in (HERE, BESIDE, ELSEWHERE):
@@ -154,7 +154,7 @@ def test_without_a_store_each_machine_runs_one_body(down: Stage) -> None:
     assert [down.end(result) for result in both] == [LOCAL, LOCAL]
 
 
-def test_raise_without_a_store_fails_with_lock_held(down: Stage) -> None:
+def test_raise_without_a_store_fails_with_lock_held(down: Environment) -> None:
     row = down.row()
     first = down.hold(HERE, row)
     refused = down.send(BESIDE, "raising", row)
@@ -166,7 +166,7 @@ def test_raise_without_a_store_fails_with_lock_held(down: Stage) -> None:
 
 
 @pytest.mark.parametrize("policy", ["retrying", "waiting"])
-def test_retry_and_wait_without_a_store_run_after_the_holder(down: Stage, policy: str) -> None:
+def test_retry_and_wait_without_a_store_run_after_the_holder(down: Environment, policy: str) -> None:
     row = down.row()
     first = down.hold(HERE, row)
     later = down.send(BESIDE, policy, row)
@@ -179,7 +179,7 @@ def test_retry_and_wait_without_a_store_run_after_the_holder(down: Stage, policy
 
 
 @pytest.mark.invariant("store-error-local-excludes")
-def test_burst_without_a_store_runs_one_body_after_the_other(down: Stage) -> None:
+def test_burst_without_a_store_runs_one_body_after_the_other(down: Environment) -> None:
     row = down.row()
     down.open(row)
     calls = [down.send((HERE, BESIDE)[number % 2], "retrying", row, f"gate:{row}") for number in range(16)]
@@ -187,7 +187,7 @@ def test_burst_without_a_store_runs_one_body_after_the_other(down: Stage) -> Non
     assert down.words(row) == ["start", "return"] * 16
 
 
-def test_next_step_of_a_chain_is_not_refused_by_its_predecessor(down: Stage) -> None:
+def test_next_step_of_a_chain_is_not_refused_by_its_predecessor(down: Environment) -> None:
     row = down.row()
     step = down.tasks.skipping.si(row).set(queue=HERE)
     last = chain(step, down.tasks.skipping.si(row).set(queue=BESIDE), step.clone())()
@@ -195,14 +195,14 @@ def test_next_step_of_a_chain_is_not_refused_by_its_predecessor(down: Stage) -> 
     assert down.words(row) == ["start", "return"] * 3
 
 
-def test_nested_call_of_the_owner_enters_the_lock_file_again(down: Stage) -> None:
+def test_nested_call_of_the_owner_enters_the_lock_file_again(down: Environment) -> None:
     row = down.row()
     assert down.end(down.tasks.nesting.apply_async((row,), queue=HERE)) == [True, [True]]
     down.wait_until_free()
 
 
 @pytest.mark.invariant("killed-holder-frees-lock-file")
-def test_killed_child_frees_its_name_at_once(down: Stage) -> None:
+def test_killed_child_frees_its_name_at_once(down: Environment) -> None:
     row = down.row()
     down.hold(HERE, row)
     os.kill(down.pid(row), signal.SIGKILL)
@@ -212,7 +212,7 @@ def test_killed_child_frees_its_name_at_once(down: Stage) -> None:
 
 
 @pytest.mark.invariant("store-error-local-excludes")
-def test_holder_from_before_the_outage_excludes_the_calls_of_its_machine(up: Stage) -> None:
+def test_holder_from_before_the_outage_excludes_the_calls_of_its_machine(up: Environment) -> None:
     row = up.row()
     first = up.hold(HERE, row)
     up.locks.kill()
@@ -223,7 +223,7 @@ def test_holder_from_before_the_outage_excludes_the_calls_of_its_machine(up: Sta
 
 
 @pytest.mark.invariant("store-error-local-excludes")
-def test_holder_from_the_outage_excludes_the_calls_of_its_machine_afterwards(down: Stage) -> None:
+def test_holder_from_the_outage_excludes_the_calls_of_its_machine_afterwards(down: Environment) -> None:
     """Another machine does not see it: that body overlaps, as the docs say."""
     row = down.row()
     first = down.hold(HERE, row)
@@ -241,7 +241,7 @@ def test_holder_from_the_outage_excludes_the_calls_of_its_machine_afterwards(dow
     assert down.end(down.send(HERE, "skipping", row)) == LEASED
 
 
-def test_with_a_store_calls_take_lease_and_lock_file(up: Stage) -> None:
+def test_with_a_store_calls_take_lease_and_lock_file(up: Environment) -> None:
     row = up.row()
     first = up.hold(HERE, row)
     assert len(up.files()) == 1
@@ -255,7 +255,7 @@ def test_with_a_store_calls_take_lease_and_lock_file(up: Stage) -> None:
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_threads_and_greenlets_exclude_each_other_and_do_not_block(down: Stage, pool: str) -> None:
+def test_threads_and_greenlets_exclude_each_other_and_do_not_block(down: Environment, pool: str) -> None:
     """The call that waits would block the hub of gevent, and then the holder could not end."""
     row = down.row()
     down.start(pool, "machine-1", pool)
@@ -271,11 +271,11 @@ def test_threads_and_greenlets_exclude_each_other_and_do_not_block(down: Stage, 
 
 
 @pytest.mark.invariant("run-directory-is-private", "unusable-setting-ends-the-worker")
-def test_worker_with_an_unsafe_run_directory_does_not_start(stage: Stage, tmp_path: Path) -> None:
+def test_worker_with_an_unsafe_run_directory_does_not_start(environment: Environment, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     facts = {
-        **stage.urls.environ(),
+        **environment.urls.environ(),
         "DLOCK_TEST_CONF": json.dumps({"dlock_run_dir": str(tmp_path / "open")}),
         "PYTHONPATH": str(ROOT),
         "C_FORCE_ROOT": "1",

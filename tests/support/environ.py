@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
     """Set these variables until the end of the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

@@ -19,7 +19,7 @@ from celery import _state
 from celery.utils.dispatch import Signal
 
 import celery_dlock.signals
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.forkserver import fork_server
 from tests.support.namespaces import at_home
 from tests.support.polling import eventually
@@ -169,7 +169,7 @@ def loaded_app(module: str, urls: Urls) -> Iterator[ModuleType]:
     # Nor may the next test's signals be received, or its app be given the tasks, by this one's module.
     shared = set(_state._on_app_finalizers)  # type: ignore[attr-defined]  # not in the stubs
     receivers = [(told, list(told.receivers or ())) for told in _signals()]
-    with environment(urls.environ()):
+    with environment_variables(urls.environ()):
         loaded = importlib.import_module(module)
     try:
         yield loaded

@@ -195,14 +195,16 @@ class FakeListener:
 
 
 class FakeSource(LocalLeaseSource):
-    """A process whose slots are kept. ``dead``: it is gone. ``child``: it is watched also while it holds nothing."""
+    """A process whose records are kept. ``dead``: it is gone. ``child``: it is watched also while it holds nothing."""
 
     def __init__(self, *, child: bool = False) -> None:
-        self.slots = LocalLeaseTable()
+        self.lease_table = LocalLeaseTable()
         self.dead = False
         self.child = child
         self.told_freed: list[tuple[str, Released]] = []
-        super().__init__(self.slots, lambda slot, released: self.told_freed.append((slot.acquisition, released)))
+        super().__init__(
+            self.lease_table, lambda record, released: self.told_freed.append((record.acquisition, released))
+        )
 
     def is_dead(self) -> bool:
         return self.dead
@@ -215,7 +217,7 @@ def a_name(text: str = "x") -> LockName:
     return shared_name(text)
 
 
-class WatchdogScene:
+class WatchdogHarness:
     """One watchdog, one process, and what the watchdog told. No thread: the test ticks."""
 
     def __init__(
@@ -241,22 +243,22 @@ class WatchdogScene:
         self.watchdog._loop.running.take()  # so no thread starts
         self.watchdog.watch(self.source)
 
-    def _lost(self, slot: LeaseRecord, reason: str) -> None:
-        self.lost.append((slot.acquisition, reason, self.clock.now))
+    def _lost(self, record: LeaseRecord, reason: str) -> None:
+        self.lost.append((record.acquisition, reason, self.clock.now))
 
     def hold(self, text: str = "x", *, ttl: float = 30.0, source: FakeSource | None = None) -> LeaseRecord:
         """Take a lock as the lock client does."""
-        slot = (source or self.source).slots.open(a_name(text), f"owner.{text}", ttl)
+        record = (source or self.source).lease_table.open(a_name(text), f"owner.{text}", ttl)
         sent = self.clock.now
         answer = self.store.acquire(
-            slot.name,
-            slot.acquisition,
+            record.name,
+            record.acquisition,
             round(ttl * 1000),
             AcquireRequest(Requester("", "", "", "")),
         )
         assert isinstance(answer, Acquired)
-        slot.held(sent + ttl - drift_margin(ttl))
-        return slot
+        record.held(sent + ttl - drift_margin(ttl))
+        return record
 
     def run(self, seconds: float) -> None:
         """Let time pass, a tick each TICK."""
@@ -276,19 +278,19 @@ class WatchdogScene:
         return times
 
 
-class LockClientScene:
+class LockClientHarness:
     """One process's lock client, and what it told."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
-        self.slots = LocalLeaseTable()
+        self.lease_table = LocalLeaseTable()
         self.woken = 0
         self.wakes = True
         self.told: list[Event] = []
         listeners = Listeners()
         listeners.add(self.told.append)
-        self.lock_client = LockClient(self.store, self.slots, self._wake, self.clock, listeners)
+        self.lock_client = LockClient(self.store, self.lease_table, self._wake, self.clock, listeners)
         self.context = self.new_context("me")
 
     def new_context(self, owner: str) -> OwnerContext:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that have a `stage`: an environment with workers and their app."""
+"""Fixtures of the tests with workers and their app."""
 
 import pytest
 
@@ -7,22 +7,22 @@ from tests.support.rabbitmq import RabbitMQ
 
 
 @pytest.fixture
-def show_logs(stage, request):
-    """Return the stage; show the logs of its workers if the test fails."""
-    request.node.stash[WORKERS] = stage.workers
-    return stage
+def show_logs(environment, request):
+    """Return the environment; show the logs of its workers if the test fails."""
+    request.node.stash[WORKERS] = environment.workers
+    return environment
 
 
 @pytest.fixture
 def tasks(show_logs):
-    """Return the app module of the stage."""
+    """Return the app module of the environment."""
     return show_logs.tasks
 
 
 @pytest.fixture
-def queue(stage):
+def queue(environment):
     """Return the name of a queue that no worker consumes until the test says so."""
-    return f"unread-{stage.fresh()}"
+    return f"unread-{environment.fresh()}"
 
 
 @pytest.fixture(scope="module")

@@ -25,14 +25,14 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_dlock import Lock, LockHeld, singleton_task
-from tests.support.environments.policies import APP, running_stage, timed
+from tests.support.environments.policies import APP, running_environment, timed
 from tests.support.polling import eventually
 from tests.support.processes import HOST, free_port
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("peers"), concurrency=4) as made:
+def environment(tmp_path_factory):
+    with running_environment(tmp_path_factory.mktemp("peers"), concurrency=4) as made:
         yield made
 
 
@@ -71,77 +71,81 @@ class TestKeys:
 
 
 class TestEveryProducer:
-    def test_send_task_is_locked_too(self, stage, tasks):
+    def test_send_task_is_locked_too(self, environment, tasks):
         """celery-once, celery-singleton: `send_task` three times ran three at once."""
-        n = stage.fresh()
+        n = environment.fresh()
         gates = [f"{n}-{number}" for number in range(3)]
-        sent = [stage.app.send_task("policies.retries", (n, gate)) for gate in gates]
-        stage.entered(n=n)
+        sent = [environment.app.send_task("policies.retries", (n, gate)) for gate in gates]
+        environment.entered(n=n)
         for result in sent:
-            eventually(lambda result=result: stage.lines(result.id, "is republished") or stage.history(id=result.id))
-        assert len(stage.history(what="in", n=n)) == 1
+            eventually(
+                lambda result=result: (
+                    environment.lines(result.id, "is republished") or environment.history(id=result.id)
+                )
+            )
+        assert len(environment.history(what="in", n=n)) == 1
         for gate in gates:
-            stage.open(gate)
+            environment.open(gate)
         assert [result.get(timeout=15) for result in sent] == [n] * 3
-        assert stage.overlaps(n) == 1
+        assert environment.overlaps(n) == 1
 
-    def test_delay_neither_blocks_nor_drops_the_task_where_the_store_is_away(self, stage, load_app):
+    def test_delay_neither_blocks_nor_drops_the_task_where_the_store_is_away(self, environment, load_app):
         """celery-once-task: `delay()` gives None and drops it; others raise; heimdall blocks for a second."""
-        urls = stage.urls
+        urls = environment.urls
         away = load_app(APP, broker=urls.broker, result=urls.result, lock=f"redis://{HOST}:{free_port()}/0")
-        n = stage.fresh()
+        n = environment.fresh()
         away.skips.delay(n)  # connects
         seconds, result = timed(lambda: away.skips.apply_async((f"{n}x",)))
         assert seconds < 0.5
         assert result.get(timeout=10) == f"{n}x"
 
-    def test_a_publish_that_fails_leaves_no_lock(self, stage, load_app):
+    def test_a_publish_that_fails_leaves_no_lock(self, environment, load_app):
         """celery-once and heimdall: the lock is held for an hour, without a holder."""
-        urls = stage.urls
+        urls = environment.urls
         away = load_app(APP, broker=f"amqp://{HOST}:{free_port()}//", result=urls.result, lock=urls.lock)
         away.app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
-        n = stage.fresh()
+        n = environment.fresh()
         with pytest.raises(OperationalError):
             away.skips.apply_async((n,), retry=False)
         assert not away.skips.lock_for(n).locked()
 
     @pytest.mark.parametrize("options", [{"expires": -1}, {"countdown": 60}], ids=["expired", "revoked"])
-    def test_a_message_that_never_starts_holds_no_lock(self, stage, tasks, options):
+    def test_a_message_that_never_starts_holds_no_lock(self, environment, tasks, options):
         """celery-once, celery-singleton, heimdall: the lock of a revoked or expired task stays."""
-        n = stage.fresh()
+        n = environment.fresh()
         waiting = tasks.skips.apply_async((n,), **options)
         if "countdown" in options:
-            stage.wait_for_line(waiting.id, "received")
-            stage.app.control.revoke(waiting.id)
+            environment.wait_for_line(waiting.id, "received")
+            environment.app.control.revoke(waiting.id)
         assert tasks.skips.delay(n).get(timeout=10) == n
 
 
 class TestHolding:
     @pytest.mark.parametrize("end", ["", "fail", "retry", "ignore", "reject", "replace", "die"])
-    def test_the_lock_is_free_within_a_second_after(self, stage, tasks, end):
+    def test_the_lock_is_free_within_a_second_after(self, environment, tasks, end):
         """Every peer leaks on ignore, reject and a killed child; three of four lose the retry."""
-        n = stage.fresh()
+        n = environment.fresh()
         tasks.skips.delay(n, end=end)
-        (first,) = stage.entered(n=n)[:1]
+        (first,) = environment.entered(n=n)[:1]
         if end != "die":
-            eventually(lambda: len(stage.history(what="out", n=n)) == (2 if end in ("retry", "replace") else 1))
-        eventually(lambda: not stage.locked(tasks.skips, n), 2.0 if end == "die" else 1.0)
+            eventually(lambda: len(environment.history(what="out", n=n)) == (2 if end in ("retry", "replace") else 1))
+        eventually(lambda: not environment.locked(tasks.skips, n), 2.0 if end == "die" else 1.0)
         assert time.monotonic() - first["at"] < 5
 
-    def test_a_run_starts_at_once_and_not_after_its_own_lock(self, stage, tasks):
+    def test_a_run_starts_at_once_and_not_after_its_own_lock(self, environment, tasks):
         """heimdall: every task waits 1 s for itself."""
-        n = stage.fresh()
+        n = environment.fresh()
         start = time.monotonic()
         tasks.skips.delay(n).get(timeout=10)
-        (body,) = stage.history(what="in", n=n)
+        (body,) = environment.history(what="in", n=n)
         assert body["at"] - start < 0.5
 
-    def test_a_holder_whose_lease_is_over_does_not_free_its_successors_lock(self, stage, tasks):
+    def test_a_holder_whose_lease_is_over_does_not_free_its_successors_lock(self, environment, tasks):
         """celery-once, celery-singleton, heimdall: a plain DEL frees the next holder's lock."""
-        n = stage.fresh()
-        holding = stage.hold(tasks.skips, n)
-        stage.locks.delete(*stage.lock_keys(tasks.skips, n))
-        successor = stage.hold(tasks.skips, n)
+        n = environment.fresh()
+        holding = environment.hold(tasks.skips, n)
+        environment.locks.delete(*environment.lock_keys(tasks.skips, n))
+        successor = environment.hold(tasks.skips, n)
         token = tasks.skips.lock_for(n).holder().token
         assert holding.end() == n
         assert tasks.skips.lock_for(n).holder().token == token
@@ -149,20 +153,20 @@ class TestHolding:
             tasks.skips.delay(n).get(timeout=10)
         successor.end()
 
-    def test_a_conflict_changes_nothing_of_the_task_object(self, stage, tasks):
+    def test_a_conflict_changes_nothing_of_the_task_object(self, environment, tasks):
         """heimdall sets `max_retries = None` on the task for all later runs of the process."""
-        n = stage.fresh()
-        with stage.hold(tasks.retries, n):
+        n = environment.fresh()
+        with environment.hold(tasks.retries, n):
             later = tasks.retries.delay(n)
-            stage.wait_for_line(later.id, "is republished")
+            environment.wait_for_line(later.id, "is republished")
         later.get(timeout=10)
         endless = [tasks.fails_for_ever.delay(f"{n}{number}") for number in range(4)]
         for result in endless:
             assert isinstance(timed(lambda result=result: result.get(timeout=10))[1], ValueError)
 
-    def test_a_warm_shutdown_keeps_the_lock_until_the_body_has_ended(self, stage, tmp_path):
+    def test_a_warm_shutdown_keeps_the_lock_until_the_body_has_ended(self, environment, tmp_path):
         """celery-once-task drops it at SIGTERM, and the task ran on for 6 s."""
-        with running_stage(tmp_path, workers=1) as other:
+        with running_environment(tmp_path, workers=1) as other:
             n = other.fresh()
             holding = other.hold(other.tasks.short_lived, n)
             other.worker.signal(signal.SIGTERM)
@@ -180,30 +184,30 @@ class TestHolding:
 
 
 class TestCanvas:
-    def test_a_chord_with_a_duplicate_ends(self, stage, tasks):
+    def test_a_chord_with_a_duplicate_ends(self, environment, tasks):
         """celery-once, celery-singleton, heimdall: the chord hangs."""
-        n = stage.fresh()
-        with stage.hold(tasks.skips, n):
+        n = environment.fresh()
+        with environment.hold(tasks.skips, n):
             result = chord([tasks.skips.si(n), tasks.plain.si(1)], tasks.plain.s()).apply_async()
             seconds, error = timed(lambda: result.get(timeout=10))
         assert isinstance(error, Exception)
         assert seconds < 5
 
-    def test_a_chord_with_a_duplicate_that_has_a_value_completes(self, stage, tasks):
-        n = stage.fresh()
-        with stage.hold(tasks.skips_as_none, n):
+    def test_a_chord_with_a_duplicate_that_has_a_value_completes(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.skips_as_none, n):
             result = chord([tasks.skips_as_none.si(n), tasks.plain.si(1)], tasks.plain.s()).apply_async()
             assert result.get(timeout=10) == [None, 1]
 
 
 class TestConnections:
-    def test_two_apps_in_one_process_have_a_store_each(self, stage, own_server):
+    def test_two_apps_in_one_process_have_a_store_each(self, environment, own_server):
         """celery-singleton, celery-once: the second app gets the first one's Redis."""
         other = own_server()
-        first = Celery("first", broker=stage.urls.broker, set_as_current=False)
+        first = Celery("first", broker=environment.urls.broker, set_as_current=False)
         second = Celery("second", broker=other.url(), set_as_current=False)
         with Lock("both", app=first), Lock("both", app=second):
-            assert stage.broker.keys("dlock*")
+            assert environment.broker.keys("dlock*")
             with other.client() as client:
                 assert client.keys("dlock*")
         assert not Lock("both", app=first).locked()
@@ -219,23 +223,23 @@ class TestConnections:
         with Lock("mine", app=app) as lock:
             assert lock.locked()
 
-    def test_no_key_and_no_value_in_the_store_shows_an_argument(self, stage, tasks):
+    def test_no_key_and_no_value_in_the_store_shows_an_argument(self, environment, tasks):
         """celery-once keeps arguments as plain text in Redis."""
         holding = tasks.defaults.delay("s3cret", {"card": "4111"})
         assert "s3cret" not in holding.get(timeout=10)
-        assert singleton_task(app=stage.app, name="shop.pay")(_pay).lock_name("s3cret").startswith("shop.pay:")
+        assert singleton_task(app=environment.app, name="shop.pay")(_pay).lock_name("s3cret").startswith("shop.pay:")
 
 
 def _pay(card): ...
 
 
-def test_an_exception_of_ours_kills_no_worker(stage, tasks):
+def test_an_exception_of_ours_kills_no_worker(environment, tasks):
     """celery-singleton: one that cannot be unpickled kills the worker."""
-    n = stage.fresh()
+    n = environment.fresh()
     # Where a child was killed before, Celery may take 5 s to replace it.
-    children = eventually(lambda: len(found := set(stage.worker.children())) == 4 and found, 10)
-    with stage.hold(tasks.retries_twice, n):
+    children = eventually(lambda: len(found := set(environment.worker.children())) == 4 and found, 10)
+    with environment.hold(tasks.retries_twice, n):
         assert isinstance(timed(lambda: tasks.retries_twice.delay(n).get(timeout=15))[1], LockHeld)
-    assert stage.worker.running
-    assert set(stage.worker.children()) == children
-    assert "Unrecoverable error" not in stage.worker.log()
+    assert environment.worker.running
+    assert set(environment.worker.children()) == children
+    assert "Unrecoverable error" not in environment.worker.log()

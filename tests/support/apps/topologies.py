@@ -17,7 +17,7 @@ app.conf.update(json.loads(os.environ["DLOCK_TEST_CONF"]))
 history = History.of_environ()
 
 
-def body(self: Any, n: str, gate: str = "", end: str = "") -> bool:  # noqa: ARG001  # the stage sends one
+def body(self: Any, n: str, gate: str = "", end: str = "") -> bool:  # noqa: ARG001  # the environment sends one
     """Be inside the lock `n` until the test opens `gate`; says whether the lease is held at the end."""
     with history.recorded_body({"n": n, "id": self.request.id, "token": self.lease.token}):
         history.pass_gate(gate)

@@ -82,9 +82,9 @@ class BrokerEnvironment(PolicyEnvironment):
             history = self.history(id=result.id)
             assert [fact["what"] for fact in history] == ["in", "out"], (history, self.lines(result.id))
 
-    def nothing_left(self, within=30.0):
+    def wait_until_drained(self, within=30.0):
         """Wait until no message is left. A worker that stops returns the messages that it has not acknowledged."""
-        super().nothing_left(within)
+        super().wait_until_drained(within)
         for worker in self.workers:
             if worker.running:
                 worker.stop()
@@ -93,8 +93,8 @@ class BrokerEnvironment(PolicyEnvironment):
 
 
 @contextmanager
-def running_stage(folder, kind, conf):
-    """A stage without a worker as yet; `conf` is of the workers and of this process."""
+def running_environment(folder, kind, conf):
+    """An environment without a worker as yet; `conf` is of the workers and of this process."""
     with ExitStack() as stack:
         broker, url = stack.enter_context(BROKERS[kind](folder))
         server = stack.enter_context(Server(folder / "server"))
@@ -103,8 +103,8 @@ def running_stage(folder, kind, conf):
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf)
         stack.callback(_stop_listening, tasks.app)
-        stage = BrokerEnvironment(server, urls, tasks, folder)
-        stage.stack, stage.proxy, stage.broker_process = stack, proxy, broker
-        stage.through = replace(urls, broker=url.format(HOST, proxy.port))
-        stage.environ = {"DLOCK_TEST_CONF": json.dumps(conf)}
-        yield stage
+        environment = BrokerEnvironment(server, urls, tasks, folder)
+        environment.stack, environment.proxy, environment.broker_process = stack, proxy, broker
+        environment.through = replace(urls, broker=url.format(HOST, proxy.port))
+        environment.environ = {"DLOCK_TEST_CONF": json.dumps(conf)}
+        yield environment

@@ -16,27 +16,27 @@ APP = "tests.support.apps.fencing"
 
 
 @contextmanager
-def paused(scene):
+def paused(fencing):
     """All of its worker is stopped."""
-    for process in session_of(scene.late_worker.pid):
+    for process in session_of(fencing.late_worker.pid):
         process.suspend()
     yield
-    for process in session_of(scene.late_worker.pid):
+    for process in session_of(fencing.late_worker.pid):
         process.resume()
 
 
 @contextmanager
-def cut_off(scene):
+def cut_off(fencing):
     """Its worker hears nothing of the lock store."""
-    scene.proxy.set_mode("blackhole")
+    fencing.proxy.set_mode("blackhole")
     yield
-    scene.proxy.set_mode("pass")
+    fencing.proxy.set_mode("pass")
 
 
 @contextmanager
-def emptied(scene):
+def emptied(fencing):
     """The lock store has lost all that it knew."""
-    scene.stage.store_client.flushdb()
+    fencing.environment.store_client.flushdb()
     yield
 
 
@@ -58,11 +58,11 @@ class Outcome:
     fence: int
 
 
-class Scene:
+class FencingEnvironment:
     """A worker that comes late, one that does not, and the places of the resources by kind."""
 
-    def __init__(self, stage, proxy, late_worker, places):
-        self.stage = stage
+    def __init__(self, environment, proxy, late_worker, places):
+        self.environment = environment
         self.proxy = proxy
         self.late_worker = late_worker
         self.places = places
@@ -73,18 +73,18 @@ class Scene:
 
 
 class _Play:
-    def __init__(self, scene, cause):
-        self.scene, self.stage, self.cause = scene, scene.stage, cause
-        self.pairs = [(kind, fenced) for kind in scene.places for fenced in (True, False)]
+    def __init__(self, fencing, cause):
+        self.fencing, self.environment, self.cause = fencing, fencing.environment, cause
+        self.pairs = [(kind, fenced) for kind in fencing.places for fenced in (True, False)]
 
     def outcomes(self):
         for kind, fenced in self.pairs:
             if kind in SQL and kind != "a row that may be missing":
-                open_account(self.scene.places[kind], self._name(kind, fenced))
+                open_account(self.fencing.places[kind], self._name(kind, fenced))
         late = self._send("late", [-1])
         for pair in self.pairs:
-            self.stage.mark(self._row("late", pair), "sure")
-        with CAUSES[self.cause](self.scene):
+            self.environment.mark(self._row("late", pair), "sure")
+        with CAUSES[self.cause](self.fencing):
             self._let_go("next")
             later = self._send("next", [1, 2])
             next_tokens = {pair: result.get(timeout=60) for pair, result in later.items()}
@@ -103,29 +103,29 @@ class _Play:
 
     def _write(self, who, pair, values):
         kind, fenced = pair
-        args = (self._name(kind, fenced), self._row(who, pair), kind, self.scene.places[kind], values, fenced)
-        return self.stage.app.writes.apply_async(args, queue=who)
+        args = (self._name(kind, fenced), self._row(who, pair), kind, self.fencing.places[kind], values, fenced)
+        return self.environment.app.writes.apply_async(args, queue=who)
 
     def _let_go(self, who):
         for pair in self.pairs:
-            self.stage.marks_client.rpush(f"go:{self._row(who, pair)}", 1)
+            self.environment.marks_client.rpush(f"go:{self._row(who, pair)}", 1)
 
     def _outcome(self, pair, late_token, next_token):
         kind, fenced = pair
-        value, fence = stored(kind, self.scene.places[kind], self._name(kind, fenced))
-        late_words, next_words = (self.stage.words(self._row(who, pair)) for who in ("late", "next"))
+        value, fence = stored(kind, self.fencing.places[kind], self._name(kind, fenced))
+        late_words, next_words = (self.environment.words(self._row(who, pair)) for who in ("late", "next"))
         return Outcome(late_words, next_words, late_token, next_token, value, fence)
 
 
 @contextmanager
-def running_scene(folder, places):
+def running_fencing_environment(folder, places):
     """Workers for as many bodies at once as there are resources, twice."""
     with ExitStack() as stack:
-        stage = stack.enter_context(running_environment(folder, APP))
-        places = {kind: place or stage.broker.url(5) for kind, place in places.items()}
-        proxy = stack.enter_context(Proxy(stage.store.port))
+        environment = stack.enter_context(running_environment(folder, APP))
+        places = {kind: place or environment.broker.url(5) for kind, place in places.items()}
+        proxy = stack.enter_context(Proxy(environment.store.port))
         many = 2 * len(places)
-        stage.start("-Q", "next", pool="threads", concurrency=many)
-        through = replace(stage.urls, lock=proxy.url())
+        environment.start("-Q", "next", pool="threads", concurrency=many)
+        through = replace(environment.urls, lock=proxy.url())
         late = running_worker(APP, "-Q", "late", folder=folder, urls=through, concurrency=many)
-        yield Scene(stage, proxy, stack.enter_context(late), places)
+        yield FencingEnvironment(environment, proxy, stack.enter_context(late), places)

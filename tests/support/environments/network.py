@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from celery.result import AsyncResult
 
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
@@ -163,14 +163,14 @@ def network_environment(folder: Path) -> Iterator[NetworkEnvironment]:
         assert broker.port is not None
         assert locks.port is not None
         environ = {"DLOCK_TEST_NOTES": str(folder / "notes"), "DLOCK_TEST_DIRECT_URL": locks.url()}
-        stack.enter_context(environment(environ))
+        stack.enter_context(environment_variables(environ))
         to_store, to_broker = (stack.enter_context(Proxy(port)) for port in (locks.port, broker.port))
         direct = Urls(broker.url(), broker.url(1), locks.lock_url())
         store_url = to_store.url().replace("//", f"//{LOCK_USER}:{LOCK_PASSWORD}@")
         through = Urls(to_broker.url(), broker.url(1), store_url)
         tasks = stack.enter_context(loaded_app(APP, direct))
-        stage = NetworkEnvironment(locks, to_store, to_broker, tasks, notes, stack)
+        environment = NetworkEnvironment(locks, to_store, to_broker, tasks, notes, stack)
         behind = running_worker(APP, "-Q", BEHIND, folder=folder, urls=through, concurrency=3)
         beside = running_worker(APP, "-Q", BESIDE, folder=folder, urls=direct, concurrency=2)
-        stage.behind, stage.beside = (stack.enter_context(worker) for worker in (behind, beside))
-        yield stage
+        environment.behind, environment.beside = (stack.enter_context(worker) for worker in (behind, beside))
+        yield environment

@@ -91,7 +91,7 @@ class PolicyEnvironment:
         waiting = sum(self.broker.llen(key) for key in self.broker.keys("*") if self.broker.type(key) == "list")
         return waiting + self.broker.hlen("unacked")
 
-    def nothing_left(self, within=15.0):
+    def wait_until_drained(self, within=15.0):
         """Wait until the broker has no message left."""
         eventually(lambda: not self.queued(), within, message="messages are left")
 
@@ -129,15 +129,15 @@ class PolicyEnvironment:
 class Holding:
     """A body that waits at its gate."""
 
-    def __init__(self, stage, result, n, gate):
-        self.stage = stage
+    def __init__(self, environment, result, n, gate):
+        self.environment = environment
         self.n = n
         self.result = result
         self.id = result.id
         self.gate = gate
 
     def let_go(self):
-        self.stage.open(self.gate)
+        self.environment.open(self.gate)
 
     def end(self, timeout=15):
         """Let it go and give its result."""
@@ -159,14 +159,14 @@ def _stop_listening(app):
 
 
 @contextmanager
-def running_stage(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
-    """A stage with ready workers.
+def running_environment(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
+    """An environment with ready workers.
 
     Args:
         args: further arguments of `celery worker`.
         app: the module of another app that notes as this one does.
         conf: more app settings, for the workers and for this process.
-        separate: broker and locks on servers of their own: `stage.broker_server`, `stage.lock_server`.
+        separate: broker and locks on servers of their own: `environment.broker_server`, `environment.lock_server`.
     """
     environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
     with ExitStack() as stack:
@@ -177,18 +177,18 @@ def running_stage(folder, *args, app=APP, workers=1, pool="prefork", concurrency
         tasks = stack.enter_context(loaded_app(app, urls))
         tasks.app.conf.update(conf or {})
         stack.callback(_stop_listening, tasks.app)
-        stage = PolicyEnvironment(server, urls, tasks, folder)
-        stage.broker_server, stage.lock_server = broker, lock
-        stage.broker, stage.locks = broker.client(0), lock.client(2)
+        environment = PolicyEnvironment(server, urls, tasks, folder)
+        environment.broker_server, environment.lock_server = broker, lock
+        environment.broker, environment.locks = broker.client(0), lock.client(2)
         for _ in range(workers):
-            stage.workers.append(
+            environment.workers.append(
                 stack.enter_context(
                     running_worker(
                         app, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
                     )
                 )
             )
-        yield stage
+        yield environment
 
 
 def timed(call):

@@ -95,7 +95,7 @@ class QueueFaultEnvironment(RecordedRuns):
             eventually(lambda count=place: self.count(task, account) == count, 20, message=f"{number} does not wait")
         return results
 
-    def nothing_left(self, task, account):
+    def wait_until_drained(self, task, account):
         eventually(lambda: self.count(task, account) == 0, 20)
         eventually(lambda: not task.lock_for(account, 0).locked(), 20)
 

@@ -89,14 +89,14 @@ class QueueEnvironment(PolicyEnvironment):
 
 
 @contextmanager
-def running_stage(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
-    """A stage with ready workers.
+def running_environment(folder, *args, app=APP, workers=1, pool="prefork", concurrency=4, conf=None, separate=False):
+    """An environment with ready workers.
 
     Args:
         args: further arguments of `celery worker`.
         app: the module of another app that notes as this one does.
         conf: more app settings, for the workers and for this process.
-        separate: locks on a server of their own, which keeps an append-only file: `stage.lock_server`.
+        separate: locks on a server of their own, which keeps an append-only file: `environment.lock_server`.
     """
     environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
     with ExitStack() as stack:
@@ -107,13 +107,13 @@ def running_stage(folder, *args, app=APP, workers=1, pool="prefork", concurrency
         tasks.app.conf.update(conf or {})
         if "result_backend" not in (conf or {}):
             stack.callback(_stop_listening, tasks.app)
-        stage = QueueEnvironment(server, urls, tasks, folder)
-        stage.holdings = []
-        stage.lock_server, stage.locks = lock, lock.client(2)
+        environment = QueueEnvironment(server, urls, tasks, folder)
+        environment.holdings = []
+        environment.lock_server, environment.locks = lock, lock.client(2)
         for _ in range(workers):
             started = running_worker(
                 app, *args, folder=folder, urls=urls, pool=pool, concurrency=concurrency, environ=environ
             )
-            stage.workers.append(stack.enter_context(started))
-            stage.listens()
-        yield stage
+            environment.workers.append(stack.enter_context(started))
+            environment.listens()
+        yield environment

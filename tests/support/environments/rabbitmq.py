@@ -41,7 +41,7 @@ class RabbitMQEnvironment(QueueEnvironment):
         with self.app.connection_for_write() as connection:
             return connection.default_channel.queue_declare(queue, passive=True).message_count
 
-    def nothing_left(self, within=15.0):
+    def wait_until_drained(self, within=15.0):
         """Wait until the queue is empty, also of what the worker had: it is stopped for that, and another started."""
         eventually(lambda: not self.queued(), within, message="messages are left")
         self.worker.stop()
@@ -61,8 +61,8 @@ class RabbitMQEnvironment(QueueEnvironment):
 
 
 @contextmanager
-def running_stage(folder, broker, conf=None):
-    """A stage with one ready worker.
+def running_environment(folder, broker, conf=None):
+    """An environment with one ready worker.
 
     Args:
         broker: a `RabbitMQ`.
@@ -74,9 +74,9 @@ def running_stage(folder, broker, conf=None):
         urls = Urls(broker.url, server.url(1), lock.url(2))
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf or {})
-        stage = RabbitMQEnvironment(server, urls, tasks, folder)
-        stage.holdings, stage.stack = [], stack
-        stage.environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
-        stage.locks = lock.client(2)
-        stage.start()
-        yield stage
+        environment = RabbitMQEnvironment(server, urls, tasks, folder)
+        environment.holdings, environment.stack = [], stack
+        environment.environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
+        environment.locks = lock.client(2)
+        environment.start()
+        yield environment

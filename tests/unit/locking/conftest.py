@@ -10,7 +10,7 @@ from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 @pytest.fixture
 def shared() -> Iterator[SharedLeaseTable]:
     """A table that this process has adopted: it is pool child and main process at once."""
-    slots = SharedLeaseTable()
-    slots.adopt()
-    yield slots
-    slots.close()
+    lease_table = SharedLeaseTable()
+    lease_table.adopt()
+    yield lease_table
+    lease_table.close()

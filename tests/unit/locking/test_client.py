@@ -1,4 +1,4 @@
-"""The story of a lock, on a clock and a store of its own: slots, entries, waiting."""
+"""The story of a lock, on a clock and a store of its own: records, entries, waiting."""
 
 from __future__ import annotations
 
@@ -14,213 +14,218 @@ from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Held, Identity, Requester, Used
 from celery_dlock.store.redis.keys import LockKeys
-from tests.unit.fakes import FakeListener, LockClientScene, a_name
+from tests.unit.fakes import FakeListener, LockClientHarness, a_name
 
 NAME = a_name()
 TTL = 30.0
 
 
 @pytest.fixture
-def scene() -> LockClientScene:
-    return LockClientScene()
+def harness() -> LockClientHarness:
+    return LockClientHarness()
 
 
-# The slot: what the watchdog sees
+# The record: what the watchdog sees
 
 
 @pytest.mark.invariant("lease-is-recorded-before-acquire")
-def test_a_slot_is_written_before_the_store_is_asked(scene: LockClientScene) -> None:
+def test_a_record_is_written_before_the_store_is_asked(harness: LockClientHarness) -> None:
     seen = []
-    acquire = scene.store.acquire
+    acquire = harness.store.acquire
 
     def looking(*args: object) -> object:
-        seen.append([(slot.acquisition, slot.state) for slot in scene.slots.records()])
+        seen.append([(record.acquisition, record.state) for record in harness.lease_table.records()])
         return acquire(*args)  # type: ignore[arg-type]
 
-    scene.store.acquire = looking  # type: ignore[method-assign, assignment]
-    lease = scene.take()
+    harness.store.acquire = looking  # type: ignore[method-assign, assignment]
+    lease = harness.take()
     assert seen == [[("me.1", LeaseState.ACQUIRING)]]
     assert lease.record.state is LeaseState.HELD
-    assert scene.woken == 1
+    assert harness.woken == 1
 
 
-def test_a_refusal_leaves_no_slot(scene: LockClientScene) -> None:
-    scene.take()
-    other = scene.new_context("other")
-    assert isinstance(scene.lock_client.acquire(NAME, other, TTL, AcquireRequest(other.requester)), Held)
-    assert [slot.acquisition for slot in scene.slots.records()] == ["me.1"]
+def test_a_refusal_leaves_no_record(harness: LockClientHarness) -> None:
+    harness.take()
+    other = harness.new_context("other")
+    assert isinstance(harness.lock_client.acquire(NAME, other, TTL, AcquireRequest(other.requester)), Held)
+    assert [record.acquisition for record in harness.lease_table.records()] == ["me.1"]
 
 
 def test_announced_release_that_the_store_does_not_take_is_logged_with_its_lock(
-    scene: LockClientScene, caplog: pytest.LogCaptureFixture
+    harness: LockClientHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lease = scene.take()
-    scene.store.away = StoreUnavailable("away")
-    scene.lock_client.announce_release(lease)
+    lease = harness.take()
+    harness.store.away = StoreUnavailable("away")
+    harness.lock_client.announce_release(lease)
     assert caplog.messages == [f"cannot mark {lease.name} as about to be released: away"]
 
 
-def test_a_release_that_fails_is_left_to_the_watchdog_with_its_ending_and_is_no_loss(scene: LockClientScene) -> None:
-    lease = scene.take()
-    scene.store.away = StoreUnavailable("away")
+def test_a_release_that_fails_is_left_to_the_watchdog_with_its_ending_and_is_no_loss(
+    harness: LockClientHarness,
+) -> None:
+    lease = harness.take()
+    harness.store.away = StoreUnavailable("away")
     ending = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=5, requester="me")
-    assert scene.lock_client.release(lease, scene.context, ending)
-    (slot,) = scene.slots.records()
-    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
-    assert scene.woken == 2
-    assert scene.kinds() == ["acquired", "released"]
+    assert harness.lock_client.release(lease, harness.context, ending)
+    (record,) = harness.lease_table.records()
+    assert (record.state, ReleaseRequest.from_text(record.ending)) == (LeaseState.RELEASE_DELEGATED, ending)
+    assert harness.woken == 2
+    assert harness.kinds() == ["acquired", "released"]
 
 
-def test_unknown_acquire_whose_release_fails_too_is_left_to_the_watchdog(scene: LockClientScene) -> None:
-    scene.store.away = ReplyLost("cut")
+def test_unknown_acquire_whose_release_fails_too_is_left_to_the_watchdog(harness: LockClientHarness) -> None:
+    harness.store.away = ReplyLost("cut")
     with pytest.raises(StoreUnavailable):
-        scene.take()
-    (slot,) = scene.slots.records()
-    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (
+        harness.take()
+    (record,) = harness.lease_table.records()
+    assert (record.state, ReleaseRequest.from_text(record.ending)) == (
         LeaseState.RELEASE_DELEGATED,
         ReleaseRequest(outcome_unknown=True, rolled_back=True),
     )
-    assert scene.woken == 1
-    assert not scene.told
+    assert harness.woken == 1
+    assert not harness.told
 
 
-def test_a_lease_found_lost_at_its_release_is_told_lost_and_not_released(scene: LockClientScene) -> None:
-    lease = scene.take()
-    scene.store.lose(NAME)
-    assert not scene.lock_client.release(lease, scene.context)
-    assert scene.kinds() == ["acquired", "lost"]
-    assert not scene.slots.records()
+def test_a_lease_found_lost_at_its_release_is_told_lost_and_not_released(harness: LockClientHarness) -> None:
+    lease = harness.take()
+    harness.store.lose(NAME)
+    assert not harness.lock_client.release(lease, harness.context)
+    assert harness.kinds() == ["acquired", "lost"]
+    assert not harness.lease_table.records()
 
 
-def test_a_second_release_and_one_in_a_forked_process_do_nothing(scene: LockClientScene) -> None:
-    lease = scene.take()
+def test_a_second_release_and_one_in_a_forked_process_do_nothing(harness: LockClientHarness) -> None:
+    lease = harness.take()
     lease.pid = os.getpid() + 1
-    assert scene.lock_client.release(lease, scene.context)
-    assert scene.store.kept(NAME)
+    assert harness.lock_client.release(lease, harness.context)
+    assert harness.store.kept(NAME)
     lease.pid = os.getpid()
-    assert scene.lock_client.release(lease, scene.context)
-    assert scene.lock_client.release(lease, scene.context)
-    assert len(scene.store.ended) == 1
+    assert harness.lock_client.release(lease, harness.context)
+    assert harness.lock_client.release(lease, harness.context)
+    assert len(harness.store.ended) == 1
 
 
 @pytest.mark.parametrize("why", ["it is over", "another process"])
 def test_a_release_that_has_nothing_to_free_still_takes_the_entry_off_the_record(
-    scene: LockClientScene, why: str
+    harness: LockClientHarness, why: str
 ) -> None:
     """Otherwise, a release of everything on record would never come to an end."""
-    lease = scene.take()
+    lease = harness.take()
     if why == "it is over":
-        scene.lock_client.release(lease, scene.context)
-        scene.context.entered.append(lease)  # as an interrupted entry leaves it
+        harness.lock_client.release(lease, harness.context)
+        harness.context.entered.append(lease)  # as an interrupted entry leaves it
     else:
         lease.pid += 1
-    scene.lock_client.release(lease, scene.context)
-    assert not scene.context.entered
+    harness.lock_client.release(lease, harness.context)
+    assert not harness.context.entered
 
 
 @pytest.mark.invariant("store-calls-are-idempotent")
-def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(scene: LockClientScene) -> None:
+def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(harness: LockClientHarness) -> None:
     """The word that a duplicate left in the first acquisition went with it."""
-    scene.store.failures = [ReplyLost("cut"), None]
-    lease = scene.take()
-    assert [request.republished for request in scene.store.requests] == [False, True]
+    harness.store.failures = [ReplyLost("cut"), None]
+    lease = harness.take()
+    assert [request.republished for request in harness.store.requests] == [False, True]
     assert lease.acquisition == "me.2"
-    assert scene.store.ended == [("me.1", scene.context.rollback)]
+    assert harness.store.ended == [("me.1", harness.context.rollback)]
 
 
 # The watchdog
 
 
 @pytest.mark.invariant("thread-start-is-retried")
-def test_acquire_that_no_watchdog_can_keep_gives_the_lock_back_and_raises(scene: LockClientScene) -> None:
-    scene.wakes = False
+def test_acquire_that_no_watchdog_can_keep_gives_the_lock_back_and_raises(harness: LockClientHarness) -> None:
+    harness.wakes = False
     for number in (1, 2):
         with pytest.raises(StoreNotReady, match="the thread that renews leases cannot be started"):
-            scene.take()
-        assert scene.store.ended[-1] == (f"me.{number}", scene.context.rollback)
-    assert not scene.store.locks
-    assert not scene.slots.records()
-    assert not scene.context.entered
-    assert not scene.told
-    scene.wakes = True
-    assert scene.take().held
+            harness.take()
+        assert harness.store.ended[-1] == (f"me.{number}", harness.context.rollback)
+    assert not harness.store.locks
+    assert not harness.lease_table.records()
+    assert not harness.context.entered
+    assert not harness.told
+    harness.wakes = True
+    assert harness.take().held
 
 
-def test_acquire_that_nothing_can_keep_nor_give_back_is_left_to_the_watchdog(scene: LockClientScene) -> None:
-    scene.wakes = False
-    scene.store.failures = [None, StoreUnavailable("away")]
+def test_acquire_that_nothing_can_keep_nor_give_back_is_left_to_the_watchdog(harness: LockClientHarness) -> None:
+    harness.wakes = False
+    harness.store.failures = [None, StoreUnavailable("away")]
     with pytest.raises(StoreUnavailable, match="away"):
-        scene.take()
-    (slot,) = scene.slots.records()
-    assert (slot.state, ReleaseRequest.from_text(slot.ending)) == (LeaseState.RELEASE_DELEGATED, scene.context.rollback)
+        harness.take()
+    (record,) = harness.lease_table.records()
+    assert (record.state, ReleaseRequest.from_text(record.ending)) == (
+        LeaseState.RELEASE_DELEGATED,
+        harness.context.rollback,
+    )
 
 
 @pytest.mark.invariant("thread-start-is-retried")
 def test_acquire_under_a_watchdog_that_has_not_looked_lately_warns_once(
-    scene: LockClientScene, caplog: pytest.LogCaptureFixture
+    harness: LockClientHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def take(text: str) -> list[str]:
         caplog.clear()
-        assert scene.take(a_name(text)).held
+        assert harness.take(a_name(text)).held
         return [record.getMessage() for record in caplog.records]
 
     assert take("before its first look") == []
-    scene.slots.scanned_at = scene.clock.now
-    scene.clock.now += UNWATCHED - 0.1
+    harness.lease_table.scanned_at = harness.clock.now
+    harness.clock.now += UNWATCHED - 0.1
     assert take("while it takes long") == []
-    scene.clock.now += 2
+    harness.clock.now += 2
     (line,) = take("late")
     assert line.endswith(
         ": the watchdog has not looked at the leases of this process for 12 s; unless it does, this lease is not "
         "renewed and ends in 30 s"
     )
     assert take("told already") == []
-    scene.slots.scanned_at = scene.clock.now
+    harness.lease_table.scanned_at = harness.clock.now
     assert take("it looks again") == []
-    scene.clock.now += UNWATCHED + 1
+    harness.clock.now += UNWATCHED + 1
     assert len(take("late once more")) == 1
 
 
 # Reentrancy
 
 
-def test_an_inner_entry_states_the_count_absolutely_and_the_outermost_leaving_frees(scene: LockClientScene) -> None:
-    lease = scene.take()
-    assert scene.take() is lease
-    assert scene.take() is lease
-    kept = scene.store.kept(NAME)
+def test_an_inner_entry_states_the_count_absolutely_and_the_outermost_leaving_frees(harness: LockClientHarness) -> None:
+    lease = harness.take()
+    assert harness.take() is lease
+    assert harness.take() is lease
+    kept = harness.store.kept(NAME)
     assert kept
     assert (kept.notes, kept.token, lease.hold_count) == ({"count": "3"}, 1, 3)
-    scene.lock_client.release(lease, scene.context)
-    scene.lock_client.release(lease, scene.context)
+    harness.lock_client.release(lease, harness.context)
+    harness.lock_client.release(lease, harness.context)
     assert kept.notes == {"count": "1"}
-    assert scene.store.kept(NAME)
-    scene.lock_client.release(lease, scene.context)
-    assert not scene.store.kept(NAME)
-    assert scene.kinds() == ["acquired", "released"]
+    assert harness.store.kept(NAME)
+    harness.lock_client.release(lease, harness.context)
+    assert not harness.store.kept(NAME)
+    assert harness.kinds() == ["acquired", "released"]
 
 
 @pytest.mark.invariant("owner-is-one-delivery")
-def test_an_entry_nested_in_a_lost_lease_raises_and_never_acquires_anew(scene: LockClientScene) -> None:
-    lease = scene.take()
-    scene.store.lose(NAME)
+def test_an_entry_nested_in_a_lost_lease_raises_and_never_acquires_anew(harness: LockClientHarness) -> None:
+    lease = harness.take()
+    harness.store.lose(NAME)
     with pytest.raises(LockLost, match="cannot be entered again"):
-        scene.take()
-    assert not scene.store.kept(NAME)
+        harness.take()
+    assert not harness.store.kept(NAME)
     assert lease.hold_count == 1
-    scene.lock_client.release(lease, scene.context)
-    assert scene.take().token == 2  # outside of it, it is a new entry
+    harness.lock_client.release(lease, harness.context)
+    assert harness.take().token == 2  # outside of it, it is a new entry
 
 
 @pytest.mark.parametrize(("tick", "used"), [("t1", True), ("t2", False), ("", False)])
 def test_nested_run_of_another_tick_is_not_told_its_name_was_used(
-    scene: LockClientScene, tick: str, used: bool
+    harness: LockClientHarness, tick: str, used: bool
 ) -> None:
-    lease = scene.take()
+    lease = harness.take()
     by = Requester.of("app.post", "inner", "node", 1)
     lease.inner_use = ReleaseRequest(tick="t1", used_ms=1, requester=by.text)
-    answer = scene.lock_client.acquire(
-        NAME, scene.context, TTL, AcquireRequest(scene.context.requester, once=True, tick=tick)
+    answer = harness.lock_client.acquire(
+        NAME, harness.context, TTL, AcquireRequest(harness.context.requester, once=True, tick=tick)
     )
     if used:
         assert isinstance(answer, Used)
@@ -233,68 +238,75 @@ def test_nested_run_of_another_tick_is_not_told_its_name_was_used(
 # Waiting
 
 
-def test_a_waiter_that_nobody_wakes_asks_when_the_holders_lease_ends_and_else_seldom(scene: LockClientScene) -> None:
-    holder = scene.new_context("other")
-    assert isinstance(scene.lock_client.acquire(NAME, holder, 5.0, AcquireRequest(holder.requester)), Lease)
-    start, calls = scene.clock.now, scene.store.calls
-    lease = scene.lock_client.acquire_within(NAME, scene.context, TTL, AcquireRequest(scene.context.requester), None)
-    assert isinstance(lease, Lease)
-    assert 5.0 <= scene.clock.now - start < 5.1
-    # Ask, and then at each POLL: 2, 4 and 5 s.
-    assert (POLL, scene.store.calls - calls) == (2.0, 4)
-
-
-def test_a_waiter_gives_up_in_time(scene: LockClientScene) -> None:
-    holder = scene.new_context("other")
-    scene.lock_client.acquire(NAME, holder, 500.0, AcquireRequest(holder.requester))
-    start = scene.clock.now
-    assert isinstance(
-        scene.lock_client.acquire_within(NAME, scene.context, TTL, AcquireRequest(scene.context.requester), 7.0), Held
+def test_a_waiter_that_nobody_wakes_asks_when_the_holders_lease_ends_and_else_seldom(
+    harness: LockClientHarness,
+) -> None:
+    holder = harness.new_context("other")
+    assert isinstance(harness.lock_client.acquire(NAME, holder, 5.0, AcquireRequest(holder.requester)), Lease)
+    start, calls = harness.clock.now, harness.store.calls
+    lease = harness.lock_client.acquire_within(
+        NAME, harness.context, TTL, AcquireRequest(harness.context.requester), None
     )
-    assert scene.clock.now - start == pytest.approx(7.0)
+    assert isinstance(lease, Lease)
+    assert 5.0 <= harness.clock.now - start < 5.1
+    # Ask, and then at each POLL: 2, 4 and 5 s.
+    assert (POLL, harness.store.calls - calls) == (2.0, 4)
+
+
+def test_a_waiter_gives_up_in_time(harness: LockClientHarness) -> None:
+    holder = harness.new_context("other")
+    harness.lock_client.acquire(NAME, holder, 500.0, AcquireRequest(holder.requester))
+    start = harness.clock.now
+    assert isinstance(
+        harness.lock_client.acquire_within(NAME, harness.context, TTL, AcquireRequest(harness.context.requester), 7.0),
+        Held,
+    )
+    assert harness.clock.now - start == pytest.approx(7.0)
 
 
 @pytest.mark.invariant("duplicates-do-not-run")
-def test_waiter_keeps_the_rank_of_its_arrival_however_often_it_asks(scene: LockClientScene) -> None:
+def test_waiter_keeps_the_rank_of_its_arrival_however_often_it_asks(harness: LockClientHarness) -> None:
     """Otherwise a waiting copy would get a later rank than the done mark of its duplicate, and would run again."""
-    holder = scene.new_context("other")
-    scene.lock_client.acquire(NAME, holder, 5.0, AcquireRequest(holder.requester))
-    scene.store.requests.clear()
-    lease = scene.lock_client.acquire_within(NAME, scene.context, TTL, AcquireRequest(scene.context.requester), None)
+    holder = harness.new_context("other")
+    harness.lock_client.acquire(NAME, holder, 5.0, AcquireRequest(holder.requester))
+    harness.store.requests.clear()
+    lease = harness.lock_client.acquire_within(
+        NAME, harness.context, TTL, AcquireRequest(harness.context.requester), None
+    )
     assert isinstance(lease, Lease)
-    first, *others = [request.rank_us for request in scene.store.requests]
+    first, *others = [request.rank_us for request in harness.store.requests]
     assert first is None
     assert len(others) >= 3
-    assert set(others) == {scene.store.ranks}
-    assert [request.notify for request in scene.store.requests] == [True] * (1 + len(others))
-    assert [request.waited for request in scene.store.requests] == [False] + [True] * len(others)
+    assert set(others) == {harness.store.ranks}
+    assert [request.notify for request in harness.store.requests] == [True] * (1 + len(others))
+    assert [request.waited for request in harness.store.requests] == [False] + [True] * len(others)
 
 
 @pytest.mark.parametrize("after", ["another holder", "nobody"])
 def test_who_waits_for_a_holder_that_is_about_to_release_waits_for_nobody_else(
-    scene: LockClientScene, after: str, monkeypatch: pytest.MonkeyPatch
+    harness: LockClientHarness, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is skipped where the lock is held is not to keep its slot waiting for the next one to end."""
-    holder, rival = scene.new_context("other"), scene.new_context("rival")
-    held = scene.lock_client.acquire(NAME, holder, 500.0, AcquireRequest(holder.requester))
+    holder, rival = harness.new_context("other"), harness.new_context("rival")
+    held = harness.lock_client.acquire(NAME, holder, 500.0, AcquireRequest(holder.requester))
     assert isinstance(held, Lease)
-    scene.lock_client.announce_release(held)
-    start = scene.clock.now
+    harness.lock_client.announce_release(held)
+    start = harness.clock.now
 
     def release_meanwhile(*_waits: object) -> bool:
-        scene.clock.now += 0.5
-        if scene.clock.now - start == 1.0:
-            scene.lock_client.release(held, holder)
+        harness.clock.now += 0.5
+        if harness.clock.now - start == 1.0:
+            harness.lock_client.release(held, holder)
             if after == "another holder":
-                scene.lock_client.acquire(NAME, rival, 500.0, AcquireRequest(rival.requester))
+                harness.lock_client.acquire(NAME, rival, 500.0, AcquireRequest(rival.requester))
         return True
 
     monkeypatch.setattr(FakeListener, "wait", release_meanwhile)
-    answer = scene.lock_client.acquire_within(
-        NAME, scene.context, TTL, AcquireRequest(scene.context.requester), 7.0, while_releasing=True
+    answer = harness.lock_client.acquire_within(
+        NAME, harness.context, TTL, AcquireRequest(harness.context.requester), 7.0, while_releasing=True
     )
     assert isinstance(answer, Held if after == "another holder" else Lease)
-    assert scene.clock.now - start == 1.0
+    assert harness.clock.now - start == 1.0
 
 
 def test_two_names_are_two_keys() -> None:

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from celery_dlock.errors import LockLost
-from celery_dlock.locking import client, lease, owner
-from celery_dlock.locking import lease_table as slots
+from celery_dlock.locking import client, lease, lease_table, owner
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity
-from tests.unit.fakes import LockClientScene, a_name
+from tests.unit.fakes import LockClientHarness, a_name
 
-FILES = {module.__file__ for module in (lease, client, owner, slots)}
+FILES = {module.__file__ for module in (lease, client, owner, lease_table)}
 FINAL = ReleaseRequest(final=True, identity=Identity("id1").digest, used_ms=60_000, requester="me")
 
 
@@ -54,66 +53,66 @@ def struck_at(line: int, work: Callable[[], object]) -> str:
     return ""
 
 
-def take(scene: LockClientScene) -> None:
-    scene.take()
+def take(harness: LockClientHarness) -> None:
+    harness.take()
 
 
-def take_twice(scene: LockClientScene) -> None:
-    scene.take()
-    scene.take()
+def take_twice(harness: LockClientHarness) -> None:
+    harness.take()
+    harness.take()
 
 
-def take_and_leave(scene: LockClientScene) -> None:
-    scene.lock_client.release(scene.take(), scene.context, FINAL)
+def take_and_leave(harness: LockClientHarness) -> None:
+    harness.lock_client.release(harness.take(), harness.context, FINAL)
 
 
-def take_twice_and_leave(scene: LockClientScene) -> None:
-    scene.take()
-    scene.lock_client.release(scene.take(), scene.context)
-    scene.lock_client.release(scene.context.entered[-1], scene.context, FINAL)
+def take_twice_and_leave(harness: LockClientHarness) -> None:
+    harness.take()
+    harness.lock_client.release(harness.take(), harness.context)
+    harness.lock_client.release(harness.context.entered[-1], harness.context, FINAL)
 
 
-def end(scene: LockClientScene) -> None:
+def end(harness: LockClientHarness) -> None:
     """The end of a run, in the last of its exit hooks."""
     for _ in range(9):
-        if not scene.context.entered:
+        if not harness.context.entered:
             break
-        last = len(scene.context.entered) == 1
-        scene.lock_client.release(scene.context.entered[-1], scene.context, FINAL if last else ReleaseRequest())
-    scene.lock_client.delegate_release(scene.context)
+        last = len(harness.context.entered) == 1
+        harness.lock_client.release(harness.context.entered[-1], harness.context, FINAL if last else ReleaseRequest())
+    harness.lock_client.delegate_release(harness.context)
 
 
-def trouble_after(scene: LockClientScene) -> str:
+def trouble_after(harness: LockClientHarness) -> str:
     """Return the errors that are left when the interrupted owner has ended and the watchdog has looked; "" for none."""
-    watchdog = Watchdog(scene.store, scene.clock, 0.4, lambda slot, reason: None)
+    watchdog = Watchdog(harness.store, harness.clock, 0.4, lambda record, reason: None)
     watchdog._loop.running.take()  # so no thread starts
-    watchdog.watch(LocalLeaseSource(scene.slots, lambda slot, released: None))
-    end(scene)
+    watchdog.watch(LocalLeaseSource(harness.lease_table, lambda record, released: None))
+    end(harness)
     watchdog.tick()
-    if scene.context.entered:
+    if harness.context.entered:
         return "its end never comes to an end"
-    if scene.store.kept(a_name()) or scene.slots.records():
+    if harness.store.kept(a_name()) or harness.lease_table.records():
         return "the lock is still held"
     try:
-        again = scene.take()
+        again = harness.take()
     except LockLost:
         return "its owner cannot take it again"
-    scene.lock_client.release(again, scene.context)
-    return "it cannot be given back again" if scene.store.kept(a_name()) else ""
+    harness.lock_client.release(again, harness.context)
+    return "it cannot be given back again" if harness.store.kept(a_name()) else ""
 
 
 @pytest.mark.parametrize("work", [take, take_twice, take_and_leave, take_twice_and_leave])
 def test_interruption_at_any_line_leaves_no_lock_and_the_owner_can_acquire_again(
-    work: Callable[[LockClientScene], None],
+    work: Callable[[LockClientHarness], None],
 ) -> None:
     troubles, line = [], 0
     while True:
         line += 1
-        scene = LockClientScene()
-        where = struck_at(line, partial(work, scene))
+        harness = LockClientHarness()
+        where = struck_at(line, partial(work, harness))
         if not where:
             break
-        if trouble := trouble_after(scene):
+        if trouble := trouble_after(harness):
             troubles.append(f"{where}: {trouble}")
     assert line > 10
     assert not troubles
@@ -124,13 +123,13 @@ def test_an_interruption_at_any_line_of_a_release_does_not_lose_what_the_end_mea
     untold, line = [], 0
     while True:
         line += 1
-        scene = LockClientScene()
-        lease = scene.take()
-        where = struck_at(line, lambda s=scene, e=lease: s.lock_client.release(e, s.context, FINAL))  # type: ignore[misc]
+        harness = LockClientHarness()
+        lease = harness.take()
+        where = struck_at(line, lambda s=harness, e=lease: s.lock_client.release(e, s.context, FINAL))  # type: ignore[misc]
         if not where:
             break
-        trouble_after(scene)
-        if FINAL not in [ending for _, ending in scene.store.ended]:
+        trouble_after(harness)
+        if FINAL not in [ending for _, ending in harness.store.ended]:
             untold.append(where)
     assert line > 10
     assert not untold

@@ -14,64 +14,64 @@ from tests.unit.fakes import a_name
 
 
 @pytest.fixture(params=["local", "shared"])
-def slots(request: pytest.FixtureRequest) -> Iterator[LocalLeaseTable | SharedLeaseTable]:
+def lease_table(request: pytest.FixtureRequest) -> Iterator[LocalLeaseTable | SharedLeaseTable]:
     if request.param == "local":
         yield LocalLeaseTable()
     else:
         yield request.getfixturevalue("shared")
 
 
-def test_a_slot_says_where_an_acquisition_is_in_its_life(slots: LocalLeaseTable | SharedLeaseTable) -> None:
-    slot = slots.open(a_name(), "o.1", 30.0)
-    seen = [slots.records()[0].state]
-    slot.held(130.0)
-    seen.append(slots.records()[0].state)
-    slot.begin_release()
-    seen.append(slots.records()[0].state)
-    slot.delegate_release(ReleaseRequest(outcome_unknown=True).text)
-    seen.append(slots.records()[0].state)
+def test_a_record_says_where_an_acquisition_is_in_its_life(lease_table: LocalLeaseTable | SharedLeaseTable) -> None:
+    record = lease_table.open(a_name(), "o.1", 30.0)
+    seen = [lease_table.records()[0].state]
+    record.held(130.0)
+    seen.append(lease_table.records()[0].state)
+    record.begin_release()
+    seen.append(lease_table.records()[0].state)
+    record.delegate_release(ReleaseRequest(outcome_unknown=True).text)
+    seen.append(lease_table.records()[0].state)
     assert seen == [LeaseState.ACQUIRING, LeaseState.HELD, LeaseState.RELEASING, LeaseState.RELEASE_DELEGATED]
-    (left,) = slots.records()
+    (left,) = lease_table.records()
     assert (left.name, left.acquisition, left.ttl) == (a_name(), "o.1", 30.0)
     assert ReleaseRequest.from_text(left.ending) == ReleaseRequest(outcome_unknown=True)
     left.clear()
-    assert slot.state is LeaseState.FREE
-    assert not slots.records()
+    assert record.state is LeaseState.FREE
+    assert not lease_table.records()
 
 
 def test_the_watchdogs_renewal_is_the_holders_deadline_and_never_moves_it_back(
-    slots: LocalLeaseTable | SharedLeaseTable,
+    lease_table: LocalLeaseTable | SharedLeaseTable,
 ) -> None:
-    slot = slots.open(a_name(), "o.1", 30.0)
-    slot.held(130.0)
-    (seen,) = slots.records()
+    record = lease_table.open(a_name(), "o.1", 30.0)
+    record.held(130.0)
+    (seen,) = lease_table.records()
     for moved, expected in [(140.0, 140.0), (135.0, 140.0), (150.0, 150.0)]:
         seen.renewed(moved)
-        assert slot.deadline == seen.deadline == expected
-    slot.renewed(500.0)  # the holder's own extend
+        assert record.deadline == seen.deadline == expected
+    record.renewed(500.0)  # the holder's own extend
     seen.renewed(160.0)
-    assert slot.deadline == seen.deadline == 500.0
+    assert record.deadline == seen.deadline == 500.0
 
 
 @pytest.mark.parametrize("who", ["holder", "watchdog"])
-def test_a_loss_that_one_side_found_is_known_to_both(slots: LocalLeaseTable | SharedLeaseTable, who: str) -> None:
-    slot = slots.open(a_name(), "o.1", 30.0)
-    slot.held(130.0)
-    (seen,) = slots.records()
-    assert not slot.lost
-    (slot if who == "holder" else seen).lose()
-    assert (slot.lost, seen.lost) == (True, True)
+def test_a_loss_that_one_side_found_is_known_to_both(lease_table: LocalLeaseTable | SharedLeaseTable, who: str) -> None:
+    record = lease_table.open(a_name(), "o.1", 30.0)
+    record.held(130.0)
+    (seen,) = lease_table.records()
+    assert not record.lost
+    (record if who == "holder" else seen).lose()
+    assert (record.lost, seen.lost) == (True, True)
 
 
-def test_the_next_acquisition_starts_afresh(slots: LocalLeaseTable | SharedLeaseTable) -> None:
+def test_the_next_acquisition_starts_afresh(lease_table: LocalLeaseTable | SharedLeaseTable) -> None:
     """Whatever was said of the last one, late words too, is no word about this one."""
-    first = slots.open(a_name("a"), "o.1", 30.0)
+    first = lease_table.open(a_name("a"), "o.1", 30.0)
     first.held(130.0)
-    (seen,) = slots.records()
+    (seen,) = lease_table.records()
     seen.renewed(900.0)
     seen.lose()
     first.clear()
-    second = slots.open(a_name("b"), "o.2", 5.0)
+    second = lease_table.open(a_name("b"), "o.2", 5.0)
     second.held(200.0)
     assert (second.deadline, second.lost, second.state) == (200.0, False, LeaseState.HELD)
     seen.renewed(990.0)
@@ -81,39 +81,39 @@ def test_the_next_acquisition_starts_afresh(slots: LocalLeaseTable | SharedLease
     first.clear()
     first.begin_release()
     first.delegate_release(ReleaseRequest(final=True).text)
-    assert [(slot.acquisition, slot.state) for slot in slots.records()] == [("o.2", LeaseState.HELD)]
+    assert [(record.acquisition, record.state) for record in lease_table.records()] == [("o.2", LeaseState.HELD)]
     assert second.state is LeaseState.HELD
 
 
 @pytest.mark.invariant("lease-is-recorded-before-acquire")
-def test_slot_that_was_left_to_the_watchdog_never_goes_back(slots: LocalLeaseTable | SharedLeaseTable) -> None:
+def test_record_that_was_left_to_the_watchdog_never_goes_back(lease_table: LocalLeaseTable | SharedLeaseTable) -> None:
     """Else its release is sent by the child and by the watchdog, which waits for the child's."""
-    slot = slots.open(a_name(), "o.1", 30.0)
-    slot.held(130.0)
-    slot.delegate_release(ReleaseRequest(final=True).text)
-    assert not slot.begin_release()
-    (left,) = slots.records()
-    assert (slot.state, left.state) == (LeaseState.RELEASE_DELEGATED, LeaseState.RELEASE_DELEGATED)
+    record = lease_table.open(a_name(), "o.1", 30.0)
+    record.held(130.0)
+    record.delegate_release(ReleaseRequest(final=True).text)
+    assert not record.begin_release()
+    (left,) = lease_table.records()
+    assert (record.state, left.state) == (LeaseState.RELEASE_DELEGATED, LeaseState.RELEASE_DELEGATED)
     assert ReleaseRequest.from_text(left.ending) == ReleaseRequest(final=True)
     left.clear()
-    assert not slot.begin_release()
-    assert slot.state is LeaseState.FREE
+    assert not record.begin_release()
+    assert record.state is LeaseState.FREE
 
 
-def test_when_the_watchdog_looked_is_known_to_both_sides(slots: LocalLeaseTable | SharedLeaseTable) -> None:
-    assert slots.scanned_at == 0.0
-    slots.scanned_at = 1234.5
-    assert slots.scanned_at == 1234.5
-    slots.open(a_name(), "o.1", 30.0)
-    assert slots.scanned_at == 1234.5
+def test_when_the_watchdog_looked_is_known_to_both_sides(lease_table: LocalLeaseTable | SharedLeaseTable) -> None:
+    assert lease_table.scanned_at == 0.0
+    lease_table.scanned_at = 1234.5
+    assert lease_table.scanned_at == 1234.5
+    lease_table.open(a_name(), "o.1", 30.0)
+    assert lease_table.scanned_at == 1234.5
 
 
-def test_many_acquisitions_are_held_at_once(slots: LocalLeaseTable | SharedLeaseTable) -> None:
-    held = [slots.open(a_name(str(number)), f"o.{number}", 30.0) for number in range(64)]
-    assert [slot.acquisition for slot in slots.records()] == [f"o.{number}" for number in range(64)]
-    for slot in held[::2]:
-        slot.clear()
-    assert [slot.acquisition for slot in slots.records()] == [f"o.{number}" for number in range(1, 64, 2)]
+def test_many_acquisitions_are_held_at_once(lease_table: LocalLeaseTable | SharedLeaseTable) -> None:
+    held = [lease_table.open(a_name(str(number)), f"o.{number}", 30.0) for number in range(64)]
+    assert [record.acquisition for record in lease_table.records()] == [f"o.{number}" for number in range(64)]
+    for record in held[::2]:
+        record.clear()
+    assert [record.acquisition for record in lease_table.records()] == [f"o.{number}" for number in range(1, 64, 2)]
 
 
 # What a release still has to say

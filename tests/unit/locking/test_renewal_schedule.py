@@ -20,7 +20,7 @@ from celery_dlock.locking.renewal_schedule import IN_TURN, TURN_FRACTION, Renewa
 from celery_dlock.locking.watchdog import TICK
 from celery_dlock.runtime import PATIENT_TIMEOUTS
 from celery_dlock.store.base import ReleaseRequest
-from tests.unit.fakes import FakeSource, Kept, WatchdogScene, a_name
+from tests.unit.fakes import FakeSource, Kept, WatchdogHarness, a_name
 
 TTLS = (1.0, 1.5, 3.0, 9.0, 30.0)
 
@@ -39,83 +39,87 @@ class Twin:
     """One process with its watchdog. The test does the same to two of them."""
 
     def __init__(self, source: FakeSource) -> None:
-        self.scene = WatchdogScene(patient=PATIENT_TIMEOUTS, source=source)
-        self.slots: list[LeaseRecord] = []
+        self.harness = WatchdogHarness(patient=PATIENT_TIMEOUTS, source=source)
+        self.records: list[LeaseRecord] = []
 
     def do(self, step: str, index: int, number: float) -> None:
         if step == "open":
             self.open(TTLS[index % len(TTLS)])
         elif step == "tick":
-            self.scene.clock.now += TICK * (1 + index % 3 if number > 10 else 1)
-            self.scene.watchdog.tick()
+            self.harness.clock.now += TICK * (1 + index % 3 if number > 10 else 1)
+            self.harness.watchdog.tick()
         elif step in {"away", "back"}:
-            self.scene.store.away = {"away": ReplyLost("cut"), "back": None}[step]
+            self.harness.store.away = {"away": ReplyLost("cut"), "back": None}[step]
         elif step == "refusing":
-            self.scene.store.away = StoreRefused("NOPERM")
+            self.harness.store.away = StoreRefused("NOPERM")
         elif step == "slow":
-            self.scene.store.call_time = number / 20
-        elif self.slots:
-            getattr(self, step)(self.slots[index % len(self.slots)], number)
+            self.harness.store.call_time = number / 20
+        elif self.records:
+            getattr(self, step)(self.records[index % len(self.records)], number)
 
     def open(self, ttl: float) -> None:
-        number = len(self.slots)
-        self.slots.append(self.scene.source.slots.open(a_name(str(number)), f"owner.{number}", ttl))
+        number = len(self.records)
+        self.records.append(self.harness.source.lease_table.open(a_name(str(number)), f"owner.{number}", ttl))
 
-    def held(self, slot: LeaseRecord, _: float) -> None:
-        if slot.state is LeaseState.ACQUIRING:
-            self.scene.store.locks[slot.name] = Kept(slot.acquisition, self.scene.clock.now + slot.ttl, 1)
-            slot.held(self.scene.clock.now + slot.ttl - drift_margin(slot.ttl))
+    def held(self, record: LeaseRecord, _: float) -> None:
+        if record.state is LeaseState.ACQUIRING:
+            self.harness.store.locks[record.name] = Kept(record.acquisition, self.harness.clock.now + record.ttl, 1)
+            record.held(self.harness.clock.now + record.ttl - drift_margin(record.ttl))
 
-    def renew(self, slot: LeaseRecord, _: float) -> None:
-        if slot.state is LeaseState.HELD and (kept := self.scene.store.kept(slot.name)):
-            kept.until = max(kept.until, self.scene.clock.now + slot.ttl)
-            slot.renewed(self.scene.clock.now + slot.ttl - drift_margin(slot.ttl))
+    def renew(self, record: LeaseRecord, _: float) -> None:
+        if record.state is LeaseState.HELD and (kept := self.harness.store.kept(record.name)):
+            kept.until = max(kept.until, self.harness.clock.now + record.ttl)
+            record.renewed(self.harness.clock.now + record.ttl - drift_margin(record.ttl))
 
-    def extend(self, slot: LeaseRecord, number: float) -> None:
-        if slot.state is LeaseState.HELD and (kept := self.scene.store.kept(slot.name)):
-            kept.until = max(kept.until, self.scene.clock.now + 3 * number)
-            slot.renewed(self.scene.clock.now + 3 * number - drift_margin(3 * number))
+    def extend(self, record: LeaseRecord, number: float) -> None:
+        if record.state is LeaseState.HELD and (kept := self.harness.store.kept(record.name)):
+            kept.until = max(kept.until, self.harness.clock.now + 3 * number)
+            record.renewed(self.harness.clock.now + 3 * number - drift_margin(3 * number))
 
-    def limit(self, slot: LeaseRecord, number: float) -> None:
-        if slot.state is LeaseState.HELD and not slot.max_hold_until:  # a run sets it once
-            slot.set_max_hold(self.scene.clock.now + number)
+    def limit(self, record: LeaseRecord, number: float) -> None:
+        if record.state is LeaseState.HELD and not record.max_hold_until:  # a run sets it once
+            record.set_max_hold(self.harness.clock.now + number)
 
-    def begin(self, slot: LeaseRecord, _: float) -> None:
-        if slot.state is LeaseState.HELD:
-            slot.begin_release()
+    def begin(self, record: LeaseRecord, _: float) -> None:
+        if record.state is LeaseState.HELD:
+            record.begin_release()
 
-    def delegate(self, slot: LeaseRecord, _: float) -> None:
-        if slot.state in (LeaseState.ACQUIRING, LeaseState.HELD, LeaseState.RELEASING):
-            slot.delegate_release(ReleaseRequest().text)
+    def delegate(self, record: LeaseRecord, _: float) -> None:
+        if record.state in (LeaseState.ACQUIRING, LeaseState.HELD, LeaseState.RELEASING):
+            record.delegate_release(ReleaseRequest().text)
 
-    def clear(self, slot: LeaseRecord, _: float) -> None:
-        if slot.state is not LeaseState.FREE:
-            self.scene.store.locks.pop(slot.name, None)
-            slot.clear()
+    def clear(self, record: LeaseRecord, _: float) -> None:
+        if record.state is not LeaseState.FREE:
+            self.harness.store.locks.pop(record.name, None)
+            record.clear()
 
-    def lose(self, slot: LeaseRecord, _: float) -> None:
-        slot.lose()
+    def lose(self, record: LeaseRecord, _: float) -> None:
+        record.lose()
 
-    def forget(self, slot: LeaseRecord, _: float) -> None:
+    def forget(self, record: LeaseRecord, _: float) -> None:
         """The store loses the lock."""
-        self.scene.store.locks.pop(slot.name, None)
+        self.harness.store.locks.pop(record.name, None)
 
-    def doubt(self, slot: LeaseRecord, _: float) -> None:
-        self.scene.doubted.add(slot.acquisition)
+    def doubt(self, record: LeaseRecord, _: float) -> None:
+        self.harness.doubted.add(record.acquisition)
 
-    def kill(self, slot: LeaseRecord, number: float) -> None:
-        self.scene.killed_by[slot.acquisition] = self.scene.clock.now + number / 2
+    def kill(self, record: LeaseRecord, number: float) -> None:
+        self.harness.killed_by[record.acquisition] = self.harness.clock.now + number / 2
 
     def seen(self) -> tuple[Any, ...]:
         """Return all actions of the watchdog and their times. Requests of one tick have no order."""
-        scene = self.scene
+        harness = self.harness
         return (
-            scene.clock.now,
-            Counter((renewal.acquisition, renewal.fields) for renewal in scene.store.asked),
-            scene.store.withins,
-            Counter(scene.lost),
-            len(scene.store.ended),
-            {slot.acquisition: (slot.deadline, slot.lost) for slot in self.slots if slot.state is LeaseState.HELD},
+            harness.clock.now,
+            Counter((renewal.acquisition, renewal.fields) for renewal in harness.store.asked),
+            harness.store.withins,
+            Counter(harness.lost),
+            len(harness.store.ended),
+            {
+                record.acquisition: (record.deadline, record.lost)
+                for record in self.records
+                if record.state is LeaseState.HELD
+            },
         )
 
 
@@ -138,9 +142,9 @@ def compare(history: list[tuple[str, int, float]]) -> None:
         ours.do(*step)
         scanned.do(*step)
         assert ours.seen() == scanned.seen(), f"step {number}: {step}"
-        first = ours.scene.source.first_deadline()
+        first = ours.harness.source.first_deadline()
         if step[0] == "tick":
-            assert first == scanned.scene.source.first_deadline()
+            assert first == scanned.harness.source.first_deadline()
 
 
 @pytest.mark.invariant("watchdog-renews", "lost-lease-is-reported")
@@ -167,26 +171,26 @@ def test_change_without_an_announcement_is_found_in_turn(change: str) -> None:
     twin = Twin(FakeSource())
     for number in range(10 * IN_TURN):
         twin.open(30.0)
-        twin.held(twin.slots[number], 0)
-    twin.scene.run(1.0)
-    getattr(twin, change)(twin.slots[777], 0.0)
-    twin.scene.run(10 * TICK)
+        twin.held(twin.records[number], 0)
+    twin.harness.run(1.0)
+    getattr(twin, change)(twin.records[777], 0.0)
+    twin.harness.run(10 * TICK)
     if change == "doubt":
-        assert [renewal.acquisition for renewal in twin.scene.store.asked] == ["owner.777"]
+        assert [renewal.acquisition for renewal in twin.harness.store.asked] == ["owner.777"]
     else:
-        assert [lost[0] for lost in twin.scene.lost] == ["owner.777"]
+        assert [lost[0] for lost in twin.harness.lost] == ["owner.777"]
 
 
 @pytest.mark.parametrize("released", [0, 10_000])
 def test_change_in_a_lease_opened_during_a_turn_is_found_in_10_s(released: int) -> None:
     """Expected: 50 ticks, also if the leases whose turn it is are released, which leaves few in the table."""
     source = FakeSource()
-    schedule = RenewalSchedule(source.slots)
-    old = [source.slots.open(a_name(str(number)), f"old.{number}", 3600.0) for number in range(10_000)]
+    schedule = RenewalSchedule(source.lease_table)
+    old = [source.lease_table.open(a_name(str(number)), f"old.{number}", 3600.0) for number in range(10_000)]
     for record in old:
         record.held(4600.0)
     schedule.due_records(1000.0, 1000.0)  # the turn begins
-    opened = source.slots.open(a_name(), "opened", 3600.0)
+    opened = source.lease_table.open(a_name(), "opened", 3600.0)
     opened.held(4600.0)
     schedule.due_records(1000.0, 1000.0)  # plans it
     for record in old[:released]:
@@ -197,12 +201,12 @@ def test_change_in_a_lease_opened_during_a_turn_is_found_in_10_s(released: int) 
 
 def test_record_that_was_not_noted_is_found_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if an exception had interrupted the note: the lease is renewed all the same."""
-    scene = WatchdogScene()
-    monkeypatch.setattr(scene.source.slots, "changed", list)
-    slot = scene.hold(ttl=3.0)
-    scene.run(30)
-    assert slot.deadline > scene.clock.now + 1.5
-    assert not scene.lost
+    harness = WatchdogHarness()
+    monkeypatch.setattr(harness.source.lease_table, "changed", list)
+    record = harness.hold(ttl=3.0)
+    harness.run(30)
+    assert record.deadline > harness.clock.now + 1.5
+    assert not harness.lost
 
 
 # Cost
@@ -210,14 +214,14 @@ def test_record_that_was_not_noted_is_found_in_turn(monkeypatch: pytest.MonkeyPa
 
 def test_tick_with_nothing_due_looks_at_few_of_many_leases() -> None:
     """Expected of 2,500 leases: the hundred whose turn it is."""
-    scene = WatchdogScene()
+    harness = WatchdogHarness()
     for number in range(2_500):
-        scene.hold(str(number))
-    scene.run(TICK)
+        harness.hold(str(number))
+    harness.run(TICK)
     for _ in range(10):
-        looked = scene.source.due_records(scene.clock.now, scene.clock.now)
+        looked = harness.source.due_records(harness.clock.now, harness.clock.now)
         assert len(looked) == IN_TURN
-    assert not scene.store.asked
+    assert not harness.store.asked
 
 
 @pytest.mark.parametrize("ttl", [3.0, 9.0, 30.0])
@@ -227,64 +231,64 @@ def test_leases_that_are_due_at_once_are_renewed_in_several_ticks_in_time(
     """Expected: each before half of its ttl is over, and in no tick more than the ticks until then require."""
     monkeypatch.setattr(renewal_schedule, "RENEWALS", 10)
     monkeypatch.setattr(renewal_schedule, "IN_TURN", 0)  # a record whose turn it is would be renewed too
-    scene = WatchdogScene()
-    slots = [scene.hold(str(number), ttl=ttl) for number in range(400)]
-    most, began = 0, scene.clock.now
-    late = dict.fromkeys((slot.acquisition for slot in slots), began)
+    harness = WatchdogHarness()
+    records = [harness.hold(str(number), ttl=ttl) for number in range(400)]
+    most, began = 0, harness.clock.now
+    late = dict.fromkeys((record.acquisition for record in records), began)
     for _ in range(round(3 * ttl / TICK)):
-        asked = len(scene.store.asked)
-        scene.clock.now += TICK
-        scene.watchdog.tick()
-        renewed = scene.store.asked[asked:]
+        asked = len(harness.store.asked)
+        harness.clock.now += TICK
+        harness.watchdog.tick()
+        renewed = harness.store.asked[asked:]
         most = max(most, len(renewed))
         for renewal in renewed:
-            assert scene.clock.now - late[renewal.acquisition] <= ttl / 2 + TICK
-            late[renewal.acquisition] = scene.clock.now
-    assert all(scene.clock.now - renewed_at <= ttl / 2 + TICK for renewed_at in late.values())
+            assert harness.clock.now - late[renewal.acquisition] <= ttl / 2 + TICK
+            late[renewal.acquisition] = harness.clock.now
+    assert all(harness.clock.now - renewed_at <= ttl / 2 + TICK for renewed_at in late.values())
     share = -(-400 // max(1, int(ttl / 6 / TICK) - 1))
     assert most <= max(10, share) + 10 + 400 // TURN_FRACTION
-    assert not scene.lost
+    assert not harness.lost
 
 
 def test_lease_that_ends_soon_does_not_wait_for_many_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: 500 leases of an hour that are due do not put off the renewals of one second, and are spread."""
     monkeypatch.setattr(renewal_schedule, "RENEWALS", 10)
     monkeypatch.setattr(renewal_schedule, "IN_TURN", 0)
-    scene = WatchdogScene()
+    harness = WatchdogHarness()
     for number in range(500):
-        scene.hold(str(number), ttl=3600.0)
-    scene.clock.now += 1199.0
-    short = scene.hold("short", ttl=1.0)
+        harness.hold(str(number), ttl=3600.0)
+    harness.clock.now += 1199.0
+    short = harness.hold("short", ttl=1.0)
     for _ in range(200):
-        asked = len(scene.store.asked)
-        scene.run(TICK)
-        assert short.deadline > scene.clock.now + 0.3
-        assert len(scene.store.asked) - asked <= 10 + 1 + 501 // TURN_FRACTION
-    assert not scene.lost
-    assert len({renewal.acquisition for renewal in scene.store.asked}) == 501
+        asked = len(harness.store.asked)
+        harness.run(TICK)
+        assert short.deadline > harness.clock.now + 0.3
+        assert len(harness.store.asked) - asked <= 10 + 1 + 501 // TURN_FRACTION
+    assert not harness.lost
+    assert len({renewal.acquisition for renewal in harness.store.asked}) == 501
 
 
 def test_unanswered_call_takes_back_no_renewal_of_the_call_before_it() -> None:
     """Expected of 600 leases that end soon: 500 were confirmed and live on, 100 are reported."""
-    scene = WatchdogScene()
-    slots = [scene.hold(str(number), ttl=3.0) for number in range(600)]
-    scene.clock.now = min(slot.deadline for slot in slots) - 0.5
-    scene.store.failures = [None, ReplyLost("cut")]
-    scene.store.away = ReplyLost("cut")
-    scene.watchdog.tick()
-    assert len(scene.lost) == 100
-    assert sum(slot.deadline > scene.clock.now + 1 for slot in slots) == 500
+    harness = WatchdogHarness()
+    records = [harness.hold(str(number), ttl=3.0) for number in range(600)]
+    harness.clock.now = min(record.deadline for record in records) - 0.5
+    harness.store.failures = [None, ReplyLost("cut")]
+    harness.store.away = ReplyLost("cut")
+    harness.watchdog.tick()
+    assert len(harness.lost) == 100
+    assert sum(record.deadline > harness.clock.now + 1 for record in records) == 500
 
 
 def test_freed_leases_of_a_long_ttl_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewal_schedule, "SPARE", 20)
     source = FakeSource()
-    schedule = RenewalSchedule(source.slots)
+    schedule = RenewalSchedule(source.lease_table)
     for number in range(1_000):
-        slot = source.slots.open(a_name(str(number)), f"owner.{number}", 3600.0)
-        slot.held(4600.0)
+        record = source.lease_table.open(a_name(str(number)), f"owner.{number}", 3600.0)
+        record.held(4600.0)
         schedule.due_records(1000.0, 1000.0)
-        slot.clear()
+        record.clear()
     assert len(schedule._looks) <= 21
     assert len(schedule._deadlines) <= 21
 
@@ -292,18 +296,18 @@ def test_freed_leases_of_a_long_ttl_do_not_pile_up(monkeypatch: pytest.MonkeyPat
 def test_no_record_is_missed_that_another_thread_opens() -> None:
     """Expected: of 4 x 3,000 records that threads open during looks, each is planned or looked at."""
     source = FakeSource()
-    schedule = RenewalSchedule(source.slots)
-    slots: list[LeaseRecord] = []
+    schedule = RenewalSchedule(source.lease_table)
+    lease_records: list[LeaseRecord] = []
 
     def work(worker: int) -> None:
         for number in range(3_000):
-            slot = source.slots.open(a_name(), f"{worker}.{number}", 30.0)
-            slot.held(1030.0)
+            lease_record = source.lease_table.open(a_name(), f"{worker}.{number}", 30.0)
+            lease_record.held(1030.0)
             if number % 3:
-                slot.begin_release()
-                slot.clear()
+                lease_record.begin_release()
+                lease_record.clear()
             else:
-                slots.append(slot)
+                lease_records.append(lease_record)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
     with pytest.MonkeyPatch.context() as patch:
@@ -316,4 +320,4 @@ def test_no_record_is_missed_that_another_thread_opens() -> None:
         schedule.due_records(1000.0, 1000.0)
         due = {record.acquisition for record in schedule.due_records(1020.0, 1020.0)}
         due |= {record.acquisition for record in itertools.chain(schedule.due_records(1030.0, 1030.0))}
-    assert due == {slot.acquisition for slot in slots}
+    assert due == {lease_record.acquisition for lease_record in lease_records}

@@ -52,9 +52,9 @@ def child_ends_well(body: Callable[[], None]) -> None:
         assert os.waitpid(pid, 0)[1] == 0, "the child failed"
 
 
-def kept(slots: SharedLeaseTable) -> WatchdogRecord:
-    (slot,) = slots.records()
-    return slot
+def kept(lease_table: SharedLeaseTable) -> WatchdogRecord:
+    (record,) = lease_table.records()
+    return record
 
 
 # Its limits
@@ -71,10 +71,10 @@ def test_a_process_can_hold_64_locks_and_says_so(shared: SharedLeaseTable) -> No
 def test_the_longest_name_fits_with_an_ending(shared: SharedLeaseTable) -> None:
     name = shared_name("ä" * 500)
     text = f"{'t' * 100}:{name.text}"
-    slot = shared.open(LockName(text, 1023), f"{OWNER}.{10**9}", 30.0)
+    record = shared.open(LockName(text, 1023), f"{OWNER}.{10**9}", 30.0)
     by = '["' + "app.tasks.quite_a_long_name" * 4 + '", "' + OWNER + '", "worker-1@' + "host." * 40 + '", 4194304]'
     ending = ReleaseRequest(final=True, identity=Identity(OWNER, 99, 99).digest, used_ms=10**11, requester=by)
-    slot.delegate_release(ending.text)
+    record.delegate_release(ending.text)
     seen = kept(shared)
     assert (seen.name, seen.acquisition) == (LockName(text, 1023), f"{OWNER}.{10**9}")
     assert ReleaseRequest.from_text(seen.ending) == ending
@@ -87,29 +87,29 @@ def test_record_keeps_the_number_of_seats(shared: SharedLeaseTable) -> None:
 
 
 @pytest.mark.parametrize("by", ["x" * 5_000, "\udce4"], ids=["too long", "half a character"])
-def test_an_ending_that_does_not_fit_a_slot_still_leaves_the_lock_to_the_watchdog(
+def test_an_ending_that_does_not_fit_a_record_still_leaves_the_lock_to_the_watchdog(
     shared: SharedLeaseTable, by: str
 ) -> None:
     """A release never raises for the store's sake, and nothing stays locked."""
-    slot = shared.open(a_name(), "o.1", 30.0)
-    slot.held(130.0)
-    slot.begin_release()
-    slot.delegate_release(ReleaseRequest(final=True, requester=by).text)
+    record = shared.open(a_name(), "o.1", 30.0)
+    record.held(130.0)
+    record.begin_release()
+    record.delegate_release(ReleaseRequest(final=True, requester=by).text)
     seen = kept(shared)
     assert seen.state is LeaseState.RELEASE_DELEGATED
     assert seen.acquisition == "o.1"
 
 
-def test_threads_of_a_child_never_get_one_slot_together(shared: SharedLeaseTable) -> None:
+def test_threads_of_a_child_never_get_one_record_together(shared: SharedLeaseTable) -> None:
     opened: list[str] = []
 
     def work(number: int) -> None:
         for turn in range(200):
-            slot = shared.open(a_name(f"{number}"), f"{number}.{turn}", 30.0)
-            slot.held(1.0)
-            opened.append(slot.acquisition)
-            assert slot.state is LeaseState.HELD
-            slot.clear()
+            record = shared.open(a_name(f"{number}"), f"{number}.{turn}", 30.0)
+            record.held(1.0)
+            opened.append(record.acquisition)
+            assert record.state is LeaseState.HELD
+            record.clear()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -129,8 +129,8 @@ def test_record_is_found_by_its_acquisition_while_other_threads_open_theirs(
 
     def others() -> None:
         while not over.is_set():
-            for slot in [shared.open(a_name(str(number)), f"p.{number}", 30.0) for number in range(50)]:
-                slot.clear()
+            for record in [shared.open(a_name(str(number)), f"p.{number}", 30.0) for number in range(50)]:
+                record.clear()
 
     thread = threading.Thread(target=others)
     thread.start()
@@ -150,23 +150,25 @@ def test_record_is_found_by_its_acquisition_while_other_threads_open_theirs(
 
 @pytest.mark.core
 def test_what_a_child_writes_its_parent_reads_and_the_other_way_round() -> None:
-    slots = SharedLeaseTable()
+    lease_table = SharedLeaseTable()
     name = shared_name("sms:5")
 
     def body() -> None:
-        slots.adopt()
-        slot = slots.open(name, f"{OWNER}.1", 2.5)
-        slot.held(100.0)
-        eventually(lambda: slot.deadline == 200.0, within=20)
-        eventually(lambda: slot.lost, within=20)
-        slot.begin_release()
-        eventually(lambda: slot.state is LeaseState.FREE, within=20)
+        lease_table.adopt()
+        record = lease_table.open(name, f"{OWNER}.1", 2.5)
+        record.held(100.0)
+        eventually(lambda: record.deadline == 200.0, within=20)
+        eventually(lambda: record.lost, within=20)
+        record.begin_release()
+        eventually(lambda: record.state is LeaseState.FREE, within=20)
         # The parent has freed it: the place is free for the next.
-        slots.open(name, f"{OWNER}.2", 2.5).held(300.0)
+        lease_table.open(name, f"{OWNER}.2", 2.5).held(300.0)
 
     with forked(body) as pid:
-        assert eventually(lambda: slots.pid, within=20) == pid
-        seen = eventually(lambda: next((s for s in slots.records() if s.state is LeaseState.HELD), None), within=20)
+        assert eventually(lambda: lease_table.pid, within=20) == pid
+        seen = eventually(
+            lambda: next((s for s in lease_table.records() if s.state is LeaseState.HELD), None), within=20
+        )
         assert seen
         assert (seen.name, seen.acquisition, seen.ttl, seen.deadline) == (name, f"{OWNER}.1", 2.5, 100.0)
         seen.renewed(200.0)
@@ -174,9 +176,9 @@ def test_what_a_child_writes_its_parent_reads_and_the_other_way_round() -> None:
         eventually(lambda: seen.state is LeaseState.RELEASING, within=20)
         seen.clear()
         assert os.waitpid(pid, 0)[1] == 0
-    last = slots.records(dead=True)
-    assert [(slot.acquisition, slot.deadline, slot.lost) for slot in last] == [(f"{OWNER}.2", 300.0, False)]
-    slots.close()
+    last = lease_table.records(dead=True)
+    assert [(record.acquisition, record.deadline, record.lost) for record in last] == [(f"{OWNER}.2", 300.0, False)]
+    lease_table.close()
 
 
 def test_each_child_has_memory_of_its_own() -> None:
@@ -192,39 +194,39 @@ def test_each_child_has_memory_of_its_own() -> None:
     assert second.pid == 0
 
 
-def test_a_half_written_slot_is_not_read_while_its_writer_lives(shared: SharedLeaseTable) -> None:
-    slot = shared.open(a_name(), "o.1", 30.0)
-    shared.words[slot._base] += 1  # odd: writing
+def test_a_half_written_record_is_not_read_while_its_writer_lives(shared: SharedLeaseTable) -> None:
+    record = shared.open(a_name(), "o.1", 30.0)
+    shared.words[record._base] += 1  # odd: writing
     assert not shared.records()
     assert [seen.acquisition for seen in shared.records(dead=True)] == ["o.1"]
-    shared.words[slot._base] += 1
+    shared.words[record._base] += 1
     assert len(shared.records()) == 1
 
 
 def test_a_reader_never_sees_two_acquisitions_mixed() -> None:
     """The child writes as fast as it can; whatever the parent reads belongs together."""
-    slots = SharedLeaseTable()
+    lease_table = SharedLeaseTable()
     names = [shared_name(str(number) * (1 + number * 9)) for number in range(10)]
 
     def body() -> None:
-        slots.adopt()
+        lease_table.adopt()
         for turn in range(1_000_000):
             which = turn % 10
-            slot = slots.open(names[which], f"{'o' * which}.{which}", float(which))
-            slot.delegate_release(ReleaseRequest(used_ms=which).text)
-            slot.clear()
+            record = lease_table.open(names[which], f"{'o' * which}.{which}", float(which))
+            record.delegate_release(ReleaseRequest(used_ms=which).text)
+            record.clear()
 
     with forked(body):
-        eventually(lambda: slots.pid, within=20)
+        eventually(lambda: lease_table.pid, within=20)
         end, read = time.monotonic() + 1.0, 0
         while time.monotonic() < end:
-            for seen in slots.records():
+            for seen in lease_table.records():
                 which = int(seen.ttl)
                 assert (seen.name, seen.acquisition) == (names[which], f"{'o' * which}.{which}")
                 assert seen.ending in ("", ReleaseRequest(used_ms=which).text)
                 read += 1
         assert read > 50
-    slots.close()
+    lease_table.close()
 
 
 @pytest.mark.core
@@ -232,28 +234,31 @@ def test_leases_of_a_child_killed_while_writing_are_known() -> None:
     """The finished records are whole. Only the one that was being written may be torn, and that breaks no reader."""
     name, other = shared_name("held"), [shared_name("x" * length) for length in (1, 90)]
     for turn in range(15):
-        slots = SharedLeaseTable()
+        lease_table = SharedLeaseTable()
 
-        def body(slots: SharedLeaseTable = slots) -> None:
-            slots.adopt()
-            slots.open(name, f"{OWNER}.1", 30.0).held(100.0)
+        def body(lease_table: SharedLeaseTable = lease_table) -> None:
+            lease_table.adopt()
+            lease_table.open(name, f"{OWNER}.1", 30.0).held(100.0)
             for number in range(10_000_000):
-                slot = slots.open(other[number % 2], f"{'o' * (number % 30)}.{number}", 30.0)
-                slot.delegate_release(ReleaseRequest(final=True, requester="i" * (number % 500)).text)
-                slot.clear()
+                record = lease_table.open(other[number % 2], f"{'o' * (number % 30)}.{number}", 30.0)
+                record.delegate_release(ReleaseRequest(final=True, requester="i" * (number % 500)).text)
+                record.clear()
 
         with forked(body) as pid:
             # Not any record: between open() and held() the child may be suspended.
-            eventually(lambda slots=slots: any(one.state is LeaseState.HELD for one in slots.records()), within=20)  # type: ignore[misc]
+            eventually(
+                lambda lease_table=lease_table: any(one.state is LeaseState.HELD for one in lease_table.records()),
+                within=20,
+            )  # type: ignore[misc]
             time.sleep(random.Random(turn).random() / 50)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            first, *rest = slots.records(dead=True)
+            first, *rest = lease_table.records(dead=True)
             assert (first.name, first.acquisition, first.state) == (name, f"{OWNER}.1", LeaseState.HELD)
             assert len(rest) <= 1
             for torn in rest:
                 ReleaseRequest.from_text(torn.ending)
                 torn.clear()
             first.clear()
-            assert not slots.records(dead=True)
-        slots.close()
+            assert not lease_table.records(dead=True)
+        lease_table.close()

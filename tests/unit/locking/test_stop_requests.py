@@ -8,7 +8,7 @@ from celery_dlock import Replaced
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 from celery_dlock.locking.watchdog import TICK
 from celery_dlock.store.model import Renewal, RenewalResult, StopRequest
-from tests.unit.fakes import FakeStore, LockClientScene, WatchdogScene, a_name
+from tests.unit.fakes import FakeStore, LockClientHarness, WatchdogHarness, a_name
 
 pytestmark = pytest.mark.invariant("newest-call-stops-the-running-one")
 
@@ -23,58 +23,58 @@ def ask_to_stop(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_renew", renew)
 
 
-def test_stoppable_lease_is_renewed_each_second(scene: WatchdogScene) -> None:
-    slot = scene.hold(ttl=30.0)
-    slot.set_stoppable()
-    times = scene.asked_at(ticks=25)
+def test_stoppable_lease_is_renewed_each_second(harness: WatchdogHarness) -> None:
+    record = harness.hold(ttl=30.0)
+    record.set_stoppable()
+    times = harness.asked_at(ticks=25)
     assert len(times) >= 4
     assert times[1] - times[0] <= 1.0 + TICK
 
 
-def test_plain_lease_is_renewed_at_a_third_beside_a_stoppable_one(scene: WatchdogScene) -> None:
-    scene.hold("stoppable", ttl=30.0).set_stoppable()
-    scene.hold("plain", ttl=30.0)
+def test_plain_lease_is_renewed_at_a_third_beside_a_stoppable_one(harness: WatchdogHarness) -> None:
+    harness.hold("stoppable", ttl=30.0).set_stoppable()
+    harness.hold("plain", ttl=30.0)
     for _ in range(40):
-        scene.run(TICK)
-    asked = [renewal.name for renewal in scene.store.asked]
+        harness.run(TICK)
+    asked = [renewal.name for renewal in harness.store.asked]
     assert a_name("stoppable") in asked
     assert a_name("plain") not in asked
 
 
 def test_watchdog_stops_the_body_at_each_renewal_until_it_is_out(
-    scene: WatchdogScene, monkeypatch: pytest.MonkeyPatch
+    harness: WatchdogHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first request may come before the body is entered."""
-    slot, reasons = scene.hold(ttl=30.0), []
-    slot.set_stoppable()
-    ask_to_stop(scene.store, monkeypatch)
+    record, reasons = harness.hold(ttl=30.0), []
+    record.set_stoppable()
+    ask_to_stop(harness.store, monkeypatch)
     for _ in range(8):
-        scene.run(TICK)
-    assert slot.replaced
-    slot.on_stop(reasons.append)
+        harness.run(TICK)
+    assert record.replaced
+    record.on_stop(reasons.append)
     for _ in range(8):
-        scene.run(TICK)
+        harness.run(TICK)
     assert reasons
     assert set(reasons) == {"replaced"}
-    assert not slot.lost
+    assert not record.lost
 
 
 def test_ensure_raises_the_error_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = LockClientScene()
-    lease = scene.take()
+    harness = LockClientHarness()
+    lease = harness.take()
     lease.watch_for_stop(Replaced)
     lease.ensure()
     assert not lease.replaced
-    ask_to_stop(scene.store, monkeypatch)
+    ask_to_stop(harness.store, monkeypatch)
     with pytest.raises(Replaced, match="replaced by newer") as raised:
         lease.ensure()
     assert (lease.replaced, raised.value.task_id, lease.lost) == (True, "newer", False)
 
 
 def test_ensure_of_a_lease_that_cannot_be_replaced_asks_for_no_stop() -> None:
-    scene = LockClientScene()
-    scene.take().ensure()
-    assert not scene.store.asked[-1].stoppable
+    harness = LockClientHarness()
+    harness.take().ensure()
+    assert not harness.store.asked[-1].stoppable
 
 
 def test_main_process_and_child_share_the_stop_request() -> None:
@@ -108,5 +108,5 @@ def test_next_acquisition_in_the_same_place_is_not_replaced() -> None:
 
 
 @pytest.fixture
-def scene() -> WatchdogScene:
-    return WatchdogScene()
+def harness() -> WatchdogHarness:
+    return WatchdogHarness()

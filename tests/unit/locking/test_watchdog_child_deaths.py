@@ -13,7 +13,7 @@ from celery_dlock.locking import watchdog as watchdog_module
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.worker.pool_children import ChildWatch
 from tests.support.polling import eventually
-from tests.unit.fakes import FakeSource, WatchdogScene
+from tests.unit.fakes import FakeSource, WatchdogHarness
 
 LONG = 60.0  # seconds between two looks, for this test
 
@@ -39,11 +39,11 @@ class Watched(FakeSource):
 def test_what_a_child_held_is_freed_when_it_dies_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: freed within a second, though the next look is a minute away; nothing before the death."""
     monkeypatch.setattr(watchdog_module, "TICK", LONG)
-    scene = WatchdogScene()
+    harness = WatchdogHarness()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         child = Watched(process.pid)
-        acquisition = scene.hold(source=child).acquisition
-        watchdog = Watchdog(scene.store, scene.clock, scene.timeout, scene._lost)
+        acquisition = harness.hold(source=child).acquisition
+        watchdog = Watchdog(harness.store, harness.clock, harness.timeout, harness._lost)
         watchdog.watch(child)
         eventually(lambda: child.pidfd() is not None and len(watchdog.held) == 1)
         time.sleep(0.3)  # what wakes it too early wakes it now

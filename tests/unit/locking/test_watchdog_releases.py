@@ -11,70 +11,70 @@ from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.locking.watchdog import LINGER, TICK
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity, Released
-from tests.unit.fakes import FakeSource, WatchdogScene, a_name
+from tests.unit.fakes import FakeSource, WatchdogHarness, a_name
 
 
 @pytest.fixture
-def scene() -> WatchdogScene:
-    return WatchdogScene()
+def harness() -> WatchdogHarness:
+    return WatchdogHarness()
 
 
 # Ends that were left to the watchdog
 
 
-def test_a_release_that_was_left_to_the_watchdog_is_carried_out_with_its_ending(scene: WatchdogScene) -> None:
-    slot = scene.hold()
+def test_a_release_that_was_left_to_the_watchdog_is_carried_out_with_its_ending(harness: WatchdogHarness) -> None:
+    record = harness.hold()
     ending = ReleaseRequest(final=True, identity=Identity("id", 2).digest, used_ms=7, requester="me")
-    slot.delegate_release(ending.text)
-    scene.watchdog.tick()
-    assert scene.store.ended == [("owner.x", ending)]
-    assert slot.state is LeaseState.FREE
-    assert not scene.source.records()
-    assert scene.source.told_freed == [("owner.x", Released(ours=True, duplicate_seen=False))]
-    assert not scene.watchdog.tick()
+    record.delegate_release(ending.text)
+    harness.watchdog.tick()
+    assert harness.store.ended == [("owner.x", ending)]
+    assert record.state is LeaseState.FREE
+    assert not harness.source.records()
+    assert harness.source.told_freed == [("owner.x", Released(ours=True, duplicate_seen=False))]
+    assert not harness.watchdog.tick()
 
 
-def test_an_end_is_tried_again_until_the_store_is_back(scene: WatchdogScene) -> None:
-    slot = scene.hold()
-    slot.delegate_release(ReleaseRequest(outcome_unknown=True).text)
-    scene.store.away = StoreUnavailable("away")
-    scene.run(5)
-    assert slot.state is LeaseState.RELEASE_DELEGATED
-    scene.store.away = None
-    scene.run(TICK)
-    assert scene.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
-    assert not scene.lost
+def test_an_end_is_tried_again_until_the_store_is_back(harness: WatchdogHarness) -> None:
+    record = harness.hold()
+    record.delegate_release(ReleaseRequest(outcome_unknown=True).text)
+    harness.store.away = StoreUnavailable("away")
+    harness.run(5)
+    assert record.state is LeaseState.RELEASE_DELEGATED
+    harness.store.away = None
+    harness.run(TICK)
+    assert harness.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
+    assert not harness.lost
 
 
-def test_while_the_store_is_away_the_ends_do_not_wait_for_it_one_by_one(scene: WatchdogScene) -> None:
+def test_while_the_store_is_away_the_ends_do_not_wait_for_it_one_by_one(harness: WatchdogHarness) -> None:
     for text in "abcdef":
-        scene.hold(text).delegate_release(ReleaseRequest().text)
-    scene.store.away = StoreUnavailable("away")
-    calls = scene.store.calls
-    scene.watchdog.tick()
-    assert scene.store.calls == calls + 1
+        harness.hold(text).delegate_release(ReleaseRequest().text)
+    harness.store.away = StoreUnavailable("away")
+    calls = harness.store.calls
+    harness.watchdog.tick()
+    assert harness.store.calls == calls + 1
 
 
-def test_renewals_come_before_ends(scene: WatchdogScene) -> None:
+def test_renewals_come_before_ends(harness: WatchdogHarness) -> None:
     """A release that takes long must not cost a lease."""
-    gone, kept = scene.hold("gone"), scene.hold("kept")
-    scene.clock.now += 15
+    gone, kept = harness.hold("gone"), harness.hold("kept")
+    harness.clock.now += 15
     gone.delegate_release(ReleaseRequest().text)
-    scene.store.call_time = 1.0
-    sent = scene.clock.now
-    scene.watchdog.tick()
+    harness.store.call_time = 1.0
+    sent = harness.clock.now
+    harness.watchdog.tick()
     assert kept.deadline == pytest.approx(sent + 30 - drift_margin(30))
-    assert scene.store.ended
+    assert harness.store.ended
 
 
-def test_a_release_that_neither_succeeds_nor_says_so_is_carried_out_after_a_while(scene: WatchdogScene) -> None:
-    slot = scene.hold()
-    slot.begin_release()
-    scene.run(LINGER - 2 * TICK)
-    assert not scene.store.ended
-    scene.run(4 * TICK)
-    assert scene.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
-    assert slot.state is LeaseState.FREE
+def test_a_release_that_neither_succeeds_nor_says_so_is_carried_out_after_a_while(harness: WatchdogHarness) -> None:
+    record = harness.hold()
+    record.begin_release()
+    harness.run(LINGER - 2 * TICK)
+    assert not harness.store.ended
+    harness.run(4 * TICK)
+    assert harness.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
+    assert record.state is LeaseState.FREE
 
 
 def test_a_release_under_way_is_given_all_the_time_that_it_can_take() -> None:
@@ -85,18 +85,18 @@ def test_a_release_under_way_is_given_all_the_time_that_it_can_take() -> None:
 # The dead
 
 
-def test_what_a_dead_process_held_is_freed_in_one_tick(scene: WatchdogScene) -> None:
+def test_what_a_dead_process_held_is_freed_in_one_tick(harness: WatchdogHarness) -> None:
     dead = FakeSource(child=True)
-    scene.watchdog.watch(dead)
-    held, mine = scene.hold("held", source=dead), scene.hold("mine")
-    dead.slots.open(a_name("asking"), "owner.asking", 30.0)
-    dead.slots.open(a_name("leaving"), "owner.leaving", 30.0).begin_release()
+    harness.watchdog.watch(dead)
+    held, mine = harness.hold("held", source=dead), harness.hold("mine")
+    dead.lease_table.open(a_name("asking"), "owner.asking", 30.0)
+    dead.lease_table.open(a_name("leaving"), "owner.leaving", 30.0).begin_release()
     left = ReleaseRequest(final=True, identity=Identity("id").digest)
-    dead.slots.open(a_name("left"), "owner.left", 30.0).delegate_release(left.text)
+    dead.lease_table.open(a_name("left"), "owner.left", 30.0).delegate_release(left.text)
     dead.dead = True
-    scene.watchdog.tick()
+    harness.watchdog.tick()
     unsure = ReleaseRequest(outcome_unknown=True)
-    assert scene.store.ended == [
+    assert harness.store.ended == [
         ("owner.asking", unsure),
         ("owner.held", unsure),
         ("owner.leaving", unsure),
@@ -105,18 +105,18 @@ def test_what_a_dead_process_held_is_freed_in_one_tick(scene: WatchdogScene) -> 
     assert ("owner.held", Released(ours=True, duplicate_seen=False)) in dead.told_freed
     assert held.state is LeaseState.FREE
     assert mine.state is LeaseState.HELD
-    scene.watchdog.tick()
-    assert scene.watchdog._sources == [scene.source]
+    harness.watchdog.tick()
+    assert harness.watchdog._sources == [harness.source]
 
 
-def test_the_dead_are_not_forgotten_while_the_store_is_away(scene: WatchdogScene) -> None:
-    scene.hold()
-    scene.source.dead = True
-    scene.store.away = StoreUnavailable("away")
-    scene.run(5)
-    assert scene.watchdog._sources == [scene.source]
-    scene.store.away = None
-    scene.run(TICK)
-    assert not scene.store.locks
-    scene.run(TICK)
-    assert not scene.watchdog._sources
+def test_the_dead_are_not_forgotten_while_the_store_is_away(harness: WatchdogHarness) -> None:
+    harness.hold()
+    harness.source.dead = True
+    harness.store.away = StoreUnavailable("away")
+    harness.run(5)
+    assert harness.watchdog._sources == [harness.source]
+    harness.store.away = None
+    harness.run(TICK)
+    assert not harness.store.locks
+    harness.run(TICK)
+    assert not harness.watchdog._sources

@@ -162,8 +162,10 @@ def test_one_wait_of_each_kind_confirms_a_batch() -> None:
     [PRIMARY, Durability(1, fsync=False, timeout_ms=1), Durability(0, fsync=True, timeout_ms=30_000),
      Durability(1000, fsync=True, timeout_ms=30_000)],
 )  # fmt: skip
-def test_the_watchdog_reads_from_a_slot_what_the_child_asked_for(durability: Durability) -> None:
-    slots = SharedLeaseTable()
-    slots.adopt()
-    slots.open(a_name(), "o.1", 30.0, durability)
-    assert [slot.durability for slot in slots.records()] == [durability] == [from_number(as_number(durability))]
+def test_the_watchdog_reads_from_a_record_what_the_child_asked_for(durability: Durability) -> None:
+    lease_table = SharedLeaseTable()
+    lease_table.adopt()
+    lease_table.open(a_name(), "o.1", 30.0, durability)
+    assert (
+        [record.durability for record in lease_table.records()] == [durability] == [from_number(as_number(durability))]
+    )

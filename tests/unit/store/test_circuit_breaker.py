@@ -15,7 +15,7 @@ from tests.unit.fakes import FakeClock
 BREAKER_RESET, TIMEOUT = 2.0, 3.0
 
 
-class Scene:
+class Harness:
     """One store, and a breaker for each of two processes."""
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def harness() -> Harness:
+    return Harness()
 
 
 def refused(breaker: CircuitBreaker) -> str:
@@ -50,104 +50,104 @@ def refused(breaker: CircuitBreaker) -> str:
 
 @pytest.mark.invariant("dead-store-costs-one-timeout")
 @pytest.mark.parametrize("error", [ReplyTimeout("late"), StoreUnavailable("no connection")])
-def test_after_one_timeout_nobody_asks_for_a_rest(scene: Scene, error: StoreUnavailable) -> None:
-    scene.here.before_call()
-    scene.fail(scene.here, error)
-    for breaker in (scene.here, scene.there):
+def test_after_one_timeout_nobody_asks_for_a_rest(harness: Harness, error: StoreUnavailable) -> None:
+    harness.here.before_call()
+    harness.fail(harness.here, error)
+    for breaker in (harness.here, harness.there):
         assert refused(breaker) == "the lock store was not asked: it did not answer 0.0 s ago"
-    scene.clock.now += BREAKER_RESET - 0.1
-    assert refused(scene.there).endswith("1.9 s ago")
+    harness.clock.now += BREAKER_RESET - 0.1
+    assert refused(harness.there).endswith("1.9 s ago")
 
 
 @pytest.mark.invariant("dead-store-costs-one-timeout")
-def test_after_the_rest_one_asker_tries_and_the_others_are_refused(scene: Scene) -> None:
-    scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += BREAKER_RESET
-    scene.there.before_call()
-    refused(scene.here)
-    refused(scene.there)
+def test_after_the_rest_one_asker_tries_and_the_others_are_refused(harness: Harness) -> None:
+    harness.fail(harness.here, ReplyTimeout("late"))
+    harness.clock.now += BREAKER_RESET
+    harness.there.before_call()
+    refused(harness.here)
+    refused(harness.there)
 
 
-def test_an_answer_to_the_one_who_tries_lets_all_ask_again(scene: Scene) -> None:
-    scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += BREAKER_RESET
-    scene.there.before_call()
-    scene.answer(scene.there)
-    for breaker in (scene.here, scene.there) * 3:
+def test_an_answer_to_the_one_who_tries_lets_all_ask_again(harness: Harness) -> None:
+    harness.fail(harness.here, ReplyTimeout("late"))
+    harness.clock.now += BREAKER_RESET
+    harness.there.before_call()
+    harness.answer(harness.there)
+    for breaker in (harness.here, harness.there) * 3:
         breaker.before_call()
 
 
-def test_another_failure_of_the_one_who_tries_is_another_rest(scene: Scene) -> None:
-    scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += BREAKER_RESET
-    scene.there.before_call()
-    scene.fail(scene.there, ReplyTimeout("late"))
-    scene.clock.now += BREAKER_RESET - 0.1
-    refused(scene.here)
-    scene.clock.now += 0.1
-    scene.here.before_call()
+def test_another_failure_of_the_one_who_tries_is_another_rest(harness: Harness) -> None:
+    harness.fail(harness.here, ReplyTimeout("late"))
+    harness.clock.now += BREAKER_RESET
+    harness.there.before_call()
+    harness.fail(harness.there, ReplyTimeout("late"))
+    harness.clock.now += BREAKER_RESET - 0.1
+    refused(harness.here)
+    harness.clock.now += 0.1
+    harness.here.before_call()
 
 
-def test_one_who_dies_while_it_tries_holds_the_others_up_for_two_timeouts_at_most(scene: Scene) -> None:
-    scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += BREAKER_RESET
-    scene.there.before_call()
-    scene.clock.now += 2 * TIMEOUT - 0.1
-    refused(scene.here)
-    scene.clock.now += 0.1
-    scene.here.before_call()
+def test_one_who_dies_while_it_tries_holds_the_others_up_for_two_timeouts_at_most(harness: Harness) -> None:
+    harness.fail(harness.here, ReplyTimeout("late"))
+    harness.clock.now += BREAKER_RESET
+    harness.there.before_call()
+    harness.clock.now += 2 * TIMEOUT - 0.1
+    refused(harness.here)
+    harness.clock.now += 0.1
+    harness.here.before_call()
 
 
 @pytest.mark.parametrize("error", [StoreRefused("NOPERM"), StoreNotReady("LOADING"), ReplyLost("cut")])
 def test_an_answer_that_is_no_and_a_connection_that_was_cut_do_not_open_it(
-    scene: Scene, error: StoreUnavailable
+    harness: Harness, error: StoreUnavailable
 ) -> None:
-    scene.fail(scene.here, error)
-    scene.here.before_call()
+    harness.fail(harness.here, error)
+    harness.here.before_call()
 
 
-def test_what_fails_at_once_costs_nothing_and_is_asked_by_all(scene: Scene) -> None:
+def test_what_fails_at_once_costs_nothing_and_is_asked_by_all(harness: Harness) -> None:
     """A server that is being restarted: a lock is taken as soon as it is back."""
     for _ in range(3):
-        scene.fail(scene.here, StoreUnavailable("connection refused"), after=0.05)
-        scene.there.before_call()
+        harness.fail(harness.here, StoreUnavailable("connection refused"), after=0.05)
+        harness.there.before_call()
 
 
-def test_what_fails_at_once_while_it_rests_lets_all_ask_again(scene: Scene) -> None:
-    scene.fail(scene.here, ReplyTimeout("late"))
-    scene.clock.now += BREAKER_RESET
-    scene.fail(scene.here, StoreUnavailable("connection refused"), after=0.05)
-    scene.there.before_call()
+def test_what_fails_at_once_while_it_rests_lets_all_ask_again(harness: Harness) -> None:
+    harness.fail(harness.here, ReplyTimeout("late"))
+    harness.clock.now += BREAKER_RESET
+    harness.fail(harness.here, StoreUnavailable("connection refused"), after=0.05)
+    harness.there.before_call()
 
 
-def test_an_answer_that_was_wanted_much_sooner_than_the_timeout_says_nothing(scene: Scene) -> None:
+def test_an_answer_that_was_wanted_much_sooner_than_the_timeout_says_nothing(harness: Harness) -> None:
     """A lease that is about to end cannot wait; others can."""
-    scene.fail(scene.here, ReplyTimeout("late"), after=TIMEOUT / 2 - 0.1)
-    scene.here.before_call()
+    harness.fail(harness.here, ReplyTimeout("late"), after=TIMEOUT / 2 - 0.1)
+    harness.here.before_call()
 
 
 @pytest.mark.parametrize("timeout", [0.05, 60.0])
 def test_a_timeout_opens_it_however_short_or_long_it_is(timeout: float) -> None:
-    scene = Scene()
-    breaker = CircuitBreaker(scene.states, scene.clock, BREAKER_RESET, timeout)
-    scene.fail(breaker, ReplyTimeout("late"), after=timeout)
+    harness = Harness()
+    breaker = CircuitBreaker(harness.states, harness.clock, BREAKER_RESET, timeout)
+    harness.fail(breaker, ReplyTimeout("late"), after=timeout)
     refused(breaker)
 
 
-def test_without_a_rest_it_never_opens(scene: Scene) -> None:
-    breaker = CircuitBreaker(scene.states, scene.clock, 0.0, TIMEOUT)
-    scene.fail(breaker, ReplyTimeout("late"))
+def test_without_a_rest_it_never_opens(harness: Harness) -> None:
+    breaker = CircuitBreaker(harness.states, harness.clock, 0.0, TIMEOUT)
+    harness.fail(breaker, ReplyTimeout("late"))
     breaker.before_call()
 
 
-def test_no_other_error_says_anything_about_the_store(scene: Scene) -> None:
+def test_no_other_error_says_anything_about_the_store(harness: Harness) -> None:
     def interrupted() -> None:
-        scene.clock.now += TIMEOUT
+        harness.clock.now += TIMEOUT
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scene.here.call(interrupted)
-    scene.here.before_call()
+        harness.here.call(interrupted)
+    harness.here.before_call()
 
 
 def test_what_one_process_finds_out_all_that_share_its_memory_know() -> None:

@@ -39,7 +39,7 @@ class MarkingStore:
     def close(self) -> None: ...
 
 
-class Stage:
+class Harness:
     def __init__(self) -> None:
         app = Celery("unheard", set_as_current=False)
         app.conf.dlock_url = "redis://nowhere.invalid/0"
@@ -87,159 +87,161 @@ def digests(*names: str) -> list[str]:
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+def harness(monkeypatch: pytest.MonkeyPatch) -> Harness:
     monkeypatch.setattr(completion_marker, "RETRY_DELAY", 0.05)
-    return Stage()
+    return Harness()
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), OSError(24, "Too many open files")])
-def test_a_mark_that_the_store_did_not_take_is_tried_again_after_a_rest(stage: Stage, error: Exception) -> None:
+def test_a_mark_that_the_store_did_not_take_is_tried_again_after_a_rest(harness: Harness, error: Exception) -> None:
     """Whatever it raised: Celery's event loop would end with it."""
-    stage.store.error = error
-    request = stage.request()
+    harness.store.error = error
+    request = harness.request()
     request.dlock_ack_lost = True
     request.dlock_completed()
-    stage.deliveries.completion_marker.run_round()
-    assert (stage.store.asked, stage.store.marked) == (1, [])
-    stage.store.error = None
+    harness.deliveries.completion_marker.run_round()
+    assert (harness.store.asked, harness.store.marked) == (1, [])
+    harness.store.error = None
     time.sleep(completion_marker.RETRY_DELAY)
-    stage.deliveries.completion_marker.run_round()
-    assert [identity for identity, _ in stage.store.marked] == digests("id")
-    assert stage.store.marked[0][1] >= completion_marker.RETRY_DELAY * 1e6
+    harness.deliveries.completion_marker.run_round()
+    assert [identity for identity, _ in harness.store.marked] == digests("id")
+    assert harness.store.marked[0][1] >= completion_marker.RETRY_DELAY * 1e6
 
 
-def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(stage: Stage) -> None:
+def test_a_store_that_is_away_costs_the_event_loop_one_try_for_each_rest(harness: Harness) -> None:
     """Not a timeout for each end."""
-    stage.store.error = StoreUnavailable("away")
+    harness.store.error = StoreUnavailable("away")
     for number in range(20):
-        request = stage.request(str(number))
+        request = harness.request(str(number))
         request.dlock_ack_lost = True
         request.dlock_completed()
-    assert stage.store.asked == 1
-    stage.store.error = None
+    assert harness.store.asked == 1
+    harness.store.error = None
     time.sleep(completion_marker.RETRY_DELAY)
-    stage.deliveries.completion_marker.run_round()
-    assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests(*map(str, range(20))))
+    harness.deliveries.completion_marker.run_round()
+    assert sorted(identity for identity, _ in harness.store.marked) == sorted(digests(*map(str, range(20))))
 
 
-def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(stage: Stage) -> None:
-    stage.store.error, refused = StoreUnavailable("not this one"), Identity("0").digest
-    stage.store.refuses = lambda identity: identity == refused
+def test_a_mark_that_is_refused_does_not_stand_in_the_way_of_others(harness: Harness) -> None:
+    harness.store.error, refused = StoreUnavailable("not this one"), Identity("0").digest
+    harness.store.refuses = lambda identity: identity == refused
     for number in range(3):
-        request = stage.request(str(number))
+        request = harness.request(str(number))
         request.dlock_ack_lost = True
         request.dlock_completed()
     time.sleep(completion_marker.RETRY_DELAY)
     for _ in range(2):
-        stage.deliveries.completion_marker.run_round()
+        harness.deliveries.completion_marker.run_round()
         time.sleep(completion_marker.RETRY_DELAY)
-    assert sorted(identity for identity, _ in stage.store.marked) == sorted(digests("1", "2"))
+    assert sorted(identity for identity, _ in harness.store.marked) == sorted(digests("1", "2"))
 
 
 def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a pool of threads, the end is reported outside of Celery's event loop."""
-    request = stage.request()
+    request = harness.request()
 
     def fails_here(*_: Any) -> bool:
         request.dlock_ack_lost = True
         if request.dlock_end_stored:
-            stage.deliveries.completion_marker.mark(request)
+            harness.deliveries.completion_marker.mark(request)
         return False
 
     monkeypatch.setattr("celery_dlock.worker.ack_tracking.channel_is_gone", fails_here)
     request.dlock_completed()
-    stage.deliveries.completion_marker.run_round()
-    assert [identity for identity, _ in stage.store.marked] == digests("id")
+    harness.deliveries.completion_marker.run_round()
+    assert [identity for identity, _ in harness.store.marked] == digests("id")
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_an_end_by_the_death_of_its_child_is_marked_if_the_watchdog_freed_its_lock(stage: Stage, *, held: bool) -> None:
+def test_an_end_by_the_death_of_its_child_is_marked_if_the_watchdog_freed_its_lock(
+    harness: Harness, *, held: bool
+) -> None:
     """Else it may be parked, or published again, and is to run."""
-    request = stage.request()
+    request = harness.request()
     request.dlock_ack_lost = True
     request.dlock_process_died()
-    stage.deliveries.completion_marker.run_round()
-    assert stage.store.asked == 0
-    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
-    stage.deliveries.freed(slot, Released(ours=held, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-    stage.deliveries.completion_marker.run_round()
-    assert [identity for identity, _ in stage.store.marked] == (digests("id") if held else [])
+    harness.deliveries.completion_marker.run_round()
+    assert harness.store.asked == 0
+    record = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
+    harness.deliveries.freed(record, Released(ours=held, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
+    harness.deliveries.completion_marker.run_round()
+    assert [identity for identity, _ in harness.store.marked] == (digests("id") if held else [])
 
 
 @pytest.mark.parametrize("why", ["not acknowledged", "put back", "heard"])
-def test_what_comes_back_to_run_or_was_heard_is_not_marked(stage: Stage, why: str) -> None:
-    request = stage.request(told=why == "heard")
+def test_what_comes_back_to_run_or_was_heard_is_not_marked(harness: Harness, why: str) -> None:
+    request = harness.request(told=why == "heard")
     request.acknowledged = why != "not acknowledged"
     request.dlock_requeued = why == "put back"
     request.dlock_completed()
     request._message.channel.closed = True
-    stage.deliveries.completion_marker.run_round()
-    assert stage.store.asked == 0
+    harness.deliveries.completion_marker.run_round()
+    assert harness.store.asked == 0
 
 
 @pytest.mark.parametrize("died", [False, True])
-def test_an_end_is_dated_by_the_start_of_its_body(stage: Stage, *, died: bool) -> None:
+def test_an_end_is_dated_by_the_start_of_its_body(harness: Harness, *, died: bool) -> None:
     """A message that its sender, or a body that died, sent anew meanwhile is another."""
-    request = stage.request()
+    request = harness.request()
     request.dlock_ack_lost = True
     request._dlock_accepted_at -= 10.0
     if died:
         request.dlock_process_died()
-        slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
-        stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-        stage.deliveries.completion_marker.run_round()
+        record = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
+        harness.deliveries.freed(record, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
+        harness.deliveries.completion_marker.run_round()
     else:
         request.dlock_completed()
-    [(_, age_us)] = stage.store.marked
+    [(_, age_us)] = harness.store.marked
     assert age_us == pytest.approx(10_000_000, abs=500_000)
 
 
 @pytest.mark.parametrize(("told", "expected"), [(59, []), (61, ["id"])])
 def test_an_end_of_which_the_broker_hears_after_its_visibility_timeout_is_marked(
-    stage: Stage, told: float, expected: list[str]
+    harness: Harness, told: float, expected: list[str]
 ) -> None:
     """It has delivered the message again."""
-    object.__setattr__(stage.runtime.settings, "doubtful_after", 60.0)
-    request = stage.request()
+    object.__setattr__(harness.runtime.settings, "doubtful_after", 60.0)
+    request = harness.request()
     request.acknowledged = False
     request._on_ack, request._connection_errors = lambda *_: None, ()  # Celery's callback sends later
     request.acknowledge()
     request.dlock_delivered -= told
     request.dlock_completed()
     request.message.ack()
-    assert [identity for identity, _ in stage.store.marked] == digests(*expected)
+    assert [identity for identity, _ in harness.store.marked] == digests(*expected)
 
 
 @pytest.mark.parametrize("why", ["", "a cold shutdown", "cancelled"])
 def test_a_death_that_may_have_stored_no_end_is_not_marked(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, why: str
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Celery ends nothing in a cold shutdown. The broker delivers again what it cancels."""
-    request = stage.request(kind=WholeRequest)
+    request = harness.request(kind=WholeRequest)
     request.dlock_ack_lost = True
     request._already_cancelled = why == "cancelled"
     monkeypatch.setattr(state, "should_terminate", 1 if why == "a cold shutdown" else None)
     request._dlock_died()
-    slot = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
-    stage.deliveries.freed(slot, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
-    stage.deliveries.completion_marker.run_round()
-    assert [identity for identity, _ in stage.store.marked] == ([] if why else digests("id"))
+    record = SimpleNamespace(acquisition="owner of id.1", name=Request.dlock_lock, ending="")
+    harness.deliveries.freed(record, Released(ours=True, duplicate_seen=False))  # type: ignore[arg-type]  # what is asked of it here
+    harness.deliveries.completion_marker.run_round()
+    assert [identity for identity, _ in harness.store.marked] == ([] if why else digests("id"))
 
 
-def test_while_the_worker_does_not_consume_an_end_is_marked_at_once(stage: Stage) -> None:
+def test_while_the_worker_does_not_consume_an_end_is_marked_at_once(harness: Harness) -> None:
     """No acknowledgement arrives between the break of a connection and the next one."""
-    stage.deliveries.consumes = lambda: False
-    stage.request().dlock_completed()
-    assert [identity for identity, _ in stage.store.marked] == digests("id")
+    harness.deliveries.consumes = lambda: False
+    harness.request().dlock_completed()
+    assert [identity for identity, _ in harness.store.marked] == digests("id")
 
 
-def test_when_the_connection_breaks_what_waits_to_be_acknowledged_is_marked(stage: Stage) -> None:
+def test_when_the_connection_breaks_what_waits_to_be_acknowledged_is_marked(harness: Harness) -> None:
     """Not those whose acknowledgement arrived, nor those whose failure was seen: they are marked already."""
-    heard, failed, waiting = (stage.request(name) for name in ("heard", "failed", "waiting"))
+    heard, failed, waiting = (harness.request(name) for name in ("heard", "failed", "waiting"))
     for request in (heard, failed, waiting):
         request.dlock_completed()
     heard.message.acknowledged = failed.dlock_ack_lost = True
-    stage.deliveries.completion_marker.connection_broke()
-    assert [identity for identity, _ in stage.store.marked] == digests("waiting")
+    harness.deliveries.completion_marker.connection_broke()
+    assert [identity for identity, _ in harness.store.marked] == digests("waiting")

@@ -39,11 +39,11 @@ class FakeNotes:
         self.written.append((text, life_ms))
 
 
-class Scene:
+class Harness:
     """One worker's notes. No thread: the test looks."""
 
     def __init__(self) -> None:
-        self.clock, self.store, self.slots = FakeClock(), FakeNotes(), LocalLeaseTable()
+        self.clock, self.store, self.lease_table = FakeClock(), FakeNotes(), LocalLeaseTable()
         self.watchdog = SimpleNamespace(held=())
         settings = SimpleNamespace(prefix="dlock", timeout=3.0)
         runtime: Any = SimpleNamespace(
@@ -57,16 +57,16 @@ class Scene:
         self.notes = CrashRecovery(runtime, NODE, lambda: True, ME)
 
     def hold(self, text: str, ttl: float = 30.0) -> LeaseRecord:
-        slot = self.slots.open(shared_name(text), f"owner.{text}", ttl)
-        slot.held(self.clock.now + ttl)
-        return slot
+        record = self.lease_table.open(shared_name(text), f"owner.{text}", ttl)
+        record.held(self.clock.now + ttl)
+        return record
 
     def looks(self, times: int) -> int:
         """Look so often; how many times that wrote."""
         before = len(self.store.written)
         for _ in range(times):
             self.clock.now += TICK
-            self.watchdog.held = self.slots.records()
+            self.watchdog.held = self.lease_table.records()
             self.notes.save_record()
         return len(self.store.written) - before
 
@@ -78,96 +78,96 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def harness() -> Harness:
+    return Harness()
 
 
-def test_who_holds_nothing_notes_nothing(scene: Scene) -> None:
-    assert scene.looks(100) == 0
+def test_who_holds_nothing_notes_nothing(harness: Harness) -> None:
+    assert harness.looks(100) == 0
 
 
-def test_what_is_held_at_one_look_only_costs_nothing(scene: Scene) -> None:
+def test_what_is_held_at_one_look_only_costs_nothing(harness: Harness) -> None:
     for number in range(20):
-        slot = scene.hold(f"brief {number}")
-        assert scene.looks(1) == 0
-        slot.clear()
+        record = harness.hold(f"brief {number}")
+        assert harness.looks(1) == 0
+        record.clear()
 
 
-def test_what_is_held_at_two_looks_is_noted_once(scene: Scene) -> None:
-    slot = scene.hold("x")
-    assert [scene.looks(1) for _ in range(5)] == [0, 1, 0, 0, 0]
-    assert scene.noted == ME._replace(leases=(HeldLease(slot.name, "owner.x", 30.0, ME.main),))
+def test_what_is_held_at_two_looks_is_noted_once(harness: Harness) -> None:
+    record = harness.hold("x")
+    assert [harness.looks(1) for _ in range(5)] == [0, 1, 0, 0, 0]
+    assert harness.noted == ME._replace(leases=(HeldLease(record.name, "owner.x", 30.0, ME.main),))
 
 
-def test_a_note_grows_with_what_is_held_and_is_not_written_for_what_ends(scene: Scene) -> None:
-    first, second = scene.hold("x"), scene.hold("y")
-    assert scene.looks(2) == 1
+def test_a_note_grows_with_what_is_held_and_is_not_written_for_what_ends(harness: Harness) -> None:
+    first, second = harness.hold("x"), harness.hold("y")
+    assert harness.looks(2) == 1
     first.clear()
-    assert scene.looks(5) == 0
-    scene.hold("z")
-    assert scene.looks(5) == 1
-    assert {kept.acquisition for kept in scene.noted.leases} == {"owner.y", "owner.z"}
+    assert harness.looks(5) == 0
+    harness.hold("z")
+    assert harness.looks(5) == 1
+    assert {kept.acquisition for kept in harness.noted.leases} == {"owner.y", "owner.z"}
     assert second.ttl == 30.0
 
 
-def test_a_note_is_taken_away_when_nothing_is_held_any_more(scene: Scene) -> None:
-    slot = scene.hold("x")
-    scene.looks(2)
-    slot.clear()
-    assert scene.looks(5) == 1
-    assert scene.store.written[-1] == ("", 0)
+def test_a_note_is_taken_away_when_nothing_is_held_any_more(harness: Harness) -> None:
+    record = harness.hold("x")
+    harness.looks(2)
+    record.clear()
+    assert harness.looks(5) == 1
+    assert harness.store.written[-1] == ("", 0)
 
 
-def test_a_note_lives_twice_the_longest_ttl_and_is_written_again_after_half_of_that(scene: Scene) -> None:
-    slot = scene.hold("x", ttl=30.0)
-    scene.hold("y", ttl=5.0)
-    scene.looks(2)
-    assert scene.store.written[-1][1] == pytest.approx(60_000, abs=100)
-    slot.renewed(scene.clock.now + 30.0)
-    assert scene.looks(round(29.0 / TICK)) == 0
-    assert scene.looks(round(2.0 / TICK)) == 1
+def test_a_note_lives_twice_the_longest_ttl_and_is_written_again_after_half_of_that(harness: Harness) -> None:
+    record = harness.hold("x", ttl=30.0)
+    harness.hold("y", ttl=5.0)
+    harness.looks(2)
+    assert harness.store.written[-1][1] == pytest.approx(60_000, abs=100)
+    record.renewed(harness.clock.now + 30.0)
+    assert harness.looks(round(29.0 / TICK)) == 0
+    assert harness.looks(round(2.0 / TICK)) == 1
 
 
-def test_a_lease_that_was_extended_is_noted_for_as_long(scene: Scene) -> None:
-    slot = scene.hold("x", ttl=5.0)
-    slot.renewed(scene.clock.now + 300.0)
-    scene.looks(2)
-    assert scene.store.written[-1][1] == pytest.approx(600_000, abs=1000)
+def test_a_lease_that_was_extended_is_noted_for_as_long(harness: Harness) -> None:
+    record = harness.hold("x", ttl=5.0)
+    record.renewed(harness.clock.now + 300.0)
+    harness.looks(2)
+    assert harness.store.written[-1][1] == pytest.approx(600_000, abs=1000)
 
 
-def test_a_note_that_failed_is_tried_again_at_the_next_look(scene: Scene) -> None:
-    scene.hold("x")
-    scene.looks(1)
-    scene.store.away = OSError("away")
+def test_a_note_that_failed_is_tried_again_at_the_next_look(harness: Harness) -> None:
+    harness.hold("x")
+    harness.looks(1)
+    harness.store.away = OSError("away")
     with pytest.raises(OSError, match="away"):
-        scene.looks(1)
-    scene.store.away = None
-    assert scene.looks(1) == 1
+        harness.looks(1)
+    harness.store.away = None
+    assert harness.looks(1) == 1
 
 
-def test_a_thousand_new_locks_at_each_look_are_noted_every_two_seconds(scene: Scene) -> None:
+def test_a_thousand_new_locks_at_each_look_are_noted_every_two_seconds(harness: Harness) -> None:
     for number in range(1000):
-        scene.hold(f"{number}")
-    wrote = scene.looks(2)
+        harness.hold(f"{number}")
+    wrote = harness.looks(2)
     for number in range(50):
-        scene.hold(f"more {number}")
-        wrote += scene.looks(1)
+        harness.hold(f"more {number}")
+        wrote += harness.looks(1)
     assert wrote == 1 + 50 * TICK // 2.0
 
 
-def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_noted(scene: Scene) -> None:
+def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_noted(harness: Harness) -> None:
     living = ME._replace(
         main=ProcessIdentity(ME.main.pid, ME.main.started), leases=(_kept("x", 20.0), _kept("y", 10.0))
     )
-    scene.store.others = {"another of this process": living.text}
-    scene.notes.release_dead_leases()
+    harness.store.others = {"another of this process": living.text}
+    harness.notes.release_dead_leases()
     for _ in range(2):
-        scene.clock.now += 9.9
-        scene.notes.release_dead_leases()
-        assert scene.notes._predecessors
-    scene.clock.now += 0.3
-    scene.notes.release_dead_leases()
-    assert not scene.notes._predecessors
+        harness.clock.now += 9.9
+        harness.notes.release_dead_leases()
+        assert harness.notes._predecessors
+    harness.clock.now += 0.3
+    harness.notes.release_dead_leases()
+    assert not harness.notes._predecessors
 
 
 def _kept(text: str, ttl: float) -> HeldLease:

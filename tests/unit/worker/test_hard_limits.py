@@ -11,7 +11,7 @@ from celery_dlock.locking.watchdog import KILL_GRACE, TICK
 from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from celery_dlock.worker.delivery_registry import REMEMBERED, DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
-from tests.unit.fakes import WatchdogScene
+from tests.unit.fakes import WatchdogHarness
 
 REASON = "its process did not end within 10 s after its hard time limit"
 
@@ -35,16 +35,16 @@ def app() -> Celery:
 
 @pytest.mark.invariant("hard-limit-frees-after-death")
 def test_lease_is_lost_when_the_killed_process_outlives_the_grace() -> None:
-    scene = WatchdogScene()
-    slot = scene.hold()
-    scene.killed_by[slot.acquisition] = scene.clock.now + KILL_GRACE
-    scene.run(KILL_GRACE - 2 * TICK)
-    assert not scene.lost
-    scene.run(3 * TICK)
-    assert [(who, why) for who, why, _ in scene.lost] == [(slot.acquisition, REASON)]
-    asked = len(scene.store.asked)
-    scene.run(60)
-    assert len(scene.store.asked) == asked, "a lost lease was renewed"
+    harness = WatchdogHarness()
+    slot = harness.hold()
+    harness.killed_by[slot.acquisition] = harness.clock.now + KILL_GRACE
+    harness.run(KILL_GRACE - 2 * TICK)
+    assert not harness.lost
+    harness.run(3 * TICK)
+    assert [(who, why) for who, why, _ in harness.lost] == [(slot.acquisition, REASON)]
+    asked = len(harness.store.asked)
+    harness.run(60)
+    assert len(harness.store.asked) == asked, "a lost lease was renewed"
 
 
 @pytest.mark.parametrize("raises", [False, True])

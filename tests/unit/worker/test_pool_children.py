@@ -22,7 +22,7 @@ def runtime() -> Runtime:
 
 @pytest.fixture
 def children(runtime: Runtime) -> PoolChildren:
-    return PoolChildren(runtime, lambda slot, released: None)
+    return PoolChildren(runtime, lambda record, released: None)
 
 
 def test_child_counts_the_time_without_a_watchdog_from_its_fork(runtime: Runtime, children: PoolChildren) -> None:
@@ -32,10 +32,10 @@ def test_child_counts_the_time_without_a_watchdog_from_its_fork(runtime: Runtime
     assert runtime.lease_table.scanned_at == runtime.clock.monotonic()
 
 
-def test_fork_without_memory_for_slots_gives_no_child_those_of_another(
+def test_fork_without_memory_for_records_gives_no_child_those_of_another(
     runtime: Runtime, children: PoolChildren, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two children that write into the same slots would free each other's locks."""
+    """Two children that write into the same records would free each other's locks."""
 
     def fail() -> None:
         raise OSError(12, "Cannot allocate memory")

@@ -75,7 +75,7 @@ class Leases:
         return self.swept
 
 
-class Scene:
+class Harness:
     """Workers of one store; each tick of their sweepers' threads is made by hand."""
 
     def __init__(self) -> None:
@@ -104,49 +104,49 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def harness() -> Harness:
+    return Harness()
 
 
 @pytest.mark.invariant("one-sweeper-per-broker")
-def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(scene: Scene) -> None:
-    scene.pass_time([scene.worker() for _ in range(10)], seconds=20)
-    assert scene.store.scripts.total() <= 20 * 30
-    assert set(scene.store.scripts) == {"sweep_lease", "list_due_queues", "announce_workers"}
+def test_ten_idle_workers_send_at_most_30_scripts_a_second_in_all(harness: Harness) -> None:
+    harness.pass_time([harness.worker() for _ in range(10)], seconds=20)
+    assert harness.store.scripts.total() <= 20 * 30
+    assert set(harness.store.scripts) == {"sweep_lease", "list_due_queues", "announce_workers"}
 
 
 @pytest.mark.invariant("debounce-runs-the-newest-call")
-def test_lock_is_swept_when_its_last_debounced_call_is_due(scene: Scene) -> None:
+def test_lock_is_swept_when_its_last_debounced_call_is_due(harness: Harness) -> None:
     """The time counts from the parking of the last call, which a pool child records."""
-    worker = scene.worker()
+    worker = harness.worker()
 
     def sweeps_after(seconds: float) -> int:
-        scene.clock.now += seconds
+        harness.clock.now += seconds
         worker._sweep_debounced()
-        return scene.store.scripts["sweep"]
+        return harness.store.scripts["sweep"]
 
     worker.sweep_after(1, NAME, 5.0)
     assert sweeps_after(60) == 0  # not parked yet
-    scene.receive_order.record(1, 10)
+    harness.receive_order.record(1, 10)
     worker.sweep_after(2, NAME, 5.0)
-    scene.receive_order.record(2, 20)
+    harness.receive_order.record(2, 20)
     assert (sweeps_after(0), sweeps_after(4.9), sweeps_after(0.2), sweeps_after(60)) == (0, 0, 1, 1)
 
 
 @pytest.mark.invariant("one-sweeper-per-broker")
 @pytest.mark.parametrize("pause", [SWEEP_INTERVAL, CLUSTER_SWEEP_INTERVAL])
-def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: Scene, pause: float) -> None:
-    scene.store.clustered = pause == CLUSTER_SWEEP_INTERVAL
-    workers = [scene.worker() for _ in range(5)]
+def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(harness: Harness, pause: float) -> None:
+    harness.store.clustered = pause == CLUSTER_SWEEP_INTERVAL
+    workers = [harness.worker() for _ in range(5)]
     while workers:
-        scene.pass_time(workers, seconds=3)
-        died = scene.clock.now
-        (holder, _), *_ = scene.store.leases.values()
+        harness.pass_time(workers, seconds=3)
+        died = harness.clock.now
+        (holder, _), *_ = harness.store.leases.values()
         workers = [worker for worker in workers if worker._worker != holder]
-        scene.pass_time(workers, seconds=3)
-        looks = [look for look in scene.store.looks if look >= died]
+        harness.pass_time(workers, seconds=3)
+        looks = [look for look in harness.store.looks if look >= died]
         allowed = pause + LEASE_MARGIN + MAX_TAKEOVER_DELAY + 2 * TICK
-        assert not workers or looks[0] - scene.store.looks[-len(looks) - 1] <= allowed < 2
+        assert not workers or looks[0] - harness.store.looks[-len(looks) - 1] <= allowed < 2
 
 
 @pytest.mark.invariant("sweep-failures-stay-local")
@@ -155,46 +155,46 @@ def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(scene: S
     [(StoreRefused("no memory"), False), (StoreRefused("no right"), True), (ReplyTimeout("its node is down"), True)],
 )
 def test_workers_sweep_without_the_sweep_lease_when_it_cannot_be_taken(
-    scene: Scene, error: StoreUnavailable, clustered: bool
+    harness: Harness, error: StoreUnavailable, clustered: bool
 ) -> None:
     """It saves work only; in a Cluster it is on one node of several."""
-    scene.store.lease_error, scene.store.clustered = error, clustered
-    scene.worker()._sweep_due()
-    assert scene.store.looks
+    harness.store.lease_error, harness.store.clustered = error, clustered
+    harness.worker()._sweep_due()
+    assert harness.store.looks
 
 
-def test_store_that_does_not_answer_is_asked_once_in_a_round(scene: Scene) -> None:
-    scene.store.lease_error = ReplyTimeout("away")
+def test_store_that_does_not_answer_is_asked_once_in_a_round(harness: Harness) -> None:
+    harness.store.lease_error = ReplyTimeout("away")
     with pytest.raises(ReplyTimeout):
-        scene.worker()._sweep_due()
-    assert scene.store.scripts == {"announce_workers": 1, "sweep_lease": 1}
+        harness.worker()._sweep_due()
+    assert harness.store.scripts == {"announce_workers": 1, "sweep_lease": 1}
 
 
-def test_worker_looks_again_at_once_when_something_was_due(scene: Scene) -> None:
-    worker = scene.worker()
-    scene.store.found = [NAME]
-    scene.pass_time([worker], seconds=1)
-    assert scene.store.scripts["sweep"] == scene.store.scripts["list_due_queues"] == pytest.approx(1 / TICK, abs=1)
+def test_worker_looks_again_at_once_when_something_was_due(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.found = [NAME]
+    harness.pass_time([worker], seconds=1)
+    assert harness.store.scripts["sweep"] == harness.store.scripts["list_due_queues"] == pytest.approx(1 / TICK, abs=1)
 
 
 @pytest.mark.invariant("one-sweeper-per-broker")
-def test_worker_leaves_the_sweep_to_others_when_its_broker_takes_no_message(scene: Scene) -> None:
-    first, second = scene.worker(), scene.worker()
+def test_worker_leaves_the_sweep_to_others_when_its_broker_takes_no_message(harness: Harness) -> None:
+    first, second = harness.worker(), harness.worker()
     first._publisher.publish_next = lambda *_given: False  # type: ignore[method-assign]
-    scene.store.found = [NAME]
+    harness.store.found = [NAME]
     first._sweep_due()
-    scene.store.found = []
-    scene.pass_time([first, second], seconds=BROKER_FAILURE_PAUSE + 1)
-    ((holder, _),) = scene.store.leases.values()
+    harness.store.found = []
+    harness.pass_time([first, second], seconds=BROKER_FAILURE_PAUSE + 1)
+    ((holder, _),) = harness.store.leases.values()
     assert holder == second._worker
 
 
 def test_message_that_no_worker_of_its_broker_published_is_an_error(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = scene.worker()
-    scene.store.found = [NAME]
-    scene.store.swept = QueueStepResult(dead_letter="identity", foreign_broker=True)
+    worker = harness.worker()
+    harness.store.found = [NAME]
+    harness.store.swept = QueueStepResult(dead_letter="identity", foreign_broker=True)
     worker._sweep_due()
     (record,) = caplog.records
     assert record.levelname == "ERROR"
@@ -203,10 +203,10 @@ def test_message_that_no_worker_of_its_broker_published_is_an_error(
 
 
 def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its end is stored, and it would run once its lock's key is repaired."""
-    worker, out = scene.worker(), []
+    worker, out = harness.worker(), []
 
     def remove_waiter(_name: LockName, identity: str, _reason: str) -> None:
         if identity == "refused":
@@ -223,9 +223,9 @@ def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
     assert caplog.messages[0] == f"{NAME}: a waiter that has ended is still queued, retrying: a key was overwritten"
 
 
-def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) -> None:
+def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(harness: Harness) -> None:
     """Otherwise, a waiter whose result is stored is granted the lock later, and runs."""
-    worker, asked = scene.worker(), []
+    worker, asked = harness.worker(), []
     worker._revoked = lambda: [(NAME, "revoked")] if not asked else []
     worker.discard_waiter(NAME, "gone")
     errors = [StoreUnavailable("away"), KeyError("broken"), None, None]
@@ -246,66 +246,66 @@ def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(scene: Scene) 
 
 
 @pytest.mark.invariant("foreign-messages-block-no-name")
-def test_worker_notes_that_it_runs_also_between_slow_publications(scene: Scene) -> None:
+def test_worker_notes_that_it_runs_also_between_slow_publications(harness: Harness) -> None:
     """Else workers of another broker make its messages dead letters while its own broker does not answer."""
-    worker = scene.worker()
-    scene.pass_time([worker], seconds=2 * PRESENCE_INTERVAL + 1)
-    assert len(scene.store.noted) == 3
-    assert {broker for _, broker in scene.store.noted} == {worker._publisher.broker}
+    worker = harness.worker()
+    harness.pass_time([worker], seconds=2 * PRESENCE_INTERVAL + 1)
+    assert len(harness.store.noted) == 3
+    assert {broker for _, broker in harness.store.noted} == {worker._publisher.broker}
 
     def carry(*_given: object) -> bool:
-        scene.clock.now += PRESENCE_INTERVAL + 10
+        harness.clock.now += PRESENCE_INTERVAL + 10
         return False
 
     worker._publisher.publish_next = carry  # type: ignore[method-assign]
-    scene.store.found = 3 * [NAME]
-    scene.store.noted.clear()
+    harness.store.found = 3 * [NAME]
+    harness.store.noted.clear()
     worker._next_sweep = worker._next_presence = 0.0
     worker._sweep_due()
     worker.hand_off(NAME, Grant("a", "entry"))
     worker._do_left_work()
-    assert len(scene.store.noted) == 1 + 3 + 1
+    assert len(harness.store.noted) == 1 + 3 + 1
 
 
-def test_workers_of_another_broker_sweep_for_themselves(scene: Scene) -> None:
+def test_workers_of_another_broker_sweep_for_themselves(harness: Harness) -> None:
     """A worker publishes to its own broker only."""
-    workers = [scene.worker(), scene.worker("memory://elsewhere")]
+    workers = [harness.worker(), harness.worker("memory://elsewhere")]
     for worker in workers:
         worker._sweep_due()
-    assert scene.store.scripts["list_due_queues"] == 2
+    assert harness.store.scripts["list_due_queues"] == 2
 
 
-def test_one_of_the_workers_without_queues_looks_for_waiters(scene: Scene) -> None:
-    workers = [scene.worker() for _ in range(10)]
+def test_one_of_the_workers_without_queues_looks_for_waiters(harness: Harness) -> None:
+    workers = [harness.worker() for _ in range(10)]
     for worker in workers:
         worker._sweeps = False
         worker._check_for_waiters()
-    assert scene.store.scripts == {"sweep_lease": 10, "list_due_queues": 1}
-    scene.store.found = [NAME]
-    scene.clock.now += 31
+    assert harness.store.scripts == {"sweep_lease": 10, "list_due_queues": 1}
+    harness.store.found = [NAME]
+    harness.clock.now += 31
     for worker in workers:
         worker._check_for_waiters()
     assert [worker._sweeps for worker in workers] == [True] + 9 * [False]
 
 
-def test_store_that_refuses_every_command_is_logged_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_store_that_refuses_every_command_is_logged_once(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """The lease of the sweep only saves work, so its refusal alone does not stop a sweep and is not logged."""
-    worker = scene.worker()
+    worker = harness.worker()
     worker.start_sweeping()
     for error in (StoreRefused("NOPERM"), None, StoreRefused("NOPERM")):
-        scene.store.lease_error = scene.store.due_error = error
+        harness.store.lease_error = harness.store.due_error = error
         for _ in range(20):
             worker._run_round()
-            scene.clock.now += SWEEP_INTERVAL
+            harness.clock.now += SWEEP_INTERVAL
     told = [record.getMessage() for record in caplog.records]
     assert told == ["queues are not swept, retrying every 0.1 s: NOPERM"] * 2
 
 
-def test_lost_grant_and_dead_letter_are_counted_once_each(scene: Scene) -> None:
-    worker = scene.worker()
+def test_lost_grant_and_dead_letter_are_counted_once_each(harness: Harness) -> None:
+    worker = harness.worker()
     counts = worker._runtime.counts
     counts.start([])
-    scene.store.swept = QueueStepResult(lost_grant=True, dead_letter="x")
+    harness.store.swept = QueueStepResult(lost_grant=True, dead_letter="x")
     worker._sweep(NAME)
     assert counts.meter is not None
     samples = {found.name: sum(one.value for one in samples) for found, samples in counts.meter.read()}

@@ -5,7 +5,7 @@ from tests.conftest import WORKERS
 
 @pytest.fixture
 def show(request):
-    """Return a function that takes a stage and returns it; the logs of its workers are shown if the test fails."""
+    """Return a function that returns the environment that it takes. If the test fails, its workers' logs are shown."""
 
     def shown(made):
         request.node.stash[WORKERS] = made.workers

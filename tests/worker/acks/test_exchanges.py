@@ -19,7 +19,7 @@ QUEUES = {"TOPIC": "q.topic", "DIRECT": "q.direct", "BOUND": "q.bound"}
 
 
 @contextmanager
-def running_stage(folder, broker=None):
+def running_environment(folder, broker=None):
     with Server(folder / "server") as server:
         urls = Urls(broker or server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(APP, urls) as tasks, running_worker(APP, folder=folder, urls=urls, concurrency=4) as worker:
@@ -30,121 +30,121 @@ def running_stage(folder, broker=None):
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("exchanges")) as made:
+def environment(tmp_path_factory):
+    with running_environment(tmp_path_factory.mktemp("exchanges")) as made:
         yield made
 
 
-def rounds(stage, task_id, count=2):
+def rounds(environment, task_id, count=2):
     """Wait until a message was republished so many times."""
     return eventually(
-        lambda: (found := stage.lines(task_id, "is republished"))[count - 1 :] and found,
+        lambda: (found := environment.lines(task_id, "is republished"))[count - 1 :] and found,
         message=f"{task_id} does not come back {count} times",
     )
 
 
-def bodies(stage, task_id):
-    return [fact["what"] for fact in stage.history(id=task_id)]
+def bodies(environment, task_id):
+    return [fact["what"] for fact in environment.history(id=task_id)]
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("route", ["TOPIC", "DIRECT", "BOUND"])
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_message_at_a_held_lock_is_republished_to_its_own_queue_and_runs_once(stage, tasks, name, route):
-    task, n = getattr(tasks, name), stage.fresh()
-    holding = stage.hold(task, n)
+def test_message_at_a_held_lock_is_republished_to_its_own_queue_and_runs_once(environment, tasks, name, route):
+    task, n = getattr(tasks, name), environment.fresh()
+    holding = environment.hold(task, n)
     result = task.apply_async((n,), **getattr(tasks, route))
-    rounds(stage, result.id)
-    copy = eventually(lambda: (m := stage.unacked(result.id))["headers"].get("dlock") and m)
+    rounds(environment, result.id)
+    copy = eventually(lambda: (m := environment.unacked(result.id))["headers"].get("dlock") and m)
     assert copy["properties"]["delivery_info"] == {"exchange": "", "routing_key": QUEUES[route]}
     holding.end()
     assert result.get(timeout=10) == n
-    stage.nothing_left()
-    assert bodies(stage, result.id) == ["in", "out"]
+    environment.wait_until_drained()
+    assert bodies(environment, result.id) == ["in", "out"]
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("route", ["TOPIC", "DIRECT"])
-def test_duplicate_delivery_is_republished_to_its_own_queue_and_does_not_run(stage, tasks, route):
-    n, options = stage.fresh(), getattr(tasks, route)
-    holding = stage.hold(tasks.skips_late, n, **options)
+def test_duplicate_delivery_is_republished_to_its_own_queue_and_does_not_run(environment, tasks, route):
+    n, options = environment.fresh(), getattr(tasks, route)
+    holding = environment.hold(tasks.skips_late, n, **options)
     tasks.skips_late.apply_async((n,), task_id=holding.id, **options)
-    stage.wait_for_line(holding.id, "is republished.*another delivery of this message is running")
-    first = eventually(lambda: copies(stage, holding.id))
+    environment.wait_for_line(holding.id, "is republished.*another delivery of this message is running")
+    first = eventually(lambda: copies(environment, holding.id))
     assert [copy["properties"]["delivery_info"]["routing_key"] for copy in first] == [QUEUES[route]]
     assert holding.end() == n
-    stage.wait_for_line(holding.id, "is a duplicate")
-    stage.nothing_left()
-    assert stage.state(holding.id) == "SUCCESS"
-    assert bodies(stage, holding.id) == ["in", "out"]
+    environment.wait_for_line(holding.id, "is a duplicate")
+    environment.wait_until_drained()
+    assert environment.state(holding.id) == "SUCCESS"
+    assert bodies(environment, holding.id) == ["in", "out"]
 
 
-def copies(stage, task_id):
+def copies(environment, task_id):
     """Our copies of a message that the worker has."""
-    kept = [json.loads(text)[0] for text in stage.broker.hvals("unacked")]
+    kept = [json.loads(text)[0] for text in environment.broker.hvals("unacked")]
     return [message for message in kept if message["headers"]["id"] == task_id and message["headers"].get("dlock")]
 
 
-def sent_to_two_queues(stage, tasks):
+def sent_to_two_queues(environment, tasks):
     """Return how often a message of two queues was republished until it was given up after four tries."""
-    n = stage.fresh()
-    with stage.hold(tasks.gives_up, n):
+    n = environment.fresh()
+    with environment.hold(tasks.gives_up, n):
         result = tasks.gives_up.apply_async((n,), **tasks.PAIR)
         with pytest.raises(LockHeld, match="given up after 4 tries"):
             result.get(timeout=10)
-        return len(eventually(lambda: (found := stage.lines(result.id, "is republished"))[7:] and found))
+        return len(eventually(lambda: (found := environment.lines(result.id, "is republished"))[7:] and found))
 
 
-def test_queues_of_one_topic_do_not_multiply_republished_messages(stage, tasks):
+def test_queues_of_one_topic_do_not_multiply_republished_messages(environment, tasks):
     """Two copies, four times each. If both queues got each of them again, 2 + 4 + 8 + 16."""
-    assert sent_to_two_queues(stage, tasks) == 8
-    stage.nothing_left()
+    assert sent_to_two_queues(environment, tasks) == 8
+    environment.wait_until_drained()
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_message_through_a_fanout_fails_with_lock_held(stage, tasks, name):
+def test_message_through_a_fanout_fails_with_lock_held(environment, tasks, name):
     """Over Redis it came from no queue, so there is none to return to; and it must not vanish."""
-    task, n = getattr(tasks, name), stage.fresh()
-    with stage.hold(task, n):
+    task, n = getattr(tasks, name), environment.fresh()
+    with environment.hold(task, n):
         result = task.apply_async((n,), **tasks.FANOUT)
         with pytest.raises(LockHeld, match="held by"):
             result.get(timeout=10)
-        assert stage.state(result.id) == "FAILURE"
-        assert stage.lines(result.id, "cannot be republished")
-    stage.nothing_left()
-    assert bodies(stage, result.id) == []
+        assert environment.state(result.id) == "FAILURE"
+        assert environment.lines(result.id, "cannot be republished")
+    environment.wait_until_drained()
+    assert bodies(environment, result.id) == []
 
 
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_duplicate_delivery_through_a_fanout_leaves_the_holders_result_alone(stage, tasks, name):
+def test_duplicate_delivery_through_a_fanout_leaves_the_holders_result_alone(environment, tasks, name):
     """As where two workers get one broadcast."""
-    task, n = getattr(tasks, name), stage.fresh()
-    holding = stage.hold(task, n, **tasks.FANOUT)
+    task, n = getattr(tasks, name), environment.fresh()
+    holding = environment.hold(task, n, **tasks.FANOUT)
     task.apply_async((n,), task_id=holding.id, **tasks.FANOUT)
-    stage.wait_for_line(holding.id, "cannot be republished")
-    assert stage.state(holding.id) == "PENDING"
+    environment.wait_for_line(holding.id, "cannot be republished")
+    assert environment.state(holding.id) == "PENDING"
     assert holding.end() == n
-    stage.nothing_left()
-    assert stage.state(holding.id) == "SUCCESS"
-    assert bodies(stage, holding.id) == ["in", "out"]
+    environment.wait_until_drained()
+    assert environment.state(holding.id) == "SUCCESS"
+    assert bodies(environment, holding.id) == ["in", "out"]
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_protocol_1_message_at_a_held_lock_is_redelivered_a_few_times_and_fails(stage, tasks, name):
+def test_protocol_1_message_at_a_held_lock_is_redelivered_a_few_times_and_fails(environment, tasks, name):
     """It cannot be published again; going back to the broker, it would go round as fast as the worker can."""
-    task, n = getattr(tasks, name), stage.fresh()
-    old = Celery("old", broker=stage.urls.broker, backend=stage.urls.result, set_as_current=False)
+    task, n = getattr(tasks, name), environment.fresh()
+    old = Celery("old", broker=environment.urls.broker, backend=environment.urls.result, set_as_current=False)
     old.conf.task_protocol = 1
-    with stage.hold(task, n):
+    with environment.hold(task, n):
         result = old.send_task(task.name, (n,))
         with pytest.raises(LockHeld, match="held by"):
-            stage.app.AsyncResult(result.id).get(timeout=10)
-        assert stage.state(result.id) == "FAILURE"
-        assert len(stage.lines(result.id, "received")) <= 3
-    stage.nothing_left()
-    assert bodies(stage, result.id) == []
+            environment.app.AsyncResult(result.id).get(timeout=10)
+        assert environment.state(result.id) == "FAILURE"
+        assert len(environment.lines(result.id, "received")) <= 3
+    environment.wait_until_drained()
+    assert bodies(environment, result.id) == []
     _stop_listening(old)
     old.close()
 
@@ -154,7 +154,7 @@ def test_protocol_1_message_at_a_held_lock_is_redelivered_a_few_times_and_fails(
 
 @pytest.fixture(scope="module")
 def rabbit(rabbitmq_url, tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("exchanges-rabbitmq"), rabbitmq_url) as made:
+    with running_environment(tmp_path_factory.mktemp("exchanges-rabbitmq"), rabbitmq_url) as made:
         yield made
 
 

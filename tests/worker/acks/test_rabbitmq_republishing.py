@@ -18,7 +18,7 @@ from celery_dlock.messaging import publishing
 from celery_dlock.messaging.publishing import publish, refused_right
 from tests.conftest import WORKERS
 from tests.support.environments.policies import APP, PolicyEnvironment
-from tests.support.environments.rabbitmq import running_stage as queue_stage
+from tests.support.environments.rabbitmq import running_environment as queue_environment
 from tests.support.polling import eventually
 from tests.support.workers import Urls, loaded_app, running_worker
 
@@ -148,7 +148,7 @@ class frozen:  # noqa: N801  # used as a function is
 
 
 @pytest.fixture(scope="module")
-def stage(broker, server, tmp_path_factory):
+def environment(broker, server, tmp_path_factory):
     """Its worker's user may not write to the default exchange; the test's own may."""
     server.flush()
     urls, folder = Urls(broker.url, server.url(1), server.lock_url(2)), tmp_path_factory.mktemp("rights")
@@ -163,33 +163,33 @@ def stage(broker, server, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("tasks")
-def test_worker_without_the_right_to_republish_says_so_at_its_start(stage):
-    line = eventually(lambda: [line for line in stage.worker.log().splitlines() if "may not write" in line])[0]
+def test_worker_without_the_right_to_republish_says_so_at_its_start(environment):
+    line = eventually(lambda: [line for line in environment.worker.log().splitlines() if "may not write" in line])[0]
     assert "ERROR" in line
     assert "amq.default" in line
 
 
 @pytest.mark.invariant("republishing-is-confirmed")
 @pytest.mark.parametrize("name", ["retries", "retries_late"])
-def test_calls_that_cannot_be_republished_fail_or_run_and_none_is_lost(stage, tasks, name):
-    task, n = getattr(tasks, name), stage.fresh()
-    with stage.hold(task, n):
+def test_calls_that_cannot_be_republished_fail_or_run_and_none_is_lost(environment, tasks, name):
+    task, n = getattr(tasks, name), environment.fresh()
+    with environment.hold(task, n):
         results = [task.delay(n) for _ in range(6)]
         for result in results:
-            stage.wait_for_line(result.id, "cannot be republished", 20)
+            environment.wait_for_line(result.id, "cannot be republished", 20)
     for result in results:
         if task.acks_late:
             assert result.get(timeout=30) == n
         else:
             with pytest.raises(LockHeld):
                 result.get(timeout=20)
-    assert stage.overlaps(n) == 1
+    assert environment.overlaps(n) == 1
 
 
 @pytest.mark.invariant("republishing-is-confirmed")
 def test_waiter_that_cannot_be_republished_waits_until_the_right_is_granted(broker, tmp_path, request):
     url = broker.url_of("queueing", writes=ALL_BUT_DEFAULT)
-    with queue_stage(tmp_path, SimpleNamespace(url=url), QUEUE_CONF) as queueing:
+    with queue_environment(tmp_path, SimpleNamespace(url=url), QUEUE_CONF) as queueing:
         request.node.stash[WORKERS] = queueing.workers
         task, n = queueing.tasks.early, queueing.fresh()
         holding = queueing.hold(task, n)

@@ -8,7 +8,7 @@ from celery import chain, chord, group
 from celery.worker.request import Request
 
 from celery_dlock.worker import SingletonRequest
-from tests.support.environments.policies import running_stage
+from tests.support.environments.policies import running_environment
 from tests.support.messages import (
     COMBINATIONS,
     CONTENT_TYPES,
@@ -20,24 +20,24 @@ from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("republishing"), concurrency=4) as made:
+def environment(tmp_path_factory):
+    with running_environment(tmp_path_factory.mktemp("republishing"), concurrency=4) as made:
         yield made
 
 
-def lying(stage, queue):
+def lying(environment, queue):
     """The messages in a queue, whatever their priority."""
-    keys = [key for key in stage.broker.keys(f"{queue}*") if stage.broker.type(key) == "list"]
-    return [json.loads(text) for key in keys for text in stage.broker.lrange(key, 0, -1)]
+    keys = [key for key in environment.broker.keys(f"{queue}*") if environment.broker.type(key) == "list"]
+    return [json.loads(text) for key in keys for text in environment.broker.lrange(key, 0, -1)]
 
 
-def consumed(stage, queue):
-    stage.app.control.add_consumer(queue, reply=True, timeout=5, limit=1)
+def consumed(environment, queue):
+    environment.app.control.add_consumer(queue, reply=True, timeout=5, limit=1)
 
 
-def published_again(stage, task_id):
+def published_again(environment, task_id):
     """The message as we published it, while the worker keeps it for its ETA."""
-    return eventually(lambda: (m := stage.unacked(task_id))["headers"].get("dlock") and m, 10)
+    return eventually(lambda: (m := environment.unacked(task_id))["headers"].get("dlock") and m, 10)
 
 
 def compare(first, second):
@@ -55,20 +55,20 @@ def send(signature, **options):
 
 
 @pytest.mark.invariant("conflict-is-no-failure")
-def test_every_field_survives_whatever_the_serializer_and_compression(stage, tasks, queue):
+def test_every_field_survives_whatever_the_serializer_and_compression(environment, tasks, queue):
     held, results = [], []
     for serializer, compression in COMBINATIONS:
-        n = stage.fresh()
+        n = environment.fresh()
         lock = tasks.parcel.lock_for(n)
         assert lock.acquire(blocking=False)
         held.append(lock)
         signature = tasks.parcel.s(n, secret="pässwort")
         results.append(send(signature, queue=queue, serializer=serializer, compression=compression))
-    by_id = {message["headers"]["id"]: message for message in lying(stage, queue)}
-    consumed(stage, queue)
+    by_id = {message["headers"]["id"]: message for message in lying(environment, queue)}
+    consumed(environment, queue)
     for (serializer, compression), result in zip(COMBINATIONS, results, strict=True):
         first = by_id[result.id]
-        second = published_again(stage, result.id)
+        second = published_again(environment, result.id)
         compare(first, second)
         assert second["content-type"] == CONTENT_TYPES[serializer]
         assert bool(second["headers"].get("compression")) is bool(compression)
@@ -77,13 +77,13 @@ def test_every_field_survives_whatever_the_serializer_and_compression(stage, tas
         lock.release()
     for result in results:
         result.get(timeout=15)
-    assert len(stage.history(what="parcel")) == len(COMBINATIONS)
-    assert "pässwort" not in stage.worker.log()
+    assert len(environment.history(what="parcel")) == len(COMBINATIONS)
+    assert "pässwort" not in environment.worker.log()
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_links_stamps_and_membership_of_group_chain_and_chord_survive(stage, tasks, queue, serializer):
-    n = stage.fresh()
+def test_links_stamps_and_membership_of_group_chain_and_chord_survive(environment, tasks, queue, serializer):
+    n = environment.fresh()
     lock = tasks.parcel.lock_for(n)
     assert lock.acquire(blocking=False)
     member = tasks.parcel.si(n).set(queue=queue, serializer=serializer, priority=3)
@@ -93,9 +93,9 @@ def test_links_stamps_and_membership_of_group_chain_and_chord_survive(stage, tas
     canvas = chord(header, tasks.plain.s())
     canvas.stamp(batch="b1")
     result = canvas.apply_async()
-    (first,) = eventually(lambda: lying(stage, queue))
-    consumed(stage, queue)
-    second = published_again(stage, first["headers"]["id"])
+    (first,) = eventually(lambda: lying(environment, queue))
+    consumed(environment, queue)
+    second = published_again(environment, first["headers"]["id"])
     compare(first, second)
     assert "b1" in second["headers"]["stamps"]["batch"]
     _, _, embed = body_of(second)
@@ -104,43 +104,43 @@ def test_links_stamps_and_membership_of_group_chain_and_chord_survive(stage, tas
     assert embed["chain"]
     lock.release()
     assert sorted(result.get(timeout=15)) == ["next", "other"]
-    eventually(lambda: [f for f in stage.history(what="plain") if "link" in f["args"]])
+    eventually(lambda: [f for f in environment.history(what="plain") if "link" in f["args"]])
 
 
-def test_our_header_does_not_leak_into_the_tasks_own_retry(stage, tasks, queue):
-    n = stage.fresh()
+def test_our_header_does_not_leak_into_the_tasks_own_retry(environment, tasks, queue):
+    n = environment.fresh()
     lock = tasks.parcel_retries.lock_for(n)
     assert lock.acquire(blocking=False)
     later = tasks.parcel_retries.apply_async((n,), queue=queue)
-    consumed(stage, queue)
-    copy = published_again(stage, later.id)
+    consumed(environment, queue)
+    copy = published_again(environment, later.id)
     assert copy["headers"]["dlock"]["rank"] > 0
     lock.release()
     # The body retries itself once, in a minute: a fresh identity, which arrives when it arrives.
-    own = eventually(lambda: (m := stage.unacked(later.id))["headers"]["retries"] == 1 and m)
+    own = eventually(lambda: (m := environment.unacked(later.id))["headers"]["retries"] == 1 and m)
     assert "dlock" not in own["headers"]
     assert "dlock" not in json.dumps(own["properties"])
-    stage.app.control.revoke(later.id)
+    environment.app.control.revoke(later.id)
 
 
 @pytest.mark.invariant("duplicates-do-not-run")
-def test_a_retried_message_has_the_rank_of_its_own_arrival(stage, tasks):
+def test_a_retried_message_has_the_rank_of_its_own_arrival(environment, tasks):
     """A rank that leaked would be older than a done mark, and the retry would be dropped as a duplicate."""
-    n = stage.fresh()
-    holding = stage.hold(tasks.skips_late, n, end="retry")
-    message = stage.unacked(holding.id)
-    stage.deliver_again(message)
-    stage.wait_for_line(holding.id, "is republished")
+    n = environment.fresh()
+    holding = environment.hold(tasks.skips_late, n, end="retry")
+    message = environment.unacked(holding.id)
+    environment.deliver_again(message)
+    environment.wait_for_line(holding.id, "is republished")
     assert holding.end() == n
-    stage.wait_for_line(holding.id, "is a duplicate")
-    assert [fact["retries"] for fact in stage.history(what="in", id=holding.id)] == [0, 1]
+    environment.wait_for_line(holding.id, "is a duplicate")
+    assert [fact["retries"] for fact in environment.history(what="in", id=holding.id)] == [0, 1]
 
 
 @pytest.mark.invariant("conflict-is-no-failure")
 @pytest.mark.parametrize("kilobytes", [0, 1024])
-def test_what_the_pool_child_gets_beside_the_body_costs_300_bytes_whatever_its_size(stage, kilobytes):
-    task, queue = stage.tasks.parcel, f"sized{kilobytes}"
-    with stage.app.connection_for_write() as connection:
+def test_what_the_pool_child_gets_beside_the_body_costs_300_bytes_whatever_its_size(environment, kilobytes):
+    task, queue = environment.tasks.parcel, f"sized{kilobytes}"
+    with environment.app.connection_for_write() as connection:
         simple = connection.SimpleQueue(queue)
         task.apply_async(("n", "x" * 1024 * kilobytes), queue=queue)
         message = simple.get(timeout=5)
@@ -148,7 +148,7 @@ def test_what_the_pool_child_gets_beside_the_body_costs_300_bytes_whatever_its_s
         for kind in (Request, SingletonRequest):
             made = kind(
                 message,
-                app=stage.app,
+                app=environment.app,
                 task=task,
                 hostname="here",
                 body=message.body,

@@ -16,7 +16,7 @@ from celery_dlock.errors import LockKeyError
 from celery_dlock.task.call_options import OPTIONS_HEADER
 from celery_dlock.worker import SingletonStep
 from tests.contract.hostile import Publisher
-from tests.support.environments.policies import APP, running_stage, timed
+from tests.support.environments.policies import APP, running_environment, timed
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 
@@ -29,8 +29,8 @@ def bill(*orders):
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("bad_calls")) as made:
+def environment(tmp_path_factory):
+    with running_environment(tmp_path_factory.mktemp("bad_calls")) as made:
         yield made
 
 
@@ -50,70 +50,74 @@ class TestCalls:
         ],
     )
     def test_a_call_without_a_lock_name_fails_with_a_clear_error_and_harms_nothing(
-        self, stage, tasks, name, args, kwargs, said
+        self, environment, tasks, name, args, kwargs, said
     ):
-        children = set(stage.worker.children())
+        children = set(environment.worker.children())
         options = {}
         if name == "policies.defaults":
             args, options = (timedelta.max.__class__,), {"serializer": "pickle"}  # a class has no stable form
-        failed = stage.app.send_task(name, args, kwargs, **options)
+        failed = environment.app.send_task(name, args, kwargs, **options)
         _, error = timed(lambda: failed.get(timeout=10))
         assert type(error) is LockKeyError
         assert name in str(error)
         assert said in str(error)
         assert failed.state == "FAILURE"
-        stage.nothing_left()
-        assert not [key for key in stage.locks.keys("dlock*") if name in key]
-        assert set(stage.worker.children()) == children
-        n = stage.fresh()
+        environment.wait_until_drained()
+        assert not [key for key in environment.locks.keys("dlock*") if name in key]
+        assert set(environment.worker.children()) == children
+        n = environment.fresh()
         assert tasks.skips.delay(n).get(timeout=10) == n
 
     @pytest.mark.parametrize(
         "options", [{"key": "payroll", "scope": "shared"}, {"min_hold": 31_000_000}, {"ttl": 86_400}]
     )
-    def test_a_forged_option_beyond_the_bounds_of_its_task_fails_alone(self, stage, tasks, options):
+    def test_a_forged_option_beyond_the_bounds_of_its_task_fails_alone(self, environment, tasks, options):
         header = {"task": "policies.skips", "options": json.dumps(options)}
-        n = stage.fresh()
-        failed = stage.app.send_task("policies.skips", (n,), headers={OPTIONS_HEADER: header})
+        n = environment.fresh()
+        failed = environment.app.send_task("policies.skips", (n,), headers={OPTIONS_HEADER: header})
         _, error = timed(lambda: failed.get(timeout=10))
         assert type(error) is InvalidLockOptions
         assert f"dlock: invalid {'scope' if 'scope' in options else next(iter(options))}=" in str(error)
         assert "dlock_call_options" in str(error)
-        assert not stage.locked(tasks.skips, n)
+        assert not environment.locked(tasks.skips, n)
         assert tasks.skips.delay(n).get(timeout=10) == n
 
     @pytest.mark.core
     @pytest.mark.parametrize("name", ["retries", "retries_late", "queues", "comes_back_late"])
-    def test_forged_queue_header_blocks_no_name_and_no_worker(self, stage, tasks, name):
+    def test_forged_queue_header_blocks_no_name_and_no_worker(self, environment, tasks, name):
         """Over Redis a publisher may name the key of a set. No message can be published or requeued there."""
-        n, task_id, dies = stage.fresh(), uuid(), name == "comes_back_late"
+        n, task_id, dies = environment.fresh(), uuid(), name == "comes_back_late"
         message = Publisher(0).valid()
         message["headers"] |= {"task": f"policies.{name}", "id": task_id}
         message["properties"] |= {"delivery_tag": task_id, "delivery_info": {"exchange": "", "routing_key": SET}}
         message["body"] = json.dumps([[n, "", "die" if dies else ""], {}, {}])
         task = getattr(tasks, name)
-        holding = None if dies else stage.hold(task, n)
-        stage.broker.lpush("celery", json.dumps(message))
+        holding = None if dies else environment.hold(task, n)
+        environment.broker.lpush("celery", json.dumps(message))
         if dies:
-            stage.wait_for_line(task_id, "is lost: the broker cannot requeue it")
+            environment.wait_for_line(task_id, "is lost: the broker cannot requeue it")
         else:
-            stage.wait_for_line(task_id, "is republished|is parked")
+            environment.wait_for_line(task_id, "is republished|is parked")
             assert holding.end() == n
-            eventually(lambda: stage.state(task_id) == "SUCCESS")
+            eventually(lambda: environment.state(task_id) == "SUCCESS")
         assert task.delay(n).get(timeout=10) == n
-        assert stage.worker.running
-        stage.nothing_left()
+        assert environment.worker.running
+        environment.wait_until_drained()
 
-    def test_no_error_shows_an_argument(self, stage, tasks):
-        failed = stage.app.send_task("policies.key_raises", ("s3cret",))
+    def test_no_error_shows_an_argument(self, environment, tasks):
+        failed = environment.app.send_task("policies.key_raises", ("s3cret",))
         failed.get(timeout=10, propagate=False)
         assert "s3cret" not in str(failed.result)
 
-    def test_hooks_of_a_failure_run(self, stage, tasks):
-        failed = stage.app.send_task("policies.skips", ())
+    def test_hooks_of_a_failure_run(self, environment, tasks):
+        failed = environment.app.send_task("policies.skips", ())
         failed.get(timeout=10, propagate=False)
-        eventually(lambda: len(stage.history(id=failed.id)) == 3)
-        assert {fact["what"] for fact in stage.history(id=failed.id)} == {"on_failure", "after_return", "task_failure"}
+        eventually(lambda: len(environment.history(id=failed.id)) == 3)
+        assert {fact["what"] for fact in environment.history(id=failed.id)} == {
+            "on_failure",
+            "after_return",
+            "task_failure",
+        }
 
 
 OPTIONS = [

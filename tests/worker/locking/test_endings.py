@@ -71,28 +71,28 @@ DOWN_LATE = Row("broker killed and back, late", "late", "long", "return", {"queu
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     with running_environment(tmp_path_factory.mktemp("endings"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def inside(stage: WorkerEnvironment) -> None:
+def inside(environment: WorkerEnvironment) -> None:
     """All rows that a worker survives, in one worker: many at once, but for those that cost it a child.
 
     A child that starts takes a fifth of a second of CPU: several would keep the watchdog from its core.
     """
-    stage.start("-Q", "inside", concurrency=6)
+    environment.start("-Q", "inside", concurrency=6)
     for row in INSIDE:
         if not deadly(row):
-            stage.send(row, queue="inside")
+            environment.send(row, queue="inside")
     for row in filter(deadly, INSIDE):
-        sent = stage.send(row, queue="inside")
-        stage.wait_for_body(row)
+        sent = environment.send(row, queue="inside")
+        environment.wait_for_body(row)
         if row.name.startswith("revoke"):
             number = "SIGTERM" if "SIGTERM" in row.name else "SIGKILL"
-            stage.app.app.control.revoke(sent.id, terminate=True, signal=number)
-        stage.seconds_to_freedom(row)
+            environment.app.app.control.revoke(sent.id, terminate=True, signal=number)
+        environment.seconds_to_freedom(row)
 
 
 def deadly(row: Row) -> bool:
@@ -100,92 +100,92 @@ def deadly(row: Row) -> bool:
     return row.end in {"died", ""} or row.options == HARD or row.name.startswith("revoke")
 
 
-def check(stage: WorkerEnvironment, row: Row) -> None:
-    seconds = stage.seconds_to_freedom(row)
+def check(environment: WorkerEnvironment, row: Row) -> None:
+    seconds = environment.seconds_to_freedom(row)
     tell("prefork", row.name, seconds)
-    assert 0 <= seconds <= row.within, stage.words(row.name)
+    assert 0 <= seconds <= row.within, environment.words(row.name)
 
 
 @pytest.mark.invariant("release-at-every-ending", "dead-owner-is-released")
 @pytest.mark.core
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("row", INSIDE, ids=lambda row: row.name)
-def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(stage: WorkerEnvironment, row: Row) -> None:
-    check(stage, row)
+def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(environment: WorkerEnvironment, row: Row) -> None:
+    check(environment, row)
 
 
 @pytest.mark.invariant("release-at-every-ending", "hard-limit-frees-after-death")
 @pytest.mark.core
-def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(stage: WorkerEnvironment) -> None:
-    stage.start("-Q", "limits", concurrency=2)
-    queueing = stage.app.queueing
+def test_after_a_hard_limit_the_next_body_starts_only_when_the_first_is_dead(environment: WorkerEnvironment) -> None:
+    environment.start("-Q", "limits", concurrency=2)
+    queueing = environment.app.queueing
     queueing.apply_async(("x", "deaf", "first"), queue="limits", **HARD)
-    stage.mark("first", "start")
+    environment.mark("first", "start")
     queueing.apply_async(("x", "success", "second"), queue="limits")
-    started = stage.mark("second", "start").at
-    last_beat = stage.beat("first")
+    started = environment.mark("second", "start").at
+    last_beat = environment.beat("first")
     tell("prefork", "hard limit, until the next body starts", started - last_beat)
     # Celery's own after_return runs in the main process 0.1 s and more before the body is dead.
     assert 0 < started - last_beat <= 1.5
 
 
-def test_only_the_release_for_a_dead_child_is_logged_by_the_main_process(stage: WorkerEnvironment) -> None:
+def test_only_the_release_for_a_dead_child_is_logged_by_the_main_process(environment: WorkerEnvironment) -> None:
     """The operator learns from the log that the lock is free. A child that lives releases its locks silently."""
-    worker = stage.start("-Q", "logged", concurrency=1)
+    worker = environment.start("-Q", "logged", concurrency=1)
     for row in (Row("logged, success", "early", "success", "return"), Row("logged, SIGKILL", "early", "kill", "died")):
-        stage.send(row, queue="logged")
-        stage.seconds_to_freedom(row)
+        environment.send(row, queue="logged")
+        environment.seconds_to_freedom(row)
     worker.wait_for_log(r"is released: pool child \d+ held it and has ended")
     assert worker.log().count("is released: ") == 1
 
 
-def test_children_that_run_one_task_each_leave_no_lock(stage: WorkerEnvironment) -> None:
-    stage.start("-Q", "one", "--max-tasks-per-child", "1", concurrency=2)
+def test_children_that_run_one_task_each_leave_no_lock(environment: WorkerEnvironment) -> None:
+    environment.start("-Q", "one", "--max-tasks-per-child", "1", concurrency=2)
     rows = [Row(f"max_tasks_per_child=1, {number}", "early", "success", "return") for number in range(4)]
     for row in rows:
-        stage.send(row, queue="one")
+        environment.send(row, queue="one")
     for row in rows:
-        check(stage, row)
+        check(environment, row)
 
 
-def send_and_wait_for_start(stage: WorkerEnvironment, rows: list[Row], **options: object) -> None:
+def send_and_wait_for_start(environment: WorkerEnvironment, rows: list[Row], **options: object) -> None:
     for row in rows:
-        stage.send(row, **options)
+        environment.send(row, **options)
     for row in rows:
-        stage.wait_for_body(row)
+        environment.wait_for_body(row)
 
 
 @pytest.fixture(scope="module")
-def shut_down(stage: WorkerEnvironment) -> Mapping[str, int]:
+def shut_down(environment: WorkerEnvironment) -> Mapping[str, int]:
     """Three workers with two bodies each; then all three end in their ways at once. How long the dead's locks live."""
     endings = {"warm": (WARM, signal.SIGTERM), "cold": (COLD, signal.SIGQUIT), "dead": (DEAD, signal.SIGKILL)}
-    workers = {name: stage.start("-Q", name) for name in endings}
+    workers = {name: environment.start("-Q", name) for name in endings}
     for name, (rows, _) in endings.items():
         for row in rows:
-            stage.send(row, queue=name)
+            environment.send(row, queue=name)
     for name, (rows, number) in endings.items():
         for row in rows:
-            stage.wait_for_body(row)
+            environment.wait_for_body(row)
         workers[name].signal(number)
-    return stage.lives(DEAD, workers["dead"])
+    return environment.lives(DEAD, workers["dead"])
 
 
 @pytest.mark.invariant("dead-owner-is-released", "shutdown-keeps-locks")
 @pytest.mark.usefixtures("shut_down")
 @pytest.mark.parametrize("row", [*WARM, *COLD], ids=lambda row: row.name)
-def test_a_lock_is_free_when_its_worker_ends(stage: WorkerEnvironment, row: Row) -> None:
-    check(stage, row)
+def test_a_lock_is_free_when_its_worker_ends(environment: WorkerEnvironment, row: Row) -> None:
+    check(environment, row)
 
 
 @pytest.mark.parametrize("row", DEAD, ids=lambda row: row.name)
 def test_a_lock_is_free_within_its_ttl_when_its_worker_dies(
-    stage: WorkerEnvironment, shut_down: Mapping[str, int], row: Row
+    environment: WorkerEnvironment, shut_down: Mapping[str, int], row: Row
 ) -> None:
-    tell("prefork", row.name, stage.seconds_to_expiry(row, shut_down, ttl=3.0))
+    tell("prefork", row.name, environment.seconds_to_expiry(row, shut_down, ttl=3.0))
 
 
-def drop_connections(stage: WorkerEnvironment, worker: Worker) -> None:
-    with stage.broker.client() as client:
+def drop_connections(environment: WorkerEnvironment, worker: Worker) -> None:
+    with environment.broker.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
         client.client_kill_filter(_type="pubsub", skipme=True)
     worker.wait_for_log(LOST)
@@ -194,11 +194,11 @@ def drop_connections(stage: WorkerEnvironment, worker: Worker) -> None:
 @pytest.fixture(scope="module")
 def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     """The connections to the broker are dropped while two bodies run."""
-    with running_environment(tmp_path_factory.mktemp("cut"), APP) as stage:
-        worker = stage.start()
-        send_and_wait_for_start(stage, CUT)
-        drop_connections(stage, worker)
-        yield stage
+    with running_environment(tmp_path_factory.mktemp("cut"), APP) as environment:
+        worker = environment.start()
+        send_and_wait_for_start(environment, CUT)
+        drop_connections(environment, worker)
+        yield environment
 
 
 @pytest.mark.parametrize("row", CUT, ids=lambda row: row.name)
@@ -211,26 +211,26 @@ def test_a_lock_is_free_when_the_body_ends_after_its_worker_lost_its_connections
 
 
 def test_a_lock_is_free_when_its_worker_lost_its_connections_and_cancels_the_body(tmp_path: Path) -> None:
-    with running_environment(tmp_path, APP) as stage:
-        worker = stage.start(environ={"DLOCK_TEST_CANCEL": "1"})
-        send_and_wait_for_start(stage, [CANCELLED])
-        drop_connections(stage, worker)
-        check(stage, CANCELLED)
+    with running_environment(tmp_path, APP) as environment:
+        worker = environment.start(environ={"DLOCK_TEST_CANCEL": "1"})
+        send_and_wait_for_start(environment, [CANCELLED])
+        drop_connections(environment, worker)
+        check(environment, CANCELLED)
         # The message is delivered again, and its new run gets the lock.
-        stage.mark(CANCELLED.name, "return")
+        environment.mark(CANCELLED.name, "return")
 
 
 @pytest.fixture(scope="module")
 def broker_killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     """The broker dies and restarts while two bodies run, each in a worker of its own."""
-    with running_environment(tmp_path_factory.mktemp("down"), APP) as stage:
-        workers = [stage.start("-Q", queue, concurrency=1) for queue in ("early", "late")]
-        send_and_wait_for_start(stage, [DOWN, DOWN_LATE])
-        stage.broker.kill()
+    with running_environment(tmp_path_factory.mktemp("down"), APP) as environment:
+        workers = [environment.start("-Q", queue, concurrency=1) for queue in ("early", "late")]
+        send_and_wait_for_start(environment, [DOWN, DOWN_LATE])
+        environment.broker.kill()
         for worker in workers:
             worker.wait_for_log(LOST)
-        stage.broker.start()
-        yield stage
+        environment.broker.start()
+        yield environment
 
 
 @pytest.mark.parametrize("row", [DOWN, DOWN_LATE], ids=lambda row: row.name)

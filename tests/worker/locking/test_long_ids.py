@@ -3,7 +3,7 @@
 import pytest
 
 from celery_dlock import CallSkipped
-from tests.support.environments.policies import running_stage, timed
+from tests.support.environments.policies import running_environment, timed
 from tests.support.polling import eventually
 
 IDS = {
@@ -18,34 +18,34 @@ IDS = {
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("long_ids"), concurrency=len(IDS), separate=True) as made:
+def environment(tmp_path_factory):
+    with running_environment(tmp_path_factory.mktemp("long_ids"), concurrency=len(IDS), separate=True) as made:
         yield made
 
 
 @pytest.fixture
-def ended(stage, tasks):
+def ended(environment, tasks):
     """One once_per run for each id, whose body returned while the store was away; and then the store is back."""
-    made = {text: stage.hold(tasks.once, stage.fresh(), task_id=IDS[text]) for text in IDS}
-    stage.lock_server.stop()
+    made = {text: environment.hold(tasks.once, environment.fresh(), task_id=IDS[text]) for text in IDS}
+    environment.lock_server.stop()
     for holding in made.values():
         holding.let_go()
     for holding in made.values():
-        stage.wait_for_line(tasks.once.lock_name(holding.n), "could not release", 30)
+        environment.wait_for_line(tasks.once.lock_name(holding.n), "could not release", 30)
         assert holding.result.get(timeout=30) == holding.n
-    stage.lock_server.start()
+    environment.lock_server.start()
     return made
 
 
-def runs(stage, holding):
-    return len(stage.history(what="in", n=holding.n))
+def runs(environment, holding):
+    return len(environment.history(what="in", n=holding.n))
 
 
 @pytest.mark.core
-def test_success_under_any_task_id_uses_the_name_if_the_store_was_away_at_its_end(stage, tasks, ended):
+def test_success_under_any_task_id_uses_the_name_if_the_store_was_away_at_its_end(environment, tasks, ended):
     """The mark is written as soon as the store is back; nothing is left to the 15 s of a lingering release."""
-    eventually(lambda: not stage.locks.keys("dlock*:lock:*"), 5, message="still locked")
+    eventually(lambda: not environment.locks.keys("dlock*:lock:*"), 5, message="still locked")
     again = {text: tasks.once.delay(holding.n) for text, holding in ended.items()}
     outcomes = {text: timed(lambda r=result: r.get(timeout=10))[1] for text, result in again.items()}
     assert {text: type(outcome) for text, outcome in outcomes.items()} == dict.fromkeys(IDS, CallSkipped)
-    assert {text: runs(stage, holding) for text, holding in ended.items()} == dict.fromkeys(IDS, 1)
+    assert {text: runs(environment, holding) for text, holding in ended.items()} == dict.fromkeys(IDS, 1)

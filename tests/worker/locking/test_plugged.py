@@ -19,61 +19,61 @@ LONG = 3.5 * TTL
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     with running_environment(tmp_path_factory.mktemp("plugged"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def workers(stage: WorkerEnvironment) -> dict[str, Worker]:
+def workers(environment: WorkerEnvironment) -> dict[str, Worker]:
     """One of each pool, in which a lease is lost while another is held: listener and log raise SystemExit."""
-    started = {pool: stage.start("-Q", pool, pool=pool) for pool in POOLS}
+    started = {pool: environment.start("-Q", pool, pool=pool) for pool in POOLS}
     for pool in POOLS:
         for row in ("lost", "kept"):
-            stage.app.kept.apply_async((f"{row} {pool}", LONG), queue=pool)
+            environment.app.kept.apply_async((f"{row} {pool}", LONG), queue=pool)
     for pool in POOLS:
-        stage.mark(f"lost {pool}", "start")
-        stage.store_client.delete(stage.key("kept", f"lost {pool}", LONG))
-        stage.mark(f"kept {pool}", "start")
+        environment.mark(f"lost {pool}", "start")
+        environment.store_client.delete(environment.key("kept", f"lost {pool}", LONG))
+        environment.mark(f"kept {pool}", "start")
     return started
 
 
 @pytest.mark.invariant("plugins-do-not-stop-threads", "thread-start-is-retried")
 @pytest.mark.parametrize("pool", POOLS)
 def test_watchdog_beside_a_log_and_a_listener_that_raise_renews(
-    stage: WorkerEnvironment, workers: dict[str, Worker], pool: str
+    environment: WorkerEnvironment, workers: dict[str, Worker], pool: str
 ) -> None:
     row = f"kept {pool}"
-    start, end = stage.mark(row, "start").at, stage.mark(row, "return").at
+    start, end = environment.mark(row, "start").at, environment.mark(row, "return").at
     assert end - start > 3 * TTL
-    freed = eventually(lambda: stage.log.freed(stage.key("kept", row, LONG), start))
+    freed = eventually(lambda: environment.log.freed(environment.key("kept", row, LONG), start))
     assert 0 <= freed - end <= 5 * 0.4
-    lost = stage.app.kept.lock_name(f"lost {pool}", LONG)
-    eventually(lambda: lost in stage.words("lost"), message="the listener was not told")
+    lost = environment.app.kept.lock_name(f"lost {pool}", LONG)
+    eventually(lambda: lost in environment.words("lost"), message="the listener was not told")
     assert "celery_dlock: a log handler or filter failed" in workers[pool].log()
 
 
 @pytest.mark.invariant("plugins-do-not-stop-threads")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.usefixtures("workers")
-def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_off(stage: WorkerEnvironment, pool: str) -> None:
+def test_sweeper_beside_a_log_and_a_listener_that_raise_hands_off(environment: WorkerEnvironment, pool: str) -> None:
     """The child of the first one is killed (prefork), so only the sweeper can hand the lock over."""
     first, second = f"first {pool}", f"second {pool}"
-    stage.app.queued.apply_async((pool, first, 60.0 if pool == "prefork" else 1.0), queue=pool)
-    start = stage.mark(first, "start")
-    waiter = stage.app.queued.apply_async((pool, second, 0.0), queue=pool)
-    eventually(lambda: waiter.state == "QUEUED" or stage.marks(second), message="it does not wait")
+    environment.app.queued.apply_async((pool, first, 60.0 if pool == "prefork" else 1.0), queue=pool)
+    start = environment.mark(first, "start")
+    waiter = environment.app.queued.apply_async((pool, second, 0.0), queue=pool)
+    eventually(lambda: waiter.state == "QUEUED" or environment.marks(second), message="it does not wait")
     if pool == "prefork":
         os.kill(start.pid, signal.SIGKILL)
-    stage.mark(second, "return")
+    environment.mark(second, "return")
 
 
-def test_child_whose_worker_has_a_hanging_watchdog_says_so(stage: WorkerEnvironment) -> None:
-    worker = stage.start("-Q", "hangs", concurrency=1, environ={"DLOCK_TEST_HANG": "1"})
+def test_child_whose_worker_has_a_hanging_watchdog_says_so(environment: WorkerEnvironment) -> None:
+    worker = environment.start("-Q", "hangs", concurrency=1, environ={"DLOCK_TEST_HANG": "1"})
     numbers = itertools.count()
 
     def said() -> bool:
-        stage.app.kept.apply_async((f"hangs {next(numbers)}", 0.0), queue="hangs")
+        environment.app.kept.apply_async((f"hangs {next(numbers)}", 0.0), queue="hangs")
         return "the watchdog has not looked at the leases of this process for" in worker.log()
 
     eventually(said, within=10, every=0.2)

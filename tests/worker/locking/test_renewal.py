@@ -31,84 +31,88 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     with running_environment(tmp_path_factory.mktemp("keeping"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def kept(stage: WorkerEnvironment) -> None:
+def kept(environment: WorkerEnvironment) -> None:
     """All the bodies at once, each in a worker of its own; two more, of which one is stopped, share another."""
     queues = {name: re.sub(r"\W+", "-", name) for name in BODIES}
-    workers = {name: stage.start("-Q", queues[name], pool=pool, concurrency=1) for name, (pool, _) in BODIES.items()}
-    stage.start()
+    workers = {
+        name: environment.start("-Q", queues[name], pool=pool, concurrency=1) for name, (pool, _) in BODIES.items()
+    }
+    environment.start()
     for name, (_, way) in BODIES.items():
-        stage.app.brief.apply_async((name, way, LONG), queue=queues[name])
-    stage.app.brief.delay("stopped", "sleep", LONG)
-    stage.app.nested.delay("nested", LONG)
-    psutil.Process(stage.mark("stopped", "start").pid).suspend()
+        environment.app.brief.apply_async((name, way, LONG), queue=queues[name])
+    environment.app.brief.delay("stopped", "sleep", LONG)
+    environment.app.nested.delay("nested", LONG)
+    psutil.Process(environment.mark("stopped", "start").pid).suspend()
     for name in BODIES:
-        stage.mark(name, "start")
+        environment.mark(name, "start")
     workers["prefork, warm shutdown"].signal(signal.SIGTERM)
-    stage.mark("nested", "start")
+    environment.mark("nested", "start")
 
 
-def check_kept(stage: WorkerEnvironment, key: str, name: str) -> None:
+def check_kept(environment: WorkerEnvironment, key: str, name: str) -> None:
     """The lock of that body was never free while it ran, for longer than its ttl, and is free after it."""
-    start, end = stage.mark(name, "start").at, stage.mark(name, "return", within=60).at
+    start, end = environment.mark(name, "start").at, environment.mark(name, "return", within=60).at
     assert end - start > 1.6 * TTL
-    freed = eventually(lambda: stage.log.freed(key, start), message=f"{name}: still locked")
+    freed = eventually(lambda: environment.log.freed(key, start), message=f"{name}: still locked")
     assert 0 <= freed - end <= 1.0
 
 
 @pytest.mark.invariant("watchdog-renews", "busy-interpreter-keeps-the-lock")
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", BODIES)
-def test_a_lock_is_renewed_until_its_body_ends(stage: WorkerEnvironment, name: str) -> None:
-    check_kept(stage, stage.key("brief", name, BODIES[name][1], LONG), name)
+def test_a_lock_is_renewed_until_its_body_ends(environment: WorkerEnvironment, name: str) -> None:
+    check_kept(environment, environment.key("brief", name, BODIES[name][1], LONG), name)
     if BODIES[name][1] == "hold":
-        (gap,) = [float(word.split()[1]) for word in stage.words(name) if word.startswith("gap")]
+        (gap,) = [float(word.split()[1]) for word in environment.words(name) if word.startswith("gap")]
         assert gap > 1.2 * TTL, "the interpreter was not held; the test tests nothing"
 
 
 @pytest.mark.invariant("dead-owner-is-released", "stopped-process-keeps-or-reports")
 @pytest.mark.usefixtures("kept")
-def test_a_stopped_child_keeps_its_lock(stage: WorkerEnvironment) -> None:
-    key, start = stage.key("brief", "stopped", "sleep", LONG), stage.mark("stopped", "start")
-    stage.wait_for_renewal(key, start.at + 1.6 * TTL)
+def test_a_stopped_child_keeps_its_lock(environment: WorkerEnvironment) -> None:
+    key, start = environment.key("brief", "stopped", "sleep", LONG), environment.mark("stopped", "start")
+    environment.wait_for_renewal(key, start.at + 1.6 * TTL)
     psutil.Process(start.pid).resume()
-    check_kept(stage, key, "stopped")
+    check_kept(environment, key, "stopped")
 
 
 @pytest.mark.usefixtures("kept")
-def test_locks_entered_in_a_body_are_renewed_and_released_if_the_body_forgets_them(stage: WorkerEnvironment) -> None:
-    check_kept(stage, stage.key("nested", "nested", LONG), "nested")
-    check_kept(stage, LockKeys.of("dlock", shared_name("other nested")).lock, "nested")
-    assert "counts (2, 2)" in stage.words("nested")
+def test_locks_entered_in_a_body_are_renewed_and_released_if_the_body_forgets_them(
+    environment: WorkerEnvironment,
+) -> None:
+    check_kept(environment, environment.key("nested", "nested", LONG), "nested")
+    check_kept(environment, LockKeys.of("dlock", shared_name("other nested")).lock, "nested")
+    assert "counts (2, 2)" in environment.words("nested")
 
 
 @pytest.mark.invariant("watchdog-renews", "broker-outage-loses-no-lock")
 @pytest.mark.core
 def test_an_outage_of_the_broker_longer_than_the_ttl_loses_no_lock(tmp_path: Path) -> None:
-    with running_environment(tmp_path, APP) as stage:
-        stage.start()
-        stage.app.brief.delay("outage", "sleep", LONG)
-        start = stage.mark("outage", "start").at
-        stage.broker.kill()
-        stage.wait_for_renewal(stage.key("brief", "outage", "sleep", LONG), start + 1.2 * TTL)
-        stage.broker.start()
-        check_kept(stage, stage.key("brief", "outage", "sleep", LONG), "outage")
+    with running_environment(tmp_path, APP) as environment:
+        environment.start()
+        environment.app.brief.delay("outage", "sleep", LONG)
+        start = environment.mark("outage", "start").at
+        environment.broker.kill()
+        environment.wait_for_renewal(environment.key("brief", "outage", "sleep", LONG), start + 1.2 * TTL)
+        environment.broker.start()
+        check_kept(environment, environment.key("brief", "outage", "sleep", LONG), "outage")
         # And the worker is back.
-        stage.app.brief.delay("after the outage", "sleep", 0)
-        stage.mark("after the outage", "return")
+        environment.app.brief.delay("after the outage", "sleep", 0)
+        environment.mark("after the outage", "return")
 
 
 def test_an_embedded_test_worker_renews_and_ends(tmp_path: Path) -> None:
-    with running_environment(tmp_path, APP) as stage:
+    with running_environment(tmp_path, APP) as environment:
         command = [sys.executable, "-m", "tests.support.apps.embedded", "embedded", str(LONG)]
-        process = spawn(command, tmp_path / "embedded.log", environ=stage.urls.environ())
+        process = spawn(command, tmp_path / "embedded.log", environ=environment.urls.environ())
         try:
-            check_kept(stage, stage.key("brief", "embedded", "sleep", LONG), "embedded")
+            check_kept(environment, environment.key("brief", "embedded", "sleep", LONG), "embedded")
             assert process.wait(20) == 0, (tmp_path / "embedded.log").read_text()
         finally:
             kill_session(process)

@@ -8,16 +8,16 @@ import pytest
 from celery.events.state import State
 
 from celery_dlock import Lock, signals
-from tests.support.environments.policies import running_stage, timed
+from tests.support.environments.policies import running_environment, timed
 from tests.support.polling import eventually
 
 KINDS = ["acquired", "refused", "released", "lost"]
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def environment(tmp_path_factory):
     """Its worker sends events."""
-    with running_stage(tmp_path_factory.mktemp("signals"), "-E", concurrency=3) as made:
+    with running_environment(tmp_path_factory.mktemp("signals"), "-E", concurrency=3) as made:
         yield made
 
 
@@ -63,23 +63,23 @@ class Monitor:
 
 
 class TestMonitorEvents:
-    def test_run_sends_acquired_and_released_and_keeps_celerys_state(self, stage, tasks):
-        n = stage.fresh()
-        with Monitor(stage.app) as monitor:
+    def test_run_sends_acquired_and_released_and_keeps_celerys_state(self, environment, tasks):
+        n = environment.fresh()
+        with Monitor(environment.app) as monitor:
             result = tasks.skips.delay(n)
             result.get(timeout=10)
             acquired = monitor.wait_for(result.id, "dlock-acquired")
             monitor.wait_for(result.id, "dlock-released")
             monitor.wait_for(result.id, "task-succeeded")
         assert acquired["name"] == tasks.skips.lock_name(n)
-        assert acquired["token"] == stage.history(what="in", id=result.id)[0]["token"]
-        assert acquired["hostname"] == stage.worker.node
+        assert acquired["token"] == environment.history(what="in", id=result.id)[0]["token"]
+        assert acquired["hostname"] == environment.worker.node
         assert monitor.state.tasks[result.id].state == "SUCCESS"
 
     @pytest.mark.core
-    def test_skip_sends_signal_and_monitors_leave_started(self, stage, tasks):
-        n = stage.fresh()
-        with Monitor(stage.app) as monitor, stage.hold(tasks.skips, n) as holding:
+    def test_skip_sends_signal_and_monitors_leave_started(self, environment, tasks):
+        n = environment.fresh()
+        with Monitor(environment.app) as monitor, environment.hold(tasks.skips, n) as holding:
             result = tasks.skips.delay(n)
             result.get(timeout=10, propagate=False)
             skipped = monitor.wait_for(result.id, "dlock-skipped")
@@ -92,11 +92,11 @@ class TestMonitorEvents:
 
     @pytest.mark.core
     @pytest.mark.parametrize("policy", ["retry", "queue"])
-    def test_call_that_waits_is_shown_as_retry_until_its_body_starts(self, stage, tasks, policy):
+    def test_call_that_waits_is_shown_as_retry_until_its_body_starts(self, environment, tasks, policy):
         """Celery has sent task-started before a pool child looks at the lock."""
-        n, gate = stage.fresh(), stage.fresh()
-        with Monitor(stage.app) as monitor:
-            with stage.hold(tasks.skips, n) as holding:
+        n, gate = environment.fresh(), environment.fresh()
+        with Monitor(environment.app) as monitor:
+            with environment.hold(tasks.skips, n) as holding:
                 result = tasks.skips.apply_async((n, gate), dlock={"on_conflict": policy, "retry_delay": 1.5})
                 retried = monitor.wait_for(result.id, "task-retried")
                 assert monitor.of(result.id).index("task-started") < monitor.of(result.id).index("task-retried")
@@ -107,18 +107,18 @@ class TestMonitorEvents:
                     monitor.state.tasks[result.id].state
                     in {"retry": ("RETRY", "RECEIVED"), "queue": ("RETRY",)}[policy]
                 )
-            stage.entered(id=result.id)
+            environment.entered(id=result.id)
             eventually(lambda: monitor.state.tasks[result.id].state == "STARTED")
             # Without task_track_started only a call that read QUEUED is stored as STARTED.
-            assert stage.state(result.id) == {"retry": "PENDING", "queue": "STARTED"}[policy]
-            stage.open(gate)
+            assert environment.state(result.id) == {"retry": "PENDING", "queue": "STARTED"}[policy]
+            environment.open(gate)
             assert result.get(timeout=10) == n
             monitor.wait_for(result.id, "task-succeeded")
         assert monitor.state.tasks[result.id].state == "SUCCESS"
 
-    def test_waiter_that_ends_without_running_is_shown_as_revoked(self, stage, tasks):
-        n, latest = stage.fresh(), {"on_conflict": "queue", "queue_overflow": "keep_latest"}
-        with Monitor(stage.app) as monitor, stage.hold(tasks.skips, n):
+    def test_waiter_that_ends_without_running_is_shown_as_revoked(self, environment, tasks):
+        n, latest = environment.fresh(), {"on_conflict": "queue", "queue_overflow": "keep_latest"}
+        with Monitor(environment.app) as monitor, environment.hold(tasks.skips, n):
             ousted = tasks.skips.apply_async((n,), dlock=latest)
             monitor.wait_for(ousted.id, "task-retried")
             revoked = tasks.skips.apply_async((n,), dlock=latest)
@@ -128,17 +128,17 @@ class TestMonitorEvents:
             monitor.wait_for(revoked.id, "task-revoked")
             assert [monitor.state.tasks[each.id].state for each in (ousted, revoked)] == ["REVOKED", "REVOKED"]
 
-    def test_lost_lease_sends_signal(self, stage, tasks):
-        n = stage.fresh()
-        with Monitor(stage.app) as monitor, stage.hold(tasks.skips, n) as holding:
-            stage.locks.delete(*stage.lock_keys(tasks.skips, n))
+    def test_lost_lease_sends_signal(self, environment, tasks):
+        n = environment.fresh()
+        with Monitor(environment.app) as monitor, environment.hold(tasks.skips, n) as holding:
+            environment.locks.delete(*environment.lock_keys(tasks.skips, n))
             holding.end()
             monitor.wait_for(holding.id, "dlock-lost")
 
     @pytest.mark.invariant("arguments-stay-secret")
-    def test_no_event_holds_an_argument(self, stage, tasks):
-        n = stage.fresh()
-        with Monitor(stage.app) as monitor:
+    def test_no_event_holds_an_argument(self, environment, tasks):
+        n = environment.fresh()
+        with Monitor(environment.app) as monitor:
             result = tasks.skips.delay(n, text="s3cret")
             result.get(timeout=10)
             monitor.wait_for(result.id, "dlock-released")
@@ -146,8 +146,8 @@ class TestMonitorEvents:
         assert told
         assert "s3cret" not in json.dumps(told)
 
-    def test_a_worker_without_events_tells_monitors_nothing(self, stage, tmp_path):
-        with running_stage(tmp_path) as quiet, Monitor(quiet.app) as monitor:
+    def test_a_worker_without_events_tells_monitors_nothing(self, environment, tmp_path):
+        with running_environment(tmp_path) as quiet, Monitor(quiet.app) as monitor:
             n = quiet.fresh()
             with quiet.hold(quiet.tasks.skips, n) as holding:
                 result = quiet.tasks.skips.delay(n)
@@ -157,36 +157,38 @@ class TestMonitorEvents:
 
 
 class TestCelerySignals:
-    def test_receivers_in_the_worker_hear_the_task_and_the_event(self, stage, tasks):
-        n = stage.fresh()
-        with stage.hold(tasks.heard, n) as holding:
+    def test_receivers_in_the_worker_hear_the_task_and_the_event(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.heard, n) as holding:
             tasks.heard.delay(n).get(timeout=10, propagate=False)
-        eventually(lambda: len(stage.history(what="signal", name=tasks.heard.lock_name(n))) >= 4)
-        told = stage.history(what="signal", name=tasks.heard.lock_name(n))
+        eventually(lambda: len(environment.history(what="signal", name=tasks.heard.lock_name(n))) >= 4)
+        told = environment.history(what="signal", name=tasks.heard.lock_name(n))
         assert [fact["kind"] for fact in told] == ["acquired", "refused", "skipped", "released"]
         assert {fact["sender"] for fact in told} == {"policies.heard"}
         assert told[0]["id"] == told[-1]["id"] == holding.id
         assert told[0]["token"] == told[-1]["token"] > 0
         assert holding.id in told[1]["reason"]
 
-    def test_a_lost_lease_is_a_signal(self, stage, tasks):
-        n = stage.fresh()
-        with stage.hold(tasks.heard, n) as holding:
-            stage.locks.delete(*stage.lock_keys(tasks.heard, n))
+    def test_a_lost_lease_is_a_signal(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.heard, n) as holding:
+            environment.locks.delete(*environment.lock_keys(tasks.heard, n))
             holding.end()
-        eventually(lambda: stage.history(what="signal", kind="lost", name=tasks.heard.lock_name(n)))
+        eventually(lambda: environment.history(what="signal", kind="lost", name=tasks.heard.lock_name(n)))
 
     @pytest.mark.core
-    def test_a_receiver_that_raises_breaks_neither_lock_nor_task(self, stage, tasks):
-        n = stage.fresh()
-        with stage.hold(tasks.heard, n):
+    def test_a_receiver_that_raises_breaks_neither_lock_nor_task(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.heard, n):
             assert timed(lambda: tasks.heard.delay(n).get(timeout=10))[1].__class__.__name__ == "CallSkipped"
-        stage.free(tasks.heard, n)
+        environment.free(tasks.heard, n)
         assert tasks.heard.delay(n).get(timeout=10) == n
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_outside_a_worker_a_receiver_that_raises_is_logged_and_breaks_nothing(self, stage, tasks, kind, caplog):
-        lock = Lock(stage.fresh(), app=stage.app)
+    def test_outside_a_worker_a_receiver_that_raises_is_logged_and_breaks_nothing(
+        self, environment, tasks, kind, caplog
+    ):
+        lock = Lock(environment.fresh(), app=environment.app)
         heard = []
 
         def receiver(sender, event, **_):
@@ -196,7 +198,7 @@ class TestCelerySignals:
         signal = getattr(signals, f"lock_{kind}")
         signal.connect(receiver, weak=False)
         try:
-            _everything(stage, lock)
+            _everything(environment, lock)
         finally:
             signal.disconnect(receiver)
         assert heard[0] == (None, kind, lock.name)
@@ -204,7 +206,7 @@ class TestCelerySignals:
         assert "as asked" in caplog.text
 
 
-def _everything(stage, lock):
+def _everything(environment, lock):
     """Acquire, be refused, lose, release."""
     refused = []
     assert lock.acquire()
@@ -214,7 +216,7 @@ def _everything(stage, lock):
     assert refused == [False]
     lock.release()
     assert lock.acquire()
-    stage.locks.delete(*[key for key in stage.locks.keys("dlock*") if lock.name in key])
+    environment.locks.delete(*[key for key in environment.locks.keys("dlock*") if lock.name in key])
     timed(lock.release)
     assert lock.acquire(blocking=False)
     lock.release()

@@ -19,51 +19,53 @@ WAIT = "until told to go"
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerEnvironment]:
     with running_environment(tmp_path_factory.mktemp("laws"), APP) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def worker(stage: WorkerEnvironment) -> Worker:
-    return stage.start(concurrency=8)
+def worker(environment: WorkerEnvironment) -> Worker:
+    return environment.start(concurrency=8)
 
 
 # -- a lost lease is reported
 
 
-def lose(stage: WorkerEnvironment, task: str, name: str, seconds: float, queue: str = "celery") -> str:
+def lose(environment: WorkerEnvironment, task: str, name: str, seconds: float, queue: str = "celery") -> str:
     """Start the task, take its lock away in the store, and return the lock's name."""
-    getattr(stage.app, task).apply_async((name, seconds), queue=queue)
-    stage.mark(name, "start")
-    assert stage.store_client.delete(stage.key(task, name, seconds)) == 1
-    lock_name: str = getattr(stage.app, task).lock_name(name, seconds)
+    getattr(environment.app, task).apply_async((name, seconds), queue=queue)
+    environment.mark(name, "start")
+    assert environment.store_client.delete(environment.key(task, name, seconds)) == 1
+    lock_name: str = getattr(environment.app, task).lock_name(name, seconds)
     return lock_name
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
 @pytest.mark.core
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_lost_lease_is_reported_by_lease_signal_and_log(stage: WorkerEnvironment, pool: str) -> None:
+def test_lost_lease_is_reported_by_lease_signal_and_log(environment: WorkerEnvironment, pool: str) -> None:
     name = f"told {pool}"
-    worker = stage.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
-    lock_name = lose(stage, "told", name, 20.0, f"lose-{pool}")
+    worker = environment.start("-Q", f"lose-{pool}", pool=pool, concurrency=1)
+    lock_name = lose(environment, "told", name, 20.0, f"lose-{pool}")
     # The watchdog finds it at a third of the ttl, without a call by the holder.
-    taken_away = eventually(lambda: stage.log.freed(stage.key("told", name, 20.0)))
-    assert stage.mark(name, "held False").at - taken_away < 2.0
-    stage.mark(name, "LockLost")
-    told_by = eventually(lambda: stage.marks(f"lost {lock_name}"), message="no signal lock_lost")
+    taken_away = eventually(lambda: environment.log.freed(environment.key("told", name, 20.0)))
+    assert environment.mark(name, "held False").at - taken_away < 2.0
+    environment.mark(name, "LockLost")
+    told_by = eventually(lambda: environment.marks(f"lost {lock_name}"), message="no signal lock_lost")
     assert told_by[0].pid == worker.pid
     worker.wait_for_log(rf"WARNING/MainProcess\] the lease of {re.escape(lock_name)} is lost")
 
 
 @pytest.mark.invariant("lost-lease-is-reported")
-def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: WorkerEnvironment, worker: Worker) -> None:
+def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(
+    environment: WorkerEnvironment, worker: Worker
+) -> None:
     # Its ttl is 60 s: the watchdog looks after 20.
-    lock_name = lose(stage, "asking", "asking", 10.0)
-    stage.mark("asking", "LockLost", within=5)
+    lock_name = lose(environment, "asking", "asking", 10.0)
+    environment.mark("asking", "LockLost", within=5)
     # Operators learn of it, whichever process finds it.
-    eventually(lambda: stage.words(f"lost {lock_name}"), message="no signal lock_lost")
+    eventually(lambda: environment.words(f"lost {lock_name}"), message="no signal lock_lost")
     worker.wait_for_log(rf"the lease of {re.escape(lock_name)} is lost")
 
 
@@ -73,11 +75,11 @@ def test_ensure_asks_the_store_and_does_not_wait_for_the_watchdog(stage: WorkerE
 @pytest.mark.invariant("owner-is-one-delivery", "descendants-hold-nothing")
 @pytest.mark.core
 @pytest.mark.usefixtures("worker")
-def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: WorkerEnvironment) -> None:
-    stage.app.forks.delay("forks", 0.5)
-    end = stage.mark("forks", "return").at
-    freed = stage.log.freed(stage.key("forks", "forks", 0.5), stage.mark("forks", "start").at)
-    assert stage.words("forks") == ["start", "the fork gets it: False", "the fork has left", "return"]
+def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(environment: WorkerEnvironment) -> None:
+    environment.app.forks.delay("forks", 0.5)
+    end = environment.mark("forks", "return").at
+    freed = environment.log.freed(environment.key("forks", "forks", 0.5), environment.mark("forks", "start").at)
+    assert environment.words("forks") == ["start", "the fork gets it: False", "the fork has left", "return"]
     assert not freed or freed >= end
 
 
@@ -85,38 +87,38 @@ def test_a_fork_in_a_body_neither_has_nor_releases_the_lock(stage: WorkerEnviron
 @pytest.mark.core
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("task", ["with_super", "without_super"])
-def test_hooks_of_a_subclass_run_under_the_lock(stage: WorkerEnvironment, task: str) -> None:
-    getattr(stage.app, task).delay(task)
-    after = stage.mark(task, "after, locked: True").at
-    freed = eventually(lambda: stage.log.freed(stage.key(task, task)), message="still locked")
+def test_hooks_of_a_subclass_run_under_the_lock(environment: WorkerEnvironment, task: str) -> None:
+    getattr(environment.app, task).delay(task)
+    after = environment.mark(task, "after, locked: True").at
+    freed = eventually(lambda: environment.log.freed(environment.key(task, task)), message="still locked")
     assert freed >= after
-    assert stage.words(task) == [f"{word}, locked: True" for word in ("before", "call", "body", "after")]
+    assert environment.words(task) == [f"{word}, locked: True" for word in ("before", "call", "body", "after")]
 
 
 @pytest.mark.invariant("lease-is-recorded-before-acquire")
 def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_lock(tmp_path: Path) -> None:
-    with running_environment(tmp_path, APP) as stage:
-        worker = stage.start(concurrency=1)
+    with running_environment(tmp_path, APP) as environment:
+        worker = environment.start(concurrency=1)
         # So that the child is connected: what it sends next is the acquire.
-        stage.app.long.delay("first", "sleep", 0)
-        stage.mark("first", "return")
-        eventually(lambda: stage.log.freed(stage.key("long", "first", "sleep", 0)), message="still locked")
-        key = stage.key("long", "second", "sleep", 0)
-        stage.store.pause()
+        environment.app.long.delay("first", "sleep", 0)
+        environment.mark("first", "return")
+        eventually(lambda: environment.log.freed(environment.key("long", "first", "sleep", 0)), message="still locked")
+        key = environment.key("long", "second", "sleep", 0)
+        environment.store.pause()
         # Results are kept there too. With a result store of its own, publishing would be seen there first.
-        stage.app.long.apply_async(("second", "sleep", 0), ignore_result=True)
-        assert stage.store.port is not None
-        port = stage.store.port
+        environment.app.long.apply_async(("second", "sleep", 0), ignore_result=True)
+        assert environment.store.port is not None
+        port = environment.store.port
         eventually(lambda: has_unread(port), message="the child has not asked")
         (child,) = worker.children()
         psutil.Process(child).kill()
         eventually(lambda: child not in worker.children(), message="the child lives")
         resumed = time.monotonic()
-        stage.store.resume()
-        taken = eventually(lambda: stage.log.taken(key), message="the dead child's acquire was not carried out")
-        freed = eventually(lambda: stage.log.freed(key, taken), message="still locked")
+        environment.store.resume()
+        taken = eventually(lambda: environment.log.taken(key), message="the dead child's acquire was not carried out")
+        freed = eventually(lambda: environment.log.freed(key, taken), message="still locked")
         assert freed - resumed <= 1.0
-        assert not stage.words("second")
+        assert not environment.words("second")
 
 
 # -- what nothing may leak
@@ -124,21 +126,21 @@ def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_
 
 @pytest.mark.invariant("watchdog-renews")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_one_thread_keeps_any_number_of_locks(stage: WorkerEnvironment, pool: str) -> None:
-    worker = stage.start("-Q", f"keep-{pool}", pool=pool, concurrency=8)
+def test_one_thread_keeps_any_number_of_locks(environment: WorkerEnvironment, pool: str) -> None:
+    worker = environment.start("-Q", f"keep-{pool}", pool=pool, concurrency=8)
     main = psutil.Process(worker.pid)
 
     def hold(task: str, numbers: range) -> None:
         for number in numbers:
-            getattr(stage.app, task).apply_async((f"{pool} {task} {number}", WAIT, 30.0), queue=f"keep-{pool}")
+            getattr(environment.app, task).apply_async((f"{pool} {task} {number}", WAIT, 30.0), queue=f"keep-{pool}")
         for number in numbers:
-            stage.mark(f"{pool} {task} {number}", "start")
+            environment.mark(f"{pool} {task} {number}", "start")
 
     def let_go(task: str, numbers: range) -> None:
-        stage.marks_client.set("go", 1)
+        environment.marks_client.set("go", 1)
         for number in numbers:
-            stage.mark(f"{pool} {task} {number}", "return")
-        stage.marks_client.delete("go")
+            environment.mark(f"{pool} {task} {number}", "return")
+        environment.marks_client.delete("go")
 
     hold("plain", range(8))  # a pool of threads makes them as it needs them
     let_go("plain", range(8))
@@ -152,15 +154,15 @@ def test_one_thread_keeps_any_number_of_locks(stage: WorkerEnvironment, pool: st
 
 @pytest.mark.invariant("lease-is-recorded-before-acquire", "child-per-task-leaks-nothing")
 def test_many_children_leave_no_lock_no_descriptor_and_no_memory_map(tmp_path: Path) -> None:
-    with running_environment(tmp_path, APP) as stage:
-        worker = stage.start("--max-tasks-per-child", "1", concurrency=2)
+    with running_environment(tmp_path, APP) as environment:
+        worker = environment.start("--max-tasks-per-child", "1", concurrency=2)
         main = psutil.Process(worker.pid)
 
         def run(names: list[str]) -> None:
             for name in names:
-                stage.app.long.delay(name, "sleep", 0)
+                environment.app.long.delay(name, "sleep", 0)
             for name in names:
-                stage.mark(name, "return", within=60)
+                environment.mark(name, "return", within=60)
             eventually(lambda: len(worker.children()) == 2, within=10, message="the pool is not whole again")
 
         def descriptors() -> int:
@@ -172,8 +174,8 @@ def test_many_children_leave_no_lock_no_descriptor_and_no_memory_map(tmp_path: P
         run([f"before {number}" for number in range(6)])
         before = descriptors(), maps()
         run([f"task {number}" for number in range(TASKS)])
-        assert len({mark.pid for number in range(TASKS) for mark in stage.marks(f"task {number}")}) == TASKS
+        assert len({mark.pid for number in range(TASKS) for mark in environment.marks(f"task {number}")}) == TASKS
         # A handful may be on their way; a leak would be one of each child.
         eventually(lambda: descriptors() <= before[0] + 4, message=f"descriptors: {before[0]} before, now more")
         eventually(lambda: maps() <= before[1] + 8, message=f"memory maps: {before[1]} before, now more")
-        eventually(lambda: not stage.store_client.keys("*:lock:*"), message="locks")
+        eventually(lambda: not environment.store_client.keys("*:lock:*"), message="locks")

@@ -18,7 +18,7 @@ APP = "tests.support.apps.send_once"
 STEPS = ["before", "during", "after"]
 
 
-class Stage:
+class Environment:
     """A worker, a gateway that counts what reaches it, and what the bodies noted."""
 
     def __init__(self, tasks, gateway, client, urls):
@@ -61,7 +61,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("send_once")
     with Server(folder / "server") as server, running_gateway() as gateway:
         urls = Urls(server.url(0), server.url(1), server.lock_url(2))
@@ -69,7 +69,7 @@ def stage(tmp_path_factory):
             loaded_app(APP, urls) as tasks,
             running_worker(APP, folder=folder, urls=urls, pool="prefork", concurrency=4) as worker,
         ):
-            made = Stage(tasks, gateway, server.client(1), urls)
+            made = Environment(tasks, gateway, server.client(1), urls)
             made.workers.append(worker)
             yield made
             tasks.app.backend.result_consumer.stop()
@@ -80,101 +80,103 @@ def stage(tmp_path_factory):
 @pytest.mark.parametrize("step", STEPS)
 class TestAChildDies:
     @pytest.mark.invariant("death-is-no-failure", "after-crash-hold-blocks")
-    def test_no_further_call_under_hold_runs_until_the_outcome_is_resolved(self, stage, tasks, step):
-        n = stage.fresh()
-        died = stage.die(tasks.holds, n, step)
+    def test_no_further_call_under_hold_runs_until_the_outcome_is_resolved(self, environment, tasks, step):
+        n = environment.fresh()
+        died = environment.die(tasks.holds, n, step)
         with pytest.raises(UnknownOutcome) as raised:
-            stage.send(tasks.holds, n).get(timeout=10)
-        assert f"outcome unknown: send_once.holds[{died.id}] on {stage.workers[0].node} started at" in str(raised.value)
-        assert (raised.value.task_id, raised.value.node) == (died.id, stage.workers[0].node)
-        assert stage.sent(n) == (0 if step == "before" else 1)
-        assert len(stage.runs(n)) == 1
-        arrived = stage.sent(n) == 1  # as an operator finds out at the gateway
+            environment.send(tasks.holds, n).get(timeout=10)
+        assert f"outcome unknown: send_once.holds[{died.id}] on {environment.workers[0].node} started at" in str(
+            raised.value
+        )
+        assert (raised.value.task_id, raised.value.node) == (died.id, environment.workers[0].node)
+        assert environment.sent(n) == (0 if step == "before" else 1)
+        assert len(environment.runs(n)) == 1
+        arrived = environment.sent(n) == 1  # as an operator finds out at the gateway
         assert tasks.holds.resolve(n, sent=arrived)
-        result = stage.send(tasks.holds, n)
+        result = environment.send(tasks.holds, n)
         if arrived:
             with pytest.raises(TaskRevokedError, match=f"already done by send_once.holds.{died.id}"):
                 result.get(timeout=10)
         else:
             assert result.get(timeout=10) == f"sent {n}"
-        assert stage.sent(n) == 1
+        assert environment.sent(n) == 1
 
     @pytest.mark.invariant("death-is-no-failure", "after-crash-run-continues")
-    def test_next_call_under_run_knows_of_the_crash_and_has_the_same_key(self, stage, tasks, step):
-        n = stage.fresh()
-        stage.die(tasks.runs, n, step)
-        assert stage.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
-        first, second = stage.runs(n)
+    def test_next_call_under_run_knows_of_the_crash_and_has_the_same_key(self, environment, tasks, step):
+        n = environment.fresh()
+        environment.die(tasks.runs, n, step)
+        assert environment.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
+        first, second = environment.runs(n)
         assert (first["after_crash"], second["after_crash"]) == (False, True)
         assert first["key"] == second["key"]
         assert len(first["key"]) == 32
-        assert stage.sent(n) == (1 if step == "before" else 2)
-        assert stage.gateway.keys[n] == {first["key"]}
-        stage.until_used(tasks.runs, n)
+        assert environment.sent(n) == (1 if step == "before" else 2)
+        assert environment.gateway.keys[n] == {first["key"]}
+        environment.until_used(tasks.runs, n)
         with pytest.raises(TaskRevokedError, match="already done by"):
-            stage.send(tasks.runs, n).get(timeout=10)
+            environment.send(tasks.runs, n).get(timeout=10)
 
 
 @pytest.mark.invariant("death-is-no-failure")
-def test_unwound_body_leaves_an_unknown_outcome(stage, tasks):
-    n = stage.fresh()
-    stage.send(tasks.holds, n, "exit")
+def test_unwound_body_leaves_an_unknown_outcome(environment, tasks):
+    n = environment.fresh()
+    environment.send(tasks.holds, n, "exit")
     eventually(lambda: (use := tasks.holds.used(n)) and use.state == "unknown", 10)
     with pytest.raises(UnknownOutcome):
-        stage.send(tasks.holds, n).get(timeout=10)
+        environment.send(tasks.holds, n).get(timeout=10)
 
 
 @pytest.mark.invariant("no-unknown-outcome-without-a-body")
 @pytest.mark.parametrize("task", ["holds", "runs"])
 @pytest.mark.parametrize("end", ["fail", "retry"])
-def test_failed_or_retried_body_keeps_the_key_and_no_unknown_outcome(stage, tasks, task, end):
-    n = stage.fresh()
-    result = stage.send(tasks.__dict__[task], n, end)
+def test_failed_or_retried_body_keeps_the_key_and_no_unknown_outcome(environment, tasks, task, end):
+    n = environment.fresh()
+    result = environment.send(tasks.__dict__[task], n, end)
     if end == "fail":
         with pytest.raises(ValueError, match="as asked"):
             result.get(timeout=10)
         eventually(lambda: not tasks.__dict__[task].lock_for(n).locked())
-        result = stage.send(tasks.__dict__[task], n)
+        result = environment.send(tasks.__dict__[task], n)
     assert result.get(timeout=10) == f"sent {n}"
-    first, second = stage.runs(n)
+    first, second = environment.runs(n)
     assert not second["after_crash"]
     assert first["key"] == second["key"]
-    assert stage.sent(n) == 1
+    assert environment.sent(n) == 1
 
 
 @pytest.mark.parametrize("task", ["runs", "holds"])
-def test_body_that_returned_has_used_the_name_if_its_result_could_not_be_stored(stage, tasks, task):
-    task, n = getattr(tasks, task), stage.fresh()
+def test_body_that_returned_has_used_the_name_if_its_result_could_not_be_stored(environment, tasks, task):
+    task, n = getattr(tasks, task), environment.fresh()
     with pytest.raises(Exception, match="object"):
-        stage.send(task, n, "unreadable").get(timeout=10)
+        environment.send(task, n, "unreadable").get(timeout=10)
     eventually(lambda: (use := task.used(n)) and use.state == "used")
     with pytest.raises(TaskRevokedError, match="already done"):
-        stage.send(task, n).get(timeout=10)
-    assert stage.sent(n) == 1
+        environment.send(task, n).get(timeout=10)
+    assert environment.sent(n) == 1
 
 
-def test_result_of_a_truncated_task_id_is_not_looked_up(stage, tasks):
-    n = stage.fresh()
-    stage.send(tasks.returns, n, task_id="i" * 300).get(timeout=10)
+def test_result_of_a_truncated_task_id_is_not_looked_up(environment, tasks):
+    n = environment.fresh()
+    environment.send(tasks.returns, n, task_id="i" * 300).get(timeout=10)
     eventually(lambda: tasks.returns.used(n).state == "used")
     with pytest.raises(TaskRevokedError, match="already done"):
-        stage.send(tasks.returns, n).get(timeout=10)
+        environment.send(tasks.returns, n).get(timeout=10)
 
 
-def test_run_inside_a_held_lock_uses_its_name(stage, tasks):
-    n = stage.fresh()
+def test_run_inside_a_held_lock_uses_its_name(environment, tasks):
+    n = environment.fresh()
     with tasks.runs.lock_for(n):
-        states = [tasks.runs.apply((n, stage.port)).state for _ in range(3)]
+        states = [tasks.runs.apply((n, environment.port)).state for _ in range(3)]
     assert states == ["SUCCESS", "REVOKED", "REVOKED"]
     with tasks.runs.lock_for(n):
-        assert tasks.runs.apply((n, stage.port)).state == "REVOKED"
-    assert stage.sent(n) == 1
+        assert tasks.runs.apply((n, environment.port)).state == "REVOKED"
+    assert environment.sent(n) == 1
 
 
-def test_used_and_resolve_accept_a_calls_own_window_and_key(stage, tasks):
-    task, n = tasks.raises, stage.fresh()
+def test_used_and_resolve_accept_a_calls_own_window_and_key(environment, tasks):
+    task, n = tasks.raises, environment.fresh()
     own = {"key": "own:{n}", "after_crash": "hold"}
-    stage.send(task, n, "after", dlock=own)
+    environment.send(task, n, "after", dlock=own)
     eventually(lambda: (use := task.used(n, dlock=own)) and use.state == "unknown", 10)
     assert task.used(n) is None
     assert task.resolve(n, sent=True, dlock=own)
@@ -183,35 +185,35 @@ def test_used_and_resolve_accept_a_calls_own_window_and_key(stage, tasks):
     assert task.used(n, dlock=own) is None
 
 
-def test_unknown_outcome_stays_if_the_next_run_fails(stage, tasks):
-    n = stage.fresh()
-    died = stage.die(tasks.runs, n, "after")
-    stage.send(tasks.runs, n, gate=n)
-    eventually(lambda: len(stage.runs(n)) == 2)
+def test_unknown_outcome_stays_if_the_next_run_fails(environment, tasks):
+    n = environment.fresh()
+    died = environment.die(tasks.runs, n, "after")
+    environment.send(tasks.runs, n, gate=n)
+    eventually(lambda: len(environment.runs(n)) == 2)
     assert tasks.runs.used(n).state == "running"
     assert not tasks.runs.resolve(n, sent=True)  # it runs
-    os.kill(stage.runs(n)[1]["pid"], signal.SIGUSR1)  # as a soft limit: an exception in the body
+    os.kill(environment.runs(n)[1]["pid"], signal.SIGUSR1)  # as a soft limit: an exception in the body
     eventually(lambda: tasks.runs.used(n).state == "unknown", 10)
     assert tasks.runs.used(n).task_id == died.id
-    assert stage.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
-    assert stage.runs(n)[2]["after_crash"]
+    assert environment.send(tasks.runs, n).get(timeout=10) == f"sent {n}"
+    assert environment.runs(n)[2]["after_crash"]
 
 
 @pytest.mark.invariant("after-crash-hold-blocks")
-def test_message_redelivered_after_its_child_died_is_held_too(stage, tasks):
+def test_message_redelivered_after_its_child_died_is_held_too(environment, tasks):
     """Its own redelivery is a further call: at most once means not even for itself."""
-    n = stage.fresh()
-    result = stage.send(tasks.holds_late, n, "during")
+    n = environment.fresh()
+    result = environment.send(tasks.holds_late, n, "during")
     with pytest.raises(UnknownOutcome):
         result.get(timeout=20)
-    assert (stage.sent(n), len(stage.runs(n))) == (1, 1)
+    assert (environment.sent(n), len(environment.runs(n))) == (1, 1)
 
 
-def test_queue_policy_decides_at_the_grant_and_later_waiters_end_too(stage, tasks):
-    n = stage.fresh()
-    first = stage.send(tasks.holds_queue, n, gate=n)
-    (run,) = eventually(lambda: stage.runs(n))
-    waiting = [stage.send(tasks.holds_queue, n) for _ in range(2)]
+def test_queue_policy_decides_at_the_grant_and_later_waiters_end_too(environment, tasks):
+    n = environment.fresh()
+    first = environment.send(tasks.holds_queue, n, gate=n)
+    (run,) = eventually(lambda: environment.runs(n))
+    waiting = [environment.send(tasks.holds_queue, n) for _ in range(2)]
     eventually(lambda: tasks.holds_queue.waiting(n).count == 2, 10)
     os.kill(run["pid"], signal.SIGKILL)
     for result in waiting:
@@ -219,100 +221,102 @@ def test_queue_policy_decides_at_the_grant_and_later_waiters_end_too(stage, task
             result.get(timeout=20)
     with pytest.raises(WorkerLostError):
         first.get(timeout=20)
-    assert (stage.sent(n), len(stage.runs(n))) == (0, 1)
+    assert (environment.sent(n), len(environment.runs(n))) == (0, 1)
     assert tasks.holds_queue.waiting(n).count == 0
 
 
 @pytest.mark.invariant("death-is-no-failure", "after-crash-hold-blocks")
-def test_call_of_a_dead_worker_is_held_after_its_lease_expires(stage, tasks, tmp_path):
-    n = stage.fresh()
-    with running_worker(APP, "-Q", "dying", folder=tmp_path, urls=stage.urls, pool="prefork", concurrency=1) as worker:
-        died = stage.send(tasks.holds_briefly, n, gate=n, queue="dying")
-        eventually(lambda: stage.runs(n), 20)
+def test_call_of_a_dead_worker_is_held_after_its_lease_expires(environment, tasks, tmp_path):
+    n = environment.fresh()
+    with running_worker(
+        APP, "-Q", "dying", folder=tmp_path, urls=environment.urls, pool="prefork", concurrency=1
+    ) as worker:
+        died = environment.send(tasks.holds_briefly, n, gate=n, queue="dying")
+        eventually(lambda: environment.runs(n), 20)
         os.kill(worker.pid, signal.SIGKILL)
         eventually(lambda: not tasks.holds_briefly.lock_for(n).locked(), 10)
     with pytest.raises(UnknownOutcome, match=died.id):
-        stage.send(tasks.holds_briefly, n).get(timeout=10)
-    assert (stage.sent(n), len(stage.runs(n))) == (0, 1)
+        environment.send(tasks.holds_briefly, n).get(timeout=10)
+    assert (environment.sent(n), len(environment.runs(n))) == (0, 1)
 
 
 class TestOnUsed:
     @pytest.mark.invariant("used-name-is-not-run")
-    def test_return_gives_the_first_runs_result_and_the_chain_goes_on(self, stage, tasks):
-        n = stage.fresh()
-        assert stage.send(tasks.returns, n).get(timeout=10) == f"sent {n}"
-        stage.until_used(tasks.returns, n)
-        again = chain(tasks.returns.si(n, stage.port), tasks.shout.s()).apply_async()
+    def test_return_gives_the_first_runs_result_and_the_chain_goes_on(self, environment, tasks):
+        n = environment.fresh()
+        assert environment.send(tasks.returns, n).get(timeout=10) == f"sent {n}"
+        environment.until_used(tasks.returns, n)
+        again = chain(tasks.returns.si(n, environment.port), tasks.shout.s()).apply_async()
         assert again.get(timeout=10) == f"SENT {n.upper()}"
         assert again.parent.get(timeout=10) == f"sent {n}"  # stored once the next step is published
-        assert stage.sent(n) == 1
+        assert environment.sent(n) == 1
 
-    def test_return_skips_if_the_first_result_has_expired(self, stage, tasks):
-        n = stage.fresh()
-        first = stage.send(tasks.returns, n)
+    def test_return_skips_if_the_first_result_has_expired(self, environment, tasks):
+        n = environment.fresh()
+        first = environment.send(tasks.returns, n)
         first.get(timeout=10)
-        stage.until_used(tasks.returns, n)
+        environment.until_used(tasks.returns, n)
         first.forget()
         with pytest.raises(TaskRevokedError, match="already done by"):
-            stage.send(tasks.returns, n).get(timeout=10)
-        assert stage.sent(n) == 1
+            environment.send(tasks.returns, n).get(timeout=10)
+        assert environment.sent(n) == 1
 
     @pytest.mark.invariant("used-name-is-not-run")
-    def test_raise_fails_the_call_and_names_the_first_run(self, stage, tasks):
-        n = stage.fresh()
-        first = stage.send(tasks.raises, n)
+    def test_raise_fails_the_call_and_names_the_first_run(self, environment, tasks):
+        n = environment.fresh()
+        first = environment.send(tasks.raises, n)
         first.get(timeout=10)
-        stage.until_used(tasks.raises, n)
-        again = stage.send(tasks.raises, n)
+        environment.until_used(tasks.raises, n)
+        again = environment.send(tasks.raises, n)
         with pytest.raises(NameUsed) as raised:
             again.get(timeout=10)
         assert again.state == "FAILURE"
-        assert (raised.value.task_id, raised.value.node) == (first.id, stage.workers[0].node)
+        assert (raised.value.task_id, raised.value.node) == (first.id, environment.workers[0].node)
         assert raised.value.name == tasks.raises.lock_name(n)
-        assert stage.sent(n) == 1
+        assert environment.sent(n) == 1
 
 
-def test_forever_is_ten_years(stage, tasks):
-    n = stage.fresh()
-    stage.send(tasks.forever, n).get(timeout=10)
+def test_forever_is_ten_years(environment, tasks):
+    n = environment.fresh()
+    environment.send(tasks.forever, n).get(timeout=10)
     eventually(lambda: tasks.forever.used(n).state == "used")
     assert 9.9 < tasks.forever.used(n).expires_in / (366 * 24 * 3600) <= 10
 
 
 @pytest.mark.core
 class TestOperators:
-    def test_used_returns_the_last_run(self, stage, tasks):
-        n = stage.fresh()
+    def test_used_returns_the_last_run(self, environment, tasks):
+        n = environment.fresh()
         assert tasks.runs.used(n) is None
-        running = stage.send(tasks.runs, n, gate=n)
-        (run,) = eventually(lambda: stage.runs(n))
+        running = environment.send(tasks.runs, n, gate=n)
+        (run,) = eventually(lambda: environment.runs(n))
         use = tasks.runs.used(n)
-        node = stage.workers[0].node
+        node = environment.workers[0].node
         assert (use.state, use.task, use.task_id, use.node) == ("running", "send_once.runs", running.id, node)
         assert use.idempotency_key == run["key"]
-        stage.client.rpush(f"gate:{n}", "go")
+        environment.client.rpush(f"gate:{n}", "go")
         running.get(timeout=10)
         eventually(lambda: tasks.runs.used(n).state == "used")
         use = tasks.runs.used(n)
         assert (use.task_id, use.idempotency_key) == (running.id, run["key"])
         assert 50 < use.expires_in <= 60
 
-    def test_forget_makes_the_name_free_with_a_new_key(self, stage, tasks):
-        n = stage.fresh()
+    def test_forget_makes_the_name_free_with_a_new_key(self, environment, tasks):
+        n = environment.fresh()
         assert not tasks.runs.forget(n)
-        stage.send(tasks.runs, n).get(timeout=10)
+        environment.send(tasks.runs, n).get(timeout=10)
         eventually(lambda: not tasks.runs.lock_for(n).locked())
         assert tasks.runs.forget(n)
         assert tasks.runs.used(n) is None
         assert not tasks.runs.forget(n)
-        stage.send(tasks.runs, n).get(timeout=10)
-        first, second = stage.runs(n)
+        environment.send(tasks.runs, n).get(timeout=10)
+        first, second = environment.runs(n)
         assert first["key"] != second["key"]
 
-    def test_resolve_settles_an_unknown_outcome_only(self, stage, tasks):
-        n = stage.fresh()
+    def test_resolve_settles_an_unknown_outcome_only(self, environment, tasks):
+        n = environment.fresh()
         assert not tasks.holds.resolve(n, sent=True)
-        stage.send(tasks.holds, n).get(timeout=10)
+        environment.send(tasks.holds, n).get(timeout=10)
         eventually(lambda: tasks.holds.used(n).state == "used")
         assert not tasks.holds.resolve(n, sent=False)
         assert tasks.holds.used(n).state == "used"

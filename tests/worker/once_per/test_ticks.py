@@ -15,7 +15,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 APP = "tests.support.apps.ticking"
 
 
-class Stage:
+class Environment:
     """A worker, and what the bodies noted."""
 
     def __init__(self, tasks, client, worker):
@@ -45,7 +45,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ticks")
     with Server(folder / "server") as server:
         urls = Urls(server.url(), server.url(), server.lock_url())
@@ -54,7 +54,7 @@ def stage(tmp_path_factory):
             loaded_app(APP, urls) as tasks,
             server.client() as client,
         ):
-            yield Stage(tasks, client, worker)
+            yield Environment(tasks, client, worker)
 
 
 def end_of(result):
@@ -63,81 +63,83 @@ def end_of(result):
 
 
 @pytest.mark.invariant("tick-runs-once")
-def test_a_tick_runs_once_however_many_messages_it_has(stage):
-    due = stage.fresh()
-    results = [stage.send(stage.tasks.tick, due) for _ in range(4)]
+def test_a_tick_runs_once_however_many_messages_it_has(environment):
+    due = environment.fresh()
+    results = [environment.send(environment.tasks.tick, due) for _ in range(4)]
     assert sorted(map(end_of, results)) == ["REVOKED", "REVOKED", "REVOKED", "SUCCESS"]
-    assert len(stage.all_runs(stage.tasks.tick, due=due)) == 1
+    assert len(environment.all_runs(environment.tasks.tick, due=due)) == 1
 
 
-def test_tick_is_read_if_a_tracing_tool_replaced_the_messages_headers(stage):
+def test_tick_is_read_if_a_tracing_tool_replaced_the_messages_headers(environment):
     """As Sentry and Datadog do: https://github.com/celery/celery/issues/4875."""
-    due, traced = stage.fresh(), {"headers": {"trace": "1"}}
-    first = stage.send(stage.tasks.tick, due, "retry", headers=traced)
+    due, traced = environment.fresh(), {"headers": {"trace": "1"}}
+    first = environment.send(environment.tasks.tick, due, "retry", headers=traced)
     assert end_of(first) == "SUCCESS"
-    assert [tick["due"] for tick in stage.runs(first)] == [due, due]
-    assert end_of(stage.send(stage.tasks.tick, due, headers=traced)) == "REVOKED"
+    assert [tick["due"] for tick in environment.runs(first)] == [due, due]
+    assert end_of(environment.send(environment.tasks.tick, due, headers=traced)) == "REVOKED"
 
 
-def test_other_due_time_or_entry_is_another_tick(stage):
-    due, later = stage.fresh(), stage.fresh()
+def test_other_due_time_or_entry_is_another_tick(environment):
+    due, later = environment.fresh(), environment.fresh()
     ticks = [(due, "a"), (later, "a"), (due, "b"), (due + 1e-6, "a")]
-    assert [end_of(stage.send(stage.tasks.tick, at, entry=entry)) for at, entry in ticks] == ["SUCCESS"] * 4
+    assert [end_of(environment.send(environment.tasks.tick, at, entry=entry)) for at, entry in ticks] == ["SUCCESS"] * 4
 
 
-def test_a_call_without_a_stamp_runs_every_time(stage):
-    assert [end_of(stage.tasks.tick.delay()) for _ in range(2)] == ["SUCCESS"] * 2
+def test_a_call_without_a_stamp_runs_every_time(environment):
+    assert [end_of(environment.tasks.tick.delay()) for _ in range(2)] == ["SUCCESS"] * 2
 
 
-def test_message_without_tick_stamp_is_logged_once_per_task_and_process(stage):
+def test_message_without_tick_stamp_is_logged_once_per_task_and_process(environment):
     """It runs as a call by hand does, and the log warns that once_per="tick" has no effect."""
     said = r"Task {}\[\S+\] has once_per='tick' but .* -S celery_dlock\.beat:DLockScheduler"
-    tasks = (stage.tasks.tick, stage.tasks.other)
+    tasks = (environment.tasks.tick, environment.tasks.other)
     for task in tasks:
         sent = [task.apply_async(headers={"celery_beat_task": True}) for _ in range(6)]
         assert [end_of(result) for result in sent] == ["SUCCESS"] * 6
-        stage.worker.wait_for_log(said.format(task.name))
-    assert end_of(stage.send(stage.tasks.brief, time.time(), headers={"celery_beat_task": True})) == "SUCCESS"
-    told = [re.findall(rf"(\S+\d)\] {said.format(task.name)}", stage.worker.log()) for task in tasks]
+        environment.worker.wait_for_log(said.format(task.name))
+    assert (
+        end_of(environment.send(environment.tasks.brief, time.time(), headers={"celery_beat_task": True})) == "SUCCESS"
+    )
+    told = [re.findall(rf"(\S+\d)\] {said.format(task.name)}", environment.worker.log()) for task in tasks]
     assert all(len(processes) == len(set(processes)) for processes in told), told
-    assert not re.search(r"ticking\.brief\[\S+\] has once_per='tick' but", stage.worker.log())
+    assert not re.search(r"ticking\.brief\[\S+\] has once_per='tick' but", environment.worker.log())
 
 
-def test_a_failed_run_does_not_use_its_tick(stage):
-    due = stage.fresh()
-    assert end_of(stage.send(stage.tasks.tick, due, "fail")) == "FAILURE"
-    assert end_of(stage.send(stage.tasks.tick, due)) == "SUCCESS"
-    assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
+def test_a_failed_run_does_not_use_its_tick(environment):
+    due = environment.fresh()
+    assert end_of(environment.send(environment.tasks.tick, due, "fail")) == "FAILURE"
+    assert end_of(environment.send(environment.tasks.tick, due)) == "SUCCESS"
+    assert end_of(environment.send(environment.tasks.tick, due)) == "REVOKED"
 
 
 @pytest.mark.invariant("tick-runs-once")
-def test_a_retry_is_for_the_same_tick(stage):
-    due = stage.fresh()
-    result = stage.send(stage.tasks.tick, due, "retry")
+def test_a_retry_is_for_the_same_tick(environment):
+    due = environment.fresh()
+    result = environment.send(environment.tasks.tick, due, "retry")
     assert end_of(result) == "SUCCESS"
-    assert [tick["due"] for tick in stage.runs(result)] == [due, due]
-    assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
+    assert [tick["due"] for tick in environment.runs(result)] == [due, due]
+    assert end_of(environment.send(environment.tasks.tick, due)) == "REVOKED"
 
 
 @pytest.mark.invariant("tick-runs-once")
-def test_stamp_does_not_leak_into_messages_of_the_body(stage):
-    due = stage.fresh()
-    before = len(stage.all_runs(stage.tasks.other)), len(stage.all_runs(stage.tasks.tick))
-    assert end_of(stage.send(stage.tasks.tick, due, "publish")) == "SUCCESS"
-    eventually(lambda: len(stage.all_runs(stage.tasks.other)) == before[0] + 1, 20)
-    eventually(lambda: len(stage.all_runs(stage.tasks.tick)) == before[1] + 2, 20)
-    assert len(stage.all_runs(stage.tasks.tick, due=due)) == 1
-    assert stage.all_runs(stage.tasks.other, due=due) == []
+def test_stamp_does_not_leak_into_messages_of_the_body(environment):
+    due = environment.fresh()
+    before = len(environment.all_runs(environment.tasks.other)), len(environment.all_runs(environment.tasks.tick))
+    assert end_of(environment.send(environment.tasks.tick, due, "publish")) == "SUCCESS"
+    eventually(lambda: len(environment.all_runs(environment.tasks.other)) == before[0] + 1, 20)
+    eventually(lambda: len(environment.all_runs(environment.tasks.tick)) == before[1] + 2, 20)
+    assert len(environment.all_runs(environment.tasks.tick, due=due)) == 1
+    assert environment.all_runs(environment.tasks.other, due=due) == []
 
 
 @pytest.mark.invariant("tick-runs-once")
-def test_a_task_that_replaces_another_is_for_no_tick(stage):
-    due = stage.fresh()
-    replaced = stage.send(stage.tasks.tick, due, "replace")
+def test_a_task_that_replaces_another_is_for_no_tick(environment):
+    due = environment.fresh()
+    replaced = environment.send(environment.tasks.tick, due, "replace")
     assert end_of(replaced) == "SUCCESS"
-    assert [tick and tick["due"] for tick in stage.runs(replaced)] == [due, None]
+    assert [tick and tick["due"] for tick in environment.runs(replaced)] == [due, None]
     # Nor did it use that tick of its own.
-    assert end_of(stage.send(stage.tasks.other, due)) == "SUCCESS"
+    assert end_of(environment.send(environment.tasks.other, due)) == "SUCCESS"
 
 
 @pytest.mark.invariant("hostile-messages-end-alone", "tick-runs-once")
@@ -161,49 +163,49 @@ def test_a_task_that_replaces_another_is_for_no_tick(stage):
     ],
     ids=str,
 )
-def test_an_unusable_stamp_fails_its_task_and_no_other(stage, stamp):
-    bad = stage.tasks.tick.apply_async(headers={"dlock_tick": stamp})
+def test_an_unusable_stamp_fails_its_task_and_no_other(environment, stamp):
+    bad = environment.tasks.tick.apply_async(headers={"dlock_tick": stamp})
     with pytest.raises(InvalidTick, match=r"task 'ticking\.tick': invalid header 'dlock_tick': "):
         bad.get(timeout=20)
     assert bad.state == "FAILURE"
-    assert stage.runs(bad) == []
-    assert stage.worker.running
+    assert environment.runs(bad) == []
+    assert environment.worker.running
 
 
 @pytest.mark.invariant("hostile-messages-end-alone")
-def test_worker_acknowledges_unusable_stamps_and_goes_on(stage):
-    assert end_of(stage.tasks.tick.delay()) == "SUCCESS"
-    eventually(lambda: stage.client.hlen("unacked") == 0, 10)
+def test_worker_acknowledges_unusable_stamps_and_goes_on(environment):
+    assert end_of(environment.tasks.tick.delay()) == "SUCCESS"
+    eventually(lambda: environment.client.hlen("unacked") == 0, 10)
 
 
-def test_stamp_slightly_in_the_future_is_accepted(stage):
+def test_stamp_slightly_in_the_future_is_accepted(environment):
     due = time.time() + 30
-    assert end_of(stage.send(stage.tasks.tick, due)) == "SUCCESS"
-    assert end_of(stage.send(stage.tasks.tick, due)) == "REVOKED"
+    assert end_of(environment.send(environment.tasks.tick, due)) == "SUCCESS"
+    assert end_of(environment.send(environment.tasks.tick, due)) == "REVOKED"
 
 
 @pytest.mark.invariant("late-tick-is-a-misfire")
-def test_a_tick_older_than_its_grace_is_skipped_and_counted(stage):
+def test_a_tick_older_than_its_grace_is_skipped_and_counted(environment):
     sent = time.time()
-    old = stage.send(stage.tasks.brief, sent - 90)
+    old = environment.send(environment.tasks.brief, sent - 90)
     assert end_of(old) == "REVOKED"
     said = re.search(r"'entry' was due (\d+) s ago \(misfire_grace\)", str(old.result))
     assert said
     assert 90 <= int(said[1]) <= 91 + time.time() - sent
-    assert stage.runs(old) == []
-    stage.worker.wait_for_log(r"ticking\.brief\[.*\] misfired")
-    assert end_of(stage.send(stage.tasks.brief, time.time() - 30)) == "SUCCESS"
+    assert environment.runs(old) == []
+    environment.worker.wait_for_log(r"ticking\.brief\[.*\] misfired")
+    assert end_of(environment.send(environment.tasks.brief, time.time() - 30)) == "SUCCESS"
 
 
-def test_a_misfire_with_a_skip_result_goes_on_with_it_and_leaves_the_tick_unused(stage):
-    assert stage.send(stage.tasks.instead, time.time() - 90).get(timeout=20) == "too late"
-    assert stage.all_runs(stage.tasks.instead) == []
+def test_a_misfire_with_a_skip_result_goes_on_with_it_and_leaves_the_tick_unused(environment):
+    assert environment.send(environment.tasks.instead, time.time() - 90).get(timeout=20) == "too late"
+    assert environment.all_runs(environment.tasks.instead) == []
 
 
 @pytest.mark.invariant("tick-runs-once")
-def test_a_tick_is_remembered_for_its_grace_and_four_minutes(stage):
+def test_a_tick_is_remembered_for_its_grace_and_four_minutes(environment):
     due = float(int(time.time()) - 5)
-    assert end_of(stage.send(stage.tasks.brief, due)) == "SUCCESS"
-    marks = list(stage.client.scan_iter("dlock:*:run:ticking.brief:*"))
-    lives = [stage.client.pttl(key) / 1000 for key in marks]
+    assert end_of(environment.send(environment.tasks.brief, due)) == "SUCCESS"
+    marks = list(environment.client.scan_iter("dlock:*:run:ticking.brief:*"))
+    lives = [environment.client.pttl(key) / 1000 for key in marks]
     assert any(280 < life <= 300 for life in lives), lives

@@ -47,48 +47,50 @@ def rows_of(pool: str) -> list[Row]:
 ALL = [(pool, row) for pool in POOLS for row in rows_of(pool)]
 
 
-def named(stage_row: tuple[str, Row]) -> str:
-    return f"{stage_row[0]}: {stage_row[1].name}"
+def named(environment_row: tuple[str, Row]) -> str:
+    return f"{environment_row[0]}: {environment_row[1].name}"
 
 
-class Stages:
-    """One stage per pool, made when first asked for, with the worker that runs its rows."""
+class Environments:
+    """One environment per pool, made when first asked for, with the worker that runs its rows."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self._stages: dict[str, WorkerEnvironment] = {}
+        self._environments: dict[str, WorkerEnvironment] = {}
 
     def __getitem__(self, pool: str) -> WorkerEnvironment:
-        if pool not in self._stages:
-            self._stages[pool] = self._stack.enter_context(running_environment(self._folder / pool, APP))
+        if pool not in self._environments:
+            self._environments[pool] = self._stack.enter_context(running_environment(self._folder / pool, APP))
             self._run(pool)
-        return self._stages[pool]
+        return self._environments[pool]
 
     def _run(self, pool: str) -> None:
-        stage = self._stages[pool]
-        stage.start("-Q", "inside", pool=pool, concurrency=4)
-        sent = {row.name: stage.send(row, queue="inside") for row in rows_of(pool)}
-        stage.mark("revoke, terminate", "start")
-        stage.app.app.control.revoke(sent["revoke, terminate"].id, terminate=True)
+        environment = self._environments[pool]
+        environment.start("-Q", "inside", pool=pool, concurrency=4)
+        sent = {row.name: environment.send(row, queue="inside") for row in rows_of(pool)}
+        environment.mark("revoke, terminate", "start")
+        environment.app.app.control.revoke(sent["revoke, terminate"].id, terminate=True)
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environments]:
     with ExitStack() as stack:
-        yield Stages(tmp_path_factory.mktemp("pools"), stack)
+        yield Environments(tmp_path_factory.mktemp("pools"), stack)
 
 
-def check(stage: WorkerEnvironment, pool: str, row: Row) -> None:
-    seconds = stage.seconds_to_freedom(row)
+def check(environment: WorkerEnvironment, pool: str, row: Row) -> None:
+    seconds = environment.seconds_to_freedom(row)
     tell(pool, row.name, seconds)
-    assert 0 <= seconds <= row.within, stage.words(row.name)
+    assert 0 <= seconds <= row.within, environment.words(row.name)
 
 
 @pytest.mark.parametrize("case", ALL, ids=named)
-def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(stages: Stages, case: tuple[str, Row]) -> None:
+def test_a_lock_is_free_within_a_second_of_the_end_of_its_body(
+    environments: Environments, case: tuple[str, Row]
+) -> None:
     pool, row = case
-    check(stages[pool], pool, row)
+    check(environments[pool], pool, row)
 
 
 def endings_of(pool: str) -> list[tuple[str, Row, signal.Signals]]:
@@ -101,16 +103,16 @@ def endings_of(pool: str) -> list[tuple[str, Row, signal.Signals]]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_lock_is_free_when_its_worker_ends(stages: Stages, pool: str) -> None:
-    stage, endings = stages[pool], endings_of(pool)
-    workers = [stage.start("-Q", queue, pool=pool, concurrency=1) for queue, _, _ in endings]
+def test_a_lock_is_free_when_its_worker_ends(environments: Environments, pool: str) -> None:
+    environment, endings = environments[pool], endings_of(pool)
+    workers = [environment.start("-Q", queue, pool=pool, concurrency=1) for queue, _, _ in endings]
     for queue, row, _ in endings:
-        stage.send(row, queue=queue)
+        environment.send(row, queue=queue)
     for worker, (_, row, number) in zip(workers, endings, strict=True):
-        stage.wait_for_body(row)
+        environment.wait_for_body(row)
         worker.signal(number)
     *survivors, (_, dead, _) = endings
-    lives = stage.lives([dead], workers[-1])
+    lives = environment.lives([dead], workers[-1])
     for _, row, _ in survivors:
-        check(stage, pool, row)
-    tell(pool, dead.name, stage.seconds_to_expiry(dead, lives, ttl=3.0))
+        check(environment, pool, row)
+    tell(pool, dead.name, environment.seconds_to_expiry(dead, lives, ttl=3.0))

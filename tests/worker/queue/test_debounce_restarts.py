@@ -45,22 +45,26 @@ SETTINGS = {
 )
 def test_each_burst_runs_one_call_although_everything_restarts(tmp_path, restarts):
     with ExitStack() as stack:
-        scene = Scene(tmp_path, stack)
+        environment = Environment(tmp_path, stack)
         sent = {}
         for number, name in enumerate(restarts):
-            restart, burst = getattr(scene, name), scene.send(number)
+            restart, burst = getattr(environment, name), environment.send(number)
             sent |= burst
             # A call that its worker has not parked yet would be delivered again, and count as received then.
-            scene.wait_until(lambda calls=burst: scene.settled(calls), f"burst {number} is not parked", burst)
+            environment.wait_until(
+                lambda calls=burst: environment.settled(calls), f"burst {number} is not parked", burst
+            )
             restart()
-            scene.wait_until(lambda now=number: scene.due() and scene.began(now), f"burst {number}: none runs", burst)
+            environment.wait_until(
+                lambda now=number: environment.due() and environment.began(now), f"burst {number}: none runs", burst
+            )
             restart()
-            scene.wait_until(
-                lambda ids=burst: scene.due() and set(ids) <= scene.ended(ids),
+            environment.wait_until(
+                lambda ids=burst: environment.due() and set(ids) <= environment.ended(ids),
                 f"burst {number}: calls have no end after {name}", burst,
             )  # fmt: skip
-        states = Counter(scene.states(sent).values())
-        ran = {(body["n"], body["text"]) for body in scene.bodies()}
+        states = Counter(environment.states(sent).values())
+        ran = {(body["n"], body["text"]) for body in environment.bodies()}
     bursts = len(restarts)
     assert len(sent) == NAMES * CALLS * bursts
     assert states == {"SUCCESS": NAMES * bursts, "REVOKED": NAMES * (CALLS - 1) * bursts}
@@ -69,7 +73,7 @@ def test_each_burst_runs_one_call_although_everything_restarts(tmp_path, restart
     assert Counter((n, text.partition(".")[0]) for n, text in ran) == once
 
 
-class Scene:
+class Environment:
     """The servers, two workers, and what the test does to them.
 
     The calls are not due by themselves within the test: :meth:`due` makes them due, when a restart is over.

@@ -9,19 +9,19 @@ from celery.exceptions import TaskRevokedError
 from celery_dlock.control import LockControl
 from celery_dlock.store.model import Identity
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 from tests.support.stores import name_in, store_at
 
 
 def test_requeued_dead_letter_runs_and_dropped_ones_end_revoked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    with running_stage(tmp_path) as stage, LockControl(stage.app, user="alice") as control:
-        request.node.stash[WORKERS] = stage.workers
-        task, n = stage.tasks.parcel, stage.fresh()
-        name = name_in(stage.keys(task, n))
-        with stage.hold(task, n):
-            again, given_up, waiter = (stage.park(task, n)[0] for _ in range(3))
-            store = store_at(stage.app.conf.dlock_url, timeout=3)
+    with running_environment(tmp_path) as environment, LockControl(environment.app, user="alice") as control:
+        request.node.stash[WORKERS] = environment.workers
+        task, n = environment.tasks.parcel, environment.fresh()
+        name = name_in(environment.keys(task, n))
+        with environment.hold(task, n):
+            again, given_up, waiter = (environment.park(task, n)[0] for _ in range(3))
+            store = store_at(environment.app.conf.dlock_url, timeout=3)
             for result in (again, given_up):
                 store.remove_waiter(name, Identity(result.id).digest, uuid4().hex, dead_letter=True)
             store.close()

@@ -8,7 +8,7 @@ import pytest
 
 from celery_dlock import Lock
 from celery_dlock.runtime import NO_WORKER
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -94,9 +94,9 @@ def test_a_call_that_chose_to_wait_runs_though_the_one_worker_that_knew_of_it_di
 
 
 def test_worker_with_queues_asks_the_store_within_the_same_time(tmp_path):
-    with running_stage(tmp_path, separate=True, concurrency=1) as stage:
-        assert stage.worker.running
-        assert asked_within(stage.lock_server, LOOK).total() >= 5
+    with running_environment(tmp_path, separate=True, concurrency=1) as environment:
+        assert environment.worker.running
+        assert asked_within(environment.lock_server, LOOK).total() >= 5
 
 
 @pytest.mark.invariant("unused-queue-costs-little")

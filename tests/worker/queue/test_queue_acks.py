@@ -5,100 +5,100 @@ import time
 import pytest
 
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def of_pool(request, tmp_path_factory):
-    with running_stage(
+    with running_environment(
         tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4, separate=True
     ) as made:
         yield made
 
 
 @pytest.fixture
-def stage(of_pool, request):
+def environment(of_pool, request):
     request.node.stash[WORKERS] = of_pool.workers
     yield of_pool
     of_pool.lock_server.resume()
     of_pool.let_all_go()
 
 
-def acknowledged(stage, result, within):
-    eventually(lambda: not stage.unacknowledged(result.id), within, message=f"{result.id} is not acknowledged")
+def acknowledged(environment, result, within):
+    eventually(lambda: not environment.unacknowledged(result.id), within, message=f"{result.id} is not acknowledged")
 
 
 @pytest.mark.invariant("acknowledged-after-parking")
-def test_message_that_gets_its_lock_is_acknowledged_within_a_second(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.early, n)
-    acknowledged(stage, holding, 1)
-    assert stage.history(what="out", id=holding.id) == []
+def test_message_that_gets_its_lock_is_acknowledged_within_a_second(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.early, n)
+    acknowledged(environment, holding, 1)
+    assert environment.history(what="out", id=holding.id) == []
     assert holding.end() == n
 
 
-def test_late_acknowledged_message_is_kept_while_its_body_runs(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.late, n)
-    assert stage.unacknowledged(holding.id)
-    (result,) = stage.park(stage.tasks.late, n)
-    acknowledged(stage, result, 1)
-    assert stage.unacknowledged(holding.id)
+def test_late_acknowledged_message_is_kept_while_its_body_runs(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.late, n)
+    assert environment.unacknowledged(holding.id)
+    (result,) = environment.park(environment.tasks.late, n)
+    acknowledged(environment, result, 1)
+    assert environment.unacknowledged(holding.id)
     holding.end()
-    acknowledged(stage, holding, 1)
+    acknowledged(environment, holding, 1)
     assert result.get(timeout=10) == n
 
 
 @pytest.mark.invariant("acknowledged-after-parking")
-def test_parked_message_is_acknowledged_within_a_second(stage):
-    n = stage.fresh()
-    with stage.hold(stage.tasks.early, n):
-        results = stage.park(stage.tasks.early, n, 5)
+def test_parked_message_is_acknowledged_within_a_second(environment):
+    n = environment.fresh()
+    with environment.hold(environment.tasks.early, n):
+        results = environment.park(environment.tasks.early, n, 5)
         for result in results:
-            acknowledged(stage, result, 1)
+            acknowledged(environment, result, 1)
     assert [result.get(timeout=10) for result in results] == [n] * 5
-    stage.nothing_left()
+    environment.wait_until_drained()
 
 
 @pytest.mark.invariant("acknowledged-after-parking")
 @pytest.mark.parametrize("held", [False, True])
-def test_nothing_is_acknowledged_before_the_store_has_it(stage, held):
+def test_nothing_is_acknowledged_before_the_store_has_it(environment, held):
     """The store is stopped: it can neither park nor grant."""
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.early, n) if held else None
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.early, n) if held else None
     if holding:
-        acknowledged(stage, holding, 1)
-    stage.lock_server.pause()
-    result = stage.tasks.early.delay(n)
-    eventually(lambda: stage.unacknowledged(result.id))
+        acknowledged(environment, holding, 1)
+    environment.lock_server.pause()
+    result = environment.tasks.early.delay(n)
+    eventually(lambda: environment.unacknowledged(result.id))
     # Longer than the acknowledgement takes where the store answers.
     until = time.monotonic() + 1.2
     while time.monotonic() < until:
-        assert stage.unacknowledged(result.id)
-        assert not stage.history(what="in", id=result.id)
+        assert environment.unacknowledged(result.id)
+        assert not environment.history(what="in", id=result.id)
         time.sleep(0.05)
-    stage.lock_server.resume()
-    acknowledged(stage, result, 2)
+    environment.lock_server.resume()
+    acknowledged(environment, result, 2)
     if holding:
-        assert stage.waiters(stage.tasks.early, n) == [result.id]
+        assert environment.waiters(environment.tasks.early, n) == [result.id]
         holding.let_go()
     assert result.get(timeout=10) == n
-    assert len(stage.order(n)) == 1 + held
+    assert len(environment.order(n)) == 1 + held
 
 
-def test_a_failing_and_a_skipped_one_are_acknowledged_too(stage):
-    n = stage.fresh()
-    failing = stage.tasks.early.delay(n, end="fail")
+def test_a_failing_and_a_skipped_one_are_acknowledged_too(environment):
+    n = environment.fresh()
+    failing = environment.tasks.early.delay(n, end="fail")
     failing.get(timeout=10, propagate=False)
-    acknowledged(stage, failing, 1)
-    with stage.hold(stage.tasks.three, n):
-        stage.park(stage.tasks.three, n, 3)
-        refused = stage.tasks.three.delay(n)
+    acknowledged(environment, failing, 1)
+    with environment.hold(environment.tasks.three, n):
+        environment.park(environment.tasks.three, n, 3)
+        refused = environment.tasks.three.delay(n)
         refused.get(timeout=10, propagate=False)
-        acknowledged(stage, refused, 1)
-    eventually(lambda: stage.tasks.three.waiting(n).count == 0)
+        acknowledged(environment, refused, 1)
+    eventually(lambda: environment.tasks.three.waiting(n).count == 0)
 
 
-def test_persistent_store_causes_no_warning(stage):
-    assert "append-only" not in stage.worker.log()
+def test_persistent_store_causes_no_warning(environment):
+    assert "append-only" not in environment.worker.log()

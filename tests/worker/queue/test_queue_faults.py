@@ -88,13 +88,13 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     with (
         Server(folder / "server") as server,
-        queue_fault_environment(folder, Urls(server.url(0), server.url(1), server.url(2))) as stage,
+        queue_fault_environment(folder, Urls(server.url(0), server.url(1), server.url(2))) as environment,
     ):
-        yield stage
+        yield environment
 
 
 @pytest.fixture
-def stage(made, request):
+def environment(made, request):
     made.two_workers()
     request.node.stash[WORKERS] = list(made.workers)
     yield made
@@ -102,128 +102,128 @@ def stage(made, request):
         made.notes.delete(key)
 
 
-def hand_over_with(stage, task, death):
+def hand_over_with(environment, task, death):
     """Returns the account, and the pids of the dead."""
     account = next(accounts)
     if death.arm == 1:
-        stage.arm(death.step, death.whom)
-    stage.hold(task, account)
-    if task is stage.tasks.early and death.arm != 1:
-        acknowledged(stage)
+        environment.arm(death.step, death.whom)
+    environment.hold(task, account)
+    if task is environment.tasks.early and death.arm != 1:
+        acknowledged(environment)
     if death.arm == 2:
-        stage.arm(death.step, death.whom)
-        with stage.only_another_than_the_holder_receives(account):
+        environment.arm(death.step, death.whom)
+        with environment.only_another_than_the_holder_receives(account):
             task.delay(account, 2)
-            killed_at(stage, death)
+            killed_at(environment, death)
         task.delay(account, 3)
         parked = 2 if death.ran[1] else 1
-        eventually(lambda: stage.count(task, account) == parked, 20, message="2 and 3 do not wait")
+        eventually(lambda: environment.count(task, account) == parked, 20, message="2 and 3 do not wait")
     elif death.arm == 1:
-        killed_at(stage, death)
+        killed_at(environment, death)
         task.delay(account, 2)
         task.delay(account, 3)
     else:
-        stage.park(task, account, 2, 3)
-        stage.arm(death.step, death.whom)
-    stage.open_gate(account)
-    return account, finished(stage, task, account, death)
+        environment.park(task, account, 2, 3)
+        environment.arm(death.step, death.whom)
+    environment.open_gate(account)
+    return account, finished(environment, task, account, death)
 
 
-def killed_at(stage, death):
-    eventually(lambda: stage.notes.exists(f"killed:{death.step}"), 20, message=f"nobody came by {death.step}")
+def killed_at(environment, death):
+    eventually(lambda: environment.notes.exists(f"killed:{death.step}"), 20, message=f"nobody came by {death.step}")
     if death.whom == "worker":
         # Kombu takes a message off its list before it notes it as unacknowledged: one sent to a dying worker is lost.
-        eventually(lambda: not all(worker.running for worker in stage.workers), 10)
+        eventually(lambda: not all(worker.running for worker in environment.workers), 10)
 
 
-def finished(stage, task, account, death):
+def finished(environment, task, account, death):
     def ran():
-        numbers = stage.numbers(account, "out")
+        numbers = environment.numbers(account, "out")
         return all(numbers.count(number) >= times for number, times in enumerate(death.ran, 1))
 
     eventually(ran, 40, message=f"not {death.ran} ran")
-    stage.nothing_left(task, account)
-    return stage.dead(death.step)
+    environment.wait_until_drained(task, account)
+    return environment.dead(death.step)
 
 
-def acknowledged(stage):
-    with stage.tasks.app.connection_for_write() as connection:
+def acknowledged(environment):
+    with environment.tasks.app.connection_for_write() as connection:
         client = connection.default_channel.client
         eventually(lambda: not client.hlen("unacked"), 10, message="the holder is not acknowledged")
 
 
-def as_it_should(stage, account, dead, death):
-    ran, text = stage.runs(account), f"{stage.runs(account)}, dead {dead}"
+def as_it_should(environment, account, dead, death):
+    ran, text = environment.runs(account), f"{environment.runs(account)}, dead {dead}"
     for what, expected in (("in", death.entered or death.ran), ("out", death.ran)):
-        numbers = stage.numbers(account, what)
+        numbers = environment.numbers(account, what)
         counts = [numbers.count(number) for number in (1, 2, 3)]
         if death.perhaps and counts[death.perhaps - 1] == expected[death.perhaps - 1] + 1:
             counts[death.perhaps - 1] -= 1
         assert tuple(counts) == expected, f"{what}: {text}"
-    assert stage.overlaps(account, dead) == [], text
+    assert environment.overlaps(account, dead) == [], text
     order = [number for word, number, _ in ran if word == "in" and number not in death.back]
     assert order == sorted(order), text
 
 
 @pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("death", LATE, ids=told)
-def test_acknowledged_late_a_worker_that_dies_costs_no_message(stage, death):
-    as_it_should(stage, *hand_over_with(stage, stage.tasks.late, death), death)
+def test_acknowledged_late_a_worker_that_dies_costs_no_message(environment, death):
+    as_it_should(environment, *hand_over_with(environment, environment.tasks.late, death), death)
 
 
 @pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("death", EARLY, ids=told)
-def test_acknowledged_early_a_death_costs_the_message_in_its_body_and_no_other(stage, death):
-    as_it_should(stage, *hand_over_with(stage, stage.tasks.early, death), death)
+def test_acknowledged_early_a_death_costs_the_message_in_its_body_and_no_other(environment, death):
+    as_it_should(environment, *hand_over_with(environment, environment.tasks.early, death), death)
 
 
 @pytest.mark.parametrize("step", ["sweep:after", "published:before"])
-def test_a_sweeper_dies_between_its_grant_and_its_publication(stage, step):
+def test_a_sweeper_dies_between_its_grant_and_its_publication(environment, step):
     """A holder is gone, its lease ends, and the worker that grants the next dies: the other one publishes it."""
-    task, account = stage.tasks.late, next(accounts)
+    task, account = environment.tasks.late, next(accounts)
     abandon_a_lock(task, account, ttl_ms=2500)
-    stage.close_gate(account)
-    stage.park(task, account, 1, 2, 3)
-    stage.arm(step, "worker")
-    eventually(lambda: stage.notes.exists(f"killed:{step}"), 15, message="nobody swept it")
+    environment.close_gate(account)
+    environment.park(task, account, 1, 2, 3)
+    environment.arm(step, "worker")
+    eventually(lambda: environment.notes.exists(f"killed:{step}"), 15, message="nobody swept it")
     died = time.monotonic()
-    eventually(lambda: stage.numbers(account, "in")[:1] == [1], SWEPT_WITHIN + SLACK)
+    eventually(lambda: environment.numbers(account, "in")[:1] == [1], SWEPT_WITHIN + SLACK)
     assert time.monotonic() - died <= SWEPT_WITHIN + SLACK
     # Until its last process is gone, the broker may give the dead worker the copy of 2, which then loses its grant.
-    eventually(lambda: not any(session_of(worker.pid) for worker in stage.began if not worker.running))
-    stage.open_gate(account)
-    eventually(lambda: stage.numbers(account, "out") == [1, 2, 3], 10)
-    stage.nothing_left(task, account)
-    assert stage.dead(step)
-    assert stage.numbers(account, "in") == [1, 2, 3]
+    eventually(lambda: not any(session_of(worker.pid) for worker in environment.began if not worker.running))
+    environment.open_gate(account)
+    eventually(lambda: environment.numbers(account, "out") == [1, 2, 3], 10)
+    environment.wait_until_drained(task, account)
+    assert environment.dead(step)
+    assert environment.numbers(account, "in") == [1, 2, 3]
 
 
-def test_a_releaser_dies_before_it_publishes_and_a_sweep_does_within_seven_seconds(stage):
-    task, account = stage.tasks.late, next(accounts)
-    stage.hold(task, account)
-    stage.park(task, account, 2)
-    stage.arm("publish:before", "worker")
-    stage.open_gate(account)
-    eventually(lambda: stage.notes.exists("killed:publish:before"), 10)
+def test_a_releaser_dies_before_it_publishes_and_a_sweep_does_within_seven_seconds(environment):
+    task, account = environment.tasks.late, next(accounts)
+    environment.hold(task, account)
+    environment.park(task, account, 2)
+    environment.arm("publish:before", "worker")
+    environment.open_gate(account)
+    eventually(lambda: environment.notes.exists("killed:publish:before"), 10)
     died = time.monotonic()
-    eventually(lambda: 2 in stage.numbers(account, "in"), SWEPT_WITHIN + SLACK)
+    eventually(lambda: 2 in environment.numbers(account, "in"), SWEPT_WITHIN + SLACK)
     assert time.monotonic() - died <= SWEPT_WITHIN + SLACK
-    stage.nothing_left(task, account)
-    stage.dead("publish:before")
+    environment.wait_until_drained(task, account)
+    environment.dead("publish:before")
 
 
-def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(stage):
-    task, account = stage.tasks.early, next(accounts)
-    stage.hold(task, account)
-    stage.park(task, account, 2)
-    stage.arm("body", "child")
+def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(environment):
+    task, account = environment.tasks.early, next(accounts)
+    environment.hold(task, account)
+    environment.park(task, account, 2)
+    environment.arm("body", "child")
     died = time.monotonic()
-    stage.open_gate(account)
-    eventually(lambda: 2 in stage.numbers(account, "in"), 1 + SLACK)
+    environment.open_gate(account)
+    eventually(lambda: 2 in environment.numbers(account, "in"), 1 + SLACK)
     # 1 s to see it, and a delivery.
     assert time.monotonic() - died <= 1 + SLACK
-    stage.nothing_left(task, account)
-    stage.dead("body")
+    environment.wait_until_drained(task, account)
+    environment.dead("body")
 
 
 def abandon_a_lock(task, account, ttl_ms):

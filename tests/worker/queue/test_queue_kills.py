@@ -24,7 +24,7 @@ accounts = (f"account-{number}" for number in itertools.count(1))
 
 
 @dataclass
-class Stage(RecordedRuns):
+class Environment(RecordedRuns):
     folder: Path
     urls: Urls
     post: Any
@@ -32,26 +32,26 @@ class Stage(RecordedRuns):
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     with Server(folder / "server") as server:
         urls = Urls(server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
-            yield Stage(folder, urls, module.post, notes)
+            yield Environment(folder, urls, module.post, notes)
 
 
 @pytest.fixture(scope="class")
-def worker(stage):
-    with running_worker(APP, folder=stage.folder, urls=stage.urls, concurrency=3, environ=STEPS) as made:
+def worker(environment):
+    with running_worker(APP, folder=environment.folder, urls=environment.urls, concurrency=3, environ=STEPS) as made:
         yield made
 
 
-def hand_over_with_a_death(stage, step, whom):
+def hand_over_with_a_death(environment, step, whom):
     """1 holds, 2 and 3 wait for it; a process dies at this step. Return what ran, and the dead process' pid."""
-    account, notes, post = next(accounts), stage.notes, stage.post
+    account, notes, post = next(accounts), environment.notes, environment.post
     notes.set(f"gate:{account}:1", 1)
     post.delay(account, 1)
-    eventually(lambda: stage.numbers(account, "in") == [1])
+    eventually(lambda: environment.numbers(account, "in") == [1])
     if step in PARKER:
         notes.set(f"kill:{step}", whom)
     for number in (2, 3):
@@ -61,12 +61,12 @@ def hand_over_with_a_death(stage, step, whom):
     if step not in PARKER:
         notes.set(f"kill:{step}", whom)
     notes.delete(f"gate:{account}:1")
-    eventually(lambda: set(stage.numbers(account, "out")) == {1, 2, 3}, 30, message=f"not all ran for {account}")
+    eventually(lambda: set(environment.numbers(account, "out")) == {1, 2, 3}, 30, message=f"not all ran for {account}")
     eventually(lambda: post.waiting(account, 0).count == 0)
     eventually(lambda: not post.lock_for(account, 0).locked())
     dead = notes.getdel(f"killed:{step}")
     assert dead is not None, f"nobody came by {step}"
-    return stage.runs(account), int(dead)
+    return environment.runs(account), int(dead)
 
 
 def check(step, ran, dead):
@@ -88,9 +88,9 @@ def check(step, ran, dead):
 class TestAChildDies:
     @pytest.mark.invariant("grants-survive-deaths")
     @pytest.mark.parametrize("step", [*RELEASER, *WAITER, *PARKER])
-    def test_every_message_runs_in_order_and_none_twice_but_the_killed_one(self, stage, worker, request, step):
+    def test_every_message_runs_in_order_and_none_twice_but_the_killed_one(self, environment, worker, request, step):
         request.node.stash[WORKERS] = [worker]
-        check(step, *hand_over_with_a_death(stage, step, "child"))
+        check(step, *hand_over_with_a_death(environment, step, "child"))
 
 
 class TestAWorkerDies:
@@ -98,12 +98,12 @@ class TestAWorkerDies:
     @pytest.mark.parametrize(
         "step", ["release:before", "release:after", "published:before", "take:after", "park:after"]
     )
-    def test_the_other_worker_goes_on_with_all_of_it(self, stage, tmp_path, request, step):
+    def test_the_other_worker_goes_on_with_all_of_it(self, environment, tmp_path, request, step):
         started = request.node.stash[WORKERS] = []
         with (
-            running_worker(APP, folder=tmp_path / "a", urls=stage.urls, concurrency=2, environ=STEPS) as one,
-            running_worker(APP, folder=tmp_path / "b", urls=stage.urls, concurrency=2, environ=STEPS) as other,
+            running_worker(APP, folder=tmp_path / "a", urls=environment.urls, concurrency=2, environ=STEPS) as one,
+            running_worker(APP, folder=tmp_path / "b", urls=environment.urls, concurrency=2, environ=STEPS) as other,
         ):
             started += [one, other]
-            check(step, *hand_over_with_a_death(stage, step, "worker"))
+            check(step, *hand_over_with_a_death(environment, step, "worker"))
             assert sorted([one.running, other.running]) == [False, True]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.conftest import WORKERS
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 
 CALLS = 40
@@ -13,79 +13,79 @@ POOLS = [pytest.param("prefork", marks=pytest.mark.core), "threads", "gevent", "
 
 
 @pytest.fixture(params=POOLS, scope="module")
-def staged_pool(request, tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4) as made:
+def environment_of_pool(request, tmp_path_factory):
+    with running_environment(tmp_path_factory.mktemp(request.param), pool=request.param, concurrency=4) as made:
         yield request.param, made
 
 
 @pytest.fixture
-def stage(staged_pool, request):
-    request.node.stash[WORKERS] = staged_pool[1].workers
-    yield staged_pool[1]
-    staged_pool[1].let_all_go()
+def environment(environment_of_pool, request):
+    request.node.stash[WORKERS] = environment_of_pool[1].workers
+    yield environment_of_pool[1]
+    environment_of_pool[1].let_all_go()
 
 
 @pytest.fixture
-def pool(staged_pool):
-    return staged_pool[0]
+def pool(environment_of_pool):
+    return environment_of_pool[0]
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp("small"), concurrency=2) as made:
+    with running_environment(tmp_path_factory.mktemp("small"), concurrency=2) as made:
         yield made
 
 
 @pytest.mark.invariant("rank-follows-receipt")
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_calls_of_one_name_run_one_at_a_time_in_the_order_of_receipt(stage, name):
-    task, n = getattr(stage.tasks, name), stage.fresh()
+def test_calls_of_one_name_run_one_at_a_time_in_the_order_of_receipt(environment, name):
+    task, n = getattr(environment.tasks, name), environment.fresh()
     results = [task.delay(n) for _ in range(CALLS)]
     assert [result.get(timeout=30) for result in results] == [n] * CALLS
-    assert stage.order(n) == [result.id for result in results]
-    assert stage.overlaps(n) == 1
-    tokens = [fact["token"] for fact in stage.history(what="in", n=n)]
+    assert environment.order(n) == [result.id for result in results]
+    assert environment.overlaps(n) == 1
+    tokens = [fact["token"] for fact in environment.history(what="in", n=n)]
     assert tokens == sorted(set(tokens))
     # Nothing of them is left but the marks of their ends.
-    eventually(lambda: not stage.locked(task, n))
+    eventually(lambda: not environment.locked(task, n))
     assert task.waiting(n).count == 0
-    stage.nothing_left()
-    keys = stage.keys(task, n)
-    assert stage.locks.exists(keys.lock, *keys.queue()[:3], keys.dead()) == 0
+    environment.wait_until_drained()
+    keys = environment.keys(task, n)
+    assert environment.locks.exists(keys.lock, *keys.queue()[:3], keys.dead()) == 0
 
 
 @pytest.fixture
-def stage_with_slots(stage, pool):
+def environment_with_slots(environment, pool):
     """Solo has one slot, so that nothing runs beside anything."""
-    return None if pool == "solo" else stage
+    return None if pool == "solo" else environment
 
 
-def test_calls_of_different_names_run_beside_each_other(stage_with_slots, stage):
-    one, two = stage.fresh(), stage.fresh()
-    holding = stage_with_slots and stage.hold(stage.tasks.early, one)
+def test_calls_of_different_names_run_beside_each_other(environment_with_slots, environment):
+    one, two = environment.fresh(), environment.fresh()
+    holding = environment_with_slots and environment.hold(environment.tasks.early, one)
     for _ in range(5):
-        assert stage.tasks.early.delay(two).get(timeout=5) == two
-    waiting = stage.tasks.early.delay(one)
+        assert environment.tasks.early.delay(two).get(timeout=5) == two
+    waiting = environment.tasks.early.delay(one)
     if holding:
-        stage.parked(stage.tasks.early, one, waiting)
-        assert stage.order(one) == [holding.id]
+        environment.parked(environment.tasks.early, one, waiting)
+        assert environment.order(one) == [holding.id]
         assert holding.end() == one
     assert waiting.get(timeout=10) == one
 
 
 @pytest.mark.invariant("rank-follows-receipt")
-def test_several_names_at_once_keep_each_its_order(stage):
-    names = [stage.fresh() for _ in range(5)]
+def test_several_names_at_once_keep_each_its_order(environment):
+    names = [environment.fresh() for _ in range(5)]
     sent = {n: [] for n in names}
     for _ in range(8):
         for n in names:
-            sent[n].append(stage.tasks.late.delay(n))
+            sent[n].append(environment.tasks.late.delay(n))
     for results in sent.values():
         for result in results:
             result.get(timeout=30)
     for n, results in sent.items():
-        assert stage.order(n) == [result.id for result in results]
-        assert stage.overlaps(n) == 1
+        assert environment.order(n) == [result.id for result in results]
+        assert environment.overlaps(n) == 1
 
 
 @pytest.mark.core
@@ -107,21 +107,21 @@ def test_one_of_two_slots_is_free_while_ten_wait_for_the_other(small, name, requ
     assert small.overlaps(n) == 1
 
 
-def test_failing_retrying_revoked_and_expired_waiters_delay_no_other(stage):
+def test_failing_retrying_revoked_and_expired_waiters_delay_no_other(environment):
     """A program holds the lock until all are parked, for under solo a body would keep them from being received."""
-    task, n = stage.tasks.late, stage.fresh()
+    task, n = environment.tasks.late, environment.fresh()
     with task.lock_for(n):
         fails, retries, revoked, expires, last = (
-            stage.park(task, n, 1, "", end, **options)[0]
+            environment.park(task, n, 1, "", end, **options)[0]
             for end, options in (("fail", {}), ("retry", {}), ("", {}), ("", {"expires": 2}), ("", {}))
         )
         revoked.revoke()
-        stage.parked(task, n, fails, retries, expires, last)
-        eventually(lambda: stage.state(revoked.id) == "REVOKED")
+        environment.parked(task, n, fails, retries, expires, last)
+        eventually(lambda: environment.state(revoked.id) == "REVOKED")
         past = time.monotonic() + 2
         eventually(lambda: time.monotonic() > past)
     assert last.get(timeout=10) == retries.get(timeout=10) == n
-    states = [stage.state(result.id) for result in (fails, retries, revoked, expires, last)]
+    states = [environment.state(result.id) for result in (fails, retries, revoked, expires, last)]
     assert states == ["FAILURE", "SUCCESS", "REVOKED", "REVOKED", "SUCCESS"]
-    assert stage.order(n) == [result.id for result in (fails, retries, last, retries)]
-    stage.nothing_left()
+    assert environment.order(n) == [result.id for result in (fails, retries, last, retries)]
+    environment.wait_until_drained()

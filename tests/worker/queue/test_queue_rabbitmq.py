@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection
 
 from tests.conftest import WORKERS
-from tests.support.environments.rabbitmq import running_stage
+from tests.support.environments.rabbitmq import running_environment
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.servers
@@ -35,7 +35,7 @@ HEADERS = {"x-tenant": "acme ü", "trace": {"id": 2**60, "deep": [1, None, 2.5, 
 
 @pytest.fixture(scope="module", params=QUEUES)
 def of_kind(request, broker, tmp_path_factory):
-    with running_stage(tmp_path_factory.mktemp(request.param), broker, QUEUES[request.param]) as made:
+    with running_environment(tmp_path_factory.mktemp(request.param), broker, QUEUES[request.param]) as made:
         yield made
     with Connection(broker.url) as connection:
         for queue in QUEUES[request.param]["task_queues"]:
@@ -43,37 +43,37 @@ def of_kind(request, broker, tmp_path_factory):
 
 
 @pytest.fixture
-def stage(of_kind, request):
+def environment(of_kind, request):
     request.node.stash[WORKERS] = of_kind.workers
     yield of_kind
     of_kind.let_all_go()
 
 
-def all_ran_once_in_order(stage, n, holding, results):
+def all_ran_once_in_order(environment, n, holding, results):
     assert [result.get(timeout=30) for result in results] == [n] * len(results)
-    assert stage.order(n) == [holding.id, *(result.id for result in results)]
-    assert stage.overlaps(n) == 1
+    assert environment.order(n) == [holding.id, *(result.id for result in results)]
+    assert environment.overlaps(n) == 1
 
 
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_waiters_run_once_in_order_and_no_message_is_left(stage, name):
-    task, n = getattr(stage.tasks, name), stage.fresh()
-    holding = stage.hold(task, n)
-    results = stage.park(task, n, 5)
-    assert stage.queued() == 0
+def test_waiters_run_once_in_order_and_no_message_is_left(environment, name):
+    task, n = getattr(environment.tasks, name), environment.fresh()
+    holding = environment.hold(task, n)
+    results = environment.park(task, n, 5)
+    assert environment.queued() == 0
     assert holding.end() == n
-    all_ran_once_in_order(stage, n, holding, results)
-    stage.nothing_left()
+    all_ran_once_in_order(environment, n, holding, results)
+    environment.wait_until_drained()
 
 
 @pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize(("serializer", "compression"), COMBINATIONS)
-def test_parked_message_is_published_unchanged(stage, serializer, compression):
-    n = stage.fresh()
-    lock = stage.tasks.parcel.lock_for(n)
+def test_parked_message_is_published_unchanged(environment, serializer, compression):
+    n = environment.fresh()
+    lock = environment.tasks.parcel.lock_for(n)
     assert lock.acquire(blocking=False)
-    stage.ignore("parcels")
-    result = stage.tasks.parcel.apply_async(
+    environment.ignore("parcels")
+    result = environment.tasks.parcel.apply_async(
         (n,),
         {"secret": "pässwort\n"},
         queue="parcels",
@@ -87,12 +87,12 @@ def test_parked_message_is_published_unchanged(stage, serializer, compression):
         headers=HEADERS,
         reply_to="somebody",
     )
-    first = stage.take("parcels", back=True)
-    stage.consume("parcels")
-    stage.parked(stage.tasks.parcel, n, result)
-    stage.ignore("parcels")
+    first = environment.take("parcels", back=True)
+    environment.consume("parcels")
+    environment.parked(environment.tasks.parcel, n, result)
+    environment.ignore("parcels")
     lock.release()
-    second = stage.take("parcels")
+    second = environment.take("parcels")
     assert second.body == first.body
     its, mine = dict(second.properties), dict(first.properties)
     headers = its.pop("application_headers")
@@ -104,19 +104,19 @@ def test_parked_message_is_published_unchanged(stage, serializer, compression):
 
 
 @pytest.mark.invariant("queue-survives-faults")
-def test_holder_whose_child_is_killed_hands_off_soon_and_runs_again(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.comes_back, n)
-    results = stage.park(stage.tasks.comes_back, n, 2)
-    (body,) = stage.history(what="in", id=holding.id)
+def test_holder_whose_child_is_killed_hands_off_soon_and_runs_again(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.comes_back, n)
+    results = environment.park(environment.tasks.comes_back, n, 2)
+    (body,) = environment.history(what="in", id=holding.id)
     killed = time.monotonic()
     os.kill(body["pid"], signal.SIGKILL)
-    assert stage.entered(id=results[0].id)[0]["at"] - killed < 2  # one second of it is the promise, for the lock
+    assert environment.entered(id=results[0].id)[0]["at"] - killed < 2  # one second of it is the promise, for the lock
     assert [result.get(timeout=15) for result in results] == [n, n]
-    stage.open(holding.gate)
+    environment.open(holding.gate)
     assert holding.result.get(timeout=15) == n
-    stage.nothing_left()
-    first, *rest = stage.order(n)
+    environment.wait_until_drained()
+    first, *rest = environment.order(n)
     assert first == holding.id
     assert sorted(rest) == sorted([holding.id, *(result.id for result in results)])
     assert [one for one in rest if one != holding.id] == [result.id for result in results]
@@ -124,51 +124,51 @@ def test_holder_whose_child_is_killed_hands_off_soon_and_runs_again(stage):
 
 @pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_a_worker_stops_and_another_starts_while_tasks_wait(stage, name):
-    task, n = getattr(stage.tasks, name), stage.fresh()
-    holding = stage.hold(task, n)
-    results = stage.park(task, n, 3)
+def test_a_worker_stops_and_another_starts_while_tasks_wait(environment, name):
+    task, n = getattr(environment.tasks, name), environment.fresh()
+    holding = environment.hold(task, n)
+    results = environment.park(task, n, 3)
     holding.let_go()
-    stage.worker.stop()  # the holder ends first, and grants the lock to no waiter
-    stage.start()
-    all_ran_once_in_order(stage, n, holding, results)
+    environment.worker.stop()  # the holder ends first, and grants the lock to no waiter
+    environment.start()
+    all_ran_once_in_order(environment, n, holding, results)
 
 
 @pytest.mark.invariant("killed-worker-runs-again")
-def test_killed_worker_runs_its_late_holder_twice_and_no_waiter(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.late_brief, n)
-    results = stage.park(stage.tasks.late_brief, n, 3)
-    stage.worker.kill()
-    stage.open(holding.gate)
-    stage.start()
+def test_killed_worker_runs_its_late_holder_twice_and_no_waiter(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.late_brief, n)
+    results = environment.park(environment.tasks.late_brief, n, 3)
+    environment.worker.kill()
+    environment.open(holding.gate)
+    environment.start()
     assert [result.get(timeout=30) for result in (holding.result, *results)] == [n] * 4
-    assert [one for one in stage.order(n) if one != holding.id] == [result.id for result in results]
-    assert len(stage.history(what="in", id=holding.id)) == 2
+    assert [one for one in environment.order(n) if one != holding.id] == [result.id for result in results]
+    assert len(environment.history(what="in", id=holding.id)) == 2
 
 
 @pytest.mark.invariant("queue-survives-faults")
 @pytest.mark.parametrize("name", ["early", "late"])
-def test_the_broker_is_killed_and_starts_again_while_a_body_runs_and_others_wait(stage, broker, name):
-    task, n = getattr(stage.tasks, name), stage.fresh()
-    holding = stage.hold(task, n)
-    results = stage.park(task, n, 3)
+def test_the_broker_is_killed_and_starts_again_while_a_body_runs_and_others_wait(environment, broker, name):
+    task, n = getattr(environment.tasks, name), environment.fresh()
+    holding = environment.hold(task, n)
+    results = environment.park(task, n, 3)
     broker.kill()
     broker.start()
     assert holding.end() == n
-    all_ran_once_in_order(stage, n, holding, results)
-    stage.nothing_left()
+    all_ran_once_in_order(environment, n, holding, results)
+    environment.wait_until_drained()
 
 
 @pytest.mark.invariant("queue-survives-faults")
-def test_a_turn_that_comes_while_the_broker_is_away_is_published_when_it_is_back(stage, broker):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.early, n)
-    results = stage.park(stage.tasks.early, n, 2)
+def test_a_turn_that_comes_while_the_broker_is_away_is_published_when_it_is_back(environment, broker):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.early, n)
+    results = environment.park(environment.tasks.early, n, 2)
     broker.kill()
     try:
         holding.let_go()
-        eventually(lambda: stage.history(what="out", id=holding.id))
+        eventually(lambda: environment.history(what="out", id=holding.id))
     finally:
         broker.start()
-    all_ran_once_in_order(stage, n, holding, results)
+    all_ran_once_in_order(environment, n, holding, results)

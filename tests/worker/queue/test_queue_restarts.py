@@ -28,14 +28,14 @@ def servers(tmp_path_factory):
 
 
 @pytest.fixture
-def scene(servers, tmp_path, request):
+def environment(servers, tmp_path, request):
     broker, store, results = servers
     urls = Urls(broker.url(), results.url(), store.url())
     with loaded_app(APP, urls) as module, redis.Redis.from_url(urls.result) as notes:
-        yield Scene(module.post, notes, urls, tmp_path, request.node.stash.setdefault(WORKERS, []))
+        yield Environment(module.post, notes, urls, tmp_path, request.node.stash.setdefault(WORKERS, []))
 
 
-class Scene:
+class Environment:
     def __init__(self, post, notes, urls, folder, workers):
         self.post, self.notes, self.urls, self.folder, self.workers = post, notes, urls, folder, workers
         self.account = next(accounts)
@@ -73,85 +73,89 @@ class Scene:
         eventually(lambda: self.waiting() == 0)
 
 
-def test_the_store_restarts_with_its_append_only_file(servers, scene):
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.three_wait()
+def test_the_store_restarts_with_its_append_only_file(servers, environment):
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.three_wait()
         servers[1].restart()
-        scene.go()
-        scene.all_ran_in_order_once()
+        environment.go()
+        environment.all_ran_in_order_once()
         assert "without an append-only file" not in worker.log()
 
 
 @pytest.mark.invariant("queue-survives-faults")
-def test_the_broker_restarts(servers, scene):
+def test_the_broker_restarts(servers, environment):
     """Waiters are in the store.
 
     Kombu may end a worker that has an unacknowledged message at that moment, with an AttributeError of its own. Then
     the holder was killed, and a new worker goes on.
     """
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.three_wait()
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.three_wait()
         servers[0].restart()
-        scene.go()
-        with scene.worker() as another:
-            scene.workers.append(another)
-            scene.waiters_ran_in_order_once()
+        environment.go()
+        with environment.worker() as another:
+            environment.workers.append(another)
+            environment.waiters_ran_in_order_once()
 
 
 @pytest.mark.invariant("queue-survives-faults")
-def test_all_workers_stop_and_start(scene):
+def test_all_workers_stop_and_start(environment):
     """The holder ends in the warm shutdown and publishes the grant. The next worker finds the message at the broker."""
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.three_wait()
-        scene.go()
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.three_wait()
+        environment.go()
         worker.stop()
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.all_ran_in_order_once()
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.all_ran_in_order_once()
 
 
 @pytest.mark.invariant("prefetched-messages-are-kept")
-def test_stopped_worker_without_prefetch_keeps_the_order_of_its_messages(scene):
+def test_stopped_worker_without_prefetch_keeps_the_order_of_its_messages(environment):
     """Else kombu gives it back to a Redis broker in reverse."""
-    busy = [f"{scene.account}-{slot}" for slot in range(2)]
-    with running_worker(APP, "--prefetch-multiplier=1", folder=scene.folder, urls=scene.urls, concurrency=2) as worker:
-        scene.workers.append(worker)
+    busy = [f"{environment.account}-{slot}" for slot in range(2)]
+    with running_worker(
+        APP, "--prefetch-multiplier=1", folder=environment.folder, urls=environment.urls, concurrency=2
+    ) as worker:
+        environment.workers.append(worker)
         for other in busy:
-            scene.notes.set(f"gate:{other}:0", 1)
-            scene.post.delay(other, 0)
-        eventually(lambda: all(scene.notes.llen(f"runs:{other}") for other in busy), message="not both slots are busy")
+            environment.notes.set(f"gate:{other}:0", 1)
+            environment.post.delay(other, 0)
+        eventually(
+            lambda: all(environment.notes.llen(f"runs:{other}") for other in busy), message="not both slots are busy"
+        )
         for number in (1, 2, 3, 4):
-            scene.post.delay(scene.account, number)
+            environment.post.delay(environment.account, number)
         for _ in range(3):  # rounds of its event loop, in which it would read them
-            eventually(lambda: scene.post.app.control.ping([worker.node], timeout=0.5), 10)
+            eventually(lambda: environment.post.app.control.ping([worker.node], timeout=0.5), 10)
         worker.signal(signal.SIGTERM)
         worker.wait_for_log("Warm shutdown")
         for other in busy:
-            scene.notes.delete(f"gate:{other}:0")
+            environment.notes.delete(f"gate:{other}:0")
         worker.process.wait(30)
-    assert scene.numbers("in") == []
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.all_ran_in_order_once()
+    assert environment.numbers("in") == []
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.all_ran_in_order_once()
 
 
-def test_all_workers_are_killed_and_started(scene):
+def test_all_workers_are_killed_and_started(environment):
     """The holder is killed with them: its lease ends, and a sweep grants the next. Its own message comes later."""
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.three_wait()
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.three_wait()
         worker.kill()
-    scene.go()
-    with scene.worker() as worker:
-        scene.workers.append(worker)
-        scene.waiters_ran_in_order_once()
+    environment.go()
+    with environment.worker() as worker:
+        environment.workers.append(worker)
+        environment.waiters_ran_in_order_once()
 
 
-def test_a_store_without_an_append_only_file_is_warned_of_once(servers, scene):
-    scene.urls = Urls(servers[0].url(1), servers[2].url(), servers[2].url(2))
-    with scene.worker() as worker:
+def test_a_store_without_an_append_only_file_is_warned_of_once(servers, environment):
+    environment.urls = Urls(servers[0].url(1), servers[2].url(), servers[2].url(2))
+    with environment.worker() as worker:
         worker.wait_for_log("parked in a store without an append-only file")
         eventually(lambda: worker.log().count("without an append-only file") == 1)

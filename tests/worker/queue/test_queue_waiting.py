@@ -11,15 +11,15 @@ from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_dlock import CallSkipped
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 from tests.support.workers import running_worker
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def environment(tmp_path_factory):
     """Its worker sends events."""
-    with running_stage(tmp_path_factory.mktemp("waiting"), "-E", concurrency=4) as made:
+    with running_environment(tmp_path_factory.mktemp("waiting"), "-E", concurrency=4) as made:
         yield made
 
 
@@ -43,13 +43,13 @@ def watched(app, kind):
 class TestSeen:
     @pytest.mark.invariant("queued-state-hides-no-end")
     @pytest.mark.core
-    def test_its_state_is_queued_with_its_position_and_get_waits_on(self, stage, tasks):
-        n = stage.fresh()
-        holding = stage.hold(tasks.early, n)
-        first, second = (stage.park(tasks.early, n)[0] for _ in range(2))
+    def test_its_state_is_queued_with_its_position_and_get_waits_on(self, environment, tasks):
+        n = environment.fresh()
+        holding = environment.hold(tasks.early, n)
+        first, second = (environment.park(tasks.early, n)[0] for _ in range(2))
         assert (first.state, second.state) == ("QUEUED", "QUEUED")
         assert [result.info["position"] for result in (first, second)] == [1, 2]
-        assert f"held by queueing.early[{holding.id}] on {stage.worker.node}" in first.info["reason"]
+        assert f"held by queueing.early[{holding.id}] on {environment.worker.node}" in first.info["reason"]
         assert not second.ready()
         with pytest.raises(CeleryTimeoutError):
             second.get(timeout=0.5)
@@ -58,13 +58,13 @@ class TestSeen:
         assert first.state == second.state == "SUCCESS"
 
     @pytest.mark.invariant("queued-state-hides-no-end")
-    def test_waiting_says_how_many_who_by_rank_and_since_when(self, stage, tasks):
-        n = stage.fresh()
+    def test_waiting_says_how_many_who_by_rank_and_since_when(self, environment, tasks):
+        n = environment.fresh()
         assert tasks.early.waiting(n).count == 0
         assert tasks.early.waiting(n).waiters == ()
-        holding = stage.hold(tasks.early, n)
+        holding = environment.hold(tasks.early, n)
         before = time.time()
-        results = [stage.park(tasks.early, n)[0] for _ in range(3)]
+        results = [environment.park(tasks.early, n)[0] for _ in range(3)]
         after = time.time()
         waiting = tasks.early.waiting(n)
         assert waiting.count == 3
@@ -72,41 +72,41 @@ class TestSeen:
         assert {waiter.task for waiter in waiting.waiters} == {"queueing.early"}
         sinces = [waiter.since for waiter in waiting.waiters]
         assert [before - 0.1, *sinces, after + 0.1] == sorted([before - 0.1, *sinces, after + 0.1])
-        assert tasks.early.waiting(stage.fresh()).count == 0
+        assert tasks.early.waiting(environment.fresh()).count == 0
         holding.let_go()
         results[-1].get(timeout=10)
         assert tasks.early.waiting(n).count == 0
 
-    def test_the_signal_and_the_event_tell_it_once_and_no_argument(self, stage, tasks):
-        n = stage.fresh()
-        with watched(stage.app, "dlock-queued") as look:
-            with stage.hold(tasks.early, n):
-                (result,) = stage.park(tasks.early, n, 1, "", "", "s3cret")
+    def test_the_signal_and_the_event_tell_it_once_and_no_argument(self, environment, tasks):
+        n = environment.fresh()
+        with watched(environment.app, "dlock-queued") as look:
+            with environment.hold(tasks.early, n):
+                (result,) = environment.park(tasks.early, n, 1, "", "", "s3cret")
                 eventually(look)
             result.get(timeout=10)
             # The release and the second delivery are in the store by then.
             events = [event for event in look() if event["uuid"] == result.id]
-        (signal,) = stage.history(what="queued", id=result.id)
+        (signal,) = environment.history(what="queued", id=result.id)
         (event,) = events
         assert signal["task"] == "queueing.early"
         assert signal["name"] == event["name"] == tasks.early.lock_name(n)
         assert signal["reason"] == event["reason"]
         assert event["reason"].endswith("position 1 in the queue")
-        assert event["hostname"] == stage.worker.node
-        assert "s3cret" not in json.dumps(event) + json.dumps(signal) + stage.worker.log()
+        assert event["hostname"] == environment.worker.node
+        assert "s3cret" not in json.dumps(event) + json.dumps(signal) + environment.worker.log()
 
-    def test_an_ignored_result_gets_no_state(self, stage, tasks):
-        n = stage.fresh()
-        with stage.hold(tasks.early, n):
-            (result,) = stage.park(tasks.early, n, ignore_result=True)
-            assert stage.state(result.id) == "PENDING"
-        stage.entered(id=result.id)
+    def test_an_ignored_result_gets_no_state(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.early, n):
+            (result,) = environment.park(tasks.early, n, ignore_result=True)
+            assert environment.state(result.id) == "PENDING"
+        environment.entered(id=result.id)
 
-    def test_no_key_holds_an_argument(self, stage, tasks):
-        n = stage.fresh() + "-s3cret"
-        with stage.hold(tasks.early, n):
-            stage.park(tasks.early, n)
-            keys = stage.locks.keys("dlock*")
+    def test_no_key_holds_an_argument(self, environment, tasks):
+        n = environment.fresh() + "-s3cret"
+        with environment.hold(tasks.early, n):
+            environment.park(tasks.early, n)
+            keys = environment.locks.keys("dlock*")
             assert keys
             assert not [key for key in keys if "s3cret" in key]
 
@@ -114,10 +114,10 @@ class TestSeen:
 class TestCanvas:
     @pytest.mark.parametrize("serializer", ["json", "pickle"])
     @pytest.mark.parametrize("name", ["early", "late"])
-    def test_a_chain_a_group_and_a_chord_of_parked_tasks_complete(self, stage, tasks, name, serializer):
+    def test_a_chain_a_group_and_a_chord_of_parked_tasks_complete(self, environment, tasks, name, serializer):
         task = getattr(tasks, name)
-        m, n = stage.fresh(), stage.fresh()
-        one, two = stage.hold(task, m), stage.hold(task, n)
+        m, n = environment.fresh(), environment.fresh()
+        one, two = environment.hold(task, m), environment.hold(task, n)
         of = {n: task.si(n).set(serializer=serializer), m: task.si(m).set(serializer=serializer)}
         results = [
             chain(of[m], of[n], tasks.plain.s()).apply_async(),
@@ -131,191 +131,191 @@ class TestCanvas:
         two.let_go()
         assert [result.get(timeout=20) for result in results] == [n, [m, n, n], m, [n, n]]
         for lock in (m, n):
-            assert stage.overlaps(lock) == 1
-            ids = stage.order(lock)
+            assert environment.overlaps(lock) == 1
+            ids = environment.order(lock)
             assert len(ids) == len(set(ids))
 
     @pytest.mark.parametrize("name", ["early", "late"])
-    def test_a_chain_and_a_chord_of_one_name_complete(self, stage, tasks, name):
-        task, n = getattr(tasks, name), stage.fresh()
+    def test_a_chain_and_a_chord_of_one_name_complete(self, environment, tasks, name):
+        task, n = getattr(tasks, name), environment.fresh()
         step = task.si(n)
-        holding = stage.hold(task, n)
+        holding = environment.hold(task, n)
         results = [chain(step, step, step).apply_async(), chord([step, step, step], step).apply_async()]
         eventually(lambda: task.waiting(n).count == 4, message=f"{task.waiting(n)}")
         holding.let_go()
         assert [result.get(timeout=20) for result in results] == [n, n]
-        ids = stage.order(n)
+        ids = environment.order(n)
         assert len(ids) == len(set(ids)) == 8
-        assert stage.overlaps(n) == 1
+        assert environment.overlaps(n) == 1
 
-    def test_links_and_errbacks_of_a_parked_task_run(self, stage, tasks):
-        n = stage.fresh()
-        with stage.hold(tasks.early, n):
-            (linked,) = stage.park(tasks.early, n, link=tasks.plain.si(f"link {n}"))
-            (failed,) = stage.park(tasks.early, n, 1, "", "fail", link_error=tasks.failed_link.s())
+    def test_links_and_errbacks_of_a_parked_task_run(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.early, n):
+            (linked,) = environment.park(tasks.early, n, link=tasks.plain.si(f"link {n}"))
+            (failed,) = environment.park(tasks.early, n, 1, "", "fail", link_error=tasks.failed_link.s())
         assert linked.get(timeout=10) == n
         with pytest.raises(ValueError, match="as asked"):
             failed.get(timeout=10)
-        eventually(lambda: [f for f in stage.history(what="plain") if f"link {n}" in f["args"]])
-        eventually(lambda: stage.history(what="link_error", id=failed.id))
+        eventually(lambda: [f for f in environment.history(what="plain") if f"link {n}" in f["args"]])
+        eventually(lambda: environment.history(what="link_error", id=failed.id))
 
 
 class TestEnded:
-    def ends_revoked(self, stage, result, pattern, within=5.0):
+    def ends_revoked(self, environment, result, pattern, within=5.0):
         with pytest.raises(TaskRevokedError, match=pattern) as revoked:
             result.get(timeout=within)
         assert not isinstance(revoked.value, CallSkipped)
         # What follows a task is stored behind it, and its get() raises already for what was stored before it.
-        eventually(lambda: stage.state(result.id) == "REVOKED")
-        assert stage.history(what="in", id=result.id) == []
+        eventually(lambda: environment.state(result.id) == "REVOKED")
+        assert environment.history(what="in", id=result.id) == []
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
     @pytest.mark.core
     @pytest.mark.parametrize("name", ["early", "late"])
-    def test_a_revoked_waiter_ends_at_once_and_those_behind_it_run(self, stage, tasks, name):
-        task, n = getattr(tasks, name), stage.fresh()
-        holding = stage.hold(task, n)
-        results = [stage.park(task, n)[0] for _ in range(4)]
+    def test_a_revoked_waiter_ends_at_once_and_those_behind_it_run(self, environment, tasks, name):
+        task, n = getattr(tasks, name), environment.fresh()
+        holding = environment.hold(task, n)
+        results = [environment.park(task, n)[0] for _ in range(4)]
         for result in results[:1] + results[2:3]:
             result.revoke()
-            self.ends_revoked(stage, result, "revoked")
-        assert stage.waiters(task, n) == [results[1].id, results[3].id]
-        assert stage.order(n) == [holding.id]
+            self.ends_revoked(environment, result, "revoked")
+        assert environment.waiters(task, n) == [results[1].id, results[3].id]
+        assert environment.order(n) == [holding.id]
         holding.let_go()
         assert [results[1].get(timeout=10), results[3].get(timeout=10)] == [n, n]
-        assert stage.order(n) == [holding.id, results[1].id, results[3].id]
+        assert environment.order(n) == [holding.id, results[1].id, results[3].id]
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
-    def test_its_chain_and_its_chord_end_with_it(self, stage, tasks):
-        n = stage.fresh()
-        holding = stage.hold(tasks.early, n)
+    def test_its_chain_and_its_chord_end_with_it(self, environment, tasks):
+        n = environment.fresh()
+        holding = environment.hold(tasks.early, n)
         followed = chain(tasks.early.si(n), tasks.plain.s()).apply_async()
-        stage.parked(tasks.early, n, followed.parent)
+        environment.parked(tasks.early, n, followed.parent)
         whole = chord([tasks.early.si(n), tasks.plain.si("x")], tasks.plain.s()).apply_async()
         eventually(lambda: tasks.early.waiting(n).count == 2)
-        for task_id in stage.waiters(tasks.early, n):
-            stage.app.control.revoke(task_id)
-        self.ends_revoked(stage, followed, "revoked")
+        for task_id in environment.waiters(tasks.early, n):
+            environment.app.control.revoke(task_id)
+        self.ends_revoked(environment, followed, "revoked")
         whole.get(timeout=10, propagate=False)
         assert whole.state == states.FAILURE
         holding.end()
-        assert stage.order(n) == [holding.id]
+        assert environment.order(n) == [holding.id]
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
-    def test_waiter_revoked_while_its_message_is_in_transit_hands_off(self, stage, tasks):
+    def test_waiter_revoked_while_its_message_is_in_transit_hands_off(self, environment, tasks):
         """It lies in a queue without a reader when it is granted the lock."""
-        n, queue = stage.fresh(), f"far-{stage.fresh()}"
-        stage.consume(queue)
-        holding = stage.hold(tasks.early, n)
-        (first,) = stage.park(tasks.early, n, queue=queue)
-        (second,) = stage.park(tasks.early, n)
-        stage.ignore(queue)
+        n, queue = environment.fresh(), f"far-{environment.fresh()}"
+        environment.consume(queue)
+        holding = environment.hold(tasks.early, n)
+        (first,) = environment.park(tasks.early, n, queue=queue)
+        (second,) = environment.park(tasks.early, n)
+        environment.ignore(queue)
         holding.end()
-        eventually(lambda: stage.lying(queue))
+        eventually(lambda: environment.lying(queue))
         first.revoke()
-        self.ends_revoked(stage, first, "revoked")
+        self.ends_revoked(environment, first, "revoked")
         assert second.get(timeout=10) == n
-        stage.consume(queue)
-        stage.nothing_left()
-        assert stage.order(n) == [holding.id, second.id]
+        environment.consume(queue)
+        environment.wait_until_drained()
+        assert environment.order(n) == [holding.id, second.id]
 
     @pytest.mark.invariant("removed-waiters-end-revoked")
     @pytest.mark.parametrize("name", ["early", "late"])
-    def test_waiter_that_expires_ends_revoked_at_its_grant_and_later_waiters_run(self, stage, tasks, name):
-        task, n = getattr(tasks, name), stage.fresh()
-        holding = stage.hold(task, n)
-        short = [stage.park(task, n, expires=3)[0] for _ in range(2)]
-        (lasting,) = stage.park(task, n, expires=60)
-        (after,) = stage.park(task, n)
+    def test_waiter_that_expires_ends_revoked_at_its_grant_and_later_waiters_run(self, environment, tasks, name):
+        task, n = getattr(tasks, name), environment.fresh()
+        holding = environment.hold(task, n)
+        short = [environment.park(task, n, expires=3)[0] for _ in range(2)]
+        (lasting,) = environment.park(task, n, expires=60)
+        (after,) = environment.park(task, n)
         deadline = time.time() + 3.05
         eventually(lambda: time.time() > deadline)
         holding.let_go()
         for result in short:
-            self.ends_revoked(stage, result, "expired")
+            self.ends_revoked(environment, result, "expired")
         assert [lasting.get(timeout=10), after.get(timeout=10)] == [n, n]
-        assert stage.order(n) == [holding.id, lasting.id, after.id]
+        assert environment.order(n) == [holding.id, lasting.id, after.id]
 
     @pytest.mark.core
     @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-    def test_terminated_holder_hands_off_within_a_second(self, stage, tasks, signal):
-        n = stage.fresh()
-        holding = stage.hold(tasks.early, n)
-        (result,) = stage.park(tasks.early, n)
-        (fact,) = stage.history(what="in", id=holding.id)
-        stage.app.control.revoke(holding.id, terminate=True, signal=signal)
+    def test_terminated_holder_hands_off_within_a_second(self, environment, tasks, signal):
+        n = environment.fresh()
+        holding = environment.hold(tasks.early, n)
+        (result,) = environment.park(tasks.early, n)
+        (fact,) = environment.history(what="in", id=holding.id)
+        environment.app.control.revoke(holding.id, terminate=True, signal=signal)
         # How long the child lives on is Celery's share.
-        eventually(lambda: fact["pid"] not in stage.worker.children(), 10)
-        stage.entered(id=result.id, within=1)
+        eventually(lambda: fact["pid"] not in environment.worker.children(), 10)
+        environment.entered(id=result.id, within=1)
         assert result.get(timeout=10) == n
-        assert stage.state(holding.id) == "REVOKED"
+        assert environment.state(holding.id) == "REVOKED"
 
-    def test_a_terminated_waiter_ends_revoked_and_kills_no_child(self, stage, tasks):
-        n = stage.fresh()
-        holding = stage.hold(tasks.early, n)
-        result, behind = stage.park(tasks.early, n, 2)
+    def test_a_terminated_waiter_ends_revoked_and_kills_no_child(self, environment, tasks):
+        n = environment.fresh()
+        holding = environment.hold(tasks.early, n)
+        result, behind = environment.park(tasks.early, n, 2)
         # Where a child was killed just before, Celery may take 5 s to replace it.
-        children = eventually(lambda: len(found := sorted(stage.worker.children())) == 4 and found, 10)
+        children = eventually(lambda: len(found := sorted(environment.worker.children())) == 4 and found, 10)
         # Until its child has reported back, Celery would still terminate that.
-        inspect = stage.app.control.inspect([stage.worker.node], timeout=5)
-        eventually(lambda: result.id not in [active["id"] for active in inspect.active()[stage.worker.node]], 10)
-        stage.app.control.revoke(result.id, terminate=True)
-        self.ends_revoked(stage, result, "revoked")
+        inspect = environment.app.control.inspect([environment.worker.node], timeout=5)
+        eventually(lambda: result.id not in [active["id"] for active in inspect.active()[environment.worker.node]], 10)
+        environment.app.control.revoke(result.id, terminate=True)
+        self.ends_revoked(environment, result, "revoked")
         assert holding.end() == behind.get(timeout=10) == n
-        assert sorted(stage.worker.children()) == children
+        assert sorted(environment.worker.children()) == children
 
-    def test_a_waiter_behind_many_revoked_ones_runs(self, stage, tasks):
-        n = stage.fresh()
-        holding = stage.hold(tasks.late, n)
-        results = stage.park(tasks.late, n, 30)
-        (last,) = stage.park(tasks.late, n)
-        stage.app.control.revoke([result.id for result in results])
+    def test_a_waiter_behind_many_revoked_ones_runs(self, environment, tasks):
+        n = environment.fresh()
+        holding = environment.hold(tasks.late, n)
+        results = environment.park(tasks.late, n, 30)
+        (last,) = environment.park(tasks.late, n)
+        environment.app.control.revoke([result.id for result in results])
         holding.let_go()
         assert last.get(timeout=10) == n
         for result in results:
             result.get(timeout=5, propagate=False)
         # What a worker had in its hands when the revocation came may have run, as with any of Celery's tasks.
-        assert {stage.state(result.id) for result in results} == {"REVOKED"}
-        assert stage.order(n)[-1] == last.id
+        assert {environment.state(result.id) for result in results} == {"REVOKED"}
+        assert environment.order(n)[-1] == last.id
 
 
 def test_waiter_revoked_after_its_worker_restarted_ends_at_its_grant(tmp_path):
     """The new worker does not know of it: it discards the message, as it discards every revoked one."""
-    with running_stage(tmp_path / "first", concurrency=2) as stage:
-        task, n = stage.tasks.late, stage.fresh()
+    with running_environment(tmp_path / "first", concurrency=2) as environment:
+        task, n = environment.tasks.late, environment.fresh()
         lock = task.lock_for(n)
         assert lock.acquire()
-        revoked, behind = stage.park(task, n, 2)
-        stage.worker.stop()
+        revoked, behind = environment.park(task, n, 2)
+        environment.worker.stop()
         started = running_worker(
-            "tests.support.apps.queueing", folder=tmp_path, urls=stage.urls, environ={"DLOCK_TEST_CONF": "{}"}
+            "tests.support.apps.queueing", folder=tmp_path, urls=environment.urls, environ={"DLOCK_TEST_CONF": "{}"}
         )
         with started as worker:
-            stage.workers.append(worker)
-            stage.listens()
+            environment.workers.append(worker)
+            environment.listens()
             revoked.revoke()
             worker.wait_for_log(f"Tasks flagged as revoked: {revoked.id}")
             lock.release()
             assert behind.get(timeout=10) == n
             with pytest.raises(TaskRevokedError):
                 revoked.get(timeout=5)
-            assert stage.order(n) == [behind.id]
+            assert environment.order(n) == [behind.id]
 
 
-def test_a_store_without_an_append_only_file_is_warned_of_once(stage, tasks):
+def test_a_store_without_an_append_only_file_is_warned_of_once(environment, tasks):
     assert tasks
-    assert len(re.findall("parked in a store without an append-only file", stage.worker.log())) == 1
+    assert len(re.findall("parked in a store without an append-only file", environment.worker.log())) == 1
 
 
 def test_an_app_without_a_result_backend_queues_too(tmp_path):
-    with running_stage(tmp_path, concurrency=2, conf={"result_backend": "disabled://"}) as stage:
-        n = stage.fresh()
-        holding = stage.hold(stage.tasks.early, n)
-        results = stage.park(stage.tasks.early, n, 2)
-        (revoked,) = stage.park(stage.tasks.early, n)
+    with running_environment(tmp_path, concurrency=2, conf={"result_backend": "disabled://"}) as environment:
+        n = environment.fresh()
+        holding = environment.hold(environment.tasks.early, n)
+        results = environment.park(environment.tasks.early, n, 2)
+        (revoked,) = environment.park(environment.tasks.early, n)
         revoked.revoke()
-        stage.parked(stage.tasks.early, n, *results)
+        environment.parked(environment.tasks.early, n, *results)
         holding.let_go()
-        stage.entered(id=results[-1].id)
-        stage.nothing_left()
-        assert stage.order(n) == [result.id for result in (holding, *results)]
-        assert "Traceback" not in stage.worker.log()
+        environment.entered(id=results[-1].id)
+        environment.wait_until_drained()
+        assert environment.order(n) == [result.id for result in (holding, *results)]
+        assert "Traceback" not in environment.worker.log()

@@ -10,7 +10,7 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 
 from celery_dlock import CallSkipped
-from tests.support.environments.queueing import running_stage
+from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.invariant("newest-call-stops-the-running-one")
@@ -24,17 +24,17 @@ POOLS = ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("t
 
 
 @pytest.fixture(scope="module", params=POOLS)
-def stage(request, tmp_path_factory):
+def environment(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    with running_stage(folder, "-E", app=APP, pool=request.param, concurrency=4) as made:
+    with running_environment(folder, "-E", app=APP, pool=request.param, concurrency=4) as made:
         made.pool = request.param
         yield made
 
 
-def started(stage, task, *args, **kwargs):
+def started(environment, task, *args, **kwargs):
     """Send a call, and wait until its body has begun."""
     result = task.delay(*args, **kwargs)
-    stage.entered(id=result.id)
+    environment.entered(id=result.id)
     return result
 
 
@@ -46,40 +46,40 @@ def ended_by(older, newer):
 
 
 @pytest.mark.parametrize("kind", ["newest", "early"])
-def test_newer_call_stops_the_running_one_and_runs_after_it(stage, tasks, kind):
-    n, task = stage.fresh(), getattr(tasks, kind)
-    older = started(stage, task, n, LONG)
+def test_newer_call_stops_the_running_one_and_runs_after_it(environment, tasks, kind):
+    n, task = environment.fresh(), getattr(tasks, kind)
+    older = started(environment, task, n, LONG)
     sent = time.monotonic()
     newer = task.delay(n, 0.1)
     assert newer.get(timeout=15) == n
-    assert stage.history(id=newer.id, what="in")[0]["at"] - sent < ROOM
+    assert environment.history(id=newer.id, what="in")[0]["at"] - sent < ROOM
     ended_by(older, newer)
-    assert stage.overlaps(n) == 1
-    assert [note["replaced"] for note in stage.history(id=older.id, what="stopped")] == [True]
-    stage.free(task, n)
-    stage.nothing_left()
-    assert stage.lines(older.id, "is stopped: .*replaced by")
+    assert environment.overlaps(n) == 1
+    assert [note["replaced"] for note in environment.history(id=older.id, what="stopped")] == [True]
+    environment.free(task, n)
+    environment.wait_until_drained()
+    assert environment.lines(older.id, "is stopped: .*replaced by")
 
 
-def test_waiter_is_replaced_by_the_newest_call_and_one_body_is_stopped(stage, tasks):
-    n = stage.fresh()
-    first = started(stage, tasks.protected, n, LONG)
+def test_waiter_is_replaced_by_the_newest_call_and_one_body_is_stopped(environment, tasks):
+    n = environment.fresh()
+    first = started(environment, tasks.protected, n, LONG)
     calls = [tasks.protected.delay(n, 0.1) for _ in range(1)]
-    stage.parked(tasks.protected, n, calls[0])
+    environment.parked(tasks.protected, n, calls[0])
     for _ in range(3):
         calls.append(tasks.protected.delay(n, 0.1))
-        stage.parked(tasks.protected, n, calls[-1])
+        environment.parked(tasks.protected, n, calls[-1])
     assert calls[-1].get(timeout=20) == n
     ended_by(first, calls[0])
     for older, newer in itertools.pairwise(calls):
         ended_by(older, newer)
-    assert stage.order(n) == [first.id, calls[-1].id]
+    assert environment.order(n) == [first.id, calls[-1].id]
 
 
-def test_stopped_call_ends_its_canvas(stage, tasks):
-    n = stage.fresh()
+def test_stopped_call_ends_its_canvas(environment, tasks):
+    n = environment.fresh()
     older = chain(tasks.newest.si(n, LONG), tasks.plain.si("next")).apply_async()
-    stage.entered(id=older.parent.id)
+    environment.entered(id=older.parent.id)
     newer = tasks.newest.delay(n)
     ended_by(older.parent, newer)
     with pytest.raises(TaskRevokedError):
@@ -87,93 +87,93 @@ def test_stopped_call_ends_its_canvas(stage, tasks):
     assert newer.get(timeout=10) == n
 
 
-def test_next_step_of_a_chain_of_one_name_runs(stage, tasks):
-    n = stage.fresh()
+def test_next_step_of_a_chain_of_one_name_runs(environment, tasks):
+    n = environment.fresh()
     assert chain(tasks.newest.si(n), tasks.newest.si(n)).delay().get(timeout=15) == n
 
 
-def test_body_is_only_asked_to_stop(stage, tasks):
-    n = stage.fresh()
-    older = started(stage, tasks.asked, n, 4)
+def test_body_is_only_asked_to_stop(environment, tasks):
+    n = environment.fresh()
+    older = started(environment, tasks.asked, n, 4)
     newer = tasks.asked.delay(n, LONG, "ensure")
     assert older.get(timeout=15) == n
-    assert [note["replaced"] for note in stage.history(id=older.id, what="returned")] == [True]
-    stage.entered(id=newer.id)
+    assert [note["replaced"] for note in environment.history(id=older.id, what="returned")] == [True]
+    environment.entered(id=newer.id)
     newest = tasks.asked.delay(n)
     ended_by(newer, newest)
     assert newest.get(timeout=10) == n
 
 
-def test_call_waits_for_a_body_that_does_not_stop(stage, tasks):
-    n = stage.fresh()
-    older = started(stage, tasks.newest, n, 4, "deaf")
+def test_call_waits_for_a_body_that_does_not_stop(environment, tasks):
+    n = environment.fresh()
+    older = started(environment, tasks.newest, n, 4, "deaf")
     newer = tasks.newest.delay(n)
     assert older.get(timeout=15) == n
     assert newer.get(timeout=15) == n
-    assert len(stage.history(id=older.id, what="stopped")) == 1
-    assert stage.overlaps(n) == 1
+    assert len(environment.history(id=older.id, what="stopped")) == 1
+    assert environment.overlaps(n) == 1
 
 
-def test_body_runs_undisturbed_for_min_hold(stage, tasks):
-    n = stage.fresh()
-    older = started(stage, tasks.protected, n, LONG)
+def test_body_runs_undisturbed_for_min_hold(environment, tasks):
+    n = environment.fresh()
+    older = started(environment, tasks.protected, n, LONG)
     newer = tasks.protected.delay(n)
     ended_by(older, newer)
-    entered, left = (stage.history(id=older.id, what=what)[0]["at"] for what in ("in", "out"))
+    entered, left = (environment.history(id=older.id, what=what)[0]["at"] for what in ("in", "out"))
     assert left - entered > 2.9
 
 
-def test_autoretry_does_not_catch_the_stop(stage, tasks):
-    n = stage.fresh()
-    older = started(stage, tasks.retried, n, LONG)
+def test_autoretry_does_not_catch_the_stop(environment, tasks):
+    n = environment.fresh()
+    older = started(environment, tasks.retried, n, LONG)
     newer = tasks.retried.delay(n)
     ended_by(older, newer)
     assert newer.get(timeout=10) == n
-    assert len(stage.history(id=older.id, what="in")) == 1
+    assert len(environment.history(id=older.id, what="in")) == 1
 
 
-def test_retry_of_the_newest_call_runs(stage, tasks):
-    n = stage.fresh()
+def test_retry_of_the_newest_call_runs(environment, tasks):
+    n = environment.fresh()
     assert tasks.newest.delay(n, 0, "retry").get(timeout=15) == n
-    assert len(stage.history(n=n, what="in")) == 2
+    assert len(environment.history(n=n, what="in")) == 2
 
 
-def test_retry_of_an_older_call_is_replaced(stage, tasks):
-    n = stage.fresh()
+def test_retry_of_an_older_call_is_replaced(environment, tasks):
+    n = environment.fresh()
     older = tasks.newest.delay(n, 0, "retry")
-    eventually(lambda: stage.history(id=older.id, what="returned"), message="it does not return")
-    stage.free(tasks.newest, n)
-    newer = started(stage, tasks.newest, n, 3)
+    eventually(lambda: environment.history(id=older.id, what="returned"), message="it does not return")
+    environment.free(tasks.newest, n)
+    newer = started(environment, tasks.newest, n, 3)
     ended_by(older, newer)
     assert newer.get(timeout=15) == n
 
 
-def test_one_body_finishes_although_calls_never_cease(stage, tasks):
-    n, began, sent = stage.fresh(), time.monotonic(), []
-    while not stage.history(n=n, what="returned"):
+def test_one_body_finishes_although_calls_never_cease(environment, tasks):
+    n, began, sent = environment.fresh(), time.monotonic(), []
+    while not environment.history(n=n, what="returned"):
         assert time.monotonic() - began < 30, "no body returned"
         sent.append(tasks.impatient.delay(n, 2.5))
         time.sleep(0.3)
     assert sent[-1].get(timeout=30) == n
-    assert stage.overlaps(n) == 1
+    assert environment.overlaps(n) == 1
 
 
-def test_process_of_a_stopped_call_dies_and_the_newest_call_still_runs(stage, tasks):
-    if stage.pool != "prefork":
+def test_process_of_a_stopped_call_dies_and_the_newest_call_still_runs(environment, tasks):
+    if environment.pool != "prefork":
         pytest.skip("only prefork has a process for each body")
-    n = stage.fresh()
-    older = started(stage, tasks.brief, n, LONG, "deaf")
-    pid = stage.history(id=older.id, what="in")[0]["pid"]
+    n = environment.fresh()
+    older = started(environment, tasks.brief, n, LONG, "deaf")
+    pid = environment.history(id=older.id, what="in")[0]["pid"]
     newer = tasks.brief.delay(n, 0.1)
-    eventually(lambda: stage.history(id=older.id, what="stopped"), message="it is not stopped")
+    eventually(lambda: environment.history(id=older.id, what="stopped"), message="it is not stopped")
     os.kill(pid, signal.SIGKILL)
     assert newer.get(timeout=20) == n
     ended_by(older, newer)
-    assert len(stage.history(id=older.id, what="in")) == 1
-    stage.nothing_left()
+    assert len(environment.history(id=older.id, what="in")) == 1
+    environment.wait_until_drained()
 
 
-def test_eager_call_runs_at_once_and_is_not_parked(stage, tasks):
-    n = stage.fresh()
+def test_eager_call_runs_at_once_and_is_not_parked(environment, tasks):
+    n = environment.fresh()
     assert tasks.newest.apply((n,)).get() == n
     assert not tasks.newest.waiting(n).count

@@ -32,12 +32,12 @@ class Flood:
         self.server = stack.enter_context(Server(folder / "server"))
         self.urls = Urls(self.server.url(0), self.server.url(1), self.server.lock_url(2))
         self.tasks = stack.enter_context(loaded_app(APP, self.urls))
-        self.stage = QueueEnvironment(self.server, self.urls, self.tasks, folder)
+        self.environment = QueueEnvironment(self.server, self.urls, self.tasks, folder)
         self.random = random.Random(1)
         self.dead = set()
         self.sent = []
         for _ in range(2):
-            self.stage.workers.append(self.start())
+            self.environment.workers.append(self.start())
 
     def start(self):
         return self.stack.enter_context(
@@ -51,7 +51,7 @@ class Flood:
         self.sent.append(chain(self.tasks.brief.si("flood", seconds), self.tasks.plain.si("next")).apply_async())
 
     def kill_child(self):
-        inside = [note for note in self.stage.history(what="in") if note["pid"] not in self.dead]
+        inside = [note for note in self.environment.history(what="in") if note["pid"] not in self.dead]
         if inside and self.pool == "prefork":
             with suppress(ProcessLookupError):
                 os.kill(inside[-1]["pid"], signal.SIGKILL)
@@ -59,13 +59,13 @@ class Flood:
 
     def restart_worker(self, *, kill):
         place = self.random.randrange(2)
-        worker = self.stage.workers[place]
+        worker = self.environment.workers[place]
         if kill:
             self.dead.update([worker.pid, *worker.children()])
             worker.kill()
         else:
             worker.stop()
-        self.stage.workers[place] = self.start()
+        self.environment.workers[place] = self.start()
 
     def ends(self):
         """The state and the error text of each call that has its end, by task id."""
@@ -78,7 +78,7 @@ class Flood:
 
     def overlaps(self):
         """Pairs of bodies that were inside at once, of which the process of neither was killed."""
-        notes = sorted(self.stage.history(n="flood"), key=lambda note: note["at"])
+        notes = sorted(self.environment.history(n="flood"), key=lambda note: note["at"])
         inside, found = {}, []
         for note in notes:
             key = (note["id"], note["pid"])
@@ -117,12 +117,14 @@ def test_newest_call_of_a_flood_ends_and_each_other_one_is_replaced(tmp_path, ca
         ends = flood.ends()
         assert ends[last][0] == "SUCCESS"
         assert not flood.overlaps()
-        check_ends(ends, {note["id"] for note in flood.stage.history(what="returned")})
+        check_ends(ends, {note["id"] for note in flood.environment.history(what="returned")})
         for result in flood.sent:
             state = ends[result.parent.id][0]
-            eventually(lambda one=result, end=state: flood.stage.state(one.id) == end, 20, message="a canvas hangs")
-        eventually(lambda: not flood.stage.waiters(flood.tasks.brief, "flood"), message="calls still wait")
-        flood.stage.free(flood.tasks.brief, "flood")
+            eventually(
+                lambda one=result, end=state: flood.environment.state(one.id) == end, 20, message="a canvas hangs"
+            )
+        eventually(lambda: not flood.environment.waiters(flood.tasks.brief, "flood"), message="calls still wait")
+        flood.environment.free(flood.tasks.brief, "flood")
 
 
 def check_ends(ends, returned):

@@ -15,7 +15,7 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_dlock.errors import LockLost, StoreUnavailable
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.polling import eventually
 from tests.support.replicas import ReplicaSet
 from tests.support.servers import Server
@@ -26,7 +26,7 @@ APP = "tests.support.apps.durability"
 QUARANTINE = 3.0
 
 
-class Stage:
+class Environment:
     def __init__(self, locks: ReplicaSet, tasks: ModuleType, urls: Urls, worker: Worker) -> None:
         self.locks, self.tasks, self.urls, self.worker = locks, tasks, urls, worker
         self._rows = itertools.count()
@@ -48,25 +48,25 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     folder = tmp_path_factory.mktemp("durability")
     with ExitStack() as stack:
         broker = stack.enter_context(Server(folder / "broker"))
         locks = stack.enter_context(ReplicaSet(folder / "locks"))
         urls = Urls(broker.url(0), broker.url(1), locks.primary.url())
-        stack.enter_context(environment({"DLOCK_TEST_QUARANTINE": str(QUARANTINE)}))
+        stack.enter_context(environment_variables({"DLOCK_TEST_QUARANTINE": str(QUARANTINE)}))
         tasks = stack.enter_context(loaded_app(APP, urls))
         worker = stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=2))
-        made = Stage(locks, tasks, urls, worker)
+        made = Environment(locks, tasks, urls, worker)
         in_office(made)
         yield made
 
 
-def in_office(stage: Stage) -> None:
+def in_office(environment: Environment) -> None:
     """All buckets of the lock store grant."""
 
     def ran() -> bool:
-        _, sent = stage.send("unconfirmed")
+        _, sent = environment.send("unconfirmed")
         return bool(sent.get(timeout=30, propagate=False) is True)
 
     eventually(lambda: all(ran() for _ in range(5)), within=60, every=0.2)
@@ -79,80 +79,80 @@ def error_of(sent: "AsyncResult[Any]") -> str:
 
 
 @pytest.mark.invariant("unconfirmed-acquire-is-released")
-def test_each_task_of_a_worker_has_its_own_durability(stage: Stage) -> None:
-    with stage.nobody_confirms():
-        assert stage.send("unconfirmed")[1].get(timeout=30) is True
-        row, sent = stage.send("failing")
+def test_each_task_of_a_worker_has_its_own_durability(environment: Environment) -> None:
+    with environment.nobody_confirms():
+        assert environment.send("unconfirmed")[1].get(timeout=30) is True
+        row, sent = environment.send("failing")
         assert error_of(sent) == "only 0 of 1 replicas confirmed within 0.8 s (durability={'replicas': 1})"
-        assert stage.starts(row) == 0
-    assert stage.send("failing", row)[1].get(timeout=30) is True, "what was taken was not given back"
+        assert environment.starts(row) == 0
+    assert environment.send("failing", row)[1].get(timeout=30) is True, "what was taken was not given back"
 
 
-def test_on_store_error_run_runs_without_the_lock(stage: Stage) -> None:
-    with stage.nobody_confirms():
-        assert stage.send("bypassing")[1].get(timeout=30) is False
+def test_on_store_error_run_runs_without_the_lock(environment: Environment) -> None:
+    with environment.nobody_confirms():
+        assert environment.send("bypassing")[1].get(timeout=30) is False
 
 
-def test_on_store_error_retry_is_republished_until_it_is_confirmed(stage: Stage) -> None:
-    with stage.nobody_confirms():
-        row, sent = stage.send("returning")
-        stage.worker.wait_for_log(r"returning\[.*is republished, retrying in .* only 0 of 1 replicas confirmed")
+def test_on_store_error_retry_is_republished_until_it_is_confirmed(environment: Environment) -> None:
+    with environment.nobody_confirms():
+        row, sent = environment.send("returning")
+        environment.worker.wait_for_log(r"returning\[.*is republished, retrying in .* only 0 of 1 replicas confirmed")
     assert sent.get(timeout=60) is True
-    assert stage.starts(row) == 1
+    assert environment.starts(row) == 1
 
 
-def test_a_message_whose_parking_was_not_confirmed_runs_once(stage: Stage) -> None:
+def test_a_message_whose_parking_was_not_confirmed_runs_once(environment: Environment) -> None:
     """It is parked and republished, too. The republished copy finds that the message had its grant and has ended."""
-    with stage.tasks.parking.lock_for("twice"), stage.nobody_confirms():
-        _, sent = stage.send("parking", "twice")
-        eventually(lambda: f"{sent.id}] is republished" in stage.worker.log(), within=30)
+    with environment.tasks.parking.lock_for("twice"), environment.nobody_confirms():
+        _, sent = environment.send("parking", "twice")
+        eventually(lambda: f"{sent.id}] is republished" in environment.worker.log(), within=30)
     assert sent.get(timeout=30) is True
-    with redis.Redis.from_url(stage.urls.broker) as client:
+    with redis.Redis.from_url(environment.urls.broker) as client:
         eventually(lambda: not client.llen("celery") and not client.hlen("unacked"), within=30)
-    assert stage.starts("twice") == 1
+    assert environment.starts("twice") == 1
 
 
-def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_over(stage: Stage) -> None:
+def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_over(environment: Environment) -> None:
     """The watchdog in the main process knows from the child's slot what its task asked for."""
-    row, sent = stage.send("working")
-    eventually(lambda: stage.starts(row) == 1, within=20)
-    with stage.nobody_confirms():
+    row, sent = environment.send("working")
+    eventually(lambda: environment.starts(row) == 1, within=20)
+    with environment.nobody_confirms():
         assert isinstance(sent.get(timeout=30, propagate=False), LockLost)
-    stage.worker.wait_for_log(
+    environment.worker.wait_for_log(
         r"the lease of .*working.* is lost: no renewal was confirmed before its deadline: too few servers confirmed the"
     )
 
 
 @pytest.mark.invariant("quarantine-delays-grants")
-def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_over(stage: Stage) -> None:
+def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_over(environment: Environment) -> None:
     """Under every policy; the error of "fail" says for how long."""
-    stage.locks.primary.flush()
-    _, failed = stage.send("unconfirmed")
+    environment.locks.primary.flush()
+    _, failed = environment.send("unconfirmed")
     assert "grants nothing new for another" in error_of(failed)
-    sent = [stage.send(name) for name in ("returning", "queueing", "queueing")]
+    sent = [environment.send(name) for name in ("returning", "queueing", "queueing")]
     assert [result.get(timeout=60) for _, result in sent] == [True] * 3
-    assert [stage.starts(row) for row, _ in sent] == [1] * 3
-    in_office(stage)
+    assert [environment.starts(row) for row, _ in sent] == [1] * 3
+    in_office(environment)
 
 
 @pytest.mark.invariant("quarantine-delays-grants")
-def test_granted_waiter_takes_the_lock_when_the_quarantine_is_over(stage: Stage) -> None:
+def test_granted_waiter_takes_the_lock_when_the_quarantine_is_over(environment: Environment) -> None:
     """And not only in its next turn, which would be dlock_grant_timeout (60 s) later."""
     row = "turn"
-    lock = stage.tasks.queueing.lock_for(row)
+    lock = environment.tasks.queueing.lock_for(row)
     assert lock.acquire(timeout=30)
-    _, sent = stage.send("queueing", row)
-    eventually(lambda: stage.tasks.queueing.waiting(row).count == 1, within=30)
-    with redis.Redis.from_url(stage.urls.lock) as client:
+    _, sent = environment.send("queueing", row)
+    eventually(lambda: environment.tasks.queueing.waiting(row).count == 1, within=30)
+    with redis.Redis.from_url(environment.urls.lock) as client:
         client.delete(*client.keys("dlock:*:quarantine"))
     lock.release()
-    stage.worker.wait_for_log(r"queueing\[.*is republished, retrying in .* grants nothing new for another")
+    environment.worker.wait_for_log(r"queueing\[.*is republished, retrying in .* grants nothing new for another")
     assert sent.get(timeout=40) is True
 
 
-def test_a_worker_does_not_start_where_no_disk_can_confirm(stage: Stage) -> None:
+def test_a_worker_does_not_start_where_no_disk_can_confirm(environment: Environment) -> None:
     """And says which task asks for it."""
-    names = {"BROKER": stage.urls.broker, "RESULT": stage.urls.result, "LOCK": stage.urls.lock}
+    names = {"BROKER": environment.urls.broker, "RESULT": environment.urls.result, "LOCK": environment.urls.lock}
     ours = {f"DLOCK_TEST_{name}_URL": url for name, url in names.items()}
     ended = subprocess.run(
         [sys.executable, "-m", "celery", "-A", APP, "worker", "-P", "solo"],

@@ -28,7 +28,7 @@ LONG = 9.0
 
 
 @dataclass
-class Stage:
+class Environment:
     five: RedlockSet
     tasks: ModuleType
     workers: Mapping[str, Worker]
@@ -55,7 +55,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """One server hangs and one is dead from the middle of the first tasks on, until the end."""
     folder = tmp_path_factory.mktemp("redlocked")
     with ExitStack() as stack:
@@ -69,61 +69,65 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             )
             for pool, concurrency in POOLS.items()
         }
-        yield Stage(five, tasks, workers, urls.environ())
+        yield Environment(five, tasks, workers, urls.environ())
 
 
 @pytest.fixture(autouse=True)
-def _show_logs(stage: Stage, request: pytest.FixtureRequest) -> None:
-    request.node.stash[WORKERS] = list(stage.workers.values())
+def _show_logs(environment: Environment, request: pytest.FixtureRequest) -> None:
+    request.node.stash[WORKERS] = list(environment.workers.values())
 
 
 @pytest.fixture(scope="module")
-def broken(stage: Stage) -> Mapping[str, object]:
+def broken(environment: Environment) -> Mapping[str, object]:
     """A long task in each pool holds its lock when they break."""
-    held = {pool: stage.tasks.work.apply_async((f"long-{pool}", LONG), queue=pool) for pool in POOLS}
+    held = {pool: environment.tasks.work.apply_async((f"long-{pool}", LONG), queue=pool) for pool in POOLS}
     for pool in POOLS:
-        eventually(lambda pool=pool: stage.marks(f"long-{pool}"), within=30)  # type: ignore[misc]
-    stage.five.node(0).pause()
-    stage.five.node(1).kill()
+        eventually(lambda pool=pool: environment.marks(f"long-{pool}"), within=30)  # type: ignore[misc]
+    environment.five.node(0).pause()
+    environment.five.node(1).kill()
     return held
 
 
 @pytest.mark.invariant("redlock-survives-a-minority")
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_lease_lives_through_a_hung_and_a_dead_server(stage: Stage, broken: Mapping[str, object], pool: str) -> None:
+def test_a_lease_lives_through_a_hung_and_a_dead_server(
+    environment: Environment, broken: Mapping[str, object], pool: str
+) -> None:
     assert broken[pool].get(timeout=60) > 0  # type: ignore[attr-defined]
-    words = [word for word, _, _ in stage.marks(f"long-{pool}")]
+    words = [word for word, _, _ in environment.marks(f"long-{pool}")]
     assert words == ["start", "return"]
-    eventually(lambda: stage.holders(f"long-{pool}") == [None] * 3)
+    eventually(lambda: environment.holders(f"long-{pool}") == [None] * 3)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_bodies_of_one_name_run_one_at_a_time_and_all_of_them(
-    stage: Stage, broken: Mapping[str, object], pool: str
+    environment: Environment, broken: Mapping[str, object], pool: str
 ) -> None:
     broken[pool].get(timeout=60)  # type: ignore[attr-defined]
     row = f"short-{pool}"
-    results = [stage.tasks.work.apply_async((row, 0.05), queue=pool) for _ in range(6)]
+    results = [environment.tasks.work.apply_async((row, 0.05), queue=pool) for _ in range(6)]
     tokens = [result.get(timeout=60) for result in results]
     assert len(set(tokens)) == 6
-    marks = sorted(stage.marks(row), key=lambda mark: mark[1])
+    marks = sorted(environment.marks(row), key=lambda mark: mark[1])
     assert [word for word, _, _ in marks] == ["start", "return"] * 6
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_its_threads_are_few(stage: Stage, broken: Mapping[str, object], pool: str) -> None:
+def test_its_threads_are_few(environment: Environment, broken: Mapping[str, object], pool: str) -> None:
     """Those that talk to servers end when there is nothing to say."""
     broken[pool].get(timeout=60)  # type: ignore[attr-defined]
-    main = psutil.Process(stage.workers[pool].pid)
+    main = psutil.Process(environment.workers[pool].pid)
     children = main.children(recursive=True) if pool == "prefork" else []
     eventually(lambda: main.num_threads() <= 30 and all(child.num_threads() <= 12 for child in children), within=20)
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_warm_shutdown_does_not_wait_for_a_hung_server(stage: Stage, broken: Mapping[str, object], pool: str) -> None:
+def test_a_warm_shutdown_does_not_wait_for_a_hung_server(
+    environment: Environment, broken: Mapping[str, object], pool: str
+) -> None:
     broken[pool].get(timeout=60)  # type: ignore[attr-defined]
-    stage.tasks.work.apply_async((f"last-{pool}", 0.05), queue=pool).get(timeout=60)
-    worker = stage.workers[pool]
+    environment.tasks.work.apply_async((f"last-{pool}", 0.05), queue=pool).get(timeout=60)
+    worker = environment.workers[pool]
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
     try:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.support.environ import environment
+from tests.support.environ import environment_variables
 from tests.support.environments.policies import PolicyEnvironment
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -32,12 +32,12 @@ def _conf(kind, request):
 
 
 @contextmanager
-def _staged(conf, folder, *, queue):
+def _running(conf, folder, *, queue):
     ours = {"DLOCK_TEST_CONF": json.dumps(conf), "DLOCK_TEST_QUEUE": "yes" if queue else "no"}
     with ExitStack() as stack:
         server = stack.enter_context(Server(folder / "server"))
         urls = Urls(server.url(0), server.url(1), "")
-        stack.enter_context(environment(ours))
+        stack.enter_context(environment_variables(ours))
         tasks = stack.enter_context(loaded_app(APP, urls))
         made = PolicyEnvironment(server, urls, tasks, folder)
         made.workers = [stack.enter_context(running_worker(APP, folder=folder, urls=urls, concurrency=4))]
@@ -45,80 +45,83 @@ def _staged(conf, folder, *, queue):
 
 
 @pytest.fixture(scope="module", params=["sentinel", "cluster", "redlock"])
-def stage(request, tmp_path_factory):
+def environment(request, tmp_path_factory):
     conf = _conf(request.param, request)
-    with _staged(conf, tmp_path_factory.mktemp(request.param), queue=request.param != "redlock") as made:
+    with _running(conf, tmp_path_factory.mktemp(request.param), queue=request.param != "redlock") as made:
         yield made
 
 
-def test_the_lock_is_taken_before_the_body_and_free_when_its_result_is_there(stage):
-    n = stage.fresh()
-    with stage.hold(stage.tasks.skips, n) as holding:
-        assert stage.locked(stage.tasks.skips, n)
-        assert stage.tasks.skips.lock_for(n).holder().task_id == holding.id
+def test_the_lock_is_taken_before_the_body_and_free_when_its_result_is_there(environment):
+    n = environment.fresh()
+    with environment.hold(environment.tasks.skips, n) as holding:
+        assert environment.locked(environment.tasks.skips, n)
+        assert environment.tasks.skips.lock_for(n).holder().task_id == holding.id
         assert holding.end() is True
-    stage.free(stage.tasks.skips, n, within=1.0)
-    assert stage.tasks.skips.delay(n).get(timeout=15) is True
+    environment.free(environment.tasks.skips, n, within=1.0)
+    assert environment.tasks.skips.delay(n).get(timeout=15) is True
 
 
-def test_skip_a_second_call_ends_revoked_while_the_first_is_inside(stage):
-    n = stage.fresh()
-    with stage.hold(stage.tasks.skips, n), pytest.raises(TaskRevokedError, match=r"held by topologies\.skips"):
-        stage.tasks.skips.delay(n).get(timeout=15)
-    assert stage.overlaps(n) == 1
+def test_skip_a_second_call_ends_revoked_while_the_first_is_inside(environment):
+    n = environment.fresh()
+    with (
+        environment.hold(environment.tasks.skips, n),
+        pytest.raises(TaskRevokedError, match=r"held by topologies\.skips"),
+    ):
+        environment.tasks.skips.delay(n).get(timeout=15)
+    assert environment.overlaps(n) == 1
 
 
-def test_retry_a_second_call_runs_when_the_first_has_left(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.retries, n)
-    second = stage.tasks.retries.delay(n)
-    stage.wait_for_line(second.id, "is republished")
+def test_retry_a_second_call_runs_when_the_first_has_left(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.retries, n)
+    second = environment.tasks.retries.delay(n)
+    environment.wait_for_line(second.id, "is republished")
     holding.end()
     assert second.get(timeout=15) is True
-    assert stage.overlaps(n) == 1
+    assert environment.overlaps(n) == 1
 
 
-def test_wait_the_second_is_woken_by_the_release(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.waits, n)
-    second = stage.tasks.waits.delay(n)
+def test_wait_the_second_is_woken_by_the_release(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.waits, n)
+    second = environment.tasks.waits.delay(n)
     # Its slot is taken: the task has started, its body has not.
-    eventually(lambda: second.state == "STARTED" or stage.lines(second.id, "received"))
+    eventually(lambda: second.state == "STARTED" or environment.lines(second.id, "received"))
     holding.end()
     assert second.get(timeout=15) is True
-    left = next(fact["at"] for fact in stage.history(n=n, what="out"))
-    entered = stage.history(n=n, what="in", id=second.id)[0]["at"]
+    left = next(fact["at"] for fact in environment.history(n=n, what="out"))
+    entered = environment.history(n=n, what="in", id=second.id)[0]["at"]
     assert 0 < entered - left < 1.0
-    tokens = [fact["token"] for fact in stage.history(n=n, what="in")]
+    tokens = [fact["token"] for fact in environment.history(n=n, what="in")]
     assert tokens == sorted(set(tokens))
 
 
-@pytest.mark.parametrize("stage", ["sentinel", "cluster"], indirect=True)  # Redlock refuses it
-def test_queue_those_that_wait_run_one_by_one_in_the_order_of_their_sending(stage):
-    n = stage.fresh()
-    holding = stage.hold(stage.tasks.queues, n)
+@pytest.mark.parametrize("environment", ["sentinel", "cluster"], indirect=True)  # Redlock refuses it
+def test_queue_those_that_wait_run_one_by_one_in_the_order_of_their_sending(environment):
+    n = environment.fresh()
+    holding = environment.hold(environment.tasks.queues, n)
     others = []
     for _ in range(3):
-        others.append(stage.tasks.queues.delay(n))
-        stage.wait_for_line(others[-1].id, "is parked")
+        others.append(environment.tasks.queues.delay(n))
+        environment.wait_for_line(others[-1].id, "is parked")
     holding.end()
     assert [other.get(timeout=20) for other in others] == [True, True, True]
-    assert [fact["id"] for fact in stage.history(n=n, what="in")] == [holding.id, *(other.id for other in others)]
-    assert stage.overlaps(n) == 1
+    assert [fact["id"] for fact in environment.history(n=n, what="in")] == [holding.id, *(other.id for other in others)]
+    assert environment.overlaps(n) == 1
 
 
-def test_a_killed_child_frees_its_lock_within_a_second(stage):
-    n = stage.fresh()
-    stage.tasks.skips.delay(n, f"{n}-never")
-    (inside,) = stage.entered(n=n)
-    assert stage.locked(stage.tasks.skips, n)
+def test_a_killed_child_frees_its_lock_within_a_second(environment):
+    n = environment.fresh()
+    environment.tasks.skips.delay(n, f"{n}-never")
+    (inside,) = environment.entered(n=n)
+    assert environment.locked(environment.tasks.skips, n)
     os.kill(inside["pid"], signal.SIGKILL)
     died = seen = time.monotonic()
 
     def free():
         nonlocal seen
         looked = time.monotonic()
-        if stage.locked(stage.tasks.skips, n):
+        if environment.locked(environment.tasks.skips, n):
             seen = looked
         return seen < looked
 
@@ -126,14 +129,14 @@ def test_a_killed_child_frees_its_lock_within_a_second(stage):
     assert seen - died < 1.0
 
 
-def test_a_lease_of_three_seconds_is_renewed_until_its_body_ends(stage):
-    n = stage.fresh()
-    with stage.hold(stage.tasks.short, n) as holding:
-        token = stage.tasks.short.lock_for(n).holder().token
+def test_a_lease_of_three_seconds_is_renewed_until_its_body_ends(environment):
+    n = environment.fresh()
+    with environment.hold(environment.tasks.short, n) as holding:
+        token = environment.tasks.short.lock_for(n).holder().token
         until = time.monotonic() + 4.5
         seen = set()
         while time.monotonic() < until:
-            holder = stage.tasks.short.lock_for(n).holder()
+            holder = environment.tasks.short.lock_for(n).holder()
             seen.add(holder and holder.token)
             time.sleep(0.2)
         assert seen == {token}

@@ -32,83 +32,83 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture
-def stage(server):
+def environment(server):
     server.flush()
     with loaded_app(APP, urls_of(server)) as tasks:
         yield Claims(server, tasks)
 
 
-def sent(stage) -> int:
+def sent(environment) -> int:
     """Messages in the broker's queue; it is emptied."""
-    with stage.tasks.app.connection_for_write() as connection:
+    with environment.tasks.app.connection_for_write() as connection:
         channel = connection.default_channel
         channel.queue_declare("celery")
         return channel.queue_purge("celery") or 0
 
 
-def test_a_refused_call_returns_the_first_calls_result_and_publishes_nothing(stage):
-    first = stage.tasks.queued.delay("p1")
-    results = [stage.tasks.queued.delay("p1") for _ in range(5)]
+def test_a_refused_call_returns_the_first_calls_result_and_publishes_nothing(environment):
+    first = environment.tasks.queued.delay("p1")
+    results = [environment.tasks.queued.delay("p1") for _ in range(5)]
     assert [result.id for result in results] == [first.id] * 5
-    assert sent(stage) == 1
+    assert sent(environment) == 1
 
 
-def test_calls_with_other_names_are_published(stage):
-    assert stage.tasks.queued.delay("p2").id != stage.tasks.queued.delay("p3").id
-    assert sent(stage) == 2
+def test_calls_with_other_names_are_published(environment):
+    assert environment.tasks.queued.delay("p2").id != environment.tasks.queued.delay("p3").id
+    assert sent(environment) == 2
 
 
-def test_call_may_choose_unique_for_itself(stage):
-    plain, queued = stage.tasks.plain, stage.tasks.queued
+def test_call_may_choose_unique_for_itself(environment):
+    plain, queued = environment.tasks.plain, environment.tasks.queued
     first = plain.apply_async(("p4",), dlock={"unique": "queued"})
     assert plain.apply_async(("p4",), dlock={"unique": "queued"}).id == first.id
     assert plain.delay("p4").id != first.id
     queued.delay("p5")
     with pytest.raises(LockHeld):
         queued.apply_async(("p5",), dlock={"on_duplicate": "raise"})
-    assert queued.apply_async(("p5",), dlock={"enabled": False}).id != stage.of(queued, "p5")
-    assert sent(stage) == 4
+    assert queued.apply_async(("p5",), dlock={"enabled": False}).id != environment.of(queued, "p5")
+    assert sent(environment) == 4
 
 
-def test_group_member_may_choose_unique_for_itself(stage):
-    queued, plain = stage.tasks.queued, stage.tasks.plain
+def test_group_member_may_choose_unique_for_itself(environment):
+    queued, plain = environment.tasks.queued, environment.tasks.plain
     own = [
         queued.s("p30").set(dlock={"key": "other:{n}"}),
         queued.s("p31").set(dlock={"enabled": False}),
         plain.s("p32").set(dlock={"unique": "queued"}),
     ]
     results = group(own).apply_async()
-    assert stage.of(queued, "p30") is None
-    assert stage.of(queued, "p31") is None
-    assert stage.of(plain, "p32") == results[2].id
+    assert environment.of(queued, "p30") is None
+    assert environment.of(queued, "p31") is None
+    assert environment.of(plain, "p32") == results[2].id
     again = queued.apply_async(("p30",), dlock={"key": "other:{n}"})
     assert again.id == results[0].id
-    assert sent(stage) == 3
+    assert sent(environment) == 3
 
 
-def test_refused_call_with_own_task_id_ends_revoked(stage):
-    assert stage.tasks.queued.apply_async(("p6",), task_id="mine").id == "mine"
-    assert stage.tasks.queued.apply_async(("p6",), task_id="yours").id == "mine"
-    assert stage.tasks.queued.AsyncResult("yours").state == "REVOKED"
-    assert stage.tasks.queued.AsyncResult("mine").state == "PENDING"
-    sent(stage)
+def test_refused_call_with_own_task_id_ends_revoked(environment):
+    assert environment.tasks.queued.apply_async(("p6",), task_id="mine").id == "mine"
+    assert environment.tasks.queued.apply_async(("p6",), task_id="yours").id == "mine"
+    assert environment.tasks.queued.AsyncResult("yours").state == "REVOKED"
+    assert environment.tasks.queued.AsyncResult("mine").state == "PENDING"
+    sent(environment)
 
 
-def test_a_refused_call_leaves_the_state_of_an_earlier_call_of_its_id_alone(stage):
-    task = stage.tasks.queued
+def test_a_refused_call_leaves_the_state_of_an_earlier_call_of_its_id_alone(environment):
+    task = environment.tasks.queued
     task.backend.store_result("early", {"pid": 1}, "STARTED")
     with task.lock_for("p16"):
         task.apply_async(("p16",), task_id="first")
         assert task.apply_async(("p16",), task_id="early").id == "first"
     assert task.AsyncResult("early").state == "STARTED"
-    sent(stage)
+    sent(environment)
 
 
-def test_task_id_published_twice_is_one_message(stage):
+def test_task_id_published_twice_is_one_message(environment):
     for _ in range(2):
-        assert stage.tasks.queued.apply_async(("p7",), task_id="same").id == "same"
-    assert stage.tasks.queued.AsyncResult("same").state == "PENDING"
-    assert sent(stage) == 1
+        assert environment.tasks.queued.apply_async(("p7",), task_id="same").id == "same"
+    assert environment.tasks.queued.AsyncResult("same").state == "PENDING"
+    assert sent(environment) == 1
 
 
 @pytest.mark.invariant("claim-is-released")
@@ -129,17 +129,17 @@ def test_failed_publish_releases_its_claim(server):
 def test_unavailable_store_blocks_publishing_unless_on_store_error_is_run(server, caplog):
     away = Urls(server.url(0), server.url(1), f"redis://{HOST}:{free_port()}/0")
     with loaded_app(APP, away) as tasks:
-        stage = Claims(server, tasks)
+        environment = Claims(server, tasks)
         with pytest.raises(StoreUnavailable):
             tasks.queued.delay("p11")
         with pytest.raises(StoreUnavailable):
             group(tasks.queued.s("p11"), tasks.unchecked.s("p11")).apply_async()
-        assert sent(stage) == 0
+        assert sent(environment) == 0
         caplog.clear()
         tasks.unchecked.delay("p11")
         assert "is published without a claim" in caplog.text
         group(tasks.unchecked.s("p12"), tasks.unchecked.s("p13")).apply_async()
-        assert sent(stage) == 3
+        assert sent(environment) == 3
 
 
 def test_late_claim_of_a_slow_store_does_not_refuse_the_next_try(server, start_proxy):
@@ -147,7 +147,7 @@ def test_late_claim_of_a_slow_store_does_not_refuse_the_next_try(server, start_p
     proxy = start_proxy(server)
     with loaded_app(APP, Urls(server.url(0), server.url(1), proxy.url(2))) as tasks:
         tasks.app.conf.dlock_timeout = 1.0
-        stage = Claims(server, tasks)
+        environment = Claims(server, tasks)
         tasks.queued.delay("warm")
         proxy.set_mode("blackhole")
         with pytest.raises(StoreUnavailable):
@@ -157,84 +157,86 @@ def test_late_claim_of_a_slow_store_does_not_refuse_the_next_try(server, start_p
         # What was held back arrives now, and the claims are made after all.
         proxy.set_mode("pass")
         for n in ("p40", "p41", "p42"):
-            eventually(lambda n=n: stage.locks.keys("*:tombstone:*") and stage.of(tasks.queued, n) is None, 10)
+            eventually(
+                lambda n=n: environment.locks.keys("*:tombstone:*") and environment.of(tasks.queued, n) is None, 10
+            )
             accepted = tasks.queued.delay(n)
-            assert stage.of(tasks.queued, n) == accepted.id
-        assert sent(stage) == 4
+            assert environment.of(tasks.queued, n) == accepted.id
+        assert sent(environment) == 4
 
 
-def test_bad_arguments_raise_type_error_and_unnameable_ones_lock_key_error(stage):
+def test_bad_arguments_raise_type_error_and_unnameable_ones_lock_key_error(environment):
     with pytest.raises(TypeError):
-        stage.tasks.queued.delay()
+        environment.tasks.queued.delay()
     with pytest.raises(LockKeyError):
-        stage.tasks.queued.delay(object())
-    assert sent(stage) == 0
+        environment.tasks.queued.delay(object())
+    assert sent(environment) == 0
 
 
-def test_an_eager_call_leaves_no_claim(stage):
-    assert stage.tasks.queued.apply(("p14",)).get() == "p14"
-    stage.tasks.app.conf.task_always_eager = True
-    assert stage.tasks.queued.delay("p14").get() == "p14"
-    assert group(stage.tasks.queued.s("p14")).apply_async().get() == ["p14"]
-    assert stage.of(stage.tasks.queued, "p14") is None
+def test_an_eager_call_leaves_no_claim(environment):
+    assert environment.tasks.queued.apply(("p14",)).get() == "p14"
+    environment.tasks.app.conf.task_always_eager = True
+    assert environment.tasks.queued.delay("p14").get() == "p14"
+    assert group(environment.tasks.queued.s("p14")).apply_async().get() == ["p14"]
+    assert environment.of(environment.tasks.queued, "p14") is None
 
 
-def test_unique_queued_running_is_refused_while_a_lock_is_held(stage):
+def test_unique_queued_running_is_refused_while_a_lock_is_held(environment):
     """Under queued+running a Lock runs too; there is no result of it to return."""
-    both = stage.tasks.both
+    both = environment.tasks.both
     with both.lock_for("p15"), pytest.raises(LockHeld, match="a Lock is running"):
         both.delay("p15")
-    assert both.delay("p15").id == stage.of(both, "p15")
-    sent(stage)
+    assert both.delay("p15").id == environment.of(both, "p15")
+    sent(environment)
 
 
-def test_call_from_beat_claims_its_name(stage):
-    beat = Scheduler(stage.tasks.app, lazy=True)
-    entry = ScheduleEntry("e", "queued", schedule=schedule(60), args=("p16",), app=stage.tasks.app)
+def test_call_from_beat_claims_its_name(environment):
+    beat = Scheduler(environment.tasks.app, lazy=True)
+    entry = ScheduleEntry("e", "queued", schedule=schedule(60), args=("p16",), app=environment.tasks.app)
     first = beat.apply_async(entry, advance=False)
     assert beat.apply_async(entry, advance=False).id == first.id
-    assert sent(stage) == 1
+    assert sent(environment) == 1
 
 
 @pytest.fixture
-def nightly(stage):
+def nightly(environment):
     """A class-based task with `unique`: without the `__header__` that Celery gives functions."""
-    return stage.tasks.nightly
+    return environment.tasks.nightly
 
 
-def test_class_based_task_with_unique_claims_when_published(stage, nightly):
+def test_class_based_task_with_unique_claims_when_published(environment, nightly):
     first = nightly.delay("p40")
     assert nightly.delay("p40").id == first.id
     assert nightly.apply_async(("p40",), dlock={"on_conflict": "retry"}).id == first.id
-    chosen = stage.tasks.unclaimed_nightly.apply_async(("p41",), dlock={"unique": "queued"})
-    assert stage.of(stage.tasks.unclaimed_nightly, "p41") == chosen.id
-    assert sent(stage) == 2
+    chosen = environment.tasks.unclaimed_nightly.apply_async(("p41",), dlock={"unique": "queued"})
+    assert environment.of(environment.tasks.unclaimed_nightly, "p41") == chosen.id
+    assert sent(environment) == 2
 
 
-def test_class_based_task_with_unique_claims_in_a_group(stage, nightly):
+def test_class_based_task_with_unique_claims_in_a_group(environment, nightly):
     group(nightly.s("p42"), nightly.s("p43")).apply_async()
-    assert stage.of(nightly, "p42")
-    assert stage.of(nightly, "p43")
-    assert sent(stage) == 2
+    assert environment.of(nightly, "p42")
+    assert environment.of(nightly, "p43")
+    assert sent(environment) == 2
 
 
-def test_class_based_task_with_unique_claims_from_beat(stage, nightly):
-    beat = Scheduler(stage.tasks.app, lazy=True)
-    entry = ScheduleEntry("e", "nightly", schedule=schedule(60), args=("p44",), app=stage.tasks.app)
-    assert beat.apply_async(entry, advance=False).id == stage.of(nightly, "p44")
-    assert sent(stage) == 1
+def test_class_based_task_with_unique_claims_from_beat(environment, nightly):
+    beat = Scheduler(environment.tasks.app, lazy=True)
+    entry = ScheduleEntry("e", "nightly", schedule=schedule(60), args=("p44",), app=environment.tasks.app)
+    assert beat.apply_async(entry, advance=False).id == environment.of(nightly, "p44")
+    assert sent(environment) == 1
 
 
-def test_class_based_task_with_unique_refuses_bad_arguments(stage, nightly):
+def test_class_based_task_with_unique_refuses_bad_arguments(environment, nightly):
     with pytest.raises(LockKeyError, match="missing a required argument: 'n'"):
         nightly.delay()
-    assert sent(stage) == 0
+    assert sent(environment) == 0
 
 
-def test_chunks_claim_nothing(stage):
-    stage.tasks.queued.chunks([("p17",), ("p17",)], 1).apply_async()
-    assert stage.of(stage.tasks.queued, "p17") is None
-    assert sent(stage) == 2
+def test_chunks_claim_nothing(environment):
+    environment.tasks.queued.chunks([("p17",), ("p17",)], 1).apply_async()
+    assert environment.of(environment.tasks.queued, "p17") is None
+    assert sent(environment) == 2
 
 
 def counts(server, *names):
@@ -292,7 +294,7 @@ def test_a_group_claims_in_one_round_trip_whatever_its_size(apart, size):
 @pytest.mark.invariant("claim-belongs-to-one-message")
 @pytest.mark.long
 @pytest.mark.parametrize(("processes", "each"), [(3, 300), pytest.param(8, 625, marks=pytest.mark.slow)])
-def test_publishes_of_100_names_from_several_processes_are_100_messages(stage, server, processes, each):
+def test_publishes_of_100_names_from_several_processes_are_100_messages(environment, server, processes, each):
     command = [sys.executable, "-m", "tests.support.environments.claiming"]
     environ = urls_of(server).environ() | {"PYTHONPATH": str(ROOT)}
     publishers = [
@@ -301,7 +303,7 @@ def test_publishes_of_100_names_from_several_processes_are_100_messages(stage, s
         )
         for number in range(processes)
     ]
-    stage.history.rpush("start", *["go"] * processes)
+    environment.history.rpush("start", *["go"] * processes)
     accepted = [int(publisher.communicate(timeout=100)[0]) for publisher in publishers]
     assert sum(accepted) == 100
-    assert sent(stage) == 100
+    assert sent(environment) == 100
