@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_dlock.control import LockControl, explanation
+from celery_dlock.control import DeadLetter, LockControl, explanation
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.store.base import ReleaseRequest
@@ -239,6 +239,10 @@ def test_more_members_than_one_script_returns_are_all_listed(store: RedisStore, 
         queue.park(store, f"{number}.1", str(number), name("x"))
         store.remove_waiter(name("x"), queue.digest(str(number)), "s.1", dead_letter=True)
     assert {letter.task_id for letter in control.dead_letters()} == {str(number) for number in range(230)}
+    found: list[DeadLetter] = []
+    while page := control.dead_letters(limit=100, after=(found[-1].name, found[-1].identity) if found else None):
+        found += page
+    assert sorted(letter.task_id for letter in found) == sorted(str(number) for number in range(230))
 
 
 @pytest.mark.core
