@@ -29,7 +29,7 @@ __all__ = [
 STOP_SIGNAL = signal.SIGUSR2
 
 #: The exceptions that a body is stopped by.
-_ERRORS: dict[StopReason, type[Exception]] = {"lost": LockLost, "replaced": Replaced}
+_RAISED: dict[StopReason, type[Exception]] = {"lost": LockLost, "replaced": Replaced}
 
 
 def aborter_for_pool(pool: type) -> BodyAborter | None:
@@ -75,7 +75,7 @@ class _SignalAborter:
             if reason in reasons and (record.lost or record.replaced):
                 self._bodies.remove(body)
                 record.on_stop(None)
-                raise _ERRORS[reason]
+                raise _RAISED[reason]
 
 
 class _ThreadAborter:
@@ -111,7 +111,7 @@ class _ThreadBody:
         self._stopping = True
         if self._inside and not self._stopped:
             self._stopped = True
-            self._raise(_ERRORS[reason])
+            self._raise(_RAISED[reason])
         self._stopping = False
 
     def end(self) -> None:
@@ -150,7 +150,7 @@ class _GreenletAborter:
             def abort() -> None:
                 if acquisition in self._inside:
                     self._inside.discard(acquisition)
-                    throw(_ERRORS[reason]())
+                    throw(_RAISED[reason]())
 
             if reason in reasons:
                 bridge.soon(abort)
