@@ -136,7 +136,7 @@ def _doubled(story: Story, found: Findings) -> None:
             whole.setdefault(run.id, []).append(run)
     for runs in whole.values():
         for first, second in itertools.pairwise(runs):
-            why = why_doubled(first, second.start, story.windows)
+            why = why_doubled(first, second.start, story.acked(first, second.start), story.windows)
             found.doubled[why or "unexplained"] += 1
             if not why:
                 found.broken.append(f"done twice: {first} and {second}")
@@ -154,7 +154,7 @@ def _debounced(story: Story, ends: dict[str, str], overwritten: dict[str, str], 
         if waited < DEBOUNCE:
             found.broken.append(f"a debounced call started {waited:.2f} s after it was sent, which is too early: {run}")
         if run.id in replaced and run.how == "return":
-            why = why_doubled(run, NEVER, story.windows)
+            why = why_doubled(run, NEVER, story.acked(run, NEVER), story.windows)
             found.replaced_after[why or "unexplained"] += 1
             if not why:
                 found.broken.append(f"done and replaced by a newer call: {run}")

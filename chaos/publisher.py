@@ -18,6 +18,8 @@ TASKS = (
 #: Seconds inside: most are short, some longer than a lease.
 SECONDS = ((0.05, 0.4), (0.05, 0.4), (0.4, 1.5), (2.0, 4.0))
 WEIGHTS = (4, 3, 2, 1)
+#: Number of calls that are sent at once to the task with `debounce`.
+BURST = 3
 #: Most messages without an end.
 MOST = 60
 
@@ -74,6 +76,10 @@ class Publisher(SteadySender):
             self._exits -= 1
             end, task = "exit", chance.choice(("retries", "queues"))
         message = getattr(self._module, task).s(name, self._number, round(seconds, 3), end)
+        for _ in range(BURST if task == "debounces" else 1):
+            self._publish(message.clone(), name)
+
+    def _publish(self, message: Any, name: str) -> None:
         task_id = message.freeze().id
         facts = {"id": task_id, "task": message.task, "name": name, "began": time.monotonic_ns()}
         try:

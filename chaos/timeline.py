@@ -8,6 +8,8 @@ from typing import NamedTuple
 from chaos.history import Event
 
 NEVER = math.inf
+#: Seconds between what the store or the broker did and what a body could write down of it.
+STEP = 0.3
 
 
 @dataclass
@@ -75,6 +77,13 @@ class Story:
     #: By id.
     sent: dict[str, Sent]
     unsure: set[str]
+    #: When a worker acknowledged a message, by the message's id and the pid of the worker's main process.
+    acks: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+    def acked(self, run: Run, again: float) -> float:
+        """Return when the message of a body that ended was acknowledged; ``again`` if it was not until then."""
+        found = self.acks.get((run.id, run.main), [])
+        return min((at for at in found if run.end - STEP <= at < again), default=again)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Story":
@@ -154,6 +163,9 @@ class _Teller:
 
     def on_sent(self, event: Event, at: float) -> None:
         self._story.sent[event["id"]] = Sent(event["task"], at, event.get("began", 0) / 1e9)
+
+    def on_acked(self, event: Event, at: float) -> None:
+        self._story.acks.setdefault((event["id"], event["main"]), []).append(at)
 
     def on_unsure(self, event: Event, at: float) -> None:
         self._story.unsure.add(event["id"])

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from chaos.explanations import STEP
 from chaos.failovers.run import Plan, Record
-from chaos.timeline import Run, Story, Window
+from chaos.timeline import STEP, Run, Story, Window
 
 #: Of the leases in tests.support.apps.failovers, in seconds; its import needs servers.
 TTL = 6.0

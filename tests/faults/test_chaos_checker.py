@@ -262,9 +262,15 @@ class TestDoubled:
         tale.run(8, 9, token=2, pid=22, main=2, task_id="t")
         assert (tale.found().doubled.total(), tale.found().broken) == (0, [])
 
-    @pytest.mark.parametrize(("killed", "broken"), [(2.1, []), (5, ["done twice"])])
-    def test_a_process_that_died_before_the_acknowledgement_excuses_it(self, tale, killed, broken):
+    @pytest.mark.parametrize(
+        ("acked", "killed", "broken"),
+        [(2.1, 2.1, []), (2.1, 5, ["done twice"]), (5.1, 5, []), (None, 5, [])],
+        ids=["at once", "after it", "on a busy machine", "never acknowledged"],
+    )
+    def test_a_process_that_died_before_the_acknowledgement_excuses_it(self, tale, acked, killed, broken):
         tale.run(1, 2, token=1, task_id="t")
+        if acked:
+            tale.note(acked, "acked", id="t", main=1)
         tale.kill(killed, [1, 11])
         tale.run(8, 9, token=2, pid=22, main=2, task_id="t")
         assert words(tale.found().broken) == broken
@@ -280,6 +286,7 @@ class TestDoubled:
     )
     def test_pool_child_that_was_paused_before_its_report_excuses_it(self, tale, paused, pid, broken):
         tale.run(1, 2, token=1, task_id="t")
+        tale.note(2.5, "acked", id="t", main=1)
         tale.fault(paused, paused + 0.3, "pause child, short", pids=[pid], main=1)
         tale.run(8, 9, token=2, pid=22, main=2, task_id="t")
         assert words(tale.found().broken) == broken

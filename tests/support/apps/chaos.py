@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_dlock import LockLost, Replaced, singleton_task
 from celery_dlock.locking.watchdog import Watchdog
+from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
 from chaos.resource import TRIES, write
@@ -38,6 +39,17 @@ history = History.of_environ()
 
 def noted(kind: str, **facts: Any) -> None:
     history.note(kind, **facts)
+
+
+def note_acknowledgements() -> None:
+    """Note when a worker's main process has sent the acknowledgement of a message."""
+    send = AckTrackingRequest._dlock_send
+
+    def noting(request: Any, verb: str, *args: Any, **kwargs: Any) -> None:
+        send(request, verb, *args, **kwargs)
+        noted("acked", id=request.id, main=os.getpid())
+
+    AckTrackingRequest._dlock_send = noting  # type: ignore[method-assign]  # there is no hook
 
 
 def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
@@ -119,6 +131,7 @@ queues_early = singleton("queues_early", "queue", late=False)
 
 
 watch_for_gaps(history)
+note_acknowledgements()
 
 if os.environ.get("DLOCK_CHAOS_RENEWAL") == "off" and "DLOCK_CHAOS_POOL" in os.environ:  # in workers only
     # For the test of the checker: locks that are not renewed have to show.

@@ -9,29 +9,28 @@ import redis
 from tests.support.servers import Server
 from tests.support.workers import Worker
 
-__all__ = ["describe"]
+__all__ = ["ENDS", "describe"]
 
 #: How many log lines of each call, and of each worker, are shown.
 LINES = 6
-ENDS = ("SUCCESS", "REVOKED")
+#: The states of a call that has an end.
+ENDS = ("SUCCESS", "REVOKED", "FAILURE")
 
 
-def describe(
-    broker: Server, store: Server, calls: Sequence[str], workers: Iterable[Worker], databases: Sequence[int] = (0, 1, 2)
-) -> str:
+def describe(broker: Server, store: Server, results: Server, calls: Sequence[str], workers: Iterable[Worker]) -> str:
     """Return a text with a paragraph for each of the first calls, and one for each worker.
 
     Args:
-        broker: The server of the broker and of the results.
+        broker: The broker's server.
         store: The server of the locks.
+        results: The server of the results.
         calls: The task ids of the calls. Those that have ended are left out.
         workers: The workers of the test, also those that have ended.
-        databases: The databases of the broker, the results and the locks.
     """
     try:
-        states = _states(broker, calls, databases[1])
+        states = _states(results, calls)
         calls = [task_id for task_id in calls if states[task_id] not in ENDS]
-        found = list(_places(broker, store, databases))
+        found = list(_places(broker, store))
     except redis.RedisError as error:
         return f"the servers do not say where {len(calls)} calls are: {error!r}"
     workers = list(workers)
@@ -49,21 +48,21 @@ def describe(
     return "\n".join(lines)
 
 
-def _states(broker: Server, calls: Sequence[str], database: int) -> dict[str, str]:
-    with broker.client(database) as client:
+def _states(results: Server, calls: Sequence[str]) -> dict[str, str]:
+    with results.client() as client:
         found = client.mget([f"celery-task-meta-{task_id}" for task_id in calls])
     return {task_id: json.loads(meta)["status"] if meta else "" for task_id, meta in zip(calls, found, strict=True)}
 
 
-def _places(broker: Server, store: Server, databases: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _places(broker: Server, store: Server) -> Iterator[tuple[str, str]]:
     """Yield texts that contain task ids, with the place of each."""
-    with broker.client(databases[0]) as client:
+    with broker.client() as client:
         for text in client.lrange("celery", 0, -1):
             yield text, "in the broker's queue"
         taken = dict(client.zrange("unacked_index", 0, -1, withscores=True))
         for tag, text in client.hgetall("unacked").items():
             yield text, f"delivered {time.time() - taken.get(tag, 0):.1f} s ago and not acknowledged"
-    with store.client(databases[2]) as client:
+    with store.client() as client:
         now = client.time()[0]
         for key in client.scan_iter("dlock:*:lock:*"):
             lock = client.hgetall(key)
