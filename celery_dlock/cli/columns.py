@@ -33,4 +33,5 @@ WAITERS: Final[list[Column]] = [
     ("TASK", lambda one: one.task or "-"),
     ("TASK ID", lambda one: one.task_id or "-"),
     ("SINCE", lambda one: iso(one.since)),
+    ("DUE", lambda one: iso(one.due) or "-"),
 ]

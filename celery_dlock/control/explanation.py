@@ -176,7 +176,7 @@ def _lines(found: Explanation) -> Iterator[str]:
     yield from (_hold(view.name, view.holder) for view in found.holds if view.holder)
     for waiter in found.waits:
         where = f"at place {waiter.position} in the queue of {waiter.name}"
-        yield f"it waits {where} since {shown_time(waiter.since)} ({waiter.state})"
+        yield f"it waits {where} since {shown_time(waiter.since)} ({waiter.state}{_not_due(waiter)})"
     for letter in found.dead_letters:
         yield f"it is a dead letter of {letter.name} since {shown_time(letter.since)}"
     for run in (run for run in found.runs if run.state == "unknown"):
@@ -189,8 +189,8 @@ def _lines(found: Explanation) -> Iterator[str]:
 def _now_held_by(view: LockView, waiter: WaiterView) -> str:
     """Return who holds the lock of a waiter now. The result of the waiter names the holder of its arrival."""
     holder = view.holder
-    if holder is None and waiter.state == "delayed":
-        return f"{view.name} is free now, and this waiter is not due yet: debounce or a lost grant delays it"
+    if holder is None and waiter.due > view.at:
+        return f"{view.name} is free now, but this waiter is not due yet"
     if holder is None:
         return f"{view.name} is free now: a worker grants it to the next waiter within seconds, if any worker runs"
     if waiter.state == "granted":
@@ -198,6 +198,14 @@ def _now_held_by(view: LockView, waiter: WaiterView) -> str:
     held_by = f"{holder.task}[{holder.task_id}]" if holder.task_id else holder.operator or "a Lock"
     where = f" on {holder.worker}" if holder.worker else ""
     return f"{view.name} is now {holder.state}: {held_by}{where} since {shown_time(holder.since)}"
+
+
+def _not_due(waiter: WaiterView) -> str:
+    if waiter.state == "debounced":
+        return f": due at {shown_time(waiter.due)} if no newer call comes until then"
+    if waiter.state == "delayed":
+        return f": it lost a grant, and is due again at {shown_time(waiter.due)}"
+    return ": by a newer call, so it will end REVOKED" if waiter.state == "replaced" else ""
 
 
 def _hold(name: str, holder: HolderView) -> str:

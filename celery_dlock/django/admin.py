@@ -127,7 +127,7 @@ class WaitingCallAdmin(LockPage):
     operations = (DROP,)
     columns: ClassVar[Sequence[Column]] = (
         ("Place", lambda one: one.position),
-        ("State", lambda one: one.state),
+        ("State", lambda one: f"{one.state}, due {shown(one.due)}" if one.due else one.state),
         ("Task", lambda one: one.task),
         ("Task id", lambda one: one.task_id),
         ("Since", lambda one: shown(one.since)),

@@ -12,7 +12,7 @@ __all__ = ["VERSION", "document", "iso", "row_of"]
 #: The version of the JSON documents.
 VERSION: Final = 1
 #: Fields that are times. All other numbers with a fraction are seconds.
-_TIMES: Final = frozenset({"since", "at"})
+_TIMES: Final = frozenset({"since", "at", "due"})
 
 
 def iso(seconds: float) -> str:

@@ -48,7 +48,8 @@ def facts_of(view: LockView, waiters: Iterable[WaiterView] = ()) -> Facts:
         facts.append(("claimed by", f"{who}, published by {claim.publisher} at {iso(claim.since)}"))
     facts.append(("waiters", view.waiting))
     for waiter in waiters:
-        facts.append((f"waiter {waiter.position}", f"{waiter.task}[{waiter.task_id}] since {iso(waiter.since)}"))
+        due = f" ({waiter.state}, due at {iso(waiter.due)})" if waiter.due else ""
+        facts.append((f"waiter {waiter.position}", f"{waiter.task}[{waiter.task_id}] since {iso(waiter.since)}{due}"))
     if view.has_dead_letters:
         facts.append(("dead letters", "see dlock dead"))
     return [*facts, ("next call", next_call(view))]

@@ -18,6 +18,7 @@ __all__ = [
     "QueueView",
     "RunView",
     "State",
+    "WaiterState",
     "WaiterView",
     "acquisition_shown",
     "shown_acquisition",
@@ -30,6 +31,8 @@ OPERATOR: Final = "operator:"
 
 #: A state of a lock name. A name can be in several at once: used and claimed, for example.
 State = Literal["held", "granted", "kept", "used", "unknown", "claimed"]
+#: A state of a waiter.
+WaiterState = Literal["waiting", "granted", "delayed", "debounced", "replaced"]
 STATES: tuple[State, ...] = ("held", "granted", "kept", "used", "unknown", "claimed")
 
 
@@ -198,7 +201,10 @@ class WaiterView:
         task_id: The id of its task; "" if the message cannot be read.
         since: The time when it arrived, in seconds since the epoch by the store's clock.
         state: ``"waiting"``; ``"granted"``: its message is being published; ``"delayed"``: it lost a grant.
-        position: The place in the queue, from 1.
+            ``"debounced"``: it waits for newer calls. ``"replaced"``: a newer call replaced it, and it will end
+            REVOKED.
+        position: The place in the queue, from 1. Waiters that are not due yet come last, by their due times.
+        due: The time from which it may be granted the lock, by the store's clock; 0.0: it waits for the lock alone.
     """
 
     name: str
@@ -206,8 +212,9 @@ class WaiterView:
     task: str
     task_id: str
     since: float
-    state: Literal["waiting", "granted", "delayed"]
+    state: WaiterState
     position: int
+    due: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

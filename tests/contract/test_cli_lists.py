@@ -18,7 +18,7 @@ pytestmark = pytest.mark.core
         (("claims",), "NAME TASK TASK_ID PUBLISHER SINCE TTL"),
         (("unknown",), "NAME IDEMPOTENCY_KEY TASK TASK_ID WORKER STARTED TICK MARK"),
         (("dead",), "NAME ID TASK SINCE"),
-        (("queue",), "NAME PLACE STATE TASK TASK_ID SINCE"),
+        (("queue",), "NAME PLACE STATE TASK TASK_ID SINCE DUE"),
         (("check",), "RESULT CHECK FOUND"),
         (("audit",), "AT USER NAME ACTION REASON"),
     ],

@@ -53,7 +53,7 @@ def check_dead_letter(keys: LockKeys, identity: str) -> Command:
 
 
 def show_queue(keys: LockKeys, limit: int) -> Command:
-    return _SHOW_QUEUE, (keys.lock, *keys.queue()[:3], str(limit))
+    return _SHOW_QUEUE, (keys.lock, *keys.queue()[:3], keys.debounced(), str(limit))
 
 
 def free_lock(keys: LockKeys, acquisition: str, token: str, *, force: bool) -> Command:

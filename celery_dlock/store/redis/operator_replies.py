@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 from ...keys.lock_name import ONE_SEAT, LockName
-from ..operator_model import OPERATOR, ClaimView, HolderView, LockView, RunView, State, WaiterView, acquisition_shown
+from ..operator_model import (
+    OPERATOR,
+    ClaimView,
+    HolderView,
+    LockView,
+    RunView,
+    State,
+    WaiterState,
+    WaiterView,
+    acquisition_shown,
+)
 from . import replies
 
 __all__ = ["first_line", "lock_view", "run_view", "waiters"]
@@ -98,11 +108,12 @@ def waiters(name: LockName, reply: Sequence[Any]) -> tuple[int, list[WaiterView]
 
 
 def _waiters(name: LockName, facts: Sequence[Any]) -> Iterator[WaiterView]:
-    for position, start in enumerate(range(0, len(facts), 4), 1):
-        identity, rank, state, names = facts[start : start + 4]
+    for position, start in enumerate(range(0, len(facts), 5), 1):
+        identity, rank, state, due, names = facts[start : start + 5]
         task, task_id = first_line(names)
-        known = cast("Literal['waiting', 'granted', 'delayed']", _text(state))
-        yield WaiterView(name.text, _text(identity), task, task_id, float(rank) / 1e6, known, position)
+        known = cast("WaiterState", _text(state))
+        since, until = float(rank) / 1e6, float(due) / 1e6
+        yield WaiterView(name.text, _text(identity), task, task_id, since, known, position, until)
 
 
 def first_line(names: bytes) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from ..operator_model import (
     LockView,
     RunView,
     State,
+    WaiterState,
     WaiterView,
     acquisition_shown,
     shown_acquisition,
@@ -89,20 +90,21 @@ def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
 def show_queue(records: Records, name: str, most: int) -> tuple[int, list[WaiterView]]:
     """Return the number of waiters, and the first of them with their identities."""
     lock = records.lock()
-    found: list[tuple[str, int, Literal["waiting", "granted", "delayed"]]] = []
+    found: list[tuple[str, int, WaiterState, int]] = []
     granted = lock is not None and lock.due is not None
     if lock is not None and granted:
-        found.append((lock.identity, lock.rank, "granted"))
+        found.append((lock.identity, lock.rank, "granted", 0))
+    found += [(waiter, rank, "waiting", 0) for waiter, rank in records.first_in("waiting", most)]
     found += [
-        (waiter, records.lost_grants(waiter)[0] or 0, "delayed") for waiter, _ in records.first_in("delayed", most)
+        (waiter, records.lost_grants(waiter)[0] or 0, "delayed", due)
+        for waiter, due in records.first_in("delayed", most)
     ]
-    found += [(waiter, rank, "waiting") for waiter, rank in records.first_in("waiting", most)]
     views: list[WaiterView] = []
-    for identity, rank, state in found:
+    for identity, rank, state, due in found:
         entry = records.entry(identity)
         if entry is not None and len(views) < most:
             task, task_id = names_in(entry)
-            views.append(WaiterView(name, identity, task, task_id, rank / 1e6, state, len(views) + 1))
+            views.append(WaiterView(name, identity, task, task_id, rank / 1e6, state, len(views) + 1, due / 1e6))
     return records.count_in("waiting") + records.count_in("delayed") + granted, views
 
 

@@ -209,7 +209,7 @@ def operators() -> Iterator[Case]:
     yield "check_run", operator_commands.check_run(KEYS, "t"), {**lock, **run, "unsettled": KEYS.unsettled()}
     dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters(), "lock_name": KEYS.name, "identity": DIGEST}
     yield "check_dead_letter", operator_commands.check_dead_letter(KEYS, DIGEST), dead
-    queue = {**lock, **waiters, "messages": MESSAGES, "limit": "5"}
+    queue = {**lock, **waiters, "messages": MESSAGES, "debounced": KEYS.debounced(), "limit": "5"}
     yield "show_queue", operator_commands.show_queue(KEYS, 5), queue
     freed = {**lock, **QUEUE, "wake": KEYS.wake, "acquisition": "o.1", "token": "7", "force": "1"}
     yield "free_lock", operator_commands.free_lock(KEYS, "o.1", "7", force=True), freed
