@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from ..errors import LockFilesUnusable
 
 __all__ = ["RunDirectory"]
+
+_TRAILING: Final = re.compile(r"(/\.?)+\Z")
 
 
 class RunDirectory:
@@ -24,7 +28,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | None) -> None:
-        self.path = path or f"{tempfile.gettempdir()}/celery-dlock-{os.geteuid()}"
+        # With a slash or a dot at its end, O_NOFOLLOW would follow a symbolic link.
+        self.path = _TRAILING.sub("", path) or "/" if path else f"{tempfile.gettempdir()}/celery-dlock-{os.geteuid()}"
 
     def check(self) -> None:
         """Check the directory. Create it if it is missing.

@@ -22,6 +22,7 @@ from celery_dlock.errors import LockFilesUnusable
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking import lock_files
 from celery_dlock.locking.lock_files import LockFiles
+from celery_dlock.locking.run_directory import RunDirectory
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Requester
 from celery_dlock.utils.clock import SystemClock
@@ -238,6 +239,15 @@ def test_symbolic_link_as_directory_is_refused(directory: Path, tmp_path: Path) 
         f"the run directory {directory} cannot be used: it is a symbolic link, or no directory"
     )
     assert content(tmp_path / "real") == []
+
+
+@pytest.mark.invariant("run-directory-is-private")
+@pytest.mark.parametrize("end", ["/", "//", "/.", "/./"])
+def test_symbolic_link_with_a_slash_behind_it_is_refused(directory: Path, tmp_path: Path, end: str) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    directory.symlink_to(tmp_path / "real")
+    with pytest.raises(LockFilesUnusable, match="it is a symbolic link, or no directory"):
+        RunDirectory(f"{directory}{end}").check()
 
 
 @pytest.mark.invariant("run-directory-is-private")
