@@ -26,4 +26,4 @@ def test_random_messages_end_no_worker(lock_url: str, messages: int, every: int)
     seed = os.environ.get("DLOCK_TEST_SEED") or str(random.SystemRandom().randrange(2**32))
     command = [sys.executable, "-m", "tests.contract.hostile", lock_url, str(messages), str(every), seed]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    assert ended.returncode == 0, ended.stderr[-6000:]
+    assert ended.returncode == 0, f"DLOCK_TEST_SEED={seed}\n{ended.stderr[-6000:]}"
