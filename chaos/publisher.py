@@ -18,8 +18,9 @@ TASKS = (
 #: Seconds inside: most are short, some longer than a lease.
 SECONDS = ((0.05, 0.4), (0.05, 0.4), (0.4, 1.5), (2.0, 4.0))
 WEIGHTS = (4, 3, 2, 1)
-#: Number of calls that are sent at once to the task with `debounce`.
+#: Number of calls that are sent at once to these tasks, whose newer calls replace older ones.
 BURST = 3
+BURSTS = ("debounces", "replaces")
 #: Most messages without an end.
 MOST = 60
 
@@ -70,13 +71,14 @@ class Publisher(SteadySender):
         chance = self._chance
         self._number += 1
         task, name = chance.choice(TASKS), chance.choice(self._names)
-        seconds = chance.uniform(*chance.choices(SECONDS, WEIGHTS)[0])
+        # A body that is to be stopped has to last until its lease is renewed.
+        seconds = chance.uniform(*(SECONDS[-1] if task == "replaces" else chance.choices(SECONDS, WEIGHTS)[0]))
         end = "return"
         if self._exits:
             self._exits -= 1
             end, task = "exit", chance.choice(("retries", "queues"))
         message = getattr(self._module, task).s(name, self._number, round(seconds, 3), end)
-        for _ in range(BURST if task == "debounces" else 1):
+        for _ in range(BURST if task in BURSTS else 1):
             self._publish(message.clone(), name)
 
     def _publish(self, message: Any, name: str) -> None:
