@@ -20,8 +20,6 @@ from .store.model import AcquireRequest, Held
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .locking.owner import OwnerContext
-
 __all__ = ["Lock"]
 
 _NULL_LEASE: Final = NullLease()
@@ -90,8 +88,7 @@ class Lock:
         """
         if not self._runtime.enabled:
             return _NULL_LEASE
-        context = self._runtime.owner_context()
-        return self._runtime.lock_client.held(self._name_in(context), context)
+        return self._runtime.lock_client.held(self._name, self._runtime.owner_context())
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> bool:  # noqa: FBT001, FBT002  # as threading.Lock has it
         """Acquire the lock, or enter it again if this owner holds it.
@@ -184,12 +181,7 @@ class Lock:
         context, ttl = runtime.owner_context(), self._ttl or runtime.settings.ttl
         durability = runtime.settings.confirmed_by(self._durability)
         request = AcquireRequest(context.requester, notify=timeout != 0, durability=durability)
-        answer = runtime.lock_client.acquire_within(self._name_in(context), context, ttl, request, timeout)
+        answer = runtime.lock_client.acquire_within(self._name, context, ttl, request, timeout)
         if isinstance(answer, Held):
             runtime.listeners.emit("refused", name=self.name, owner=context.owner, reason=held_by(answer.holder))
         return answer
-
-    def _name_in(self, context: OwnerContext) -> LockName:
-        """Return the lock name. If the running task holds a seat of it (``limit``), the lock enters that seat again."""
-        own = context.own
-        return own.lock_name if own is not None and own.lock_name.text == self._name.text else self._name

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from chaos.ends import Trail
 from chaos.explanations import why_doubled, why_lost, why_overlapping
+from chaos.resource import LIMIT
 from chaos.run import Record
 from chaos.schedule import TTL
 from chaos.timeline import NEVER, Run, Story
@@ -69,6 +70,7 @@ def check(
     found.refused = sum(run.refused for run in story.runs)
     _overlaps(story, ttl, found)
     _tokens(story, landed, found)
+    _seats(story, found)
     _lost(story, ends, waiting, trails, found)
     _doubled(story, found)
     _debounced(story, ends, overwritten or {}, found)
@@ -90,6 +92,14 @@ def _overlaps(story: Story, ttl: float, found: Findings) -> None:
             if why != "data lost" and any(asked > later.start for asked in earlier.ensured):
                 found.broken.append(f"ensure() passed although another was inside: {earlier} and {later}")
         here.append(run)
+
+
+def _seats(story: Story, found: Findings) -> None:
+    """Each seat is judged as a name of its own, so N seats mean at most N bodies. No body may have another seat."""
+    for run in story.runs:
+        _, sign, seat = run.name.partition("/")
+        if sign and not 0 <= int(seat) < LIMIT:
+            found.broken.append(f"a seat that the limit of {LIMIT} does not have: {run}")
 
 
 def _tokens(story: Story, landed: list[tuple[str, int, str]], found: Findings) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+#: The seats of each name that has seats (``limit``).
+LIMIT = 3
 #: Seconds that a writer waits for another; one may be stopped in the middle of its transaction.
 TRIES = 60.0
 
@@ -15,10 +17,16 @@ CREATE TABLE exits (task TEXT PRIMARY KEY);
 """
 
 
+def seat_of(name: str, seat: int) -> str:
+    """Return the name under which a seat is judged: at most one body at a time, with a fence of its own."""
+    return f"{name}/{seat}"
+
+
 def create(path: str | Path, names: list[str]) -> None:
     with _opened(path) as db:
         db.executescript(TABLES)
-        db.executemany("INSERT INTO resource VALUES (?, 0)", [(name,) for name in names])
+        seats = [seat_of(name, seat) for name in names for seat in range(LIMIT)]
+        db.executemany("INSERT INTO resource VALUES (?, 0)", [(name,) for name in (*names, *seats)])
 
 
 def write(path: str | Path, name: str, token: int, task: str) -> bool:

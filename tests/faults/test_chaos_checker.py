@@ -292,6 +292,22 @@ class TestDoubled:
         assert words(tale.found().broken) == broken
 
 
+class TestSeats:
+    def test_bodies_on_different_seats_of_a_name_may_overlap(self, tale):
+        for seat, token in enumerate((5, 3, 4)):
+            tale.run(1, 2, token=token, name=f"n/{seat}")
+        assert tale.found().broken == []
+
+    def test_two_bodies_on_one_seat_break_the_promise(self, tale):
+        tale.run(1, 3, token=1, name="n/2")
+        tale.run(2, 4, token=2, name="n/2")
+        assert tale.found().broken
+
+    def test_body_on_a_seat_above_the_limit_breaks_the_promise(self, tale):
+        tale.run(1, 2, token=1, name="n/3")
+        assert words(tale.found().broken) == ["a seat that the limit of 3 does not have"]
+
+
 class TestDebounced:
     def test_call_that_was_replaced_and_did_not_run_is_counted(self, tale):
         tale.sent(task="chaos.debounces")

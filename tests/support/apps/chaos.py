@@ -11,7 +11,7 @@ from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
-from chaos.resource import TRIES, write
+from chaos.resource import LIMIT, TRIES, seat_of, write
 from tests.support.apps.base import make_app, still_held
 
 TTL = 2.0
@@ -55,6 +55,8 @@ def note_acknowledgements() -> None:
 def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
     """Be inside `name` for `seconds`; `end` is how: "return", or once "exit" (the process dies)."""
     lease, run = task.lease, os.urandom(6).hex()
+    if task.lock_options.limit > 1:
+        name = seat_of(name, lease.seat)  # one body at a time, with a fence of its own
     how = "return"
     noted(
         "in", run=run, id=task.request.id, name=name, token=lease.token, pid=os.getpid(),
@@ -109,10 +111,10 @@ def _prefork() -> bool:
     return os.environ.get("DLOCK_CHAOS_POOL") == "prefork"
 
 
-def singleton(name: str, on_conflict: str, *, late: bool = True, **options: Any) -> Any:
+def singleton(name: str, on_conflict: str, *, late: bool = True, key: str = "chaos:{name}", **options: Any) -> Any:
     made: Any = singleton_task(
-        app=app, bind=True, name=f"chaos.{name}", scope="shared", key="chaos:{name}", ttl=TTL,
-        on_conflict=on_conflict, acks_late=late, **options,
+        app=app, bind=True, name=f"chaos.{name}", scope="shared", key=key, ttl=TTL, on_conflict=on_conflict,
+        acks_late=late, **options,
     )  # fmt: skip
     return made(body)
 
@@ -127,6 +129,8 @@ replaces = singleton("replaces", "replace")
 waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
 aborts = singleton("aborts", "retry", on_lost="abort", after_lost="retry", **BACK)
 retries_early = singleton("retries_early", "retry", late=False, **BACK)
+seats = singleton("seats", "queue", key="chaos-seats:{name}", limit=LIMIT)
+seats_retry = singleton("seats_retry", "retry", key="chaos-seats:{name}", limit=LIMIT, **BACK)
 queues_early = singleton("queues_early", "queue", late=False)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from celery_dlock.keys.key_spec import BUCKETS, KeySpec, LockName, shared_name
+from celery_dlock.keys.lock_name import name_from_member, name_from_text
 from celery_dlock.store.redis.keys import LockKeys
 from tests.unit.keys.naming import without_digest
 
@@ -90,3 +91,11 @@ class TestLockKeys:
         one, other = LockKeys.of("d", LockName("x:1", 7)), LockKeys.of("d", LockName("y:2", 7))
         assert one.last == other.last
         assert len({one.lock, other.lock, one.wake, other.wake, one.run(), other.run()}) == 6
+
+    def test_seat_has_a_lock_of_its_own_and_the_queue_of_its_name(self) -> None:
+        name = shared_name("gpu")._replace(seats=3)
+        every, second = LockKeys.of("d", name), LockKeys.of("d", name_from_text(f"{name.text}:2"))
+        assert second.lock == f"{every.lock}:2"
+        assert (second.wake, second.queue(), second.dead()) == (every.wake, every.queue(), every.dead())
+        assert every.name == second.name == f"{name.text}:*"
+        assert name_from_member(every.name, name.bucket) == name._replace(seats=0)

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from celery_dlock.keys.lock_name import shared_name
 from celery_dlock.worker import crash_record
-from celery_dlock.worker.crash_record import ProcessIdentity, current_host, identify_process
+from celery_dlock.worker.crash_record import (
+    HeldLease,
+    HostIdentity,
+    ProcessIdentity,
+    WorkerRecord,
+    current_host,
+    identify_process,
+)
 from tests.support.polling import eventually
 
 
@@ -99,3 +107,10 @@ def test_all_processes_of_a_machine_have_one_home() -> None:
     here = current_host()
     assert here is not None
     assert told.stdout.strip() == str(list(here))
+
+
+@pytest.mark.parametrize("seats", [1, 3])
+def test_record_keeps_the_number_of_seats_of_a_name(seats: int) -> None:
+    name, here = shared_name("gpu")._replace(seats=seats), ProcessIdentity(77, 1)
+    record = WorkerRecord(HostIdentity("m", "b", "p", "t"), here, (HeldLease(name, "o.1", 30.0, here),))
+    assert WorkerRecord.from_text(record.text) == record

@@ -1,26 +1,16 @@
 -- seats/acquire_queued: take the first free seat, or park the message that has to wait.
 -- @include time grant seats/common seats/choose seats/queue
 
--- Grant the free seats to waiters, but leave the last one to this call: its rank decides. A seat is free while calls
--- wait when the limit has grown, or when a lease has expired.
-local function grant_free_seats(left)
-  local free = {}
+-- Grant the free seats to waiters. A seat is free while calls wait when the limit has grown, or when a lease has expired.
+local function grant_free_seats()
   for place = 0, allowed - 1 do
-    if not taken[place] then
-      free[#free + 1] = place
-    end
-  end
-  for index = 1, #free - left do
     -- Another granter: a second copy of this command returns only the grant that on_seat() makes.
-    if not grant_for_sweep(free[index], 'sweep') then
+    if not taken[place] and not grant_for_sweep(place, 'sweep') then
       return
     end
   end
 end
 
-if has_waiters() then
-  grant_free_seats(related_seat() and 0 or 1)
-end
 -- A second copy of this command finds the grant that the first one made.
 local place = related_seat() or seat_of(acquisition) or free_seat() or busiest_seat()
 lock = seat_key(place)
@@ -36,7 +26,7 @@ if has_waiters() then
       redis.call('HSET', seat_key(other), 'has_waiters', '1')
     end
   end
-  grant_free_seats(0)
+  grant_free_seats()
 end
 keep_earlier_due()
 keep_record()
