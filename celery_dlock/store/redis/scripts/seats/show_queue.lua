@@ -6,8 +6,8 @@ for place = 0, places - 1 do
   local rank, waiter, due = unpack(redis.call('HMGET', seat_key(place), 'rank', 'identity', 'due'))
   local message = due and redis.call('HGET', messages, waiter)
   answer[1] = answer[1] + (due and 1 or 0)
-  if message and #answer < 4 * limit then
-    for _, value in ipairs({waiter, rank, 'granted', string.match(message, '^[^\n]*')}) do
+  if message and #answer < 5 * limit then
+    for _, value in ipairs({waiter, rank, 'granted', '0', string.match(message, '^[^\n]*')}) do
       answer[#answer + 1] = value
     end
   end
@@ -16,7 +16,7 @@ lock = first_lock .. ':none' -- no seat, so that on_seat() counts no grant
 local waiters = on_seat()
 answer[1] = answer[1] + waiters[1]
 for place = 2, #waiters do
-  if #answer < 4 * limit + 1 then
+  if #answer < 5 * limit + 1 then
     answer[#answer + 1] = waiters[place]
   end
 end
