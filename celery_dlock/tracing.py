@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["NO_SPANS", "NoSpans", "Spans", "spans_of"]
 
 _PREFIX: Final = "celery.dlock."
-#: Losses, and owners whose outcome is final, that are remembered.
+#: Maximum number of losses, and of owners with a final outcome, to remember.
 _REMEMBERED: Final = 1000
 #: The events after which a call has no lock, and which are its outcome.
 _OUTCOMES: Final = frozenset({"skipped", "queued", "bypassed", "misfired"})
 
 
 class NoSpans:
-    """Tells no span anything."""
+    """Writes to no span."""
 
     def outcome(self, text: str) -> None:
         """Do nothing."""
@@ -77,7 +77,7 @@ class Spans(NoSpans):
         elif event.kind == "lost":
             self._lost(event.name, event.owner, event.reason)
         elif event.kind in _OUTCOMES:
-            # A misfire is followed by a skip, and a Lock in a body without its lock is another lock.
+            # After a misfire, ignore the skip that follows. After a bypass, ignore the events of a Lock in the body.
             if event.owner not in self._settled:
                 self.outcome(event.kind)
             if event.kind in {"bypassed", "misfired"}:
@@ -100,7 +100,7 @@ NO_SPANS: Final = NoSpans()
 
 
 def spans_of(listeners: Listeners, *, wanted: bool) -> NoSpans:
-    """Return what writes to spans: nothing unless it is wanted and the package opentelemetry-api is installed."""
+    """Return the writer to spans. It writes nothing if it is not wanted, or if opentelemetry-api is not installed."""
     if not wanted:
         return NO_SPANS
     try:

@@ -121,8 +121,8 @@ METRICS: Final = (
     Metric(
         "store_errors",
         "counter",
-        "Commands that the lock store did not carry out. Of the kind skipped are those that were not sent, because the "
-        "circuit breaker was open.",
+        "Commands that the lock store did not carry out. The kind skipped means that a command was not sent, because "
+        "the circuit breaker was open.",
         per_task=False,
         label="kind",
         values=(
@@ -147,7 +147,7 @@ METRICS: Final = (
         "store_seconds",
         "histogram",
         "Seconds that a command of the lock store took. All commands of the watchdog are measured. Of the commands of "
-        "tasks, the first release and acquire of each process are, and one of 32.",
+        "tasks, one of 32 is measured, and also the first release and acquire of each process.",
         per_task=False,
         label="command",
         values=("acquire", "release", "renew"),
@@ -176,5 +176,5 @@ METRICS: Final = (
 
 
 def metric(name: str) -> Metric:
-    """Return the metric of this name, which is known."""
+    """Return the metric of this name, which must be in the table."""
     return next(found for found in METRICS if found.name == name)

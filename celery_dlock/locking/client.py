@@ -135,7 +135,7 @@ class LockClient:
         """Acquire the lock. If it is held, wait at most ``timeout`` seconds for its release; None: without limit.
 
         A release wakes the caller that has waited for the longest time. With ``while_releasing``, wait only for a
-        holder that has announced its release. ``refused``: the answer, if it was already sent with ``notify``.
+        holder that has announced its release. ``refused``: the answer of an earlier acquire that set ``notify``.
         """
         if timeout is not None and timeout <= 0:
             return refused or self.acquire(name, context, ttl, request)

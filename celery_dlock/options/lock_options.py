@@ -95,10 +95,10 @@ class LockOptions(DerivedOptions):
 
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
-    as during a rollout, the largest one counts. It counts until no worker with it has run a call of the name for a
-    minute. Fencing tokens of different seats are not comparable. Cannot be combined with ``on_conflict='replace'``,
-    ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``. Redlock and
-    ``memory://`` do not support it.
+    as during a rollout, the largest one counts. It stops counting when no worker with it has taken or renewed a lock
+    of the name for a minute. Fencing tokens of different seats are not comparable. Cannot be combined with
+    ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``.
+    Redlock and ``memory://`` do not support it.
     """
 
     keep_on_retry: bool = False
@@ -114,12 +114,12 @@ class LockOptions(DerivedOptions):
 
     - ``"skip"``: the call ends REVOKED. A call that ran before (``retries > 0``) is retried instead.
     - ``"retry"``: the message is published again, unchanged, after a delay.
-    - ``"queue"``: the call waits in the lock store, without a worker slot, and runs in its order of receipt.
-    - ``"wait"``: the call blocks its worker slot for ``wait_timeout``; then ``after_wait`` applies.
+    - ``"queue"``: the call waits in the lock store, without a worker slot. The calls run in the order of receipt.
+    - ``"wait"``: the call blocks its worker slot for at most ``wait_timeout``; then ``after_wait`` applies.
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs
       after it. If newer calls come meanwhile, only the newest of them waits; the others end REVOKED ("replaced by
-      <id>"). Cannot be combined with ``once_per``, ``keep_on_retry`` or ``unique``.
+      <id>"). Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
     """
 
     skip_result: Any = UNSET
@@ -197,8 +197,8 @@ class LockOptions(DerivedOptions):
     """The longest time for which newer calls stop one body after the other; at least 1 s.
 
     If no body of the lock name has ended by itself for this time, the running one is left alone. So one of them
-    finishes, even if newer calls never cease. The time counts from the first start since such an end. Requires
-    ``on_conflict='replace'``.
+    finishes, even if newer calls never cease. The time counts from the first start after the last body that
+    ended by itself. Requires ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None

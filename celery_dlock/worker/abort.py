@@ -1,4 +1,4 @@
-"""Stops the body of a task whose lease is lost (``on_lost="abort"``), or which a newer call replaces.
+"""Stops the body of a task if its lease is lost (``on_lost="abort"``), or if a newer call replaces it.
 
 Each pool has its own means. The watchdog, a thread of the worker's main process, finds the reason. It calls the
 function that was set on the lease record when the body began. The exception must be raised inside the body and nowhere

@@ -29,9 +29,9 @@ from .records import Memory, NameData
 
 __all__ = ["MemoryStore"]
 
-#: Seconds between two looks of a call that waits in its thread.
+#: Seconds between two checks by a call that waits in its thread: the first pause and the longest one.
 _LOOK: Final = 0.002, 0.02
-#: Actions of operators that are kept.
+#: Maximum number of audit records.
 _AUDIT_RECORDS: Final = 1000
 
 

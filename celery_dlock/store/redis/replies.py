@@ -33,7 +33,7 @@ __all__ = ["first", "grant", "holder", "pairs", "refusal", "renewed", "unexecute
 
 
 def with_more(acquired: Acquired, facts: Sequence[bytes]) -> Acquired:
-    """Return the acquisition with what follows in its reply: a seat (``limit``), or seed and crash (``once_per``)."""
+    """Return the acquisition with the rest of its reply: a seat (``limit``), or seed and crash flag (``once_per``)."""
     if len(facts) == 1:
         return acquired._replace(seat=int(facts[0]))
     return acquired._replace(seed=facts[0].decode(), after_crash=facts[1] == b"1")

@@ -35,7 +35,8 @@ if for_this_grant then
 elseif queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
   if over then
-    -- This delivery may be the one that was replaced when it was parked, sent twice: it stores its own end.
+    -- A newer call replaced this one. If this is the second copy of the command that parked it, the worker that sent
+    -- both has to store its end.
     return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), over)
   end
   return parked(waiter, its_message, its_grant, evicted_by_this())

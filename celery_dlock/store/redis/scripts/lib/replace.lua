@@ -16,14 +16,14 @@
 -- evicted_by_this.
 
 local REPLACED_MS = 86400000
--- A start that lies further in the future than this (us) shows that the server's clock went back. It counts no more.
+-- If the last start lies further in the future than this (us), the server's clock went back. That start is ignored.
 local CLOCK_STEP_US = 1000000
 
 local record = redis.call('HMGET', replaced, 'newest', 'newest_rank', 'newest_id', 'started_rank', 'started_id',
                           'busy_since', 'stop:' .. identity)
 local newest, newest_rank, newest_id, started_rank, started_id, busy_since, stopped_by = unpack(record)
 local over = queued and redis.call('HGET', messages, identity .. ':over')
--- No body has ended for replace_max, so the running one is left alone.
+-- No body has ended by itself for replace_max, so the running one is left alone.
 local left_alone = busy_since and now - busy_since >= replace_max_ms * 1000
 local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
 local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
@@ -46,7 +46,7 @@ local newer = another and tonumber(rank) < tonumber(newest_rank) and newest_id
 local function request_stop()
   local fields = redis.call('HMGET', lock, 'replaceable', 'stop', 'identity', 'id')
   local listens, asked, its_identity, its_id = unpack(fields)
-  -- The identity is empty if no call holds the lock, but min_hold or an operator.
+  -- The identity is empty if an operator holds the lock, or if min_hold keeps it after its run.
   if listens and not asked and its_identity ~= '' and its_id ~= task_id then
     redis.call('HSET', lock, 'stop', task_id)
     redis.call('HSET', replaced, 'stop:' .. its_identity, task_id)
@@ -54,7 +54,7 @@ local function request_stop()
 end
 
 if for_this_grant then
-  -- A call that is not the newest any more was granted the lock before the newest one came.
+  -- This call may have been granted the lock before a newer one came.
   local by = over or stopped_by or started_later or (not left_alone and another)
   if by then
     local its_message = redis.call('HGET', messages, identity)
@@ -68,7 +68,8 @@ if for_this_grant then
 elseif queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
   if over then
-    -- This delivery may be the one that was replaced when it was parked, sent twice: it stores its own end.
+    -- A newer call replaced this one. If this is the second copy of the command that parked it, the worker that sent
+    -- both has to store its end.
     return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), over)
   end
   return parked(waiter, its_message, its_grant, evicted_by_this())

@@ -13,7 +13,7 @@ if last[2] == task_id and is_retry == '1' then
 end
 redis.call('HSET', replaced, 'started_rank', started_rank, 'started_id', task_id)
 if not (last[3] and for_this_grant) then
-  -- Without a grant, no call waited. So no call has stopped another one that had not ended yet.
+  -- A call that starts without a grant found no waiting call, so newer calls no longer stop one body after the other.
   redis.call('HSET', replaced, 'busy_since', decimal(now))
 end
 redis.call('PEXPIRE', replaced, decimal(86400000 + replace_max_ms))

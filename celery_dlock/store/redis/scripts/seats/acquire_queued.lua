@@ -1,10 +1,10 @@
 -- seats/acquire_queued: take the first free seat, or park the message that has to wait.
 -- @include time grant seats/common seats/choose seats/queue
 
--- Grant the free seats to waiters. A seat is free while calls wait when the limit has grown, or when a lease has expired.
+-- Grant the free seats to waiters. If the limit has grown, or a lease has expired, a seat is free although calls wait.
 local function grant_free_seats()
   for place = 0, allowed - 1 do
-    -- Another granter: a second copy of this command returns only the grant that on_seat() makes.
+    -- Name another granter: a second copy of this command must find only the grant that on_seat() makes.
     if not taken[place] and not grant_for_sweep(place, 'sweep') then
       return
     end

@@ -14,7 +14,8 @@ local function awaits_this(seat)
   return seat.reserved_for == identity
 end
 
--- Return the seat of this acquisition, or one that concerns this message, also above the limit; nil if there is none.
+-- Return the seat of this acquisition, else one that this message runs on or is to get; nil if there is none. Seats
+-- above the limit count too.
 local function related_seat()
   local place = seat_where(function(seat) return seat.acq == acquisition end)
   if place or identity == '' then
@@ -31,8 +32,8 @@ local function free_seat()
   end
 end
 
--- All seats are taken. Return the one to name in the answer: one whose body has ended, else the first one to expire.
--- If this call waits, mark all seats, so that each release wakes a waiting call.
+-- All seats are taken. Return the seat whose holder the answer names: one whose body has ended, else the first one to
+-- expire. If this call waits, mark all seats, so that each release wakes a waiting call.
 local function busiest_seat()
   local chosen, soonest_ms
   for place = 0, places - 1 do
@@ -62,8 +63,8 @@ local function busiest_seat()
   return chosen
 end
 
--- This call has waited, and took a seat. A wake-up stands for one or more releases, so another seat may be free: wake
--- the next call. The other seats may have been taken since the calls that wait asked, so mark them.
+-- This call has waited, and took a seat. One wake-up may stand for several releases. If another seat is free, wake
+-- the next waiting call. Mark the taken seats again: a call may have taken one after the waiting calls marked them.
 local function wake_others(place)
   local one_is_free = false
   for other = 0, allowed - 1 do

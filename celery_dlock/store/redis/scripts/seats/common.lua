@@ -1,4 +1,4 @@
--- seats/common: the seats of a name with `limit`: as many locks as calls that may hold the name at once.
+-- seats/common: the seats of a name with `limit`: one lock for each call that may hold the name at once.
 -- @uses lock seats seat_wake seat_limit
 --
 -- Each file of this folder finds the seat that concerns its command, sets `lock` to the key of that seat, and calls
@@ -22,7 +22,7 @@ allowed, seen_s, places = tonumber(allowed or '1'), tonumber(seen_s or '0'), ton
 if own_limit >= allowed or (own_limit > 0 and clock_s - seen_s > LIMIT_S) then
   allowed, seen_s = own_limit, clock_s
 end
--- A later command with the larger limit must not be later than now, or a clock that went back would keep it for ever.
+-- If the clock went back, the stored time is later than now, and the larger limit would not run out.
 seen_s = math.min(seen_s, clock_s)
 places = math.min(math.max(places, allowed), MOST_SEATS)
 

@@ -15,8 +15,8 @@ local function has_waiters()
   return redis.call('EXISTS', waiting, delayed) > 0
 end
 
--- The seat is above the limit that counts now. If it was granted, take the grant back: its waiter waits at its rank.
--- Return whether it was. Its message may be published already. It then finds itself queued.
+-- If a seat above the limit was granted, take the grant back: its waiter waits at its rank again. Return whether a
+-- grant was taken back. If the waiter's message was published already, it finds itself queued.
 local function take_back_grant(place)
   local key = seat_key(place)
   local rank, waiter, due = unpack(redis.call('HMGET', key, 'rank', 'identity', 'due'))
@@ -29,7 +29,8 @@ local function take_back_grant(place)
   return true
 end
 
--- Grant a free seat, whose grant no reply names. A sweep publishes its message at once. Return the waiter or nil.
+-- Grant a free seat. No reply names this grant, so it is due at once, and a sweep publishes the waiter's message.
+-- Return the waiter or nil.
 local function grant_for_sweep(place, granter)
   lock = seat_key(place)
   local now = server_time_us()
