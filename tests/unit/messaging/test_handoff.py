@@ -12,6 +12,7 @@ from typing import Any
 import amqp.serialization
 import pytest
 from celery import Celery
+from celery.exceptions import TaskRevokedError
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.messaging import Producer
@@ -19,7 +20,7 @@ from kombu.transport import pyamqp
 
 from celery_dlock.keys.lock_name import shared_name
 from celery_dlock.messaging.broker_identity import broker_of
-from celery_dlock.messaging.handoff import GrantPublisher
+from celery_dlock.messaging.handoff import GrantPublisher, end
 from celery_dlock.messaging.message import HEADER, RawMessage, RepublishHeader
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.messaging.validation import MAX_COUNT
@@ -294,3 +295,23 @@ def test_message_parked_under_another_url_is_published_if_dlock_broker_names_it(
     foreign = entry(facts={"broker": "amqp://rabbit:5672//"})
     named.publish_next(NAME, Grant("identity", foreign, "turn"))
     assert (store.ends, store.passed) == (["published"], [])
+
+
+@pytest.mark.invariant("newest-call-stops-the-running-one")
+@pytest.mark.parametrize(("keeps_end", "expected"), [(True, "FAILURE"), (False, "REVOKED")])
+def test_stored_end_of_a_replaced_call_is_kept(*, keeps_end: bool, expected: str) -> None:
+    """Its body ended, its process died before the acknowledgement, and the message was delivered again."""
+    text = entry()
+    task_id = ParkedMessage.read(text).task_id
+    APP.backend.store_result(task_id, ValueError("as it ended"), "FAILURE")
+    assert end(APP, text, TaskRevokedError("replaced by newer"), keeps_end=keeps_end)
+    assert APP.backend.get_task_meta(task_id, cache=False)["status"] == expected
+
+
+@pytest.mark.invariant("newest-call-stops-the-running-one")
+def test_replaced_call_without_an_end_is_revoked() -> None:
+    text = entry()
+    task_id = ParkedMessage.read(text).task_id
+    APP.backend.forget(task_id)
+    assert end(APP, text, TaskRevokedError("replaced by newer"), keeps_end=True)
+    assert APP.backend.get_task_meta(task_id, cache=False)["status"] == "REVOKED"
