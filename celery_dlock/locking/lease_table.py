@@ -292,9 +292,8 @@ class BodyAborter(Protocol):
         """
         ...
 
-    def leave(self, record: LeaseRecord) -> None:
-        """Forbid the abort, after the body. Idempotent.
-
-        An exception that is requested but not raised yet is raised during this call or not at all.
-        """
-        ...
+    # Raise no ``Replaced`` in this body any more: ``lease.ensure()`` raises it. Called in the body's own thread.
+    def told(self, record: LeaseRecord) -> None: ...
+    # Forbid the abort, after the body. Idempotent. An exception that is requested but not raised yet is raised during
+    # this call or not at all.
+    def leave(self, record: LeaseRecord) -> None: ...

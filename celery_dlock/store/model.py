@@ -113,7 +113,8 @@ class QueueRequest(NamedTuple):
         after_us: The rank of the message that the worker received before this one. This message is ranked after it.
         grant_id: The id of the grant for which this copy was published; "" for any other copy.
         debounce: ``LockOptions.debounce_ms`` of a debounced call.
-        replace: Under ``on_conflict="replace"``: ``replace_max`` in milliseconds, and 1 if the call is a retry, else 0.
+        replace: Under ``on_conflict="replace"``: ``replace_max`` in milliseconds, and ``is_retry`` of the
+            script.
     """
 
     entry: str = ""

@@ -28,7 +28,7 @@ from . import lock_file, outcomes, policy, unique
 from .keep_on_retry import RetryReservation, reservation_for_retry
 from .policy import ConflictContext, Park, Wait
 from .run import Run
-from .stopped import end_stopped
+from .stopped import end_stopped, run_stoppable
 from .store_requests import acquire_request, queue_request, release_request, rollback_request, run_window
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Execution(Run):
         try:
             if self._depth > 1:
                 return body(*args, **kwargs)
-            value = self._stoppable(body, args, kwargs) if self.options.is_stoppable else body(*args, **kwargs)
+            value = run_stoppable(self, body, args, kwargs) if self.options.is_stoppable else body(*args, **kwargs)
         except (LockLost, Replaced) as error:
             if self._depth == 1 and self.lease is not None:
                 self._end_interrupted(self.lease, error)
@@ -187,25 +187,6 @@ class Execution(Run):
         elif lease.lost and self.options.after_lost != "fail":
             self._republished = True
             outcomes.rerun_after_loss(self, lease.record.name, error)
-
-    def _stoppable(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the body, and stop it when its lease is lost (``on_lost="abort"``) or a newer call replaces it."""
-        aborter, reasons = self.runtime.worker.aborter, self.options.stop_reasons
-        if self.lease is not None and self.options.replaces:
-            self.lease.watch_for_stop(Replaced)
-        if aborter is None or self.delivery is None or self.lease is None or not reasons:
-            return body(*args, **kwargs)
-        record = self.lease.record
-        try:
-            try:
-                aborter.enter(record, reasons)
-                if record.lost and "lost" in reasons:
-                    raise LockLost  # lost before the body began, so there is nothing to stop
-                return body(*args, **kwargs)
-            finally:
-                aborter.leave(record)
-        finally:
-            aborter.leave(record)  # again: a signal may interrupt the first call
 
     # -- releasing
 

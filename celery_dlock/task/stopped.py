@@ -1,20 +1,59 @@
-"""The end of a run whose body a newer call has stopped (``on_conflict="replace"``)."""
+"""A body that may be stopped, and the end of a run that a newer call has stopped (``on_conflict="replace"``)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ..errors import StoreUnavailable
+from ..errors import LockLost, StoreUnavailable
 from ..locking.lease import Lease
-from ..messaging.results import CallSkipped, has_end
+from ..locking.lease_table import BodyAborter, LeaseRecord
+from ..messaging.results import CallSkipped, Replaced, has_end
 from ..utils.log import log_fields, logger
 from .outcomes import Skipped, store_skipped
 
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["end_stopped"]
+__all__ = ["end_stopped", "run_stoppable"]
+
+#: The value of a body that has not returned.
+_RUNNING: Final[Any] = object()
+
+
+def run_stoppable(run: Run, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run the body, and stop it when its lease is lost (``on_lost="abort"``) or a newer call replaces it."""
+    aborter, reasons, lease = run.runtime.worker.aborter, run.options.stop_reasons, run.lease
+    if lease is not None and run.options.replaces:
+        lease.watch_for_stop(Replaced)
+    if aborter is None or run.delivery is None or lease is None or not reasons:
+        return body(*args, **kwargs)
+    record, value = lease.record, _RUNNING
+    if run.options.replaces:
+        lease.watch_for_stop(partial(_replaced, aborter, record))
+    try:
+        try:
+            aborter.enter(record, reasons)
+            if record.lost and "lost" in reasons:
+                raise LockLost  # lost before the body began, so there is nothing to stop
+            value = body(*args, **kwargs)
+        finally:
+            aborter.leave(record)
+    except (LockLost, Replaced):
+        # The exception may strike after the body's end, before `leave` forbids it. Then the body has done its work.
+        if value is _RUNNING:
+            raise
+    finally:
+        aborter.leave(record)  # again: a signal may interrupt the first call
+    return value
+
+
+def _replaced(aborter: BodyAborter, record: LeaseRecord, *facts: Any) -> Replaced:
+    """Return the error of ``lease.ensure()``. The worker raises no second one, which would disturb the cleanup."""
+    aborter.told(record)
+    return Replaced(*facts)
 
 
 def end_stopped(run: Run, lease: Lease) -> NoReturn:

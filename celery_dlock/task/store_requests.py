@@ -78,7 +78,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     after_us = run.runtime.receive_order.rank_us(predecessor) if predecessor else 0
     grant_id = delivery.grant_id if delivery else ""
     if options.replaces:
-        again = int(run.identity.generation > 0)
+        again = 1 if run.identity.retries else 2 if run.identity.nesting else 0
         longest = round(as_seconds(options.replace_max) * 1000)
         return QueueRequest(entry, 0, False, after_us, grant_id, (), (longest, again))  # noqa: FBT003  # as below
     if run.debounces:

@@ -68,6 +68,11 @@ class _SignalAborter:
                 self._bodies.remove(body)
                 break
 
+    def told(self, record: LeaseRecord) -> None:
+        for i, (entered, reasons) in enumerate(self._bodies):
+            if entered is record:
+                self._bodies[i] = record, _without_replaced(reasons)
+
     def _signalled(self, *_: object) -> None:
         for body in self._bodies:
             record, reasons = body
@@ -91,6 +96,10 @@ class _ThreadAborter:
         body = self._bodies[record.acquisition] = _ThreadBody(reasons)
         record.on_stop(body.stop)
 
+    def told(self, record: LeaseRecord) -> None:
+        if (body := self._bodies.get(record.acquisition)) is not None:
+            body.told()
+
     def leave(self, record: LeaseRecord) -> None:
         record.on_stop(None)
         if (body := self._bodies.get(record.acquisition)) is not None:
@@ -106,18 +115,25 @@ class _ThreadBody:
         self._stopping = self._stopped = False
 
     def stop(self, reason: StopReason) -> None:
-        if reason not in self._reasons:
-            return
+        # Set the flag first: `told` and `end` change what is read after it, and then wait for the flag.
         self._stopping = True
-        if self._inside and not self._stopped:
+        if reason in self._reasons and self._inside and not self._stopped:
             self._stopped = True
             self._raise(_RAISED[reason])
         self._stopping = False
 
+    def told(self) -> None:
+        self._reasons = _without_replaced(self._reasons)
+        self._cancel()
+
     def end(self) -> None:
-        # Clear the flag first: no new exception is raised after that. Then wait for a running `stop`, and cancel its
-        # exception, which would otherwise be raised in the release or in the next task.
+        # Clear the flag first: no new exception is raised after that. Then cancel one that would otherwise be raised
+        # in the release or in the next task.
         self._inside = False
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """Wait for a running `stop`, and cancel its exception."""
         while self._stopping:
             threads.sleep(0.0001)
         if self._stopped:
@@ -138,18 +154,19 @@ class _GreenletAborter:
     _library: str
 
     def __init__(self) -> None:
-        self._inside: set[str] = set()
+        #: By acquisition: the reasons for which the body may be stopped.
+        self._inside: dict[str, Collection[StopReason]] = {}
 
     def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
         acquisition = record.acquisition
-        self._inside.add(acquisition)
+        self._inside[acquisition] = reasons
         throw = self._thrower()
         bridge = hub_bridge(self._library)
 
         def stop(reason: StopReason) -> None:
             def abort() -> None:
-                if acquisition in self._inside:
-                    self._inside.discard(acquisition)
+                if reason in self._inside.get(acquisition, ()):
+                    self._inside.pop(acquisition, None)
                     throw(_RAISED[reason]())
 
             if reason in reasons:
@@ -157,9 +174,13 @@ class _GreenletAborter:
 
         record.on_stop(stop)
 
+    def told(self, record: LeaseRecord) -> None:
+        if record.acquisition in self._inside:
+            self._inside[record.acquisition] = _without_replaced(self._inside[record.acquisition])
+
     def leave(self, record: LeaseRecord) -> None:
         record.on_stop(None)
-        self._inside.discard(record.acquisition)
+        self._inside.pop(record.acquisition, None)
 
     def _thrower(self) -> Callable[[Exception], object]:
         raise NotImplementedError
@@ -181,6 +202,10 @@ class _EventletAborter(_GreenletAborter):
         eventlet = import_module("eventlet")
         greenlet = eventlet.getcurrent()
         return lambda error: eventlet.kill(greenlet, error)
+
+
+def _without_replaced(reasons: Collection[StopReason]) -> tuple[StopReason, ...]:
+    return tuple(reason for reason in reasons if reason != "replaced")
 
 
 def _signalled_by_main_process(_reason: StopReason) -> None:

@@ -28,9 +28,9 @@ from tests.contract.queue_helpers import (
 
 pytestmark = [pytest.mark.core, pytest.mark.invariant("newest-call-stops-the-running-one")]
 
-#: ``replace_max`` in milliseconds; then: the call is no retry, the call is a retry.
+#: ``replace_max`` in milliseconds; then: the call is no retry, the call is a retry, the call took another one's place.
 LAST = 20_000
-FIRST, RETRY = (LAST, 0), (LAST, 1)
+FIRST, RETRY, IN_PLACE = (LAST, 0), (LAST, 1), (LAST, 2)
 
 
 def start(store: RedisStore, task_id: str, **facts: object) -> Acquired:
@@ -212,6 +212,22 @@ def test_granted_call_starts_after_replace_max_although_a_newer_one_waits(
     assert renewed(store, "b", 9) is True
 
 
+def test_granted_calls_that_give_way_count_for_replace_max(store: RedisStore, client: redis.Redis) -> None:
+    """Calls that come faster than a granted copy would else keep every body from its start."""
+    start(store, "a")
+    call(store, "b")
+    granted = release(store, "a", "ended")
+    call(store, "c")
+    answer = start_granted(store, granted, "b")
+    assert replaced_by(answer, "b") == "c"
+    assert client.hexists(KEYS.replaced(), "busy_since")
+    wind_back(client, LAST)
+    call(store, "d")
+    assert isinstance(answer, Parked)
+    assert isinstance(start_granted(store, answer.granted, "c"), Acquired)
+    assert renewed(store, "c", 9) is True
+
+
 def test_time_without_calls_does_not_count_for_replace_max(store: RedisStore, client: redis.Redis) -> None:
     start(store, "a")
     assert release(store, "a", "ended") is None
@@ -245,6 +261,23 @@ def test_retry_of_a_call_after_which_another_one_started_replaces_nothing(store:
     start(store, "b")
     assert replaced_by(call(store, "a", 5, replace=RETRY), "a") == "b"
     assert renewed(store, "b") is True
+
+
+def test_call_in_the_place_of_another_task_runs_although_older_ones_ran(store: RedisStore) -> None:
+    """Another task has replaced itself by this call (``self.replace``), and never had this lock."""
+    start(store, "b")
+    release(store, "b", "ended")
+    assert take(store, "a.1", "a", replace=IN_PLACE).token
+    release(store, "a", "ended")
+    start(store, "c")
+    assert replaced_by(call(store, "a", 5, replace=RETRY), "a") == "c"
+
+
+def test_call_in_its_own_place_is_as_old_as_its_first_run(store: RedisStore) -> None:
+    start(store, "a", rank_us=10, min_hold_ms=60_000)
+    release(store, "a", "ended")
+    call(store, "b", rank_us=20)
+    assert replaced_by(call(store, "a", replace=IN_PLACE, rank_us=30), "a") == "b"
 
 
 def test_start_in_the_future_counts_no_more(store: RedisStore, client: redis.Redis) -> None:

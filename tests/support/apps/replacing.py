@@ -18,7 +18,7 @@ def work(self, n, seconds=0.0, how="", text=""):
         n: its lock.
         seconds: how long it lasts.
         how: "deaf": it goes on after it was stopped. "ensure": it asks its lease in each step. "retry": it retries.
-        text: what it brings along.
+        text: what it brings along. "tidy": after its stop, it cleans up for longer than from one renewal to the next.
     """
     request = self.request
     facts = {"task": self.name, "id": request.id, "n": n, "retries": request.retries, "text": text}
@@ -31,12 +31,21 @@ def work(self, n, seconds=0.0, how="", text=""):
                     self.lease.ensure()
             except Replaced:
                 history.note("stopped", replaced=self.lease.replaced, **facts)
+                if text == "tidy":
+                    clean_up(facts)
                 if how != "deaf":
                     raise
     history.note("returned", replaced=self.lease.replaced, **facts)
     if how == "retry" and not request.retries:
         raise self.retry(countdown=1)
     return n
+
+
+def clean_up(facts):
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        time.sleep(0.02)
+    history.note("cleaned", **facts)
 
 
 def define(name, **options):
@@ -51,5 +60,11 @@ asked = define("asked", stop="ask")
 impatient = define("impatient", replace_max=3)
 protected = define("protected", min_hold=3)
 retried = define("retried", autoretry_for=(Exception,), retry_kwargs={"countdown": 0})
+
+
+@app.task(name="replacing.moved", bind=True)
+def moved(self, n):
+    raise self.replace(newest.si(n))
+
 
 plain, failed_link = canvas_tasks(app, history)

@@ -104,6 +104,22 @@ def test_body_is_only_asked_to_stop(environment, tasks):
     assert newest.get(timeout=10) == n
 
 
+@pytest.mark.parametrize("how", ["", "ensure"])
+def test_stopped_body_cleans_up_undisturbed(environment, tasks, how):
+    n = environment.fresh()
+    older = started(environment, tasks.newest, n, LONG, how, "tidy")
+    newer = tasks.newest.delay(n)
+    ended_by(older, newer)
+    assert len(environment.history(id=older.id, what="cleaned")) == 1
+    assert newer.get(timeout=15) == n
+
+
+def test_call_in_the_place_of_another_task_runs(environment, tasks):
+    n = environment.fresh()
+    assert tasks.newest.delay(n).get(timeout=15) == n
+    assert tasks.moved.delay(n).get(timeout=15) == n
+
+
 def test_call_waits_for_a_body_that_does_not_stop(environment, tasks):
     n = environment.fresh()
     older = started(environment, tasks.newest, n, 4, "deaf")

@@ -48,7 +48,7 @@
 -- @args debounce_ms  milliseconds without a newer call after which the call is due [debounce]
 -- @args debounce_max_ms  milliseconds from the first waiting call after which the newest one is due anyway [debounce]
 -- @args replace_max_ms  milliseconds without the end of a body after which the running one is left alone [replace]
--- @args is_retry  "1": the call has run before, and retried itself [replace]
+-- @args is_retry  "1": the call retried itself; "2": it took the place of a call (self.replace); "0": neither [replace]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"

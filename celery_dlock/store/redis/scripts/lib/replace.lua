@@ -6,7 +6,8 @@
 -- replaced is a hash. It lives a day longer than replace_max. Its fields:
 --   newest, newest_rank, newest_id    identity, rank and task id of the newest call that waits or has waited
 --   started_rank, started_id          the last call that started
---   busy_since                        time (us) of the first start since a body ended by itself
+--   busy_since                        time (us) of the first start since a body ended by itself. It may also be the
+--                                     time when a granted call gave way to a newer one
 --   stop:<identity>                   task id of the call that asked this holder to stop. If the holder's process dies,
 --                                     the broker delivers its message again. This mark ends that delivery.
 --
@@ -28,11 +29,12 @@ local left_alone = busy_since and now - busy_since >= replace_max_ms * 1000
 local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
 local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
 
--- The id of a newer call that has started. A retry is as old as the run that it repeats.
+-- The id of a newer call that has started. A retry is as old as the run that it repeats. After self.replace ("2"), the
+-- message has the id of a call that may have run under another name. Such a message is as old as its own rank.
 local started_later = false
 if started_id and tonumber(started_rank) <= now + CLOCK_STEP_US then
   if started_id == task_id then
-    if is_retry == '1' then
+    if is_retry ~= '0' then
       rank = started_rank
     end
   elseif is_retry == '1' or tonumber(rank) < tonumber(started_rank) then
@@ -58,6 +60,11 @@ if for_this_grant then
   local by = over or stopped_by or started_later or (not left_alone and another)
   if by then
     local its_message = redis.call('HGET', messages, identity)
+    if not busy_since then
+      -- No body starts while each granted call finds a newer one. So the time for replace_max begins here.
+      redis.call('HSET', replaced, 'busy_since', decimal(now))
+      redis.call('PEXPIRE', replaced, decimal(REPLACED_MS + replace_max_ms))
+    end
     await_end(identity, rank, by)
     redis.call('HDEL', replaced, 'stop:' .. identity)
     redis.call('DEL', lock)

@@ -7,7 +7,7 @@
 redis.call('HSET', lock, 'replaceable', '1')
 local last = redis.call('HMGET', replaced, 'started_rank', 'started_id', 'busy_since')
 local started_rank = rank
-if last[2] == task_id and is_retry == '1' then
+if last[2] == task_id and is_retry ~= '0' then
   -- A retry is as old as the run that it repeats.
   started_rank = last[1]
 end
