@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -103,3 +105,37 @@ def test_child_that_was_told_by_ensure_is_not_struck_too(record):
     with pytest.raises(Replaced) as raised:
         run_stoppable(run, body, (), {})
     assert raised.value.task_id == "b"
+
+
+AFTER_A_STOP = """
+import sys, threading
+from celery.concurrency.thread import TaskPool
+from celery_dlock import Replaced
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.locking.lease_table import LocalLeaseTable
+from celery_dlock.worker.abort import aborter_for_pool
+
+aborter, record = aborter_for_pool(TaskPool), LocalLeaseTable().open(LockName("n:x", 7, 1), "o.1", 60)
+aborter.enter(record, ["replaced"])
+try:
+    stopper = threading.Thread(target=record.stop, args=("replaced",))
+    stopper.start()
+    stopper.join()
+    for _ in range(1000):
+        pass
+except Replaced:
+    print("stopped")
+aborter.leave(record)
+
+def traced():
+    return "ended"
+
+sys.settrace(lambda *_: None)
+print(traced())
+"""
+
+
+def test_traced_code_ends_after_a_body_was_stopped():
+    """Python must not be left looking for an exception that is never raised: under 3.11, traced code would hang."""
+    done = subprocess.run([sys.executable, "-c", AFTER_A_STOP], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["stopped", "ended"]
