@@ -41,7 +41,7 @@ class TickView:
             ``"open"``: no run has succeeded, and a message for it would still run. ``"missed"``: no run has succeeded,
             and a message would be too late (``misfire_grace``). ``"past"``: runs of that time are not remembered any
             more. "" if there is a ``problem``.
-        run: The run; None in the last four of these states.
+        run: The run; None if the state is ``"open"``, ``"missed"``, ``"past"`` or "".
         problem: The reason for which the state is not known; "" if it is.
     """
 

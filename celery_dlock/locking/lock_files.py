@@ -9,7 +9,8 @@ A call holds a name on its machine as long as it has an exclusive ``flock`` on t
   another call may hold a new file.
 - A forked child closes the files that it inherited. Otherwise it would keep the locks of its parent after a crash.
 
-``flock`` is called with ``LOCK_NB``, so no greenlet blocks its hub. A caller that waits looks at the path in between.
+``flock`` is called with ``LOCK_NB``, so no greenlet blocks its hub. A waiting caller polls the path. It tries
+again when the path has changed, or after ``RECHECK`` seconds.
 
 The core depends on Celery and redis-py alone, so this does not use the package filelock. The policies also need a
 record of the holder in the file, and the run directory has to be checked (:mod:`.run_directory`).
@@ -40,8 +41,8 @@ from .run_directory import RunDirectory
 
 __all__ = ["LockFiles"]
 
-#: Seconds between two looks of a waiting call at the path, and until it tries the lock itself. A killed holder leaves
-#: its file in place.
+#: POLL: seconds between two looks of a waiting call at the path. RECHECK: seconds after which it tries the lock even if
+#: the path has not changed, because a killed holder leaves its file in place.
 POLL, RECHECK = 0.02, 0.5
 #: Attempts to lock a file that is deleted or replaced each time.
 ATTEMPTS = 100
@@ -157,7 +158,7 @@ class LockFiles:
         return f"{digest.hexdigest()}.lock"
 
     def _try(self, name: LockName, facts: _Facts, entrant: object) -> Holder | None:
-        """Lock the file once. Return its holder; None if it is locked now, or was deleted meanwhile."""
+        """Try once to lock the file. Return its holder; None if this call has locked it, or if it was deleted."""
         file_name = self._file_name(name)
         with self._directory.opened() as directory:
             file: FileIO | None = None
@@ -202,7 +203,7 @@ class _Facts:
         self._fields = (*requester, since, owner, identity)
 
     def write(self, file: FileIO, *, releasing: bool = False) -> None:
-        """Write the record. Without it, for example on a full disk, the holder is locked all the same."""
+        """Write the record. If that fails, for example on a full disk, the owner holds the lock without a record."""
         # The line end hides the rest of a longer record, which a killed holder has left.
         with suppress(OSError):
             os.pwrite(file.fileno(), json.dumps([*self._fields, releasing]).encode() + b"\n", 0)
@@ -221,7 +222,7 @@ class _HeldFile:
 
 
 def _opened(file_name: str, directory: int) -> FileIO:
-    """Open the file, or create it. An object, not a number: an interrupted caller leaves nothing open."""
+    """Open the file, or create it. If an exception interrupts the caller, Python closes the returned object."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return FileIO(file_name, "r+", opener=lambda path, _flags: os.open(path, flags, 0o600, dir_fd=directory))
 

@@ -70,7 +70,7 @@ class RunDirectory:
             return os.open(self.path, flags)
         except FileNotFoundError:
             with suppress(FileExistsError):
-                os.mkdir(self.path, 0o700)  # noqa: PTH102  # with its mode in one step, as the calls around it
+                os.mkdir(self.path, 0o700)  # noqa: PTH102  # like os.open above and below
             return os.open(self.path, flags)
 
     def _refuse_others(self, found: os.stat_result) -> None:

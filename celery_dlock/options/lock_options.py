@@ -95,18 +95,18 @@ class LockOptions(DerivedOptions):
 
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
-    as during a rollout, the largest one counts. It stops counting when no worker with it has taken or renewed a lock
-    of the name for a minute. Fencing tokens of different seats are not comparable. Cannot be combined with
-    ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``.
-    Redlock and ``memory://`` do not support it.
+    as during a rollout, the largest one counts. If no worker with the largest limit has taken or renewed a lock of the
+    name for a minute, the next smaller limit counts. Fencing tokens of different seats are not comparable. Cannot be
+    combined with ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or
+    ``on_store_error='local'``. Redlock and ``memory://`` do not support it.
     """
 
     keep_on_retry: bool = False
     """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
 
     With ``True``, no other call can run before the retry. A retry by ``autoretry_for`` counts too. The retry takes the
-    lock with a new fencing token. If the retry never comes, the lock expires after its countdown and one ``ttl``, or
-    after the rest of ``min_hold`` if that is longer.
+    lock with a new fencing token. If the retry never comes, the lock expires one ``ttl`` after the end of the retry's
+    countdown. If ``min_hold`` ends later, the lock expires at that time.
     """
 
     on_conflict: str = "skip"
@@ -187,18 +187,18 @@ class LockOptions(DerivedOptions):
       interrupts neither a long C call nor, in a thread, ``time.sleep``.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
 
-    The worker learns of the newer call at the next renewal of the lease. That is after 1 s at most, or after a third of
-    a shorter ``ttl``. Until ``min_hold`` has passed, the body is not stopped. In the solo pool and in an eager call,
-    ``"raise"`` works as ``"ask"``. If the body does not stop, the newer call waits for its end. Requires
-    ``on_conflict='replace'``.
+    The worker learns of the newer call at the next renewal of the lease. Such a lease is renewed every second, or every
+    third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped. In the solo pool
+    and in an eager call, ``"raise"`` works as ``"ask"``. If the body does not stop, the newer call waits for its end.
+    Requires ``on_conflict='replace'``.
     """
 
     replace_max: Seconds = 3600.0
     """The longest time for which newer calls stop one body after the other; at least 1 s.
 
     If no body of the lock name has ended by itself for this time, the running one is left alone. So one of them
-    finishes, even if newer calls never cease. The time counts from the first start after the last body that
-    ended by itself. Requires ``on_conflict='replace'``.
+    finishes, even if newer calls never cease. When a body ends by itself, the time begins again with the start of the
+    next body. Requires ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None
@@ -208,7 +208,7 @@ class LockOptions(DerivedOptions):
     the last call of a burst runs, once. If the lock is held by then, the call goes on waiting; a running body is never
     stopped. Newer means received later. A call with an ETA ranks as if it was received at its ETA. Such a call is due
     at its ETA, but not before ``debounce`` has passed since a worker received its message. Retries (``retries > 0``)
-    and eager calls do not wait. ``None`` switches the option off. Cannot be combined with ``unique``,
+    and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be combined with ``unique``,
     ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
     """
 
@@ -298,7 +298,8 @@ class LockOptions(DerivedOptions):
     on_store_error: str = "retry"
     """The treatment of a call if the lock store does not answer or refuses.
 
-    - ``"retry"``: the message is published again, unchanged, after a delay that grows from 1 s to 60 s.
+    - ``"retry"``: the message is published again, unchanged, after a delay: at most 1 s, then twice as long
+      each time, up to 60 s.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
       :class:`LockLost`.

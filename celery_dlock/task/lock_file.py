@@ -1,7 +1,7 @@
 """The lock file of one run (``on_store_error="local"``): the lock of its machine, beside or in place of the lease.
 
-A run holds the file also while it has a lease. Otherwise a call that finds the store away would not see it. The file is
-freed before the lease, because the release may grant the lock to a call on this machine.
+A run that has a lease holds the file too. Otherwise a call on this machine that cannot reach the store would not find
+that run. The file is freed before the lease, because the release may grant the lock to a call on this machine.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def retry_within(
     *,
     while_releasing: bool,
 ) -> Refusal | None:
-    """Try again whenever the lock file may be free, as long as it is what refuses the run.
+    """Ask again each time the lock file may be free, as long as the refusal comes from that file.
 
     Args:
         run: The run.
         name: The run's lock name.
         answer: The last refusal.
         until: The end of the wait, on the monotonic clock.
-        attempt: Asks for the lock, and waits in the store's line for at most the given seconds.
+        attempt: Asks for the lock. If it is held in the store, waits for its release for at most the given seconds.
         while_releasing: Wait only for a holder whose body has ended.
     """
     clock = run.runtime.clock

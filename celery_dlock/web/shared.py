@@ -28,7 +28,7 @@ class Attempt(NamedTuple, Generic[T]):
 
 
 class Shared(Generic[T]):
-    """The result of a function that may take long, for requests that come at the same time and a moment later.
+    """The result of a slow function. Requests share it while the function runs, and for a while afterwards.
 
     At most one thread runs the function, however many requests ask.
 
@@ -72,7 +72,9 @@ class Shared(Generic[T]):
             attempt.answer.set_result(found)
 
     def result(self, within: float) -> T | None:
-        """Return a result. Wait for it up to so many seconds; None if it does not come in time.
+        """Return the result, and wait for it for at most ``within`` seconds.
+
+        If it does not come in time, return the last result if that is not too old (``stale``), else None.
 
         Raises:
             Exception: The function raised it.

@@ -1,8 +1,9 @@
 """Stops the body of a task if its lease is lost (``on_lost="abort"``), or if a newer call replaces it.
 
-Each pool has its own means. The watchdog, a thread of the worker's main process, finds the reason. It calls the
-function that was set on the lease record when the body began. The exception must be raised inside the body and nowhere
-else. After the body come the release, Celery's own code and the next task, which must not be interrupted.
+Each pool stops a body in its own way. The watchdog, a thread of the worker's main process, notices that a body has to
+stop. It calls the function that was set on the lease record when the body began. The exception must be raised inside
+the body and nowhere else. After the body come the release, Celery's own code and the next task, which must not be
+interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = [
 #: The signal that the main process sends to a pool child. SIGUSR1 is taken: it is Celery's soft time limit.
 STOP_SIGNAL = signal.SIGUSR2
 
-#: Turns of a loop in which Python raises an asynchronous exception. It looks for one in each turn.
+#: Iterations of an empty loop in which Python raises a pending asynchronous exception. It checks for one in each
+#: iteration.
 CHECKS = 100
 #: The exceptions that a body is stopped by.
 _RAISED: dict[StopReason, type[Exception]] = {"lost": LockLost, "replaced": Replaced}
@@ -117,7 +119,8 @@ class _ThreadBody:
         self._stopping = self._stopped = False
 
     def stop(self, reason: StopReason) -> None:
-        # Set the flag first: `told` and `end` change what is read after it, and then wait for the flag.
+        # Set `_stopping` before the other fields are read. `told` and `end` change those fields, and then wait until
+        # `_stopping` is false.
         self._stopping = True
         if reason in self._reasons and self._inside and not self._stopped:
             self._stopped = True
@@ -137,8 +140,8 @@ class _ThreadBody:
     def _cancel(self) -> None:
         """Wait for a running `stop`, and swallow its exception if Python has not raised it yet.
 
-        Setting no exception in its place would cancel it too, but Python would go on to look for one at every check.
-        That slows all threads, and under Python 3.11 a traced function never ends.
+        A second call of ``PyThreadState_SetAsyncExc``, with NULL, would cancel the exception too. But Python would then
+        look for one at every check. That slows all threads, and under Python 3.11 a traced function never ends.
         """
         try:
             while self._stopping:
@@ -217,7 +220,7 @@ def _without_replaced(reasons: Collection[StopReason]) -> tuple[StopReason, ...]
 
 
 def _signalled_by_main_process(_reason: StopReason) -> None:
-    """Do nothing: the main process sees in the shared lease table that it may send the signal."""
+    """Do nothing. Setting a function records in the shared lease table that the main process may send the signal."""
 
 
 _BY_MODULE: dict[str, Callable[[], BodyAborter]] = {

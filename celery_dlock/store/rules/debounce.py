@@ -41,7 +41,8 @@ class DebouncedCall:
         place: The request's part for the queue.
         rank: Its rank.
         queued: The message is queued already.
-        evicted: The waiter that this call replaced before, until its result is stored.
+        evicted: The waiter that this call replaced when it was parked; None if there is none, or if that waiter's
+            result is stored.
     """
 
     records: Records
@@ -72,7 +73,8 @@ class DebouncedCall:
         if self.queued:
             unpublished = unpublished_grant(self.records, self.acquisition)
             if self.over is not None:
-                # This delivery may be the one that was replaced when it was parked, sent twice: it stores its own end.
+                # A newer call replaced this one. If this is the second copy of the command that parked it, the worker
+                # that sent both copies has to store its end.
                 return self._replaced(unpublished, self.over)
             return Parked(self.rank, 1, unpublished, self.evicted, self.task_id)
         if not self.place.entry:
@@ -135,7 +137,7 @@ class DebouncedCall:
         return Parked(self.rank, 1, granted, Grant(self.identity, entry), by)
 
     def _wait_until(self, due: int, held: LockRecord | None) -> Grant | None:
-        """Grant the free lock if a waiter is due, or have the queue swept when one is. Return the grant."""
+        """If the lock is free, grant it to a waiter that is due. If it is held, schedule a sweep. Return the grant."""
         records = self.records
         if held is None:
             return grant_next(records, self.acquisition)
