@@ -25,6 +25,11 @@ from celery_dlock.task import execution
 OURS = str(Path(celery_dlock.__file__).parent)
 
 
+#: Functions with a line in which no signal can strike: Python looks for signals at calls and loops only.
+#: The lines are those round the last exit hook, and the one between a ``with`` block's end and the release of its lock.
+NEVER_STRUCK = {"trace", "crossing"}
+
+
 class Strike:
     """Raises a soft limit at the `at`-th line of celery_dlock that runs, as a signal's handler would."""
 
@@ -33,8 +38,7 @@ class Strike:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        # Not in the lines round the last exit hook: Python looks for signals at calls and loops only.
-        if not frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_name == "trace":
+        if not frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_name in NEVER_STRUCK:
             return None
         if event == "line" and not self.where:
             if self.left == 0:
