@@ -14,8 +14,8 @@ from chaos.timeline import NEVER, Run, Story
 #: Seconds within which a key has to be free after this kind of death; of the others, a lease (and a look at it).
 CHILD_BOUND = 1.0
 KINDS_OF_CHILD = ("kill child", "exit in body")
-#: The task with `debounce`, and its seconds.
-DEBOUNCES, DEBOUNCE = "chaos.debounces", 0.5
+#: The task with `debounce`, and its seconds of `debounce` and `debounce_max`.
+DEBOUNCES, DEBOUNCE, DEBOUNCE_MAX = "chaos.debounces", 0.5, 2.0
 
 
 @dataclass
@@ -161,13 +161,27 @@ def _debounced(story: Story, ends: dict[str, str], overwritten: dict[str, str], 
         if run.id not in sent:
             continue
         waited = run.start - story.sent[run.id].began
-        if waited < DEBOUNCE:
+        if waited < DEBOUNCE and run.start - _first_of_burst(story, run.id, replaced) < DEBOUNCE_MAX:
             found.broken.append(f"a debounced call started {waited:.2f} s after it was sent, which is too early: {run}")
         if run.id in replaced and run.how == "return":
             why = why_doubled(run, NEVER, story.acked(run, NEVER), story.windows)
             found.replaced_after[why or "unexplained"] += 1
             if not why:
                 found.broken.append(f"done and replaced by a newer call: {run}")
+
+
+def _first_of_burst(story: Story, task_id: str, replaced: set[str]) -> float:
+    """Return when the first of the calls was sent that replaced one another up to this one."""
+    last = story.sent[task_id]
+    earlier = [
+        (message.began, one)
+        for one, message in story.sent.items()
+        if (message.task, message.name) == (DEBOUNCES, last.name) and message.began < last.began
+    ]
+    first = last.began
+    for began, _ in itertools.takewhile(lambda call: call[1] in replaced, sorted(earlier, reverse=True)):
+        first = began
+    return first
 
 
 def _stopped(story: Story, ends: dict[str, str], found: Findings) -> None:

@@ -68,6 +68,7 @@ class Sent(NamedTuple):
     task: str
     at: float
     began: float = 0.0
+    name: str = ""
 
 
 @dataclass
@@ -162,7 +163,7 @@ class _Teller:
         self._story.windows.append(_window(*self._lasting.pop(event["number"]), at))
 
     def on_sent(self, event: Event, at: float) -> None:
-        self._story.sent[event["id"]] = Sent(event["task"], at, event.get("began", 0) / 1e9)
+        self._story.sent[event["id"]] = Sent(event["task"], at, event.get("began", 0) / 1e9, event["name"])
 
     def on_acked(self, event: Event, at: float) -> None:
         self._story.acks.setdefault((event["id"], event["main"]), []).append(at)

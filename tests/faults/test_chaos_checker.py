@@ -323,6 +323,17 @@ class TestDebounced:
         tale.run(start, 3, token=1, task_id="t", task="chaos.debounces")
         assert [line.split(",")[0] for line in tale.found().broken] == broken
 
+    @pytest.mark.parametrize(
+        ("first", "end", "broken"),
+        [(2.5, "REVOKED", []), (2.9, "REVOKED", ["a debounced"]), (2.5, "SUCCESS", ["a debounced"])],
+    )
+    def test_call_may_start_at_once_if_its_burst_began_debounce_max_ago(self, tale, first, end, broken):
+        tale.sent("older", "chaos.debounces", began=first)
+        tale.sent("t", "chaos.debounces", began=4.5)
+        tale.ends = {"older": end, "t": "SUCCESS"}
+        tale.run(4.6, 5, token=1, task_id="t", task="chaos.debounces")
+        assert [" ".join(line.split()[:2]) for line in tale.found().broken] == broken
+
     @pytest.mark.parametrize("known", ["ends", "overwritten"])
     @pytest.mark.parametrize(("killed", "broken"), [(None, ["done and replaced by a newer call"]), (2.1, [])])
     def test_call_that_ran_and_was_replaced_needs_a_lost_acknowledgement(self, tale, known, killed, broken):
