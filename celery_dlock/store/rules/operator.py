@@ -95,10 +95,12 @@ def show_queue(records: Records, name: str, most: int) -> tuple[int, list[Waiter
     if lock is not None and granted:
         found.append((lock.identity, lock.rank, "granted", 0))
     found += [(waiter, rank, "waiting", 0) for waiter, rank in records.first_in("waiting", most)]
-    found += [
-        (waiter, records.lost_grants(waiter)[0] or 0, "delayed", due)
-        for waiter, due in records.first_in("delayed", most)
-    ]
+    newest = records.newest_call()
+    for waiter, due in records.first_in("delayed", most):
+        rank, lost = records.lost_grants(waiter)
+        waits_for_newer = newest is not None and newest.identity == waiter and not lost
+        state: WaiterState = "debounced" if waits_for_newer else "delayed"
+        found.append((waiter, rank or 0, "replaced" if records.over(waiter) is not None else state, due))
     views: list[WaiterView] = []
     for identity, rank, state, due in found:
         entry = records.entry(identity)
