@@ -15,7 +15,8 @@ from tests.support.workers import Urls, loaded_app, running_worker
 from tests.worker.queue.whereabouts import ENDS, describe
 
 APP = "tests.support.apps.queueing"
-CALLS = 10
+#: Calls of a name in a burst: 1,040 calls in all, in four bursts of 20 names.
+CALLS = 13
 #: With the defaults, a lost message is delivered again after an hour. A call that lost its grant gets the next one
 #: after two minutes. A worker has few messages at a time, so none waits in it for longer than the visibility timeout.
 SETTINGS = {
