@@ -161,7 +161,7 @@ test-slow: .venv/.ready
 
 # 10,000 random histories, which would take longer than the rest of test-slow together.
 histories: .venv/.ready
-	DLOCK_TEST_HISTORY_PARTS=40 $(BIN)/python -m pytest -q -n 2 --dist load -m slow tests/contract/test_rules.py
+	DLOCK_TEST_HISTORY_PARTS=20 $(BIN)/python -m pytest -q -n 2 --dist load -m slow tests/contract/test_rules.py
 
 # Needs no network once .venv-docs is made. -n: a reference without a target is a warning; -W: a warning is an error.
 docs: .venv-docs/.filled

@@ -18,7 +18,7 @@ from tests.support.processes import ROOT
     ("messages", "every"),
     [
         pytest.param(1_500, 4, id="short"),
-        pytest.param(50_000, 5, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param(200_000, 5, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
 )
 def test_random_messages_end_no_worker(lock_url: str, messages: int, every: int) -> None:

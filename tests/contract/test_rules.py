@@ -14,7 +14,7 @@ from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
 from tests.support.servers import Server
 
-#: Parts of 250 histories in the slow form; `make histories` runs 40.
+#: Parts of 500 histories in the slow form; `make histories` runs 20.
 PARTS = int(os.environ.get("DLOCK_TEST_HISTORY_PARTS", "3"))
 
 
@@ -29,7 +29,7 @@ def run(server: Server, client: redis.Redis, history: list[Step]) -> None:
 @pytest.mark.invariant("stores-agree")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "histories", [60, *(pytest.param(250, marks=pytest.mark.slow, id=f"part{part}") for part in range(PARTS))]
+    "histories", [60, *(pytest.param(500, marks=pytest.mark.slow, id=f"part{part}") for part in range(PARTS))]
 )
 def test_memory_and_scripts_agree_on_random_histories(clean_server: Server, histories: int) -> None:
     """Every answer is equal, and at the end everything that both stores hold."""
