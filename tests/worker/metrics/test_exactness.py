@@ -14,13 +14,13 @@ parser = pytest.importorskip("prometheus_client.parser", reason="installed in th
 APP = "tests.support.apps.counting"
 TASKS = ["free", "skipping", "waiting", "threading", "dying"]
 FULL = [pytest.mark.slow]
-#: Calls of the slow form. 10,000 take 10 minutes with prefork, which replaces a child after ten of them.
-CALLS = int(os.environ.get("DLOCK_TEST_CALLS", "3000"))
+#: Calls of the slow form. Its children are replaced after 100 calls: after 10, as in the short form, it takes too long.
+CALLS = int(os.environ.get("DLOCK_TEST_CALLS", "10000"))
 ROWS = [
     pytest.param("prefork", ("--max-tasks-per-child", "10"), 200, id="prefork"),
     pytest.param("threads", (), 150, id="threads"),
     pytest.param("gevent", (), 150, id="gevent"),
-    pytest.param("prefork", ("--max-tasks-per-child", "10"), CALLS, id="prefork-full", marks=FULL),
+    pytest.param("prefork", ("--max-tasks-per-child", "100"), CALLS, id="prefork-full", marks=FULL),
     pytest.param("threads", (), CALLS, id="threads-full", marks=FULL),
     pytest.param("gevent", (), CALLS, id="gevent-full", marks=FULL),
 ]
