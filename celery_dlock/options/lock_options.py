@@ -145,8 +145,8 @@ class LockOptions(DerivedOptions):
     """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
 
     ``None`` sets no limit. Only retries because of a held lock count. It is independent of Celery's ``max_retries``.
-    Requires ``on_conflict='retry'``, ``on_conflict='skip'``, or ``on_conflict='wait'`` with an ``after_wait`` other
-    than ``'raise'``.
+    Under ``'skip'``, it limits the retries of a call that ran before. Requires ``on_conflict='retry'``,
+    ``on_conflict='skip'``, or ``on_conflict='wait'`` with an ``after_wait`` other than ``'raise'``.
     """
 
     wait_timeout: Seconds = 10.0
@@ -207,9 +207,9 @@ class LockOptions(DerivedOptions):
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
     the last call of a burst runs, once. If the lock is held by then, the call goes on waiting; a running body is never
     stopped. Newer means received later. A call with an ETA ranks as if it was received at its ETA. Such a call is due
-    at its ETA, but not before ``debounce`` has passed since a worker received its message. Retries (``retries > 0``)
-    and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be combined with ``unique``,
-    ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
+    at its ETA, or when ``debounce`` has passed since a worker received its message, whichever is later. Retries
+    (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be combined
+    with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
     """
 
     debounce_max: Seconds | None = None
@@ -265,10 +265,10 @@ class LockOptions(DerivedOptions):
     after_crash: str = "run"
     """The treatment of the next call after the process of a body died and its outcome is unknown.
 
-    - ``"run"``: the call runs (at least once), with ``lease.after_crash`` and the same ``lease.idempotency_key``.
-    - ``"hold"``: calls end FAILURE with :class:`UnknownOutcome` (at most once), until ``task.resolve()`` is called.
-      Without that call, they fail for ``max_hold`` (24 h if not set) plus ``once_per``, counted from the start of the
-      body.
+    - ``"run"``, for at-least-once: the call runs, with ``lease.after_crash`` and the same ``lease.idempotency_key``.
+    - ``"hold"``, for at-most-once: calls end FAILURE with :class:`UnknownOutcome`, until ``task.resolve()`` is called.
+      If it is not called, they fail for ``max_hold`` (24 h if not set) plus ``once_per``, counted from the start of
+      the body.
 
     Requires ``once_per``.
     """

@@ -1,4 +1,4 @@
--- acquire: take a lock, or return why it was refused. For Lock() and every policy except "queue".
+-- acquire: take a lock, or return why it was refused. For Lock() and every policy except "queue" and "replace".
 -- Safe to send twice: the second copy finds its own acquisition in the lock, and returns the reply of the first.
 --
 -- @group message  the caller is a message, so it has an identity

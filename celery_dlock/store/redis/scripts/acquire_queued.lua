@@ -1,4 +1,4 @@
--- acquire_queued: take a lock under the policy "queue", or park the message that has to wait, or report why not.
+-- acquire_queued: take a lock under the policy "queue" or "replace", or park the message that waits, or report why not.
 -- Safe to send twice: the second copy returns the reply of the first. It finds its own acquisition, its own place in
 -- the queue, or the grant that the first copy made.
 --

@@ -1,5 +1,5 @@
 -- release: end an acquisition: free its lock, set its marks, wake callers that wait. For Lock() and every policy except
--- "queue".
+-- "queue" and "replace".
 -- Safe to send twice: the second copy finds the lock free or held by another acquisition. It sets the same marks again.
 --
 -- @group message  the caller is a message, so it has an identity

@@ -1,4 +1,5 @@
--- release_queued: end an acquisition under the policy "queue": as release, and grant the lock to the next waiter.
+-- release_queued: end an acquisition under the policy "queue" or "replace": as release, and grant the lock to the next
+-- waiter.
 -- Safe to send twice: the second copy finds the lock that the first one granted. It names that grant until the message
 -- is known to be published.
 --
