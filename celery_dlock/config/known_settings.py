@@ -157,7 +157,7 @@ SETTINGS: Final = {
     "dlock_timeout": Setting(
         3.0,
         _seconds(0.05, 60.0),
-        "Seconds that connecting to the store may take, and that each command may take. Renewals have shorter timeouts.",
+        "Seconds that connecting to the store and each command may take. Renewals have shorter timeouts.",
     ),
     "dlock_breaker_reset": Setting(
         2.0,
