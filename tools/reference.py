@@ -182,13 +182,17 @@ def metrics() -> str:
 def scripts() -> str:
     """Return the table of the scripts: the first paragraph of each header, without its note on repetition."""
     rows = ["| script | what it does |", "| --- | --- |"]
-    for path in sorted(SCRIPTS.glob("*.lua")):
-        lines = itertools.takewhile(lambda line: line.startswith("-- "), path.read_text(encoding="utf-8").splitlines())
+    for path in (*sorted(SCRIPTS.glob("*.lua")), *sorted(SCRIPTS.glob("seats/*.lua"))):
+        name = path.relative_to(SCRIPTS).with_suffix("").as_posix()
+        text = path.read_text(encoding="utf-8")
+        if "\n-- @keys " not in text:  # a part that several scripts share
+            continue
+        lines = itertools.takewhile(lambda line: line.startswith("-- "), text.splitlines())
         paragraph = " ".join(line.removeprefix("-- ") for line in lines)
-        does = paragraph.partition(f"{path.stem}: ")[2].partition(" Safe to send twice")[0]
+        does = paragraph.partition(f"{name}: ")[2].partition(" Safe to send twice")[0]
         if not does:
-            raise SystemExit(f"{path.name}: expected a first line '-- {path.stem}: ...'")
-        rows.append(f"| `{path.stem}` | {does[0].upper()}{does[1:]} |")
+            raise SystemExit(f"{name}.lua: expected a first line '-- {name}: ...'")
+        rows.append(f"| `{name}` | {does[0].upper()}{does[1:]} |")
     return "\n".join(rows)
 
 

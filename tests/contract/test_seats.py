@@ -169,6 +169,20 @@ def test_acquisition_that_was_rolled_back_takes_no_seat_later(store: RedisStore)
     assert store.inspect(NAME) is None
 
 
+@pytest.mark.invariant("store-calls-are-idempotent")
+@pytest.mark.core
+def test_renewal_and_done_mark_that_are_sent_twice_change_one_seat_once(store: RedisStore, client: redis.Redis) -> None:
+    fill(store)
+    for seat in range(LIMIT):
+        client.pexpire(seat_key(seat), 5000)
+    assert store.renew([Renewal(NAME, "o2.1", TTL)] * 2) == [True, True]
+    assert [client.pttl(seat_key(seat)) > 5000 for seat in range(LIMIT)] == [False, False, True]
+    store.mark_done(NAME, Identity("t2").digest, "o2", 10**6)
+    mark = client.get(KEYS.done(Identity("t2").digest))
+    store.mark_done(NAME, Identity("t2").digest, "o2", 0)
+    assert client.get(KEYS.done(Identity("t2").digest)) == mark
+
+
 @pytest.mark.invariant("seats-are-locks")
 @pytest.mark.core
 def test_refusal_names_the_holder_that_is_about_to_release_its_seat(store: RedisStore) -> None:

@@ -192,6 +192,64 @@ def test_parking_that_is_sent_twice_names_the_grant_of_the_first_copy(store: Red
     assert park(store, "b.1", "b", NAME).granted == first.granted
 
 
+@pytest.mark.invariant("queue-calls-are-idempotent")
+@pytest.mark.core
+def test_parking_sent_twice_names_its_grant_although_its_message_was_granted_too(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """The first copy grants two free seats: one to b, by its reply, and one to a, by the next sweep."""
+    fill(store)
+    park(store, "b.1", "b", NAME, rank_us=100)
+    for seat in (1, 2):
+        client.delete(seat_key(seat))
+    first = park(store, "a.1", "a", NAME, rank_us=200)
+    assert first.granted is not None
+    assert first.granted.identity == digest("b")
+    assert client.hget(seat_key(2), "acq") == f"grant:{digest('a')}"
+    assert park(store, "a.1", "a", NAME, rank_us=200).granted == first.granted
+    assert store.confirm_publish(NAME, digest("b"), TURN)
+    assert park(store, "a.1", "a", NAME, rank_us=200).granted is None
+
+
+@pytest.mark.invariant("queue-calls-are-idempotent")
+@pytest.mark.core
+def test_sweep_sent_twice_names_its_grant_although_another_seat_became_free(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    fill(store)
+    for task_id in "ab":
+        park(store, f"{task_id}.1", task_id, NAME)
+    client.delete(seat_key(2))
+    first = sweep(store)
+    assert first is not None
+    assert first.identity == digest("a")
+    client.delete(seat_key(0))
+    assert sweep(store) == first
+    assert start(store, sweep(store, 2), "b") == 0
+
+
+@pytest.mark.invariant("queue-calls-are-idempotent")
+@pytest.mark.core
+def test_steps_of_a_grant_that_are_sent_twice_have_the_same_reply_and_effect(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    fill(store)
+    for task_id in "abc":
+        park(store, f"{task_id}.1", task_id, NAME)
+    granted = store.release(NAME, "o1.1", ending("t1")).granted
+    assert granted is not None
+    for foreign in (True, True, False, False):
+        assert store.decline_grant(NAME, granted, foreign=foreign)
+    assert client.hget(seat_key(1), "foreign") is None
+    removed = [store.remove_waiter(NAME, granted.identity, "remover.1") for _ in range(2)]
+    assert removed[0] == removed[1]
+    assert removed[0].granted is not None
+    assert removed[0].granted.identity == digest("b")
+    assert [store.confirm_publish(NAME, digest("b"), TURN) for _ in range(2)] == [True, True]
+    assert [client.hget(seat_key(seat), "acq") for seat in range(LIMIT)] == ["o0.1", f"grant:{digest('b')}", "o2.1"]
+    assert store.list_waiters(NAME, 10).count == 2
+
+
 @pytest.mark.invariant("duplicates-do-not-run", "seats-share-a-queue")
 @pytest.mark.core
 def test_duplicate_of_a_running_message_is_not_parked(store: RedisStore) -> None:

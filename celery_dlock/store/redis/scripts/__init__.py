@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
-from .header import Header, Parameter, check_part, included_parts, read_header, with_parts
+from .header import Header, Parameter, check_parts, read_header, with_parts
 
 __all__ = [
     "ACQUIRE",
@@ -184,11 +184,7 @@ class Script:
     def __init__(self, name: str, text: str, parts: dict[str, str]) -> None:
         self.name = name
         header = read_header(name, text)
-        used = included_parts(text)
-        for index, part in enumerate(used):
-            if part not in parts or part in used[:index]:
-                raise ValueError(f"invalid Lua file: {name}.lua: @include {part}: expected a part of lib/, once")
-            check_part(part, parts[part], header, used[:index], name)
+        check_parts(name, text, parts, header)
         self._define(header, with_parts(text, parts))
 
     def _define(self, header: Header, body: str) -> None:

@@ -10,6 +10,8 @@ A header is the comment block at the top of a file. Its first line is ``-- <file
 A key or argument with a group is sent only in variants that have the group. ``<name>...`` takes all remaining keys or
 arguments. No key or argument, respectively, may follow it. Other comment lines are for readers.
 
+A file in ``seats/`` declares what its command has in addition to that of the script of a lock (:mod:`.seated`).
+
 A part in ``lib/`` has no keys of its own. It declares what the including script must provide::
 
     -- @uses <name> <name> ...      keys, arguments and groups of the script
@@ -22,12 +24,12 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Header", "Parameter", "check_part", "included_parts", "read_header"]
+__all__ = ["Header", "Parameter", "check_parts", "read_header", "with_parts"]
 
 _DIRECTIVE: Final = re.compile(r"-- @(\w+) *(.*)")
 _GROUP: Final = re.compile(r"([a-z]\w*)(?: requires ([a-z]\w*))? {2,}\S.*")
 _PARAMETER: Final = re.compile(r"([a-z]\w*)(\.\.\.)? {2,}\S.*?(?: +\[(\w+)\])?")
-_NAMES: Final = re.compile(r"[a-z]\w*(?: [a-z]\w*)*")
+_NAMES: Final = re.compile(r"[a-z][\w/]*(?: [a-z][\w/]*)*")
 _INCLUDE: Final = re.compile(r"^ *-- @include (.*)$", re.MULTILINE)
 
 
@@ -91,21 +93,31 @@ def read_header(file: str, text: str) -> Header:
     return Header(tuple(found["keys"]), tuple(found["args"]), groups, tuple(replies))
 
 
-def included_parts(text: str) -> list[str]:
-    """Return the parts that a script includes, in order."""
-    return [part for match in _INCLUDE.finditer(text) for part in match.group(1).split()]
+def check_parts(file: str, text: str, parts: dict[str, str], header: Header) -> None:
+    """Check that each part that a script includes exists, and that the script provides what the part uses.
 
-
-def check_part(part: str, text: str, header: Header, earlier: list[str], file: str) -> None:
-    """Check that a script provides what a part uses.
+    Args:
+        file: Name of the script, for errors.
+        text: Text of the script.
+        parts: Texts of the files in ``lib/``, and of those that the files in ``seats/`` share, by name.
+        header: Declarations of the script.
 
     Raises:
-        ValueError: A name or an earlier part is missing; the message names part and script.
+        ValueError: A part, a name or an earlier part is missing; the message names part and script.
     """
-    _check_title(f"lib/{part}", text)
+    used = [part for match in _INCLUDE.finditer(text) for part in match.group(1).split()]
+    for index, part in enumerate(used):
+        if part not in parts or part in used[:index]:
+            raise ValueError(f"invalid Lua file: {file}.lua: @include {part}: expected a part of lib/, once")
+        _check_part(part, parts[part], header, used[:index], file)
+
+
+def _check_part(part: str, text: str, header: Header, earlier: list[str], file: str) -> None:
+    path = part if "/" in part else f"lib/{part}"
+    _check_title(path, text)
     provided = {"uses": {p.name for p in (*header.keys, *header.args)} | header.groups.keys(), "after": set(earlier)}
     for number, directive, rest in _directives(text):
-        where = f"lib/{part}.lua:{number}"
+        where = f"{path}.lua:{number}"
         if directive not in provided:
             raise _invalid(where, f"directive @{directive}", "@uses or @after")
         wanted = set(_matched(_NAMES, rest, where, "names with one space between them").group().split())

@@ -8,6 +8,7 @@ import pytest
 
 from celery_dlock.store.redis import scripts
 from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS, SHARED_PARTS, SeatScript
 
 HEADER = """-- try: a script of this test.
 -- @group once  the task has once_per
@@ -27,15 +28,21 @@ def made(text: str = HEADER + BODY, parts: dict[str, str] | None = None) -> Scri
     return Script("try", text, parts or {})
 
 
-def all_scripts() -> list[Script]:
+def plain_scripts() -> list[Script]:
     return [script for script in vars(scripts).values() if isinstance(script, Script)]
 
 
+def all_scripts() -> list[Script]:
+    return [*plain_scripts(), *SEAT_SCRIPTS.values()]
+
+
 def lua_files() -> Iterator[tuple[str, str]]:
-    folder = resources.files(scripts)
-    for file in (*folder.iterdir(), *folder.joinpath("lib").iterdir()):
-        if file.name.endswith(".lua"):
-            yield file.name, file.read_text("utf-8")
+    """Yield path and text of each file."""
+    root = resources.files(scripts)
+    for folder in ("", "lib/", "seats/"):
+        for file in root.joinpath(folder).iterdir():
+            if file.name.endswith(".lua"):
+                yield f"{folder}{file.name}", file.read_text("utf-8")
 
 
 LUA_FILES = list(lua_files())
@@ -155,8 +162,26 @@ def test_parts_stand_in_place_of_their_include_line() -> None:
 def test_loaded_scripts_are_all_files() -> None:
     folder = resources.files(scripts)
     files = {file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua")}
-    assert {script.name for script in all_scripts()} == files
+    assert {script.name for script in plain_scripts()} == files
     assert {name.lower() for name, script in vars(scripts).items() if isinstance(script, Script)} == files
+
+
+def test_loaded_seat_scripts_and_parts_are_all_files() -> None:
+    loaded = {script.name for script in SEAT_SCRIPTS.values()} | SHARED_PARTS.keys()
+    files = {name.removesuffix(".lua") for name, _ in LUA_FILES if name.startswith("seats/")}
+    assert loaded == files
+    assert all(script.name == f"seats/{name}" for name, script in SEAT_SCRIPTS.items())
+
+
+@pytest.mark.parametrize("script", SEAT_SCRIPTS.values(), ids=lambda script: script.name)
+def test_seat_script_has_all_of_the_plain_script_and_what_its_header_adds(script: SeatScript) -> None:
+    plain = scripts.__dict__[script.name.removeprefix("seats/").upper()]
+    assert script.keys == (*plain.keys, *script.own.keys)
+    assert script.args == (*script.own.args, *plain.args)
+    assert script.groups == plain.groups
+    names = [one.name for one in (*script.keys, *script.args)]
+    assert len(names) == len(set(names))
+    assert {"seats", "absent", "seat_limit"} <= set(names)
 
 
 @pytest.mark.parametrize(("name", "text"), LUA_FILES)
@@ -167,7 +192,7 @@ def test_script_body_reads_keys_and_arguments_by_name_only(name: str, text: str)
 
 @pytest.mark.parametrize(("name", "text"), LUA_FILES)
 def test_script_header_says_why_it_is_safe_to_send_twice(name: str, text: str) -> None:
-    is_part = text.startswith("-- lib/")
+    is_part = name.startswith("lib/") or name.removesuffix(".lua") in SHARED_PARTS
     assert is_part or re.search(r"^-- Safe to send twice: ", text, re.MULTILINE), name
 
 

@@ -1,4 +1,15 @@
 -- seats/acquire_queued: take the first free seat, or park the message that has to wait.
+-- Safe to send twice: the second copy finds the seat of its own acquisition, or names the grant of the first copy. No
+-- reply names the other seats that the first copy granted: they are due, so a sweep publishes their messages.
+--
+-- It has the keys and the arguments of acquire_queued, and these:
+-- @keys seats  string: the record of the seats, seats/common
+-- @keys seat_wake  list: lib/wake
+-- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
+-- @args seat_limit  limit of the task; "0": the caller does not know it
+-- @reply "token since_us rank_us seat"  acquired
+-- @reply as acquire_queued  it has to wait, or it is not to run
+
 -- @include time grant seats/common seats/choose seats/queue
 
 -- Grant the free seats to waiters. If the limit has grown, or a lease has expired, a seat is free although calls wait.
@@ -15,6 +26,14 @@ end
 local place = related_seat() or seat_of(acquisition) or free_seat() or busiest_seat()
 lock = seat_key(place)
 local reply = on_seat()
+if type(reply) == 'table' and reply[1] == 'parked' and reply[4] == '' then
+  -- The first copy of this command may have granted one seat to another waiter, and one to this message itself.
+  local granted = granted_seat(acquisition)
+  if granted then
+    local waiter, grant_id = unpack(redis.call('HMGET', seat_key(granted), 'identity', 'since'))
+    reply[4], reply[5], reply[6] = waiter, redis.call('HGET', messages, waiter) or '', grant_id
+  end
+end
 if redis.call('EXISTS', lock) == 1 then
   taken[place] = taken[place] or {acq = acquisition, identity = identity}
   used_places = math.max(used_places, place + 1)

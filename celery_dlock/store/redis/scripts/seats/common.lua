@@ -1,5 +1,5 @@
 -- seats/common: the seats of a name with `limit`: one lock for each call that may hold the name at once.
--- @uses lock seats seat_wake seat_limit
+-- @uses lock seats seat_limit
 --
 -- Each file of this folder finds the seat that concerns its command, sets `lock` to the key of that seat, and calls
 -- on_seat(). That function is the whole script of a lock: acquire, release and so on. So each seat has its own holder,
@@ -50,10 +50,14 @@ local function seat_where(matches)
   end
 end
 
+-- Return the seat whose unpublished grant an earlier copy of this command made; nil if there is none.
+local function granted_seat(granter)
+  return seat_where(function(seat) return seat.granter == granter and not seat.published end)
+end
+
 -- Return the seat of this acquisition, else a seat whose unpublished grant an earlier copy of this command made.
 local function seat_of(acquisition)
-  return seat_where(function(seat) return seat.acq == acquisition end) or
-    seat_where(function(seat) return seat.granter == acquisition and not seat.published end)
+  return seat_where(function(seat) return seat.acq == acquisition end) or granted_seat(acquisition)
 end
 
 -- Write the record. Call this after the writes of on_seat(): if the server's memory is full, it refuses SET unless the

@@ -1,4 +1,12 @@
 -- seats/list_waiters: return the first waiters of a name. The granted messages of all seats come first.
+-- Safe to send twice: it writes nothing.
+--
+-- It has the keys and the arguments of list_waiters, and these:
+-- @keys seats  string: the record of the seats, seats/common
+-- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
+-- @args seat_limit  limit of the task; "0": the caller does not know it
+-- @reply as list_waiters
+
 -- @include seats/common
 
 local granted = {}

@@ -1,4 +1,13 @@
 -- seats/release_queued: free the seat of an acquisition, and grant this seat to the next waiter.
+-- Safe to send twice: the second copy finds the seat that the first one granted. It names that grant until the message
+-- is known to be published.
+--
+-- It has the keys and the arguments of release_queued, and these:
+-- @keys seats  string: the record of the seats, seats/common
+-- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
+-- @args seat_limit  limit of the task; "0": the caller does not know it
+-- @reply as release_queued
+
 -- @include time grant seats/common seats/queue
 
 local place = seat_of(acquisition) or

@@ -1,8 +1,19 @@
 -- seats/sweep: visit every seat of a name with waiters, up to the first one with something to do.
+-- Safe to send twice: the second copy first visits the seat that the first copy granted. It names that grant until the
+-- message is published.
+--
+-- It has the keys and the arguments of sweep, and these:
+-- @keys seats  string: the record of the seats, seats/common
+-- @args seat_limit  limit of the task; "0": the caller does not know it
+-- @reply as sweep  about that seat
+
 -- @include time grant seats/common seats/queue
 
+-- Another seat may have become free since the first copy of this command. It must not hide the grant of the first copy.
+local first_place = granted_seat(granter) or 0
 local next_due, reply
-for place = 0, places - 1 do
+for offset = 0, places - 1 do
+  local place = (first_place + offset) % places
   lock = seat_key(place)
   redis.call('ZREM', queues, lock_name)
   reply = {'', '', '', '', ''}
