@@ -38,7 +38,8 @@ __all__ = ["GrantPublisher", "end"]
 #: Maximum number of entries in ``_left_at``. It is then emptied, so warnings may be logged again.
 MAX_WARNED: Final = 10_000
 #: Seconds for which a process does not sweep a lock after it left that lock's message to the workers of another broker.
-#: Those workers find the message within that time. Keep it below 2 s: the message after it may be for this process.
+#: Those workers find the message within that time. Keep this constant below 2 s: the next message of the same lock may
+#: be for this process.
 LEAVE_FOR: Final = 1.5
 
 
@@ -74,7 +75,7 @@ class GrantPublisher:
         self._monitored_as = monitored_as
         # Not a cached_property: before Python 3.12 it has a lock, which a forked child could inherit locked.
         self._broker = broker
-        #: When a message of another broker was last left to that broker's workers, by lock name.
+        #: By lock name, the time when a message was last left to the workers of another broker.
         self._left_at: dict[LockName, float] = {}
 
     @property
@@ -128,9 +129,10 @@ class GrantPublisher:
             self.publish_next(name, self._taken_out(name, identity, reason))
 
     def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError, *, keeps_end: bool = False) -> bool:
-        """Store the end of a waiter, then delete its message. Return whether that was done.
+        """Store the end of a waiter, then delete its message from the store. Return whether that was done.
 
-        Until then the message stays where it is: among the dead letters or, if a newer call replaced it, in the queue.
+        Until then the store keeps the message: among the dead letters, or in the queue if a newer call replaced it. If
+        the message stays in the queue, a sweep grants it later, and the worker that receives it ends it.
 
         Args:
             name: The lock name.
@@ -149,7 +151,8 @@ class GrantPublisher:
                 self.publish_next(name, granted)
         except StoreUnavailable as away:
             logger.warning(
-                "%s: a message that has ended is still among the dead letters, delete it there: %s",
+                "%s: a message that has ended could not be deleted; "
+                "action required: if it is among the dead letters, delete it there: %s",
                 name,
                 away,
                 extra=log_fields(lock_name=name.text),
@@ -179,6 +182,11 @@ class GrantPublisher:
         self._store.release_claim(name, identity.task_id, identity.generation)
 
     def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
+        """Remove a waiter from its queue, and return the next grant.
+
+        With a reason, the store first sets the message aside among the dead letters. :meth:`evict` then stores REVOKED
+        and calls this method again, without a reason, to delete the message.
+        """
         taken = self._store.remove_waiter(name, identity, uuid.uuid4().hex, ended=not reason)
         if taken.entry and reason:
             self.evict(name, Grant(identity, taken.entry), TaskRevokedError(f"{name}: {reason}"))
@@ -206,7 +214,7 @@ class GrantPublisher:
         return time.monotonic() - self._left_at.get(name, -LEAVE_FOR) < LEAVE_FOR
 
     def _keep(self, name: LockName, grant: Grant) -> None:
-        """Record that a worker of the message's own broker tried to publish it: it must not become a dead letter."""
+        """Record that a worker of the message's own broker tried to publish it, so it becomes no dead letter yet."""
         try:
             self._store.decline_grant(name, grant, foreign=False)
         except StoreUnavailable as error:
