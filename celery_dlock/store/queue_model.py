@@ -83,7 +83,7 @@ class Waiting:
 
     Args:
         count: The number of all waiters.
-        waiters: The first waiters, by rank. Waiters that lost a grant precede the others.
+        waiters: The first waiters: the granted one, then those that lost a grant, then the others by rank.
     """
 
     count: int

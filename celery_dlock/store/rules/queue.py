@@ -1,4 +1,4 @@
-"""The queue: grants, and every verb that changes them without taking the lock."""
+"""The queue: grants, and every store command that changes them without taking the lock."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def grant_next(records: Records, granter: str) -> Grant | None:
 def end_grant(records: Records, granter: str) -> Grant | None:
     """End a grant or a reservation, if there is one, and grant the lock to the next waiter.
 
-    Callers that wait in their thread or pool slot have marked the lock that ends. The next grant keeps the mark. If
-    there is no next grant, one caller is woken.
+    If callers wait in their thread or pool slot, they have set ``notify`` on the lock that ends. The next grant keeps
+    ``notify``. If there is no next grant, one caller is woken.
     """
     ended = records.lock()
     records.drop_lock()
@@ -103,7 +103,14 @@ def confirm_publish(records: Records, identity: str, grant_timeout_ms: int) -> b
 
 
 def decline_grant(records: Records, grant: Grant, *, foreign: bool, present: bool) -> bool:
-    """Leave a grant whose message was not published to another worker."""
+    """Let another worker publish the message of this grant.
+
+    Args:
+        records: The records of the lock.
+        grant: The grant.
+        foreign: The message belongs to another broker than this worker's.
+        present: With ``foreign``: that broker has running workers.
+    """
     lock, now = records.lock(), records.now
     if (
         lock is None
@@ -163,7 +170,10 @@ def _swept(granted: Grant | None, dead_letter: str, *, lost_grant: bool = False)
 
 
 def _publish_again(records: Records, lock: LockRecord, granter: str, entry: str) -> QueueStepResult:
-    """Return the grant to this granter: the one before may have died before it published the message."""
+    """Return a grant whose message was not published to the caller, who publishes it now and counts as the granter.
+
+    The granter before may have died.
+    """
     if lock.granter != granter:
         lock.dead_letter = ""
     lock.due, lock.granter = records.now + _PUBLISH_WITHIN_US, granter

@@ -32,12 +32,12 @@
 -- @args task  name of the caller's task
 -- @args task_id  id of the caller's task
 -- @args process  node name of the caller's worker, a space, and the caller's process id
--- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies
+-- @args redelivered  "1" if the broker flagged this delivery, or the delivery whose message was republished as this one
 -- @args may_be_copied  "1" if other copies of this message may exist
 -- @args rank_us  rank that a republished copy keeps, in us; "" for a new message
 -- @args lock_name  text of the lock name
 -- @args message  the message to park; "": do not park, and report that it has to wait
--- @args limit  highest number of waiters; "0": no limit
+-- @args queue_limit  highest number of waiters; "0": no limit
 -- @args evict_oldest  "1": if the queue is full, the oldest waiter makes room
 -- @args after_us  rank of the message that the same worker received before this one
 -- @args grant_id  id of the grant for which this copy was published, or ""
@@ -47,7 +47,7 @@
 -- @args hold_if_unknown  "1": do not run while the outcome of an earlier run is unknown [once]
 -- @args debounce_ms  milliseconds without a newer call after which the call is due [debounce]
 -- @args debounce_max_ms  milliseconds from the first waiting call after which the newest one is due anyway [debounce]
--- @args replace_max_ms  milliseconds without the end of a body after which the running one is left alone [replace]
+-- @args replace_max_ms  if no body has ended by itself for this long, the running one is not stopped [replace]
 -- @args is_retry  "1": the call retried itself; "2": it took the place of a call (self.replace); "0": neither [replace]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
@@ -56,8 +56,8 @@
 --   HOLDER: acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid
 -- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked.
 --   Without HOLDER if only waiters precede it
--- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. GRANT: identity,
---   message, grant id
+-- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values; position "0" if
+--   the message does not wait. GRANT: identity, message, grant id
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
 -- @reply {"used", run mark, GRANT}  an earlier run succeeded
@@ -127,7 +127,7 @@ if ONCE then
   if previous_run.state == 'used' then
     return {'used', run_mark, end_waiting()}
   end
-  -- Used only if the lock is free: while the body of the started run is alive, it holds the lock.
+  -- This variable counts only if the lock is free: while the body of a started run is alive, it holds the lock.
   outcome_unknown = previous_run.state == 'unknown' or
     (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end
@@ -158,6 +158,8 @@ end
 if granted then
   for_this_grant = redis.call('HGET', lock, 'since') == grant_id
   if not for_this_grant then
+    -- This copy was not published for this grant: only the one that was takes the lock. Answer as if this copy had just
+    -- been parked. If this command was sent twice and its first copy made the grant, the reply names the grant again.
     local waiter, its_message, its_grant = unpublished_grant(acquisition)
     return {'parked', rank, waiter and '1' or '0', waiter or '', its_message or '', its_grant or '', evicted_by_this()}
   end
@@ -173,8 +175,8 @@ if held then
   repair_expiry()
   local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'reserved_for')
   if related and (related[1] == identity or related[2] == identity) then
-    -- Neither a duplicate of the holder's message nor the holder's retry is parked. The duplicate is republished. The
-    -- lock is about to be reserved for the retry.
+    -- This message is a duplicate of the holder's message, or the holder's retry (keep_on_retry). Do not park it: the
+    -- worker republishes it. By then the holder has ended, or has reserved the lock for its retry.
     return describe_holder('held', rank)
   end
 end
@@ -225,7 +227,7 @@ end
 
 if held or preceded then
   local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
-  local full = not queued and limit ~= '0' and waiters >= tonumber(limit)
+  local full = not queued and queue_limit ~= '0' and waiters >= tonumber(queue_limit)
   if message == '' or (full and evict_oldest ~= '1') then
     if not held then
       return {'queue', waiters, rank}

@@ -1,4 +1,4 @@
--- decline_grant: leave a grant whose message was not published to another worker.
+-- decline_grant: let another worker publish the message of this grant.
 -- Safe to send twice: the second copy does not change the time since which the message counts as foreign.
 --
 -- @keys lock  hash: the lock, lib/take_lock

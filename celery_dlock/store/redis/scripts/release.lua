@@ -28,8 +28,8 @@
 --   16: the server refused to wake one
 -- @reply {sum, "", "", "", error}  with 16 in the sum, the error of RPUSH
 --
--- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved
--- for it as "reserved:" and the identity.
+-- A lock with min_hold stays held until min_hold has passed. Its holder is then "kept", so no owner has it. A lock that
+-- is reserved for a retry has the holder "reserved:" and the identity of the retry.
 --
 -- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
 -- it. One is also set if the lock is reserved for a retry.

@@ -1,5 +1,5 @@
--- release_queued: end an acquisition under the policy "queue" or "replace": as release, and grant the lock to the next
--- waiter.
+-- release_queued: end an acquisition under the policy "queue" or "replace": like release.lua, and also grant the lock to
+-- the next waiter.
 -- Safe to send twice: the second copy finds the lock that the first one granted. It names that grant until the message
 -- is known to be published.
 --
@@ -37,8 +37,9 @@
 -- @reply {sum, identity, message, grant id, error}  with the grant to publish, and with 16 in the sum the error of
 --   RPUSH; "" for missing values
 --
--- A lock with min_hold stays held until its time has passed, as "kept", by no owner. A lock with a retry is reserved
--- for it as "reserved:" and the identity. If the retry is already queued, the lock is granted to it instead.
+-- A lock with min_hold stays held until min_hold has passed. Its holder is then "kept", so no owner has it. A lock that
+-- is reserved for a retry has the holder "reserved:" and the identity of the retry. If the retry is already queued, the
+-- lock is granted to it instead.
 --
 -- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
 -- it. One is also set if the lock is reserved for a retry.
@@ -47,7 +48,8 @@ local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
--- The id of the newer call that asked this one to stop. Its message may be delivered again, so it gets a done mark.
+-- The id of the newer call that asked this run to stop, if there is one. The message of this run may then be delivered
+-- again, so this message gets a done mark.
 local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
 
 -- Set if an operator's hold begins with this release (hold_lock).

@@ -71,7 +71,7 @@ def acquires() -> Iterator[Case]:
                 "dead": KEYS.dead(),
                 "wake": KEYS.wake,
                 "message": "entry",
-                "limit": "15",
+                "queue_limit": "15",
                 "evict_oldest": "1",
                 "after_us": "16",
             }
