@@ -1,6 +1,6 @@
 """The runtime of one app: its settings and listeners and, per process, a store, a lease table and a watchdog.
 
-Above 300 lines: this is the only module that creates the parts of a process and connects them.
+More than 300 lines: this is the only module that creates the parts of a process and connects them.
 """
 
 from __future__ import annotations

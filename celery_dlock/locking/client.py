@@ -1,6 +1,6 @@
 """The lock client: acquires, re-enters, renews and releases locks for the owners of one process.
 
-Above 300 lines: acquire, renew and release share the rollback of an interrupted step, so they stay together.
+More than 300 lines: acquire, renew and release share the rollback of an interrupted step, so they stay together.
 """
 
 from __future__ import annotations

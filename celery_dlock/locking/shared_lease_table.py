@@ -7,7 +7,7 @@ The processes share no lock, because a child could die while it holds one. Inste
 or the main process. Only the mark of a lost lease is written by both. A sequence number guards the text (a sequence
 lock): while the child writes the text, the number is odd.
 
-Above 300 lines: the layout of a record stands beside the code of both processes that use it.
+More than 300 lines: the layout of a record stands beside the code of both processes that use it.
 """
 
 from __future__ import annotations

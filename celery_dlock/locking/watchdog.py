@@ -1,6 +1,6 @@
 """The watchdog: one thread per process that renews leases and releases those of dead processes.
 
-Above 300 lines: renewal, loss and release share one scan and its time budget, so they stay together.
+More than 300 lines: renewal, loss and release share one scan and its time budget, so they stay together.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["ParkedMessage"]
 
 #: The properties that are published again.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
-#: The largest number in the text. AMQP and the store's scripts have a form for it.
+#: The largest allowed number in the text. AMQP and Lua, the language of the store's scripts, represent it exactly.
 _MAX_NUMBER = 2**53
 
 

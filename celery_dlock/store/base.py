@@ -1,7 +1,4 @@
-"""The store contract. The other packages use a lock store only through these protocols.
-
-Above 300 lines: nearly all are signatures and docstrings, and a store implements them from this page.
-"""
+"""The store contract. The other packages use a lock store only through these protocols."""
 
 from __future__ import annotations
 

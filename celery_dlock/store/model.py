@@ -1,6 +1,6 @@
 """Values of the store contract: requests, answers and facts about locks. They contain no decisions.
 
-Above 300 lines: most are docstrings, because a store must fill in each field.
+More than 300 lines: most are docstrings, because a store must fill in each field.
 """
 
 from __future__ import annotations

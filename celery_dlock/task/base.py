@@ -1,6 +1,6 @@
 """SingletonTask: a task that runs once at a time.
 
-Above 300 lines: the docstrings of this class are its API reference.
+More than 300 lines: the docstrings of this class are its API reference.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run of a task under its lock: acquire before the body, release however the body ends.
 
-Above 300 lines: begin, body and finish share the state of one run, and a reader follows them together.
+More than 300 lines: begin, body and finish share the state of one run, and a reader follows them together.
 """
 
 from __future__ import annotations

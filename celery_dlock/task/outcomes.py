@@ -1,6 +1,6 @@
 """Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock.
 
-Above 300 lines: there is one function per decision of :mod:`.policy`, and all use the same helpers.
+More than 300 lines: there is one function per decision of :mod:`.policy`, and all use the same helpers.
 """
 
 from __future__ import annotations

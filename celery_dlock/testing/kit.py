@@ -1,6 +1,6 @@
 """The kit of one test: an app with its locks in memory, other owners of them, and a clock to move.
 
-Above 300 lines: tests call all of it on one fixture.
+More than 300 lines: tests call all of it on one fixture.
 """
 
 from __future__ import annotations

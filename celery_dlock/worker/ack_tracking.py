@@ -26,10 +26,11 @@ __all__ = ["AckTrackingRequest"]
 
 
 class AckTrackingRequest(Request):
-    """A request that learns whether its acknowledgement was sent.
+    """A request that records whether its acknowledgement was lost.
 
-    Celery sends the acknowledgement in a later round of its event loop, and only logs an error. Celery's own callback
-    stays in place, because at its shutdown it looks for the callbacks of messages and for no others.
+    Celery sends the acknowledgement in a later round of its event loop, and only logs an error. Its callback there is
+    ``message.ack_log_error``, which calls ``message.ack``. This class replaces ``message.ack`` and not the callback: at
+    the shutdown of a prefork pool, Celery runs only callbacks of that name (``celery.concurrency.prefork``).
     """
 
     # Attributes of Celery's own class that its stubs leave out.
@@ -97,9 +98,9 @@ class AckTrackingRequest(Request):
         return bool(info.get("exchange")) or info.get("routing_key") in self._app.amqp.queues.consume_from
 
     def _dlock_requeue(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the message's own method: requeue a message that may name a key which is no queue.
+        """Requeue a message that may name a key which is no queue. Runs in place of ``message.reject``.
 
-        If the broker refuses it, the error would end the worker.
+        If the broker refuses the requeue, the error must not end the worker.
         """
         delattr(self.message, "reject")
         try:
@@ -115,13 +116,13 @@ class AckTrackingRequest(Request):
             self.message.reject(requeue=False)
 
     def _dlock_send(self, verb: str, *args: Any, **kwargs: Any) -> None:
-        """Replace the message's own method: send the acknowledgement, and note if it was lost."""
+        """Send the acknowledgement, and record if it was lost. Runs in place of ``message.ack`` or ``.reject``."""
         message, limit = self._message, self._dlock_deliveries.doubtful_after
         delattr(message, verb)
         # If the channel is closed, kombu's virtual transports have requeued the message and raise no error here. If the
-        # acknowledgement comes late, the broker may have delivered the message again. Usually the release marks the end
-        # of such a run, because the watchdog has reported the possible duplicate. It cannot if this whole process was
-        # stopped.
+        # acknowledgement comes late, the broker may have delivered the message again. Usually the watchdog has reported
+        # this duplicate, so the release has set the done mark. The watchdog could not do so if this whole process was
+        # stopped (SIGSTOP).
         late = limit is not None and time.monotonic() - self.dlock_delivered >= limit
         lost = late or channel_is_gone(message)
         try:

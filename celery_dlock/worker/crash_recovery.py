@@ -83,8 +83,8 @@ class CrashRecovery:
     def release_dead_leases(self) -> None:
         """Release the leases of predecessors that have died since the last call.
 
-        Check the predecessors for as long as the longest ttl in their records. One check is not enough: the pool
-        children of a killed worker die a moment after it, and a predecessor may be killed later.
+        Repeat the check of the predecessors until the longest ttl in their records has passed. One check is not enough:
+        the pool children of a killed worker die a moment after it, and a predecessor may be killed later.
         """
         if self._predecessors is None:
             self._predecessors = self._read()
@@ -136,9 +136,9 @@ class CrashRecovery:
     # This worker's record
 
     def save_record(self) -> None:
-        """Store the record if a lease was added, if the last lease ended, or if the stored record would expire.
+        """Store the record if a lease was added, if no lease is left, or if the stored record would expire.
 
-        It is not stored if one of several leases ended, because releasing an ended lease is harmless.
+        A lease that has ended may stay in the record until then: to release it once more is harmless.
         """
         now = self._clock.monotonic()
         if now < self._next_look:
@@ -150,7 +150,8 @@ class CrashRecovery:
         if (same and (not steady or now < self._fresh_until)) or now < self._next_save:
             return
         leases = [held[acquisition] for acquisition in steady]
-        # The record lives twice as long as its leases, because it is stored again after half of its life.
+        # The record expires after twice the longest lease. It is stored again after half of that time, so it always
+        # outlives its leases.
         life = 2 * max((max(lease.ttl, lease.deadline - now) for lease in leases), default=0.0)
         text = self._mine.with_leases(leases).text if leases else ""
         self._store.save_worker_record(self._node, self._mine.worker_id, text, round(life * 1000))

@@ -1,6 +1,6 @@
 """The deliveries that a worker's main process has received and not yet finished.
 
-Above 300 lines: the watchdog, monitor events and revocation ask for deliveries in different ways, all of one registry.
+More than 300 lines: the watchdog, monitor events and revocation look up deliveries of one registry in different ways.
 """
 
 from __future__ import annotations

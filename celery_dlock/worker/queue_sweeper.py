@@ -1,8 +1,8 @@
-"""The queue sweeper: the worker thread that publishes a granted message if no other process does.
+"""The queue sweeper: the worker thread that grants locks and publishes granted messages if no other process does.
 
-This happens after the process of a holder or of a granted waiter died, or after a hand-off failed.
+It does so if the process of a holder died, if the broker lost a granted message, or if a hand-off failed.
 
-Above 300 lines: one thread does all steps of a round in a fixed order, so they stay together.
+More than 300 lines: one thread does all steps of a round in a fixed order, so they stay together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The worker's request class: one delivery of one message in the main process.
 
-Above 300 lines: Celery's request class has a hook for each way in which a run ends.
+More than 300 lines: Celery's request class has a hook for each way in which a run ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The records of the memory store, and its clock.
 
-Above 300 lines: `MemoryRecords` has a short method for each record that the rules read or write.
+More than 300 lines: `MemoryRecords` has a short method for each record that the rules read or write.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The memory store: the whole store contract in one process.
 
-Above 300 lines: it has a short method for each method of the store contract.
+More than 300 lines: it has a short method for each method of the store contract.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each builder has the name of its script. The first key determines the server that runs the command.
 
-Above 300 lines: it has a builder for each script, with one argument a line.
+More than 300 lines: it has a builder for each script, with one argument a line.
 """
 # ruff: noqa: D103 - the header of its script describes what a command does
 

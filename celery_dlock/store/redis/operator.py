@@ -1,6 +1,6 @@
 """The operators' store on Redis or Valkey: pages of all lock names, indexes, and the state of one name.
 
-Above 300 lines: it has a method for each method of the operators' contract.
+More than 300 lines: it has a method for each method of the operators' contract.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ redis-py's ``Sentinel`` is not used, because a lock store needs more than the fi
 
 redis-py's connections are used, but not its client: :mod:`.connection` says why.
 
-Above 300 lines: the search for the primary and the judgement of each sentinel's answer share what is known so far.
+More than 300 lines: the search for the primary and the judgement of each sentinel's answer share what is known so far.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Locks on Redis or Valkey, on the servers of one topology.
 
-Above 300 lines: it has a short method for each method of the store contract.
+More than 300 lines: it has a short method for each method of the store contract.
 """
 
 from __future__ import annotations

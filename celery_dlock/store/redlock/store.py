@@ -1,6 +1,6 @@
 """Locks on several independent servers. A lock is held if a majority of the servers holds it (Redlock).
 
-Above 300 lines: it has a method for each of the contract's.
+More than 300 lines: it has a method for each of the contract's.
 """
 
 from __future__ import annotations

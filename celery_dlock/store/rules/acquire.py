@@ -1,6 +1,6 @@
 """Acquire: take a lock, park the message that has to wait, or return why not.
 
-Above 300 lines: the steps of one acquire share its facts, and keep the order of the scripts.
+More than 300 lines: the steps of one acquire share its facts, and keep the order of the scripts.
 """
 
 from __future__ import annotations
