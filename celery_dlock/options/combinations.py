@@ -68,11 +68,13 @@ def _check_limit(options: LockOptions) -> None:
         return
     reasons = {
         "on_conflict='replace', because it leaves one call to run; use another policy": options.replaces,
-        "once_per, because a name has one run mark and not one for each seat": options.once_per is not None,
+        "once_per, because a name has one run mark and not one for each seat; remove one of the two": (
+            options.once_per is not None
+        ),
         "unique='queued+running', because it lets one call run; use unique='queued'": (
             options.unique == "queued+running"
         ),
-        "debounce, because it leaves one call to run": options.debounce is not None,
+        "debounce, because it leaves one call to run; remove one of the two": options.debounce is not None,
     }
     for reason, holds in reasons.items():
         if holds:

@@ -218,8 +218,14 @@ def test_debounce_is_refused_beside_an_option_that_contradicts_it(chosen: dict[s
             {"on_conflict": "replace"},
             "on_conflict='replace', because it leaves one call to run; use another policy",
         ),
-        ({"on_conflict": "queue", "debounce": 5}, "debounce, because it leaves one call to run"),
-        ({"once_per": 60}, "once_per, because a name has one run mark and not one for each seat"),
+        (
+            {"on_conflict": "queue", "debounce": 5},
+            "debounce, because it leaves one call to run; remove one of the two",
+        ),
+        (
+            {"once_per": 60},
+            "once_per, because a name has one run mark and not one for each seat; remove one of the two",
+        ),
         ({"unique": "queued+running"}, "unique='queued+running', because it lets one call run; use unique='queued'"),
     ],
 )
