@@ -184,7 +184,7 @@ def _many_locks(environment: Environment, count: int) -> list[Target]:
         environment.broker.delete("celery")
     growth = rows[3][1] / len(locks[few:]) * few / rows[2][1]
     shown_rows = [[row[0], f"{row[1] * 1e3:.1f}", *row[2:]] for row in rows]
-    head = ["one round of the sweeper", "ms in all", "µs per lock due", "server's µs, of a lock or of all"]
+    head = ["one round of the sweeper", "ms in all", "µs per lock due", "server's µs per lock due, or per round"]
     print(f"{BUCKETS} buckets, a round every {SWEEP_INTERVAL} s by one of all workers; each grant is published\n")
     print(f"{table(head, shown_rows)}\n")
     return [Target(f"sweep and publish one lock, {count - few:,} due by {few:,} due", growth, GROWTH)]
