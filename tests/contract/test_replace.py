@@ -263,6 +263,13 @@ def test_retry_of_a_call_after_which_another_one_started_replaces_nothing(store:
     assert renewed(store, "b") is True
 
 
+def test_retry_under_another_name_ends_if_a_call_of_that_name_has_started(store: RedisStore) -> None:
+    """The store cannot know that this call's first run, under its first name, began later."""
+    start(store, "b")
+    release(store, "b", "ended")
+    assert replaced_by(call(store, "a", replace=RETRY), "a") == "b"
+
+
 def test_call_in_the_place_of_another_task_runs_although_older_ones_ran(store: RedisStore) -> None:
     """Another task has replaced itself by this call (``self.replace``), and never had this lock."""
     start(store, "b")
