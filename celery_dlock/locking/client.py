@@ -49,7 +49,8 @@ __all__ = ["LockClient"]
 
 #: Attempts per acquire. Each attempt has a new acquisition number.
 ATTEMPTS = 2
-#: Maximum random delay, in seconds, before each new vote while no owner gets a majority (Redlock).
+#: Redlock: if no owner gets a majority of the servers, the acquire is repeated. These are the maximum random delays, in
+#: seconds, before each repetition.
 VOTES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
 #: Maximum number of waiters in a listing.
 NAMED = 100
@@ -236,7 +237,7 @@ class LockClient:
         # Repeat here, not in the store: the watchdog also calls the store, and repeats renewals at its next tick.
         (renewed,) = call_again_if_reply_lost(renew, [renewal], within)
         if renewed is None:
-            raise StoreNotReady(f"the renewal of {lease.name} was not confirmed by all that keep it")
+            raise StoreNotReady(f"too few servers confirmed the renewal of {lease.name}")
         if renewed:
             lease.record.renewed(sent + seconds - drift_margin(seconds))
             if isinstance(renewed, StopRequest):
@@ -272,7 +273,8 @@ class LockClient:
         self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest, shard: int
     ) -> Lease | Refusal:
         for window in VOTES:
-            # Several owners voted at the same moment. After different delays, one of them can get a majority.
+            # Several owners asked at the same moment, so the servers' votes were split. After different delays, one
+            # owner can get a majority.
             time.sleep(rng.uniform(0.0, window))
             answer = self._ask(name, context, ttl, request, shard)
             if not isinstance(answer, NoMajority):

@@ -287,9 +287,9 @@ class TestRenewals:
         ends = lease.record.deadline
         with paused(*servers.replicas):
             lease.record.durability = ONE  # type: ignore[misc]  # else it would take 5 s
-            with pytest.raises(StoreUnavailable, match="was not confirmed"):
+            with pytest.raises(StoreUnavailable, match="too few servers confirmed the renewal"):
                 lease.extend(100)
-            with pytest.raises(StoreUnavailable, match="was not confirmed"):
+            with pytest.raises(StoreUnavailable, match="too few servers confirmed the renewal"):
                 durable(party, ONE)  # to enter it again
             lease.ensure()
         assert (lease.record.deadline, lease.lost, lease.hold_count) == (ends, False, 1)
