@@ -109,7 +109,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "conflict-is-a-value": "A conflict is a value. A pure function turns it into a decision.",
         "no-result-hangs": "A skip ends every member of a canvas that can no longer run.",
         "conflict-is-no-failure": (
-            "A conflict uses none of the task's retries. The original message is republished unchanged."
+            "A conflict uses none of the task's retries. The original message is republished, with a new ETA."
         ),
         "hostile-messages-end-alone": (
             "A malformed message fails its own task. It ends no worker and reaches no other task's lock."

@@ -63,8 +63,8 @@ class Watchdog:
     """The thread that renews leases, reports lost ones and releases those of dead processes.
 
     A lease is renewed after a third of its ttl, or one round earlier if rounds take long. The watchdog never calls
-    the broker, which could delay renewals. It takes no lock that other code takes. It finds leases only in lease
-    tables. It reads the time only from ``clock``, so a test can control its schedule.
+    the broker, which could delay renewals. It waits for no ``threading.Lock`` of another thread. It finds leases only
+    in lease tables. It reads the time only from ``clock``, so a test can control its schedule.
 
     Args:
         store: A store that no other thread uses.
@@ -205,7 +205,7 @@ class Watchdog:
                 break  # many releases or a slow store: the next tick renews leases before it goes on
 
     def _release_order(self, record: LeaseRecord) -> tuple[float, str]:
-        """Return a sort key: the release that first failed most recently comes last, and no two are equal."""
+        """Return a sort key. Releases that never failed come first, the others by the time of their first failure."""
         return self._release_failed.get(record.acquisition, 0.0), record.acquisition
 
     def _renew_all(self, scan: _Scan) -> bool:
@@ -220,10 +220,10 @@ class Watchdog:
         return True
 
     def _choose_store(self, scan: _Scan) -> None:
-        """Use the most patient store with which enough calls fit before the first lease ends.
+        """Use the client with the longest timeout that leaves time for repetitions before the first lease ends.
 
-        Three calls must fit: this one, and two more if it fails. After a failed call, only two must fit. If three had
-        to fit each time, every repetition would leave a slow store less time to answer.
+        Three timeouts must pass before then: that of this call, and of two more if it fails. After a failed call, it is
+        two. Always asking for three would shorten the timeout with every repetition, and a slow store needs it long.
         """
         ends_at = min((source.first_deadline() for source in scan.sources), default=math.inf)
         budget = (ends_at - self._clock.monotonic() - TICK) / (2 if self._failing else 3)

@@ -113,7 +113,7 @@ class LockOptions(DerivedOptions):
     """The conflict policy: the treatment of a call whose lock is held.
 
     - ``"skip"``: the call ends REVOKED. A call that ran before (``retries > 0``) is retried instead.
-    - ``"retry"``: the message is published again, unchanged, after a delay.
+    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA.
     - ``"queue"``: the call waits in the lock store, without a worker slot. The calls run in the order of receipt.
     - ``"wait"``: the call blocks its worker slot for at most ``wait_timeout``; then ``after_wait`` applies.
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
@@ -183,8 +183,8 @@ class LockOptions(DerivedOptions):
     stop: str = "raise"
     """The way in which a newer call stops the running body.
 
-    - ``"raise"``: the worker raises :class:`Replaced` once in the body. It derives from Celery's ``Ignore``. It
-      interrupts neither a long C call nor, in a thread, ``time.sleep``.
+    - ``"raise"``: the worker raises :class:`Replaced` once in the body. It derives from Celery's ``Ignore``. It does
+      not interrupt a long C call or, in the pool threads, ``time.sleep``: the body stops after that call.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
 
     The worker learns of the newer call at the next renewal of the lease. Such a lease is renewed every second, or every
@@ -237,16 +237,16 @@ class LockOptions(DerivedOptions):
     queued_ttl: Seconds = 3600.0
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
-    The time counts from the ETA of the call. It limits how long a lost message blocks its name. A message is lost if
-    its queue was purged, or if its publisher died before publishing it. A duration of ``once_per`` must be at least
-    ``queued_ttl``. Requires ``unique='queued'`` or ``unique='queued+running'``.
+    The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name. A
+    message is lost if its queue was purged, or if its publisher died before publishing it. If ``once_per`` is a number
+    of seconds, it must be at least ``queued_ttl``. Requires ``unique='queued'`` or ``unique='queued+running'``.
     """
 
     once_per: Seconds | str | None = None
     """The time that a lock name stays used after a successful body.
 
-    A call of a used name does not run, whatever ``on_conflict`` says. The time counts from the release: 0.001 s to ten
-    years, or ``"forever"``, which is ten years. A failure, a retry or an ``Ignore`` leaves the name free. With
+    A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to ten years, counted from
+    the release, or ``"forever"``, which is ten years. A failure, a retry or an ``Ignore`` leaves the name free. With
     ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. Calls
     that no such scheduler sent run as with ``None``. ``None`` switches the option off.
     """
@@ -284,8 +284,8 @@ class LockOptions(DerivedOptions):
 
     With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``, the worker
     raises :class:`LockLost` once in the body. If the store does not answer, the worker raises it before the lease
-    expires. The exception interrupts neither a long C call nor, in a thread, ``time.sleep``. ``"abort"`` has no effect
-    in the solo pool and in an eager call.
+    expires. The exception does not interrupt a long C call or, in the pool threads, ``time.sleep``: the body stops
+    after that call. ``"abort"`` has no effect in the solo pool and in an eager call.
     """
 
     after_lost: str = "fail"
@@ -296,10 +296,10 @@ class LockOptions(DerivedOptions):
     """
 
     on_store_error: str = "retry"
-    """The treatment of a call if the lock store does not answer or refuses.
+    """The treatment of a call if the lock store does not answer, or refuses a command.
 
-    - ``"retry"``: the message is published again, unchanged, after a delay: at most 1 s, then twice as long
-      each time, up to 60 s.
+    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is at most 1 s,
+      then twice as long each time, up to 60 s.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
       :class:`LockLost`.

@@ -86,7 +86,7 @@ class SingletonTask(_Task):
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         task = super().__new__(cls)
         # Wrap on the instance: the tracer reads the methods from there, so a subclass cannot bypass the wrappers.
-        # Call the inherited methods directly, unless a subclass has its own: those below only call super().
+        # SingletonTask's own before_start and after_return only call super(). If no subclass overrides them, skip them.
         inherited: Any = super(SingletonTask, task)
         before_start, after_return = task.before_start, task.after_return
         if cls.before_start is SingletonTask.before_start:
@@ -116,7 +116,7 @@ class SingletonTask(_Task):
         app.steps["worker"].add("celery_dlock.worker:SingletonStep")
         bound = super().bind(app)
         mask_secrets(app)
-        # Check as early as the app is configured. The worker checks again, because the app may be configured later.
+        # Check now, in case the app is configured already. The worker checks again at its start.
         check_topology_support(app.conf.get("dlock_url"), cls.lock_options, cls.name)
         if cls.track_started:
             # The tracer stores STARTED before the body is known to run: for a duplicate delivery, it would overwrite
@@ -270,7 +270,7 @@ class SingletonTask(_Task):
 
     @property
     def own_call(self) -> Call:
-        """The options of each call that chooses none."""
+        """The options of a call that has no ``dlock={...}``."""
         if self._own_call is None:
             self._own_call = Call(self.lock_options, self.lock_spec)
         return self._own_call
@@ -318,8 +318,8 @@ class SingletonTask(_Task):
                 ``dlock_call_options`` says which options a call may change.
 
         Raises:
-            InvalidLockOptions: An option is unknown, not permitted, has an invalid value, cannot be carried by a
-                message, or is given beside ``dlock=``.
+            InvalidLockOptions: An option in ``dlock`` is unknown, not permitted, has an invalid value, or cannot be
+                carried by a message. Or a lock option was given as a keyword of its own, outside ``dlock``.
             LockHeld: With ``unique`` and ``on_duplicate="raise"``: another call has the name.
             LockKeyError: With ``unique``: the arguments give no lock name.
             StoreUnavailable: With ``unique``: the store did not answer, and the call is not published.

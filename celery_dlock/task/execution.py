@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "current", "running"]
 
 
-#: Seconds that a call waits in its pool slot for a holder whose body has ended. After them the policy decides.
+#: Seconds that a call waits in its pool slot for a holder whose body has ended. After them :func:`.policy.decide` has
+#: the message republished.
 RELEASING_WAIT = 1.0
 #: Seconds that a message waits until its predecessor in the receive order has a rank, and seconds between two checks.
 PREDECESSOR_WAIT, PREDECESSOR_POLL = 1.0, 0.002
@@ -63,7 +64,8 @@ class Execution(Run):
     _depth = 0
     _finished = _republished = False
     _reservation: RetryReservation | None = None
-    #: The claim that this run has to release when its message starts or ends.
+    #: The name that this message has claimed (``unique``). The claim is released once the run holds the lock, or when
+    #: the message ends without it.
     _claimed: LockName | None = None
 
     def begin(self, args: Any, kwargs: Any) -> None:
@@ -145,7 +147,7 @@ class Execution(Run):
     def finish(
         self, *, final: bool = False, success: bool = False, died: bool = False, copies_end: bool = True
     ) -> None:
-        """Release everything this run acquired. Idempotent: the first of the three exit hooks does the work.
+        """Release everything this run acquired. Idempotent: the first exit hook (see :mod:`.hooks`) does the work.
 
         Args:
             final: The message will be acknowledged, and its end is stored.
@@ -179,7 +181,7 @@ class Execution(Run):
     # -- the body
 
     def _end_interrupted(self, lease: Lease, error: LockLost | Replaced) -> None:
-        """End a run whose body was stopped. Return if its error is to end it as any other error does."""
+        """Raise the end of a run whose body was stopped. Return if its error is to end the run like any other error."""
         if isinstance(error, Replaced):
             if lease.replaced:
                 self.was_stopped = True

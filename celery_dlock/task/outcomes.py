@@ -198,7 +198,7 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
         raise HandledElsewhere(reason)
     place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
     if answer.evicted:
-        # If this message is the oldest by rank, the store evicted it and not an earlier waiter.
+        # The store evicts the waiter with the lowest rank. That may be this message, although others were parked first.
         itself = answer.evicted.identity == run.identity.digest
         if answer.newer:
             outcome = "replaced" if run.options.replaces else "debounced"
@@ -207,7 +207,8 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
         else:
             newer = None if itself else run.request.id
             error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
-        # A delivery of a stopped call may end here whose body has ended, while its process died afterwards.
+        # Under "replace", this may be a redelivered message: its body was stopped and its end stored, and then its
+        # process died before the acknowledgement. Do not overwrite that end.
         keeps_end = itself and run.options.replaces
         run.task.dlock.grant_publisher.evict(name, answer.evicted, error, keeps_end=keeps_end)
         if itself:
@@ -250,7 +251,8 @@ def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> B
     if policy == "fail":
         raise error
     if policy == "retry":
-        # If the reply to parking was lost, the parked copy may have run already. By the rank, the store finds this out.
+        # If the reply to parking was lost, the parked copy may have run already. So keep the rank: if it is lower than
+        # the time in the done mark, the store drops the republished message.
         _retry_uncounted(run, name, error, run.rank_us)
     if policy == "local":
         return _run_locally(run, name, error)
@@ -264,7 +266,7 @@ def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLeas
     try:
         refusal = lock_file.take(run, name)
     except LockFilesUnusable as unusable:
-        # Nothing runs without any lock: that would be on_store_error="run".
+        # Do not run the body without any lock, as on_store_error="run" would.
         _retry_uncounted(run, name, StoreUnavailable(f"{error}; {unusable}"), run.rank_us)
     if refusal is not None:
         return refusal

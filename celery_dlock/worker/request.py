@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["SingletonRequest"]
 
 _NO_HEADER: Final = RepublishHeader()
-#: The content type of JSON. The brackets in the text limit its nesting depth, so the decoded body is rarely examined.
+#: The content type of JSON. A JSON text nests no deeper than it has opening brackets. If they are few, the decoded body
+#: is not examined.
 JSON: Final = "application/json"
 #: The headers that Celery itself writes. Its ``Context`` treats every other header as the user's own.
 _CELERY_HEADERS: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"})
@@ -70,7 +71,7 @@ class SingletonRequest(AckTrackingRequest):
 
     #: The task of this class, and the delivery registry of this worker. Set when the class receives its first message.
     _dlock_kind: tuple[SingletonTask | None, Any] = (None, None)
-    #: By the task's options, calls have a claim or the policy ``queue``. If so, read the options of each call.
+    #: The task's options make its calls claim a name or park (``queue``, ``replace``). So read each call's own options.
     _dlock_reads_options = False
     #: The call's options, if its message was published with a claim.
     dlock_claim_call: Call | None = None
@@ -161,7 +162,10 @@ class SingletonRequest(AckTrackingRequest):
             request["headers"] = {name: request[name] for name in request.keys() - _CELERY_HEADERS}
 
     def _dlock_without_deaths(self, headers: Mapping[str, Any], queue: str | None) -> Mapping[str, Any]:
-        """Return the headers without RabbitMQ's records of a delay, which the task's own messages would inherit."""
+        """Return the headers without the ``x-death`` headers of a delay over RabbitMQ.
+
+        Otherwise the messages that the task publishes would inherit them.
+        """
         cleaned = without_deaths(headers)
         if cleaned is headers:
             return headers
@@ -262,8 +266,8 @@ class SingletonRequest(AckTrackingRequest):
                 self._dlock_restore(error, exc_info.traceback)
             self.dlock_completed()
         if isinstance(error, Postponed):
-            # Monitors show the task as STARTED. Of the events that lead back from STARTED, Celery's State accepts only
-            # task-retried. Send it here, because an event of the pool child could arrive before task-started.
+            # Monitors show the task as STARTED. Only task-retried makes Celery's State show it as waiting again. Send
+            # it here, because an event of the pool child could arrive before task-started.
             self.send_event("task-retried", exception=repr(error), traceback=None)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature

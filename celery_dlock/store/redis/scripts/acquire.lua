@@ -22,7 +22,7 @@
 -- @args task  name of the caller's task
 -- @args task_id  id of the caller's task
 -- @args process  node name of the caller's worker, a space, and the caller's process id
--- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies [again]
+-- @args redelivered  "1" if the broker flagged this delivery, or the delivery that was republished as this one [again]
 -- @args may_be_copied  "1" if other copies of this message may exist [again]
 -- @args rank_us  rank that a republished copy keeps, in us; "" for a new message [again]
 -- @args min_hold_ms  milliseconds from now that the lock stays held at least [hold]
@@ -32,7 +32,7 @@
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash". The rank "-" is since_us - age_us.
---   It is one string, because the client needs more time to parse several parts than for the rest of the call.
+--   The reply is one string, because the client needs more time to parse several parts than for the rest of the call.
 -- @reply {"held", rank_us, acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid}
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done"}  this message has finished
@@ -96,7 +96,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
       drop_reservation()
       return {'used', run_mark}
     end
-    -- Used only if the lock is free: while the body of the started run is alive, it holds the lock.
+    -- Read below only if the lock is free: while the body of the started run is alive, it holds the lock.
     outcome_unknown = previous_run.state == 'unknown' or
       (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
   end

@@ -3,8 +3,9 @@
 -- @after time holder grant unpublished_grant
 --
 -- The replaced call stays in `delayed` until its end is stored, with the field <identity>:over, so that its copies do
--- not run. If the process that has to store its end dies, it is granted the lock some seconds later. The worker that
--- receives this copy ends it.
+-- not run. If the process that has to store this end dies, the call becomes a waiter again END_WITHIN_US later. When
+-- it is granted the lock, its message is published once more. The worker that receives the message stores the end and
+-- does not run it.
 --
 -- The including script has set: now, rank, held.
 
@@ -18,7 +19,8 @@ local function await_end(waiter, its_rank, by)
   redis.call('ZADD', delayed, decimal(now + END_WITHIN_US), waiter)
 end
 
--- Grant the free lock if a waiter is due, or have the queue swept when one is. Return the grant of this command.
+-- If the lock is free, grant it to a waiter that is due. Otherwise have the queue swept at `due`. Return the grant that
+-- this command, or its first copy, has made; nil if there is none.
 local function wait_until(due)
   if not held then
     return grant_next(now, acquisition)
