@@ -138,7 +138,7 @@ class AckTrackingRequest(Request):
                     self._dlock_deliveries.completion_marker.mark(self)
 
     def dlock_completed(self) -> None:
-        """Make sure that the run, whose end is stored, does not run again if its acknowledgement is lost."""
+        """Make sure that a message whose end is stored does not run again if its acknowledgement is lost."""
         if (self._message.acknowledged and not self.dlock_ack_lost) or self._needs_no_mark:
             return
         # Set this before the check. In a pool of threads the acknowledgement may fail at the same time. Then at least
