@@ -1,4 +1,4 @@
-"""A message as it was received: passed to the pool child, and republished unchanged."""
+"""A message as it was received: passed to the pool child, and republished with a new ETA."""
 
 from __future__ import annotations
 
