@@ -22,7 +22,7 @@ _WITH_ID: Final = re.compile(r"(.*:[0-9a-f]{32})/(.+)")
 
 @click.command()
 @click.argument("name")
-@option("--acquisition", help="Only this acquisition, as `show` printed it. Default: the one that holds the lock now.")
+@option("--acquisition", help="Only this acquisition, as `show` prints it. Default: the one that holds the lock now.")
 @option("--force", is_flag=True, help="Also if the holder is alive, or min_hold, keep_on_retry or a hold keeps it.")
 @_REASON
 def release(name: str, acquisition: str | None, force: bool, reason: str) -> None:  # noqa: FBT001
@@ -67,8 +67,8 @@ def unhold(name: str, reason: str) -> None:
 @click.command()
 @click.argument("name")
 @option("--sent/--not-sent", "sent", required=True, default=None, help="Whether the run did its work.")
-@option("--tick", default="", help="The tick, as `unknown` printed it.")
-@option("--mark", help="Only this run, as `unknown` printed its mark. Default: the one that is unknown now.")
+@option("--tick", default="", help="With once_per='tick': the tick of the run, as `unknown` prints it.")
+@option("--mark", help="Only the run with this mark, as `unknown` prints it. Default: the run that is unknown now.")
 @option("--dry-run", is_flag=True, help="Only print which run would be settled.")
 @_REASON
 def resolve(
@@ -92,10 +92,10 @@ def resolve(
 
 @click.command()
 @click.argument("name")
-@option("--tick", default="", help="The tick, as `unknown` printed it.")
+@option("--tick", default="", help="With once_per='tick': the tick to free, as `unknown` or `list --json` prints it.")
 @_REASON
 def forget(name: str, tick: str, reason: str) -> None:
-    """Delete the run mark of a name, so that its next call runs."""
+    """Delete the run mark of a name (once_per), or that of one of its ticks, so that the next call runs."""
     with session() as opened:
         done = opened.control.forget(name, tick=tick, reason=reason)
         _done(done, f"the run mark of {name} is deleted", f"{name} has no run mark")
@@ -121,7 +121,7 @@ def queue() -> None:
 @queue.command("list", hidden=True)
 @click.argument("name", required=False)
 @option(
-    "--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="The highest number of waiters."
+    "--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="At most this many waiters."
 )
 @listing
 def queue_list(name: str | None, limit: int, form: str | None) -> None:

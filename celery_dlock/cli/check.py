@@ -13,12 +13,17 @@ __all__ = ["check"]
 
 
 @click.command()
-@option("--max-wait", type=DURATION, default="10m", show_default=True, help="The oldest waiter may wait so long.")
-@option("--max-hold", type=DURATION, default="6h", show_default=True, help="The oldest lock may be held so long.")
-@option("--max-dead", type=click.IntRange(0), default=0, show_default=True, help="So many dead letters are fine.")
 @option(
-    "--max-unknown", type=click.IntRange(0), default=0, show_default=True, help="So many unknown outcomes are fine."
+    "--max-wait", type=DURATION, default="10m", show_default=True, help="A waiter that has waited longer is a problem."
 )
+@option(
+    "--max-hold", type=DURATION, default="6h", show_default=True, help="A lock that has been held longer is a problem."
+)
+@option("--max-dead", type=click.IntRange(0), default=0, show_default=True, help="More dead letters are a problem.")
+@option(
+    "--max-unknown", type=click.IntRange(0), default=0, show_default=True,
+    help="More unknown outcomes are a problem.",
+)  # fmt: skip
 @listing
 def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, form: str | None) -> None:
     """Check the store, the rights of this user, and what waits for a decision. Exit code 1 if there is a problem."""

@@ -44,13 +44,15 @@ def dlock(ctx: click.Context, /, **_preload: Any) -> None:
 
 @dlock.command("list")
 @option("--task", help="Only names that this task holds, has run or has claimed.")
-@option("--name", help="Only names that match this pattern, as 'shop.*'.")
+@option("--name", help="Only names that match this pattern, such as 'shop.*'.")
 @option("--state", help="Only these states, with commas: held, granted, kept, used, unknown, claimed.")
-@option("--older", type=DURATION, help="Only names that are in their state for longer, as 10m.")
-@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends after so many names.")
+@option("--older", type=DURATION, help="Only names that have been in their state for longer, such as 10m.")
+@option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many names."
+)
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
 @option("--all", "every", is_flag=True, help="All pages.")
-@option("--workers", is_flag=True, help="Ask the live workers what they hold, in place of the store.")
+@option("--workers", is_flag=True, help="Ask the live workers, not the store, what they hold.")
 @listing
 @click.pass_context
 def list_(  # click prints the docstring
@@ -59,7 +61,7 @@ def list_(  # click prints the docstring
 ) -> None:  # fmt: skip
     """List the lock names that are in use.
 
-    The keys of the store are looked at in small steps, so that no other client waits. A page can be longer than the
+    The command looks at the keys of the store in small steps, so no other client waits. A page can be longer than the
     limit. With --workers, the list comes from the live workers, and also shows their pools, versions and watchdogs.
     """
     if workers and (state or older is not None or cursor or every):
@@ -94,7 +96,7 @@ def list_(  # click prints the docstring
 @option("--task", help="A task's name: show the lock of its call with --args and --kwargs.")
 @option("--args", type=JSON["array"], default="[]", help="Its positional arguments, as JSON.")
 @option("--kwargs", type=JSON["object"], default="{}", help="Its keyword arguments, as JSON.")
-@option("--id", "task_id", help="A task id: show the locks that it holds, waits for or claims, or that refused it.")
+@option("--id", "task_id", help="A task id: show the locks that the call holds, awaits or claims, or that refused it.")
 @formats
 def show(
     name: str | None, task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: str | None, form: str | None
@@ -181,7 +183,7 @@ def unknown(task: str | None, form: str | None) -> None:
 
 
 @dlock.command()
-@option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="So many of the newest.")
+@option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most this many, the newest.")
 @listing
 def audit(limit: int, form: str | None) -> None:
     """List the newest actions of operators."""

@@ -62,7 +62,7 @@ JSON: Final = {"array": _Json(list, "array"), "object": _Json(dict, "object")}
 
 def formats(command: F) -> F:
     """Add ``--json`` and ``--jsonl``."""
-    jsonl = option("--jsonl", "form", flag_value="jsonl", help="Print one JSON document a line, for long lists.")
+    jsonl = option("--jsonl", "form", flag_value="jsonl", help="Print one JSON document per line, for long lists.")
     return option("--json", "form", flag_value="json", help="Print one JSON document.")(jsonl(command))
 
 
@@ -84,7 +84,7 @@ def bulk(command: F) -> F:
     for one in (
         option("--reason", default="", help="The reason, for the audit."),
         option("--dry-run", is_flag=True, help="Only print what would be done."),
-        option("--yes", is_flag=True, help="Do it, also if it concerns several. Without it, their number is printed."),
+        option("--yes", is_flag=True, help="Do it even if it concerns several. Otherwise their number is printed."),
     ):
         command = one(command)
     return command

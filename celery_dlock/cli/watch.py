@@ -55,7 +55,7 @@ _COUNTED: Final = 1000
 
 @click.command()
 @option("--task", help="Only names that this task holds, has run or has claimed.")
-@option("--name", help="Only names that match this pattern, as 'shop.*'.")
+@option("--name", help="Only names that match this pattern, such as 'shop.*'.")
 @option("--state", default="held,granted,kept", show_default=True, help="Only these states, with commas.")
 @option("--every", type=DURATION, default="2s", show_default=True, help="The time between two readings of the store.")
 def watch(task: str | None, name: str | None, state: str, every: float) -> None:
@@ -163,9 +163,11 @@ class View:
         )
         head = self._rich.Text(f"{iso(time.time())}  locks {locks} · {counts} · Ctrl-C ends", style="bold")
         shown = min(len(waiters), max(2, rows - len(views)))
+        # A page has the names in the order of the keys, so there may be older locks on later pages.
+        title = "Some of the locks, their oldest first" if page.cursor else "Locks, the oldest first"
         return [
             head,
-            self._table("Locks, the oldest first", _LOCKS, views, rows - shown),
+            self._table(title, _LOCKS, views, rows - shown),
             *([self._table("Waiters", _WAITERS, waiters, shown)] if waiters else []),
         ]
 

@@ -18,6 +18,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner
 
 from celery_dlock import Lock
+from celery_dlock.keys.key_spec import shared_name
 from tests.contract.helpers import NAME, request_of
 from tests.contract.test_cli import MODULE
 from tests.support.polling import eventually
@@ -111,6 +112,14 @@ def test_watch_shows_locks_and_ends_cleanly_at_a_signal(shop, terminal, redis_ur
     # The cursor is shown again, and the alternate screen is left.
     assert seen.raw.rindex("\x1b[?25h") > seen.raw.rindex("\x1b[?25l")
     assert "\x1b[?1049l" in seen.raw
+
+
+def test_watch_says_that_it_shows_some_of_the_locks_if_there_are_more_than_rows(shop, terminal, store, redis_url):
+    for number in range(120):
+        store.acquire(shared_name(f"many-{number}"), f"x.{number}", 300_000, request_of("many"))
+    seen = terminal("-A", shop(redis_url), "dlock", "watch", "--every", "0.2")
+    seen.wait_for("Some of the locks, their oldest first")
+    seen.end(signal.SIGINT)
 
 
 def test_watch_shows_that_the_store_is_away_and_goes_on(shop, terminal, own_server):
