@@ -211,7 +211,7 @@ def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
 
 # TLS
 
-NO_TLS = "(over TLS, which rediss:// or an option asks for: perhaps the server speaks none)"
+NO_TLS = "(over TLS, which rediss:// or an option asks for: perhaps the server does not speak TLS)"
 
 
 def test_tls_asked_of_a_server_without(clean_server: Server, start: Start) -> None:
@@ -222,12 +222,12 @@ def test_tls_asked_of_a_server_without(clean_server: Server, start: Start) -> No
 
 
 @pytest.mark.parametrize(("url", "hinted"), [("rediss://{}:{}/0", True), ("redis://:s3cret@{}:{}/0", False)])
-def test_timeout_over_tls_hints_that_the_server_may_speak_none(url: str, hinted: bool) -> None:
+def test_timeout_over_tls_hints_that_the_server_may_have_no_tls(url: str, hinted: bool) -> None:
     with socket.create_server((HOST, 0)) as silent:
         lock = Lock("x", app=app_at(url.format(*silent.getsockname()), dlock_timeout=0.2))
         with pytest.raises(StoreUnavailable) as refused:
             lock.locked()
-    assert ("perhaps the server speaks none" in str(refused.value)) == hinted
+    assert ("perhaps the server does not speak TLS" in str(refused.value)) == hinted
 
 
 def test_tls_asked_of_a_cluster_without(clean_server: Server, start: Start) -> None:

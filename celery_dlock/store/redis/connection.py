@@ -26,7 +26,7 @@ __all__ = ["ErrorReply", "RespConnection", "refused_or_unanswered", "unanswered"
 _INTEGER, _BULK, _ARRAY, _ERROR = b":$*-"
 
 #: A server without TLS reads the client's handshake as the start of a command, and waits for the rest of it.
-_TLS_TIMEOUT_HINT = "over TLS, which rediss:// or an option asks for: perhaps the server speaks none"
+_TLS_TIMEOUT_HINT = "over TLS, which rediss:// or an option asks for: perhaps the server does not speak TLS"
 #: A server that refuses the client's certificate sends an alert and closes the connection. With TLS 1.3 the client may
 #: write before it has read the alert. Then the write fails with this text.
 _TLS_EOF = "EOF occurred in violation of protocol"
