@@ -120,7 +120,10 @@ class LockFilesUnusable(DLockError):
 
 
 class StoreUnavailable(DLockError):
-    """The store did not carry out a command. The lock is in the same state as before."""
+    """The store did not answer, or refused a command.
+
+    It may have carried out a command whose reply was lost. celery-dlock repeats or undoes such a command.
+    """
 
 
 class StoreRefused(StoreUnavailable):

@@ -29,7 +29,7 @@ else:
 __all__ = ["DLockScheduler", "TickScheduler"]
 
 
-#: The last run that Celery is shown lies this long before the due time: longer than a day and any clock change.
+#: `_ask_celery` pretends that the last run was this long before the due time: longer than a day and any clock change.
 _LONG_BEFORE = timedelta(hours=27)
 
 
@@ -43,7 +43,7 @@ class TickScheduler(_Base):
     since the epoch, a crontab at the minutes that it names. After a pause, an entry is sent once, for its latest due
     time.
 
-    If a message cannot be published, this beat does not send it again for that tick, as in Celery. Another beat does.
+    If a message cannot be published, this beat does not send that tick again, as in Celery. Another beat sends it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ class TickScheduler(_Base):
         return schedstate(is_due=True, next=wait)
 
     def _ask_celery(self, entry: Any, latest: datetime) -> Any:
-        """Return Celery's own answer for an entry that last ran long before ``latest``."""
+        """Return Celery's own answer, as if the entry had last run long before ``latest``."""
         last_run_at = entry.last_run_at
         entry.last_run_at = latest - _LONG_BEFORE - getattr(entry.schedule, "run_every", timedelta(0))
         try:
@@ -86,10 +86,11 @@ class TickScheduler(_Base):
         if due is None:
             return following
         if not is_ours(entry.schedule):
-            if hasattr(following, "model"):  # the time of sending, which Django may refuse with a time zone
+            if hasattr(following, "model"):
+                # Celery set the time of sending, with a time zone. Without USE_TZ, Django cannot store that.
                 following.model.last_run_at = _for_django(maybe_make_aware(following.model.last_run_at, timezone.utc))
             return following
-        # Celery records the time of sending and counts on from there: each run would come a little later.
+        # Celery records the time of sending and computes the next due time from it, so each run would come later.
         following.last_run_at = due
         if hasattr(following, "model"):  # an entry of django-celery-beat
             following.model.last_run_at = _for_django(due)
@@ -114,7 +115,7 @@ class TickScheduler(_Base):
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         super().populate_heap(*args, **kwargs)
-        # Celery asks the entries themselves, which count from their last run.
+        # Celery asks the entries themselves, and these compute their due times from their last run.
         self._heap: Any = [self._rescheduled(event) for event in self._heap or ()]
         heapq.heapify(self._heap)
 
@@ -141,13 +142,13 @@ class TickScheduler(_Base):
 
 
 def _last_run(entry: Any) -> datetime | None:
-    """Return the time of an entry's last run, with a time zone; None if the entry does not know one."""
+    """Return the time of an entry's last run, with a time zone; None if the entry has no such time."""
     last: datetime | None = entry.last_run_at
     if last is None or last.tzinfo is not None:
         return last
     if last == getattr(getattr(entry, "model", None), "date_changed", None):
-        # It has not run yet: django-celery-beat takes the time of its creation. Without time zones, Django stores local
-        # time. Read as UTC, it could lie hours ahead, and nothing would be due until then.
+        # It has not run yet, so django-celery-beat uses the time of its creation. Without USE_TZ, Django stores that as
+        # local time. Read as UTC, it could lie hours ahead, and the entry would not be due until then.
         return last.astimezone()
     return maybe_make_aware(last, timezone.utc)
 

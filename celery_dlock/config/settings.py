@@ -50,7 +50,7 @@ class Settings:
     grant_timeout: float
     grant_attempts: int
     doubtful_after: float | None
-    """The age of an unacknowledged delivery from which a Redis broker may have delivered its message again.
+    """If a delivery is unacknowledged for this long, a Redis broker may have delivered its message again.
 
     It comes from the broker's ``visibility_timeout``. None for brokers without one.
     """
@@ -139,7 +139,10 @@ def _keys(conf: Any) -> set[str]:
 
 
 def _check_pauses(settings: Settings) -> None:
-    """Check that the pause after a restart that is set applies to the store; the other one has no effect on it."""
+    """Refuse a setting for a pause that has no effect on this store.
+
+    The pause after a restart is ``restart_delay`` on a Redlock, and ``failover_quarantine`` on any other store.
+    """
     redlock, quarantine, delay = len(settings.locations) > 1, settings.failover_quarantine, settings.restart_delay
     if redlock and quarantine:
         reason = "0 on a Redlock; set dlock_restart_delay instead"
@@ -184,5 +187,5 @@ def _doubtful_after(app: Celery) -> float | None:
         return None
     visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
     # Use a shorter limit than the visibility timeout: the broker counts it from an earlier moment, by another worker's
-    # clock. A false alarm only costs one done mark.
+    # clock. If the limit is too short, the store only gets a done mark that is not needed.
     return max(0.0, visibility - max(2.0, visibility / 10))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain"]
 
-#: Waiters of one lock that are looked at.
+#: The largest number of waiters of one lock that are searched.
 WAITERS: Final = 10_000
 #: Seconds that the result backend has to answer.
 RESULT_TIMEOUT: Final = 5
@@ -40,7 +40,7 @@ class Explanation:
         task_id: The task id of the call.
         result: The state of its result; "" if there is no result backend, or if it did not answer.
         reason: The reason of that state, if celery-dlock stored it; "" otherwise.
-        holds: The locks that it holds, that are granted to it, or that it left behind.
+        holds: The locks that it holds, that are granted to it, or that are kept after its body has ended.
         waits: Its places in queues.
         dead_letters: Its dead letters.
         runs: Its runs that have not succeeded (``once_per``).
@@ -78,7 +78,8 @@ def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     ]
     letters = [letter for letter in store.dead_letters() if letter.task_id == task_id]
     runs = [run for run in store.unsettled_runs() if run.task_id == short]
-    # The store is asked first, because a result backend on the same server may wait for it without end.
+    # Ask the store first: if its server hangs, the store raises after its timeout. A result backend on the same server
+    # may have none.
     (result, reason, refused_by), silent = _result_in_time(app, task_id)
     found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, (), refused_by)
     now = [_now_held_by(store.describe(name_from_text(waiter.name)), waiter) for waiter in waits]
@@ -213,4 +214,4 @@ def _hold(name: str, holder: HolderView) -> str:
     return f"{_VERBS[holder.state]} {name} since {shown_time(holder.since)}{where}"
 
 
-_VERBS: Final = {"held": "it holds", "granted": "it is granted", "kept": "it left behind, kept,"}
+_VERBS: Final = {"held": "it holds", "granted": "it is granted", "kept": "it has ended and still keeps"}

@@ -26,9 +26,9 @@ from .pages import PAGE, Column, FilterForm, LockPage, opened, permitted, shown,
 
 __all__ = ["LockAdminMixin"]
 
-#: Waiting calls, unknown outcomes or dead letters that a list has on all of its pages.
+#: The largest number of entries of a list, over all of its pages: waiting calls, unknown outcomes or dead letters.
 MOST: Final = 10_000
-#: Waiting calls that the page of a lock shows.
+#: The largest number of waiting calls on the page of a lock.
 FIRST: Final = 20
 _HELD: Final[tuple[State, ...]] = ("held", "granted", "kept")
 

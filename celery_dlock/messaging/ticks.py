@@ -44,7 +44,7 @@ class Tick(NamedTuple):
 def header_for(task: str, entry: str, due: float) -> dict[str, dict[str, Any]]:
     """Return the header of a message that is sent for a tick.
 
-    It names the task, because a body may publish other tasks with its own headers.
+    The header names the task, because a body may pass its headers on to other tasks, for which the tick does not count.
     """
     return {HEADER: {"task": task, "entry": entry, "due": due}}
 

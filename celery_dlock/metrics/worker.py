@@ -38,7 +38,7 @@ class WorkerCollector:
     """The counters of this worker, for a registry of ``prometheus_client``.
 
     Register it in the worker's main process before the pool starts. The module of the app is a place for that, or a
-    receiver of Celery's signal ``worker_init``. In any other process it collects nothing. With the setting
+    receiver of Celery's signal ``worker_init``. Outside a worker it collects nothing. With the setting
     ``dlock_metrics_port``, celery-dlock serves the same metrics and needs no collector.
 
     Args:

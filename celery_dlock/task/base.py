@@ -191,7 +191,7 @@ class SingletonTask(_Task):
     # The next three take the ``dlock={...}`` of a call that chose a key or window of its own.
 
     def used(self, *args: Any, **kwargs: Any) -> LastRun | None:
-        """Return how the last run of this call's name ended, under ``once_per``.
+        """Return the last run of this call's name under ``once_per``, running or ended.
 
         Args:
             args: The call's positional arguments.

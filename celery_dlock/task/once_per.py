@@ -17,21 +17,21 @@ __all__ = ["forget", "last_run", "resolve"]
 
 
 def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
-    """Return how the last run of a call's name ended; None if the name is free."""
+    """Return the last run of a call's name, running or ended; None if the name is free."""
     if not task.locks_enabled:
         return None
     return task.dlock.lock_store.last_run(_name(task, args, kwargs), tick)
 
 
 def forget(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> bool:
-    """Delete the run mark of a call's name; false if there was none."""
+    """Delete the run mark of a call's name. Return false if there was none."""
     if not task.locks_enabled:
         return False
     return task.dlock.lock_store.forget_run(_name(task, args, kwargs), tick)
 
 
 def resolve(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], *, sent: object, tick: str = "") -> bool:
-    """Record the outcome of a run whose process died; false if the name has no unknown outcome."""
+    """Record the outcome of a run whose process died. Return false if the name has no unknown outcome."""
     call = _call(task, kwargs)
     window = call.options.once_seconds
     if window is None:

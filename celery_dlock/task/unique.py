@@ -69,7 +69,7 @@ class _ClaimingCall(NamedTuple):
 
 
 def claiming_call(task: LockedTask, headers: Mapping[str, Any] | None) -> Call | None:
-    """Return a call's options if it claims its name when it is published, else None."""
+    """Return the options of a call that claims its name when it is published; None for any other call."""
     if not task.lock_options.claims and OPTIONS_HEADER not in (headers or ()):
         return None
     call = call_of(task, headers)
@@ -135,7 +135,7 @@ def release_claim(task: LockedTask, name: LockName, identity: Identity) -> bool:
 
 
 class BatchClaim:
-    """The claims of a group's calls, made in one round trip.
+    """The claims of a group's calls, made together: one round trip for many calls.
 
     Args:
         calls: For each call, its task and the arguments of its ``apply_async``.
@@ -168,7 +168,8 @@ class BatchClaim:
 
     def leave(self) -> None:
         """Restore the answers of the group around this one."""
-        # Not ContextVar.reset: a generator may be closed in another context, where its token is invalid.
+        # Not ContextVar.reset: the caller is a generator. It may be closed in another context, where reset() refuses
+        # the token of set().
         _batch_answers.set(self._outer)
 
     def release_unpublished(self) -> None:
@@ -177,7 +178,7 @@ class BatchClaim:
 
 
 def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _ClaimingCall | None:
-    """Return the claim of a call. None: it follows another task and has no lock name, so the worker will fail it."""
+    """Return the claim of a call; None if it follows another task and has no lock name, so the worker will fail it."""
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
     # Celery publishes a call with a parent id after another task has run, so an error would reach no caller.
     follows = given.get("parent_id") is not None

@@ -1,6 +1,6 @@
 """The kit of one test: an app with its locks in memory, other owners of them, and a clock to move.
 
-More than 300 lines: tests call all of it on one fixture.
+More than 300 lines: tests call all methods on one fixture, so they are one class.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DLockKit"]
 
-#: Milliseconds that another owner holds a lock: longer than tests travel.
+#: The ttl in milliseconds of another owner's lock: longer than tests move the clock.
 _LONG_MS: Final = 100 * 366 * 24 * 3600 * 1000
 _MOST_WAITERS: Final = 1000
-#: Seconds in which another thread publishes the message of a grant.
+#: The longest time in seconds to wait until another thread has published the message of a grant.
 _PUBLISHED_WITHIN: Final = 2.0
 _ELSEWHERE: Final = "another-worker@testing"
 
@@ -71,7 +71,8 @@ class DLockKit:
         self.events: list[Event] = []
 
     def __enter__(self) -> Self:
-        # Made by the first call that needs it. Another test run on this machine must not hold its lock files.
+        # The first call that needs the directory makes it. Its name is unique, so that two test runs on one machine do
+        # not share lock files.
         run_dir = Path(tempfile.gettempdir(), f"celery-dlock-testing-{uuid.uuid4().hex}")
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
@@ -131,7 +132,7 @@ class DLockKit:
 
     def _move_others(self, seconds: float) -> None:
         self._memory.clock.travel(seconds)
-        # Otherwise the next lease would warn that the watchdog has not looked for so long.
+        # Otherwise the next lease would warn that the watchdog has not looked at the leases for that time.
         lease_table: Any = self._runtime.lease_table
         lease_table.scanned_at = self._clock.monotonic()
 
@@ -151,8 +152,8 @@ class DLockKit:
 
         At its end the lock is released, and granted to the first waiter (``on_conflict="queue"``).
 
-        Inside of :meth:`store_down`, the owner holds the lock on this machine, which a task with
-        ``on_store_error="local"`` sees. Outside of it, the owner is on another machine.
+        Inside :meth:`store_down`, the owner holds the lock on this machine, which a task with
+        ``on_store_error="local"`` sees. Outside, the owner is on another machine.
 
         Args:
             task: The task, or the name of a ``Lock``.
@@ -193,7 +194,9 @@ class DLockKit:
         """Begin a run in another worker. Return its lock name, acquisition, task id and seed."""
         once = task.lock_options.once_seconds
         if not once or task.lock_options.once_per == "tick":
-            raise DLockError(f"task {task.name!r} has no earlier runs: expected once_per with a duration")
+            raise DLockError(
+                f"task {task.name!r} cannot have an earlier run that counts: expected once_per with a duration"
+            )
         name, acquisition, task_id = _name_of(task, args, kwargs), self._acquisition(), str(uuid.uuid4())
         by = Requester.of(task.name, task_id, _ELSEWHERE, 1)
         window_ms = round(once * 1000)
@@ -225,14 +228,14 @@ class DLockKit:
         return task_id
 
     def crashed(self, task: SingletonTask, *args: Any, **kwargs: Any) -> str:
-        """Leave the marks of a run of this call whose process died in its body. Return the task id of that run."""
+        """Record an earlier run of this call, in another worker, whose process died. Return the task id of that run."""
         name, _, task_id, _ = self._begin_earlier_run(task, args, kwargs)
         with self._memory.records(name) as records:
             records.drop_lock()
         return task_id
 
     def lose(self, task: SingletonTask | str, *args: Any, **kwargs: Any) -> None:
-        """Let the lock of this call be over while its body runs. ``lease.ensure()`` then raises ``LockLost``."""
+        """End the lease of this call while its body runs. ``lease.ensure()`` then raises ``LockLost``."""
         name = _name_of(task, args, kwargs)
         with self._memory.records(name) as records:
             lost = records.lock()
@@ -244,8 +247,8 @@ class DLockKit:
     def store_down(self, reason: str = "the test took the lock store away") -> Iterator[None]:
         """Return a context in which the lock store does not answer.
 
-        With ``on_store_error="local"``, calls then hold lock files in a directory of this test. :meth:`held` inside of
-        this context plays another call on the same machine.
+        With ``on_store_error="local"``, calls then hold lock files in a directory of this test. Inside this context,
+        :meth:`held` plays another call on the same machine.
         """
         self._memory.failure = reason
         try:

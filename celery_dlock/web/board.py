@@ -34,11 +34,12 @@ __all__ = ["Board", "Visit"]
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
 CACHED: Final = 5.0
-#: Seconds for which pages do not ask a store that timed out: the setting for workers, and at least this.
+#: The shortest time in seconds for which pages do not ask a store that timed out. A shorter ``dlock_breaker_reset``
+#: does not apply to pages.
 SHORTEST_SKIP: Final = 1.0
 #: Seconds for which the answer to a probe is kept.
 PROBE_KEPT: Final = 1.0
-#: Seconds for which the answers of workers are kept, and for which they are shown while newer ones are on their way.
+#: Seconds for which the answers of workers are shown. The second time applies while newer ones are fetched.
 ANSWERS_KEPT, ANSWERS_STALE = 15.0, 60.0
 
 
@@ -118,7 +119,7 @@ class Board:
         return self._workers.result(within)
 
     def forget_counts(self) -> None:
-        """Count anew for the next page, because something was changed."""
+        """Forget the counts after a change, so that the next page counts again."""
         with self._one_counter:
             self._counts = None
 
