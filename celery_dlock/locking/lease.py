@@ -72,7 +72,7 @@ class Lease:
         task_id: The id of that task, or None.
         replaced_by: The task id of the newer call that replaces this one, once a renewal has told it; else None.
         after_crash: True if an earlier run (``once_per``) died and may have done its work. Check before repeating it.
-        local: False. True in a :class:`LocalLease`, which replaces the lease while the store is away
+        local: False for a lease in the store. True if the body holds its lock on this machine only
             (``on_store_error="local"``).
         seat: The seat that the lease holds, from 0 to ``limit`` - 1; 0 without ``limit``. No two holders of a name have
             the same seat. Tokens of different seats are not comparable.
