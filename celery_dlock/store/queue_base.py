@@ -103,6 +103,7 @@ class QueueStore(LockStore, ClaimStore, RunMarkStore, Protocol):
             name: The lock name.
             granter: A new text for each sweep. If the command is sent twice, both copies return the same grant.
             grant_timeout_ms: Milliseconds that a waiter is set aside after it lost a grant, doubled with each loss.
+                The only waiter is not set aside after its first loss.
             tries: The number of lost grants after which a message becomes a dead letter.
             foreign_ms: See :data:`FOREIGN_MS`.
         """

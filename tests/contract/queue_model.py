@@ -264,7 +264,8 @@ class Queue:
             self._forget(lock.identity)
             return lock.identity
         self.lost[lock.identity] = lock.rank, before + 1
-        self.later[lock.identity] = now._replace(plus=self.turn_us * 2**before)
+        alone = not self.waiting and not self.later
+        self.later[lock.identity] = PAST if alone and not before else now._replace(plus=self.turn_us * 2**before)
         return ""
 
     def _bury(self, identity: str, entry: str, now: Stamp) -> None:

@@ -79,7 +79,32 @@ def test_waiter_with_a_failed_grant_returns_at_its_old_rank(store: RedisStore, c
 
 @pytest.mark.invariant("failed-grants-pass-on")
 @pytest.mark.core
-def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: RedisStore, client: redis.Redis) -> None:
+def test_only_waiter_is_granted_again_at_once_after_its_first_failed_grant(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    """Its worker has probably died. The copy of the first grant, if the broker still has it, does not run."""
+    first = grant_to(store, "a")
+    rank = client.hget(KEYS.lock, "rank")
+    assert store.confirm_publish(NAME, digest("a"), TURN)
+    make_due(client)
+    swept = store.sweep(NAME, "s.1", TURN, TRIES)
+    assert swept.lost_grant
+    assert swept.granted is not None
+    assert (swept.granted.identity, swept.granted.entry) == (digest("a"), entry_of("a"))
+    assert client.hget(KEYS.lock, "rank") == rank
+    assert not client.exists(LATER)
+    assert store.sweep(NAME, "s.1", TURN, TRIES).granted == swept.granted
+    assert store.confirm_publish(NAME, digest("a"), TURN)
+    late = park(store, "a.2", "a", grant_id=first.grant_id, republished=True)
+    assert late.granted is None
+    take(store, "a.3", "a", grant_id=swept.granted.grant_id, republished=True)
+    assert not client.exists(*KEYS.queue()[:3])
+
+
+@pytest.mark.invariant("failed-grants-pass-on")
+@pytest.mark.core
+def test_grant_timeout_and_pause_double_with_each_failed_grant(store: RedisStore, client: redis.Redis) -> None:
+    """The pause follows from the second one on: after the first, the only waiter is granted again at once."""
     grant_to(store, "a")
     for lost in range(4):
         before = now_us(client)
@@ -88,13 +113,16 @@ def test_a_turn_and_the_time_to_the_next_double_with_each_that_was_lost(store: R
         assert due - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
         make_due(client)
         before = now_us(client)
-        assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(lost_grant=True)
-        until = client.zscore(LATER, digest("a"))
-        assert until
-        assert until - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
-        assert client.zscore(INDEX, NAME.text) == until
-        make_ready(client, "a")
-        assert whose(store.sweep(NAME, "s.1", TURN, TRIES).granted) == digest("a")
+        swept = store.sweep(NAME, "s.1", TURN, TRIES)
+        if lost:
+            assert swept == QueueStepResult(lost_grant=True)
+            until = client.zscore(LATER, digest("a"))
+            assert until
+            assert until - before == pytest.approx(TURN * 1000 * 2**lost, abs=10 * SECOND)
+            assert client.zscore(INDEX, NAME.text) == until
+            make_ready(client, "a")
+            swept = store.sweep(NAME, "s.1", TURN, TRIES)
+        assert whose(swept.granted) == digest("a")
 
 
 @pytest.mark.core
@@ -105,7 +133,7 @@ def test_waiter_with_too_many_failed_grants_becomes_a_dead_letter_unchanged(
     for lost in range(1, 4):
         buried = lose_turn(store, client, "a", tries=3)
         assert buried == (digest("a") if lost == 3 else "")
-        if lost < 3:
+        if lost == 2:
             make_ready(client, "a")
             store.sweep(NAME, "s.1", TURN, 3)
     assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
@@ -206,9 +234,8 @@ def test_sweep_marks_a_holder_of_another_policy_for_a_waiter_with_failed_grants(
 ) -> None:
     """The only waiter is not in `waiting` but in `later`."""
     grant_to(store, "a")
-    store.confirm_publish(NAME, digest("a"), TURN)
-    make_due(client)
-    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(lost_grant=True)
+    lose_turn(store, client, "a")
+    lose_turn(store, client, "a")
     assert isinstance(
         store.acquire(NAME, "s.1", TTL, AcquireRequest(Requester("app.skips", "s", "node1", "77"), Identity("s"))),
         Acquired,
@@ -404,8 +431,9 @@ def test_grant_that_its_own_broker_published_late_loses_a_turn_and_is_no_dead_le
     make_foreign(client, FOREIGN_MS / 1000 + 1)
     assert store.confirm_publish(NAME, digest("a"), TURN)
     make_due(client)
-    assert store.sweep(NAME, "s.1", TURN, TRIES) == QueueStepResult(lost_grant=True)
-    assert client.zrange(LATER, 0, -1) == [digest("a")]
+    swept = store.sweep(NAME, "s.1", TURN, TRIES)
+    assert (swept.lost_grant, swept.dead_letter, whose(swept.granted)) == (True, "", digest("a"))
+    assert not client.exists(KEYS.dead())
 
 
 @pytest.mark.core

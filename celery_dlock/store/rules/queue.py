@@ -194,7 +194,9 @@ def _lose_grant(
         records.drop_waiter(waiter)
         return f"{waiter} foreign" if abandoned else waiter
     records.put_lost_grants(waiter, lock.rank, tries)
-    records.put_in("delayed", waiter, now + grant_timeout_ms * 1000 * 2 ** (tries - 1))
+    # No other call waits, and a first lost grant usually means that a worker died. Grant it again at once.
+    pause_ms = 0 if tries == 1 and not has_waiters(records) else grant_timeout_ms * 2 ** (tries - 1)
+    records.put_in("delayed", waiter, now + pause_ms * 1000)
     return ""
 
 

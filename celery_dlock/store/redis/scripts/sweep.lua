@@ -12,7 +12,8 @@
 -- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
 -- @args lock_name  text of the lock name
 -- @args granter  id of this call; a second copy of the command returns the unpublished grant of the first at once
--- @args grant_timeout_ms  milliseconds from a lost grant to the waiter's next one, doubled with each lost grant
+-- @args grant_timeout_ms  milliseconds from a lost grant to the waiter's next one, doubled with each lost grant. None
+--   after the first lost grant of the only waiter
 -- @args max_tries  lost grants after which a message becomes a dead letter
 -- @args foreign_ms  milliseconds after which a message becomes a dead letter if only workers of other brokers swept
 -- @reply {identity, message, grant id, dead letter, lost grant}  "" for missing values.
@@ -66,8 +67,13 @@ if holder then
       remove_from_queue(waiter)
       dead_letter = waiter .. (abandoned and ' foreign' or '')
     else
+      local pause_ms = grant_timeout_ms * 2 ^ (tries - 1)
+      if tries == 1 and redis.call('EXISTS', waiting, delayed) == 0 then
+        -- No other call waits, and a first lost grant usually means that a worker died. Grant it again at once.
+        pause_ms = 0
+      end
       redis.call('HSET', messages, waiter .. ':rank', rank)
-      redis.call('ZADD', delayed, decimal(now + grant_timeout_ms * 1000 * 2 ^ (tries - 1)), waiter)
+      redis.call('ZADD', delayed, decimal(now + pause_ms * 1000), waiter)
     end
   end
 end
