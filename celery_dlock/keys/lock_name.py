@@ -26,6 +26,7 @@ __all__ = [
     "not_text",
     "one_seat",
     "shared_name",
+    "split_seat",
     "task_of_name",
 ]
 
@@ -103,6 +104,14 @@ def name_from_text(text: str) -> LockName:
 def one_seat(name: LockName, seat: int) -> LockName:
     """Return the name of a seat above 0 (``limit``). Seat 0 has the lock name itself."""
     return LockName(f"{name.text}:{seat}", name.bucket, ONE_SEAT)
+
+
+def split_seat(name: LockName) -> tuple[str, int]:
+    """Return the text that all seats of a name share, and the seat that the name is of; 0 unless it is of one seat."""
+    if name.seats != ONE_SEAT:
+        return name.text, 0
+    text, _, seat = name.text.rpartition(":")
+    return text, int(seat)
 
 
 def index_member(text: str, seats: int) -> str:

@@ -98,7 +98,7 @@ class LockOptions(DerivedOptions):
     as during a rollout, the largest one counts. If no worker with the largest limit has taken or renewed a lock of the
     name for a minute, the next smaller limit counts. Fencing tokens of different seats are not comparable. Cannot be
     combined with ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or
-    ``on_store_error='local'``. Redlock and ``memory://`` do not support it.
+    ``on_store_error='local'``. Redlock does not support it.
     """
 
     keep_on_retry: bool = False

@@ -84,11 +84,10 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
     Raises:
         InvalidLockOptions: Several independent servers (Redlock), or the memory store, do not support an option.
     """
-    if urls == "memory://" and options is not None and (options.limit > 1 or options.replaces):
-        option = "on_conflict" if options.replaces else "limit"
+    if urls == "memory://" and options is not None and options.replaces:
         raise InvalidLockOptions(
-            f"task {task!r}: invalid {option}={getattr(options, option)!r}: expected a server in dlock_url, because "
-            "memory:// does not support it yet"
+            f"task {task!r}: invalid on_conflict='replace': expected a server in dlock_url, because memory:// does not "
+            "support it yet"
         )
     if options is None or not isinstance(urls, list | tuple):
         return

@@ -18,6 +18,9 @@ __all__ = ["assert_excludes", "assert_locked", "assert_runs_once", "assert_separ
 def assert_excludes(one: Signature[Any], other: Signature[Any]) -> None:
     """Fail unless the two calls have one lock, so that they never run at the same time.
 
+    With ``limit`` above 1, calls of one name may run at the same time. To test the key of such a task, compare
+    ``task.lock_name()`` of both calls.
+
     Args:
         one: A call as a signature: ``task.s(7)``.
         other: The other call. It may be of another task.
@@ -26,6 +29,8 @@ def assert_excludes(one: Signature[Any], other: Signature[Any]) -> None:
     assert names[0] == names[1], (
         f"{one} and {other} may run at the same time: their locks are {names[0]} and {names[1]}"
     )
+    limit = max(call.type.lock_options.limit for call in (one, other))
+    assert limit == 1, f"{one} and {other} may run at the same time: {limit} calls may hold {names[0]} at once (limit)"
 
 
 def assert_separate(one: Signature[Any], other: Signature[Any]) -> None:

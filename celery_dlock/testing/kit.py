@@ -19,7 +19,7 @@ from celery import states
 
 from ..errors import DLockError, StoreUnavailable
 from ..keys.key_spec import shared_name
-from ..keys.lock_name import BUCKETS, LockName
+from ..keys.lock_name import BUCKETS, LockName, one_seat
 from ..locking.events import Event
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
@@ -43,7 +43,13 @@ _LONG_MS: Final = 100 * 366 * 24 * 3600 * 1000
 _MOST_WAITERS: Final = 1000
 #: The longest time in seconds to wait until another thread has published the message of a grant.
 _PUBLISHED_WITHIN: Final = 2.0
+#: Start of the acquisitions of owners that the kit plays.
+_OWNER: Final = "dlock-testing."
 _ELSEWHERE: Final = "another-worker@testing"
+
+
+class _NotFreeError(DLockError):
+    """Another owner has the lock, or all seats."""
 
 
 class DLockKit:
@@ -111,11 +117,13 @@ class DLockKit:
     def _check_that_nothing_is_left(self) -> None:
         left = []
         for name in self._names():
-            view = self._store.describe(name)
-            if view.holder is not None and view.holder.state == "held":
-                left.append(f"{name} is held by {view.holder.task or 'a Lock'}[{view.holder.task_id}]")
-            if view.waiting:
-                left.append(f"{view.waiting} calls wait for {name}")
+            for lock in self._locks(name):
+                holder = self._store.describe(lock).holder
+                if holder is not None and holder.state == "held":
+                    left.append(f"{lock} is held by {holder.task or 'a Lock'}[{holder.task_id}]")
+            waiting, _ = self._store.waiters(name, 1)
+            if waiting:
+                left.append(f"{waiting} calls wait for {name}")
         assert not left, "; ".join(left)
 
     # -- the store
@@ -137,12 +145,20 @@ class DLockKit:
         lease_table.scanned_at = self._clock.monotonic()
 
     def _names(self) -> list[LockName]:
+        """Return all lock names. A name with seats (``limit``) stands for all of them."""
         with self._memory.step():
-            return [name for name, _ in self._memory.names()]
+            names = [name for name, _ in self._memory.names()]
+        return [name if self._store.seats(name) == 1 else name._replace(seats=0) for name in names]
+
+    def _locks(self, name: LockName) -> list[LockName]:
+        """Return the locks of a name that are held: itself, or its seats."""
+        with self._memory.step():
+            seats = sorted(self._memory.data(name).locks)
+        return [one_seat(name, seat) if seat else name._replace(seats=1) for seat in seats]
 
     def _acquisition(self) -> str:
         self._numbers += 1
-        return f"dlock-testing.{self._numbers}"
+        return f"{_OWNER}{self._numbers}"
 
     # -- other owners
 
@@ -151,6 +167,9 @@ class DLockKit:
         """Return a context in which another owner holds the lock of this call.
 
         At its end the lock is released, and granted to the first waiter (``on_conflict="queue"``).
+
+        Of a task with ``limit``, other owners hold all seats that are free, so that the next call is a conflict.
+        :meth:`held_seats` leaves some free.
 
         Inside :meth:`store_down`, the owner holds the lock on this machine, which a task with
         ``on_store_error="local"`` sees. Outside, the owner is on another machine.
@@ -161,18 +180,46 @@ class DLockKit:
             kwargs: The call's keyword arguments.
         """
         name, by = _name_of(task, args, kwargs), _requester(task)
-        acquisition = self._acquisition()
         local = not isinstance(task, str) and task.lock_options.on_store_error == "local"
         if local and self._memory.failure:
-            with self._held_here(name, acquisition, by):
+            with self._held_here(name, self._acquisition(), by):
                 yield
             return
-        self._take(name, acquisition, AcquireRequest(by))
-        try:
+        with ExitStack() as stack:
+            self._hold(stack, name, by)
+            if name.seats != 1:
+                with suppress(_NotFreeError):
+                    while True:
+                        self._hold(stack, name, _requester(task))
             yield
-        finally:
-            released = self._store.release(name, acquisition, ReleaseRequest(queue=True))
-            self._runtime.grant_publisher.publish_next(name, released.granted)
+
+    @contextmanager
+    def held_seats(self, number: int, task: SingletonTask, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Return a context in which other owners hold some of the seats of this call's name (``limit``).
+
+        Args:
+            number: The number of seats that they hold.
+            task: The task.
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+        """
+        name = _name_of(task, args, kwargs)
+        if not 1 <= number <= name.seats:
+            raise DLockError(f"cannot hold {number} seats of {task.name!r}: expected 1 to {name.seats}, its limit")
+        with ExitStack() as stack:
+            for _ in range(number):
+                self._hold(stack, name, _requester(task))
+            yield
+
+    def _hold(self, stack: ExitStack, name: LockName, by: Requester) -> None:
+        """Take a lock, or a seat of it, until the end of the stack."""
+        acquisition = self._acquisition()
+        self._take(name, acquisition, AcquireRequest(by))
+        stack.callback(self._end_hold, name, acquisition)
+
+    def _end_hold(self, name: LockName, acquisition: str) -> None:
+        released = self._store.release(name, acquisition, ReleaseRequest(queue=True))
+        self._runtime.grant_publisher.publish_next(name, released.granted)
 
     @contextmanager
     def _held_here(self, name: LockName, owner: str, by: Requester) -> Iterator[None]:
@@ -187,7 +234,7 @@ class DLockKit:
     def _take(self, name: LockName, acquisition: str, request: AcquireRequest) -> Acquired:
         answer = self._store.acquire(name, acquisition, _LONG_MS, request)
         if not isinstance(answer, Acquired):
-            raise DLockError(f"cannot prepare {name}, because its lock is not free: {answer}")
+            raise _NotFreeError(f"cannot prepare {name}, because its lock is not free: {answer}")
         return answer
 
     def _begin_earlier_run(self, task: SingletonTask, args: Any, kwargs: Any) -> tuple[LockName, str, str, str]:
@@ -235,12 +282,18 @@ class DLockKit:
         return task_id
 
     def lose(self, task: SingletonTask | str, *args: Any, **kwargs: Any) -> None:
-        """End the lease of this call while its body runs. ``lease.ensure()`` then raises ``LockLost``."""
-        name = _name_of(task, args, kwargs)
-        with self._memory.records(name) as records:
-            lost = records.lock()
-            records.drop_lock()
-        if lost is None:
+        """End the lease of this call while its body runs. ``lease.ensure()`` then raises ``LockLost``.
+
+        Of a task with ``limit``, all calls of this name lose their seats, except those that :meth:`held` plays.
+        """
+        name, lost = _name_of(task, args, kwargs), False
+        for lock in self._locks(name):
+            with self._memory.records(lock) as records:
+                found = records.lock()
+                if found is not None and (name.seats == 1 or not found.acquisition.startswith(_OWNER)):
+                    records.drop_lock()
+                    lost = True
+        if not lost:
             raise DLockError(f"cannot lose {name}: nothing holds its lock")
 
     @contextmanager
@@ -275,13 +328,16 @@ class DLockKit:
     def _sweep(self, name: LockName) -> None:
         settings = self._runtime.settings
         grant_timeout_ms = round(settings.grant_timeout * 1000)
-        swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, settings.grant_attempts)
-        self._runtime.grant_publisher.publish_next(name, swept.granted)
+        while True:
+            swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, settings.grant_attempts)
+            published = self._runtime.grant_publisher.publish_next(name, swept.granted)
+            if swept.granted is None or not published or name.seats == 1:
+                return  # a sweep grants one seat, and more seats may be free
 
     def _is_unpublished(self, name: LockName) -> bool:
-        with self._memory.records(name) as records:
-            lock = records.lock()
-        return lock is not None and lock.due is not None and not lock.published
+        with self._memory.step():
+            locks = [held.lock for held in self._memory.data(name).locks.values()]
+        return any(lock.due is not None and not lock.published for lock in locks)
 
     # -- the queue
 

@@ -42,6 +42,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_keep_on_retry": (CLUSTER, REDLOCK3),
     "test_seats": (CLUSTER,),
     "test_seats_queue": (CLUSTER,),
+    "test_seats_operators": (CLUSTER,),
     "test_control_reads": (SENTINEL, CLUSTER),
     "test_control_actions": (CLUSTER,),
     "test_claims": (CLUSTER,),  # and no claims or queues on Redlock

@@ -1,11 +1,14 @@
-"""Random histories: every verb of the store contract, with resends, for two lock names of one bucket."""
+"""Random histories: every verb of the store contract, with resends, for three lock names of one bucket.
+
+Above 300 lines: each verb makes its random command in a method of its own.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from celery_dlock.keys.lock_name import LockName
+from celery_dlock.keys.lock_name import LockName, one_seat
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import (
     Acquired,
@@ -28,7 +31,9 @@ __all__ = ["History", "steps"]
 TTL, TURN, DAY = 60_000, 60_000, 24 * 3600 * 1000
 BUCKET = 7
 #: They end like digests, as the store's operators expect.
-NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "12"]
+NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "123"]
+#: The number of the name with seats, and the limits of the workers that use it.
+SEATED, LIMITS = 2, [2, 2, 3, 2, 4, 2, 3, 1]
 PEOPLE = ["a", "b", "c", "d"]
 #: ``debounce`` and ``debounce_max`` in milliseconds.
 DEBOUNCES = [(5_000, 20_000), (0, 20_000), (7_000, 7_000)]
@@ -96,6 +101,29 @@ class History:
         self.granters += 1
         return f"g.{self.granters}"
 
+    @staticmethod
+    def named(step: Step, number: int | None = None, *, of_seat: bool = False) -> LockName:
+        """Return a lock name, as one of the workers or operators knows it.
+
+        Args:
+            step: The step.
+            number: The number of the name; None: that of the step.
+            of_seat: The command of an operator is for one lock, so it names one seat.
+        """
+        number = step.name if number is None else number
+        name = NAMES[number]
+        if number != SEATED:
+            return name
+        if of_seat:
+            seat = step.who % 4
+            return one_seat(name, seat) if seat else name
+        return name._replace(seats=LIMITS[step.bits >> 26 & 7])
+
+    def swept(self, step: Step) -> LockName:
+        """Return a lock name, as the sweeper knows it."""
+        name = NAMES[step.name]
+        return name._replace(seats=0) if step.name == SEATED and not step.seldom(13) else name
+
     # -- verbs of locks
 
     def request(self, step: Step) -> AcquireRequest:
@@ -111,7 +139,7 @@ class History:
             republished=step.seldom(6),
             age_us=1000 * (step.pick % 3),
             rank_us=self.ranks[step.pick % len(self.ranks)] if carries else None,
-            once=step.flag(10),
+            once=step.flag(10) and step.name != SEATED,
             tick="" if step.flag(11) else "f" * 32,
             run_mark_ms=DAY,
             hold_if_unknown=step.flag(12),
@@ -127,7 +155,7 @@ class History:
             ask = self.asks[step.pick % len(self.asks)]._replace(name=step.name)
         else:
             self.asks.append(ask)
-        return lambda store: store.acquire(NAMES[step.name], ask.acquisition, TTL, request)
+        return lambda store: store.acquire(self.named(step), ask.acquisition, TTL, request)
 
     def acquire(self, step: Step) -> Callable[[Any], Any]:
         return self.send(step, self.request(step))
@@ -143,8 +171,8 @@ class History:
         request = self.request(step)
         identity = request.identity or Identity(f"{PEOPLE[step.who]}{step.name}")
         if published or (self.grants and step.seldom(17)):
-            # The copy that was published for the last grant.
-            identity = self.people[self.grants[-1].identity]
+            # The copy that was published for a grant.
+            identity = self.people[(published or self.grants[-1]).identity]
         self.people[identity.digest] = identity
         grants = [grant.grant_id for grant in self.grants if grant.identity == identity.digest]
         newest = published or step.flag(27)
@@ -154,7 +182,7 @@ class History:
             evict_oldest=step.flag(24),
             after_us=self.ranks[step.pick % len(self.ranks)] if step.seldom(25) else 0,
             grant_id=grants[-1] if grants and newest else grants[0] if grants and step.flag(28) else "",
-            debounce=() if identity.retries else debounce,
+            debounce=() if identity.retries or step.name == SEATED else debounce,
         )
         return self.send(step, request._replace(identity=identity, queue=place, notify=False))
 
@@ -172,11 +200,11 @@ class History:
         ending = ReleaseRequest(
             final=step.flag(2),
             identity=identity.digest if identity else "",
-            used_ms=DAY if identity and step.seldom(3) else 0,
+            used_ms=DAY if identity and step.seldom(3) and ask.name != SEATED else 0,
             requester=Requester.of("t", identity and identity.task_id, "n", 1).text,
             outcome_unknown=step.seldom(5),
             queue=ask.queue or step.seldom(7),
-            once=step.flag(9),
+            once=step.flag(9) and ask.name != SEATED,
             tick="" if step.flag(10) else "f" * 32,
             seed="seed",
             window_ms=DAY,
@@ -184,7 +212,7 @@ class History:
             reserved_ms=TTL if reserves else 0,
             rolled_back=step.flag(12),
         )
-        return lambda store: store.release(NAMES[ask.name], ask.acquisition, ending)
+        return lambda store: store.release(self.named(step, ask.name), ask.acquisition, ending)
 
     def renew(self, step: Step) -> Callable[[Any], Any] | None:
         ask = self.ask(step)
@@ -194,18 +222,20 @@ class History:
         facts = [(), (("count", "2"),), (("releasing", "1"),), (("dup", "1"),), (("reserved_for", retry),)][
             step.bits % 5
         ]
-        renewal = Renewal(NAMES[ask.name], ask.acquisition, TTL * (1 + step.flag(9)), facts)
+        renewal = Renewal(self.named(step, ask.name), ask.acquisition, TTL * (1 + step.flag(9)), facts)
         return lambda store: store.renew([renewal])
 
     def inspect(self, step: Step) -> Callable[[Any], Any]:
-        return lambda store: store.inspect(NAMES[step.name])
+        return lambda store: store.inspect(self.named(step))
 
     def mark_done(self, step: Step) -> Callable[[Any], Any] | None:
         ask = self.ask(step)
         if ask is None or ask.identity is None:
             return None
         digest = ask.identity.digest
-        return lambda store: store.mark_done(NAMES[ask.name], digest, "o" if step.flag(0) else "p", 10 * step.pick)
+        return lambda store: store.mark_done(
+            self.named(step, ask.name), digest, "o" if step.flag(0) else "p", 10 * step.pick
+        )
 
     # -- verbs of runs
 
@@ -244,12 +274,12 @@ class History:
         return self.grants[-1 - step.pick % min(len(self.grants), 3)] if self.grants else None
 
     def sweep(self, step: Step) -> Callable[[Any], Any]:
-        name, granter = NAMES[step.name], self.granter()
+        name, granter = self.swept(step), self.granter()
         tries, foreign_ms = 1 + step.pick % 3, 1000 if step.flag(0) else 300_000
         return lambda store: store.sweep(name, granter, TURN, tries, foreign_ms)
 
     def publish(self, step: Step) -> Callable[[Any], Any] | None:
-        grant, name = self.grant(step), NAMES[step.name]
+        grant, name = self.grant(step), self.swept(step)
         if grant is None:
             return None
         if step.seldom(0):
@@ -258,7 +288,7 @@ class History:
 
     def lose_grant(self, step: Step) -> Callable[[Any], Any] | None:
         """The granted message is published, its grant times out, and a sweep comes."""
-        name = NAMES[step.name]
+        name = self.swept(step)
         waiting = [view for view in self.stores.local.waiters(name, 1)[1] if view.state == "granted"]
         if not waiting:
             return None
@@ -275,25 +305,35 @@ class History:
         self.learn(swept)
         return self.acquire_debounced(step, swept.granted)
 
+    def start_granted(self, step: Step) -> Callable[[Any], Any] | None:
+        """A granted message is published, and arrives."""
+        grant = self.grant(step)
+        if grant is None or grant.identity not in self.people:
+            return None
+        name = step._replace(name=int(self.people[grant.identity].task_id[1:]))
+        self.stores.do(lambda store: store.confirm_publish(self.swept(name), grant.identity, TURN))
+        return self.acquire_queued(name, (), grant)
+
     def remove(self, step: Step) -> Callable[[Any], Any]:
-        name, granter = NAMES[step.name], self.granter()
+        name, granter = self.swept(step), self.granter()
         identity = Identity(f"{PEOPLE[step.who]}{step.name}").digest
         dead, ended = step.flag(0), step.flag(1)
         return lambda store: store.remove_waiter(name, identity, granter, dead_letter=dead, ended=ended)
 
     def read_queue(self, step: Step) -> Callable[[Any], Any]:
-        name = NAMES[step.name]
+        name = self.swept(step)
         reads: list[Callable[[Any], Any]] = [
             lambda store: store.list_waiters(name, 1 + step.pick % 3),
             lambda store: store.waiters(name, 1 + step.pick % 3),
             lambda store: store.list_due_queues([BUCKET], 5, -3.3),
+            lambda store: store.seats(name),
         ]
-        return reads[step.bits % 3]
+        return reads[step.bits % 4]
 
     # -- verbs of operators
 
     def describe(self, step: Step) -> Callable[[Any], Any]:
-        return lambda store: store.describe(NAMES[step.name], "f" * 32 if step.seldom(0) else "")
+        return lambda store: store.describe(self.named(step, of_seat=True), "f" * 32 if step.seldom(0) else "")
 
     def lists(self, step: Step) -> Callable[[Any], Any]:
         if step.flag(0):
@@ -301,7 +341,7 @@ class History:
         return lambda store: sorted(store.unsettled_runs(), key=lambda run: (run.name, run.tick))
 
     def free(self, step: Step) -> Callable[[Any], Any] | None:
-        name = NAMES[step.name]
+        name = self.named(step, of_seat=True)
         view = self.stores.local.describe(name).holder
         if view is None:
             return None
@@ -309,7 +349,7 @@ class History:
         return lambda store: store.free(name, shown, force=step.flag(2))
 
     def hold(self, step: Step) -> Callable[[Any], Any]:
-        name = NAMES[step.name]
+        name = self.named(step, of_seat=True)
         if step.seldom(0):
             view = self.stores.local.describe(name).holder
             holder, hold = (view.acquisition, view.hold) if view and not step.seldom(1) else ("o.0", "")
@@ -318,7 +358,7 @@ class History:
 
     def requeue(self, step: Step) -> Callable[[Any], Any]:
         identity = Identity(f"{PEOPLE[step.who]}{step.name}").digest
-        return lambda store: store.requeue(NAMES[step.name], identity)
+        return lambda store: store.requeue(self.swept(step), identity)
 
     # -- others
 
@@ -332,25 +372,35 @@ class History:
 
 #: How often each verb comes.
 _VERBS = {
-    "acquire": 6, "acquire_queued": 14, "acquire_debounced": 10, "start_due": 5, "release": 10, "renew": 3,
-    "inspect": 1, "mark_done": 1, "last_run": 1,
+    "acquire": 6, "acquire_queued": 14, "acquire_debounced": 10, "start_due": 5, "start_granted": 5,
+    "release": 10, "renew": 3, "inspect": 1, "mark_done": 1, "last_run": 1,
     "settle": 2, "claim": 3, "end_claim": 1, "sweep": 5, "publish": 4, "lose_grant": 3, "remove": 2,
     "read_queue": 1, "describe": 1, "lists": 1, "free": 1, "hold": 1, "requeue": 1, "resend": 6, "time_passes": 5,
 }  # fmt: skip
 
+#: The names of a history: most concern names of one kind, so that they reach states which need many commands.
+_NAMES = [[0, 0, 0, 1], [SEATED], [0, 0, 1, SEATED, SEATED]]
 _BITS = st.integers(0, 2**15 - 1)
-_STEP = st.builds(
-    Step,
-    st.sampled_from([verb for verb, times in _VERBS.items() for _ in range(times)]),
-    st.sampled_from([0, 0, 0, 1]),
-    st.integers(0, len(PEOPLE) - 1),
-    st.integers(0, 11),
-    # Of a range of more than 24 bits, Hypothesis mostly draws small numbers.
-    st.builds(lambda low, high: high << 15 | low, _BITS, _BITS),
-)
+
+
+def _steps_on(names: list[int]) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        st.sampled_from([verb for verb, times in _VERBS.items() for _ in range(times)]),
+        st.sampled_from(names),
+        st.integers(0, len(PEOPLE) - 1),
+        st.integers(0, 11),
+        # Of a range of more than 24 bits, Hypothesis mostly draws small numbers.
+        st.builds(lambda low, high: high << 15 | low, _BITS, _BITS),
+    )
+
+
+_STEPS = [_steps_on(names) for names in _NAMES]
 
 
 def steps(most: int) -> st.SearchStrategy[list[Step]]:
     """Return a strategy of histories with at most so many steps."""
     # By itself, Hypothesis mostly draws lists of about ten.
-    return st.integers(1, most).flatmap(lambda count: st.lists(_STEP, min_size=count, max_size=count))
+    return st.tuples(st.sampled_from(_STEPS), st.integers(1, most)).flatmap(
+        lambda drawn: st.lists(drawn[0], min_size=drawn[1], max_size=drawn[1])
+    )

@@ -20,11 +20,6 @@ KEYS = LockKeys.of("dlock", NAME)
 FREED = ReleaseRequest()
 
 
-@pytest.fixture(autouse=True)
-def _on_a_server(client: redis.Redis) -> None:
-    """The memory store has no seats."""
-
-
 def ask(
     store: RedisStore, acquisition: str, task_id: str | None = None, name: LockName = NAME, **facts: Any
 ) -> Acquired | Refusal:

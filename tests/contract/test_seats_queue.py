@@ -20,11 +20,6 @@ KEYS = LockKeys.of("dlock", NAME)
 INDEX = KEYS.queue()[3]
 
 
-@pytest.fixture(autouse=True)
-def _on_a_server(client: redis.Redis) -> None:
-    """The memory store has no seats."""
-
-
 def seat_key(seat: int) -> str:
     return f"{KEYS.lock}:{seat}" if seat else KEYS.lock
 

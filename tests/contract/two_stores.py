@@ -8,6 +8,7 @@ import copy
 import functools
 import hashlib
 import re
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -19,6 +20,7 @@ from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.memory.records import Memory, MemoryClock
 from celery_dlock.store.memory.store import MemoryStore
+from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ScriptVariant, _bulk
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
@@ -78,10 +80,10 @@ class TwoStores:
         self.prefix = uuid.uuid4().hex
         self._client, self._clock_key = client, clock_key
         self.now_us = START_US
-        self.redis = open_operator_store((StoreLocation.of(server.url()),), timeout=5, prefix=self.prefix)
-        self.redis._topology = _ClockedTopology(self.redis._topology, clock_key)  # type: ignore[attr-defined]
         self.memory = Memory(MemoryClock(lambda: self.now_us))
         self.local = MemoryStore(self.memory)
+        self.redis = open_operator_store((StoreLocation.of(server.url()),), timeout=5, prefix=self.prefix)
+        self.redis._topology = _ClockedTopology(self.redis._topology, clock_key)  # type: ignore[attr-defined]
         self.travel(1)
 
     def travel(self, microseconds: int) -> None:
@@ -90,11 +92,25 @@ class TwoStores:
             pipe.delete(self._clock_key)
             pipe.rpush(self._clock_key, self.now_us // 1_000_000, self.now_us % 1_000_000)
             pipe.execute()
-        if microseconds < 1000:  # less than a millisecond: no life is shorter
-            return
-        for key in self._client.keys(f"{self.prefix}:*"):
-            if (left := self._client.pttl(key)) > 0:
-                self._client.pexpire(key, max(-1, left - microseconds // 1000))
+        if microseconds >= 1000:  # otherwise no life is shorter
+            for key in self._client.keys(f"{self.prefix}:*"):
+                if (left := self._client.pttl(key)) > 0:
+                    self._client.pexpire(key, max(-1, left - microseconds // 1000))
+        self._align_seats()
+
+    def _align_seats(self) -> None:
+        """Let the locks of seats live exactly as long as in memory: an answer names the first seat to expire."""
+        # Slightly in the past: a lock that lived longer than its ttl would count as one whose clock went back.
+        base_ms = int(time.time() * 1000) - 20
+        with self._client.pipeline(transaction=True) as pipe:
+            for name, data in self.memory.names():
+                key = LockKeys.lock_of(self.prefix, name)
+                for seat, held in data.locks.items():
+                    if data.seats is not None and held.until is not None:
+                        left_ms = -((self.now_us - held.until) // 1000)
+                        pipe.pexpireat(f"{key}:{seat}" if seat else key, base_ms + left_ms)
+            if pipe.command_stack:
+                pipe.execute()
 
     def do(self, command: Callable[[Any], Any]) -> Any:
         """Carry a command out on both. Return the memory store's answer, which is the Redis store's, too."""

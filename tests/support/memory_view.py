@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.memory.records import Memory, NameData
+from celery_dlock.store.memory.data import NameData
+from celery_dlock.store.memory.records import Memory
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.rules.records import Claim, LockRecord, NewestCall
 
@@ -63,8 +64,11 @@ def newest_fields(newest: NewestCall) -> dict[str, str]:
 def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     """Yield the keys of one lock name, with their values."""
     waiting, messages, delayed, _ = keys.queue()
-    if data.lock is not None:
-        yield keys.lock, (lock_fields(data.lock), data.lock_until)
+    for seat, held in data.locks.items():
+        yield f"{keys.lock}:{seat}" if seat else keys.lock, (lock_fields(held.lock), held.until)
+    if data.seats is not None:
+        record = data.seats
+        yield keys.seats_record(), (f"{record.limit} {record.seen_s} {record.places}", data.seats_until)
     if data.claim is not None:
         yield keys.claim(), (claim_fields(data.claim), data.claim_until)
     parked = dict(data.entries)
@@ -93,10 +97,7 @@ def all_values(memory: Memory, prefix: str) -> dict[str, Value]:
             found[keys.done(text) if kind == "done" else keys.tombstone(text)] = value, until
         shown = {f"{identity} {name}": since for (identity, name), since in bucket.shown_dead.items()}
         found[keys.dead_letters()] = shown, None
-        found[keys.queue()[3]] = (
-            {name: data.sweep_at for name, data in bucket.names.items() if data.sweep_at is not None},
-            None,
-        )
+        found[keys.queue()[3]] = bucket.sweeps, None
         for name, data in bucket.names.items():
             found |= name_values(LockKeys.of(prefix, LockName(name, number)), data)
     return {key: (value, until) for key, (value, until) in found.items() if value and (until is None or until > now)}

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import StoreUnavailable
-from ...keys.lock_name import LockName
+from ...keys.lock_name import LockName, index_member, split_seat
 from ...utils import threads
-from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place
+from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, SeatsRecord
+from .data import BucketData, HeldLock, NameData, Ticket
 
-__all__ = ["Memory", "MemoryClock", "MemoryRecords", "NameData", "Ticket"]
+__all__ = ["Memory", "MemoryClock", "MemoryRecords"]
 
 #: Microseconds that a wake-up waits for a call that begins to wait after the release.
 _WAKE_US: Final = 2_000_000
@@ -51,64 +50,12 @@ class MemoryClock:
         self.ahead += seconds
 
 
-@dataclass
-class Ticket:
-    """A call that waits in its thread for a release."""
-
-    woken: bool = False
-
-
-@dataclass
-class NameData:
-    """Everything about one lock name. Times are microseconds; None: no expiry."""
-
-    lock: LockRecord | None = None
-    lock_until: int | None = None
-    claim: Claim | None = None
-    claim_until: int | None = None
-    entries: dict[str, str] = field(default_factory=dict)
-    places: dict[Place, dict[str, int]] = field(default_factory=lambda: {"waiting": {}, "delayed": {}})
-    lost: dict[str, tuple[int, int]] = field(default_factory=dict)
-    evicted_by: dict[str, str] = field(default_factory=dict)
-    over: dict[str, str] = field(default_factory=dict)
-    newest_call: NewestCall | None = None
-    newest_until: int = 0
-    dead: dict[str, str] = field(default_factory=dict)
-    sweep_at: int | None = None
-    #: Run marks by tick, with their expiry.
-    runs: dict[str, tuple[str, int]] = field(default_factory=dict)
-    tickets: deque[Ticket] = field(default_factory=deque)
-    wake_until: int = 0
-
-    def leave(self, ticket: Ticket) -> None:
-        """Take a call that waits no longer out of the line. It may have been woken in this moment."""
-        with suppress(ValueError):
-            self.tickets.remove(ticket)
-
-    @property
-    def empty(self) -> bool:
-        parts = (self.lock, self.claim, self.entries, self.dead, self.runs, self.tickets, self.sweep_at)
-        return not any(parts) and not any(self.places.values()) and self.newest_call is None
-
-
-@dataclass
-class _Bucket:
-    """The data that the names of one bucket share."""
-
-    last_token: int = 0
-    names: dict[str, NameData] = field(default_factory=dict)
-    #: Done marks and tombstones, with their expiry.
-    marks: dict[tuple[MarkKind, str], tuple[str, int]] = field(default_factory=dict)
-    #: Since when operators see a dead letter, by identity and lock name.
-    shown_dead: dict[tuple[str, str], int] = field(default_factory=dict)
-
-
 class Memory:
     """The data of a memory store. Every store of one app and prefix uses the same."""
 
     def __init__(self, clock: MemoryClock | None = None) -> None:
         self.clock = clock or MemoryClock()
-        self.buckets: dict[int, _Bucket] = {}
+        self.buckets: dict[int, BucketData] = {}
         #: Records of workers and leases on duties, each with its expiry.
         self.workers: dict[tuple[str, str], tuple[str, int]] = {}
         self.audit: list[tuple[float, str]] = []
@@ -143,10 +90,10 @@ class Memory:
     def records(self, name: LockName) -> Iterator[MemoryRecords]:
         """Return a context with the records of one lock name."""
         with self.step() as now:
-            yield MemoryRecords(self.bucket(name), name.text, now)
+            yield MemoryRecords(self.bucket(name), name, now)
 
-    def bucket(self, name: LockName) -> _Bucket:
-        return self.buckets.setdefault(name.bucket, _Bucket())
+    def bucket(self, name: LockName) -> BucketData:
+        return self.buckets.setdefault(name.bucket, BucketData())
 
     def names(self) -> list[tuple[LockName, NameData]]:
         """Return all lock names with their data. Call this within a step."""
@@ -157,7 +104,7 @@ class Memory:
         ]
 
     def data(self, name: LockName) -> NameData:
-        return self.bucket(name).names.setdefault(name.text, NameData())
+        return self.bucket(name).names.setdefault(split_seat(name)[0], NameData())
 
     def _purge(self) -> None:
         now = self.clock.now_us()
@@ -165,8 +112,9 @@ class Memory:
             bucket.marks = {key: mark for key, mark in bucket.marks.items() if mark[1] > now}
             for data in bucket.names.values():
                 data.runs = {tick: mark for tick, mark in data.runs.items() if mark[1] > now}
-                if data.lock_until is not None and data.lock_until <= now:
-                    data.lock = data.lock_until = None
+                data.locks = {seat: held for seat, held in data.locks.items() if held.until is None or held.until > now}
+                if data.seats_until <= now:
+                    data.seats = None
                 if data.claim_until is not None and data.claim_until <= now:
                     data.claim = data.claim_until = None
                 if data.newest_until <= now:
@@ -177,10 +125,13 @@ class Memory:
 class MemoryRecords:
     """The records of one lock name during one step (:class:`~celery_dlock.store.rules.records.Records`)."""
 
-    def __init__(self, bucket: _Bucket, name: str, now: int) -> None:
+    def __init__(self, bucket: BucketData, name: LockName, now: int) -> None:
         self._bucket = bucket
-        self._name = name
-        self._data = bucket.names.setdefault(name, NameData())
+        #: ``place``: the seat whose lock these records have.
+        text, self.place = split_seat(name)
+        #: The name in the indexes of its bucket. The sweep of a name with seats visits all of them.
+        self._member = index_member(text, name.seats)
+        self._data = bucket.names.setdefault(text, NameData())
         self.now = now
 
     def _alive(self, until: int | None) -> bool:
@@ -192,24 +143,36 @@ class MemoryRecords:
     # -- the lock
 
     def lock(self) -> LockRecord | None:
-        data = self._data
-        if data.lock is None or not self._alive(data.lock_until):
-            data.lock = data.lock_until = None
-        return copy(data.lock)
+        held = self._data.locks.get(self.place)
+        if held is not None and not self._alive(held.until):
+            held = None
+            del self._data.locks[self.place]
+        return copy(held.lock) if held else None
 
     def put_lock(self, lock: LockRecord) -> None:
-        if self.lock() is None:
-            self._data.lock_until = None
-        self._data.lock = copy(lock)
+        until = self._data.locks[self.place].until if self.lock() is not None else None
+        self._data.locks[self.place] = HeldLock(copy(lock), until)
 
     def drop_lock(self) -> None:
-        self._data.lock = self._data.lock_until = None
+        self._data.locks.pop(self.place, None)
 
     def lock_left_ms(self) -> int:
-        return self._left_ms(self._data.lock_until)
+        held = self._data.locks.get(self.place)
+        return self._left_ms(held.until if held else None)
 
     def expire_lock(self, life_ms: int | None) -> None:
-        self._data.lock_until = None if life_ms is None else self.now + life_ms * 1000
+        self._data.locks[self.place].until = None if life_ms is None else self.now + life_ms * 1000
+
+    def seat(self, number: int) -> MemoryRecords:
+        other = copy(self)
+        other.place = number
+        return other
+
+    def seats(self) -> SeatsRecord | None:
+        return self._data.seats if self._data.seats_until > self.now else None
+
+    def put_seats(self, seats: SeatsRecord, life_ms: int) -> None:
+        self._data.seats, self._data.seats_until = seats, self.now + life_ms * 1000
 
     def last_token(self) -> int:
         return self._bucket.last_token
@@ -344,9 +307,15 @@ class MemoryRecords:
     def put_newest_call(self, newest: NewestCall, life_ms: int) -> None:
         self._data.newest_call, self._data.newest_until = copy(newest), self.now + life_ms * 1000
 
+    def next_sweep(self) -> int | None:
+        return self._bucket.sweeps.get(self._member)
+
     def sweep_at(self, when: int | None, *, earlier: bool = False) -> None:
-        planned = self._data.sweep_at
-        self._data.sweep_at = min(when, planned) if earlier and when is not None and planned is not None else when
+        planned = self.next_sweep()
+        if when is None:
+            self._bucket.sweeps.pop(self._member, None)
+        else:
+            self._bucket.sweeps[self._member] = min(when, planned) if earlier and planned is not None else when
 
     # -- dead letters
 
@@ -360,13 +329,13 @@ class MemoryRecords:
         self._data.dead.pop(identity, None)
 
     def dead_since(self, identity: str) -> int | None:
-        return self._bucket.shown_dead.get((identity, self._name))
+        return self._bucket.shown_dead.get((identity, self._member))
 
     def show_dead(self, identity: str, since: int | None) -> None:
         shown = self._bucket.shown_dead
         if since is None:
-            shown.pop((identity, self._name), None)
+            shown.pop((identity, self._member), None)
             return
-        shown[identity, self._name] = since
+        shown[identity, self._member] = since
         if len(shown) > _SHOWN_DEAD:
             del shown[min(shown, key=lambda key: (shown[key], key))]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from ...errors import InvalidLockOptions, NotConfirmed, StoreUnavailable
-from ...keys.lock_name import LockName
+from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
 from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
@@ -21,11 +21,12 @@ from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
 from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
-from ..rules import claims, operator, queue, release, runs
+from ..rules import claims, operator, queue, release, runs, seats
 from ..rules.acquire import acquire
 from ..rules.operator import names_in
 from ..server_model import StoreInfo
-from .records import Memory, NameData
+from .data import NameData
+from .records import Memory
 
 __all__ = ["MemoryStore"]
 
@@ -51,14 +52,14 @@ class MemoryStore:
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         _confirm(request.durability)
-        if name.seats != 1:
-            raise InvalidLockOptions("invalid limit: expected 1, because memory:// has no seats yet")
         if request.queue is not None and request.queue.replace:
             raise InvalidLockOptions(
                 f"task {request.requester.task!r}: invalid on_conflict='replace': expected a server in dlock_url, "
                 "because memory:// does not support it yet"
             )
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.acquire(records, name.seats, acquisition, ttl_ms, request)
             return acquire(records, acquisition, ttl_ms, request)
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
@@ -66,7 +67,10 @@ class MemoryStore:
         answers: list[RenewalResult] = []
         for name, acquisition, ttl_ms, facts, *_ in renewals:
             with self.memory.records(name) as records:
-                answers.append(release.renew(records, acquisition, ttl_ms, facts))
+                if _has_seats(name):
+                    answers.append(seats.renew(records, name.seats, acquisition, ttl_ms, facts))
+                else:
+                    answers.append(release.renew(records, acquisition, ttl_ms, facts))
         return answers
 
     def release(
@@ -74,6 +78,8 @@ class MemoryStore:
     ) -> Released:
         del durability
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.release(records, name.seats, acquisition, ending)
             return release.release(records, acquisition, ending)
 
     def shard(self, name: LockName) -> int:
@@ -82,6 +88,8 @@ class MemoryStore:
 
     def inspect(self, name: LockName) -> Holder | None:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.inspect(records, name.seats)
             return release.inspect(records)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
@@ -129,28 +137,41 @@ class MemoryStore:
         self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
     ) -> QueueStepResult:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.sweep(records, name.seats, granter, grant_timeout_ms, tries, foreign_ms)
             return queue.sweep(records, granter, grant_timeout_ms, tries, foreign_ms)
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.confirm_publish(records, name.seats, identity, grant_timeout_ms)
             return queue.confirm_publish(records, identity, grant_timeout_ms)
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.decline_grant(records, name.seats, grant, foreign=foreign, present=present)
             return queue.decline_grant(records, grant, foreign=foreign, present=present)
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.remove_waiter(records, name.seats, identity, granter, dead_letter=dead_letter, ended=ended)
             return queue.remove_waiter(records, identity, granter, dead_letter=dead_letter, ended=ended)
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
         with self.memory.records(name) as records:
-            runs.mark_done(records, identity, owner, age_us)
+            if _has_seats(name):
+                seats.mark_done(records, name.seats, identity, owner, age_us)
+            else:
+                runs.mark_done(records, identity, owner, age_us)
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.list_waiters(records, name.seats, most)
             return queue.list_waiters(records, most)
 
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
@@ -158,9 +179,8 @@ class MemoryStore:
         with self.memory.step() as now:
             until = now + round(within * 1e6)
             for number in sorted(wanted & self.memory.buckets.keys()):
-                names = self.memory.buckets[number].names
-                due = sorted((data.sweep_at, text) for text, data in names.items() if data.sweep_at is not None)
-                found += [LockName(text, number) for when, text in due if when <= until][:most]
+                due = sorted((when, member) for member, when in self.memory.buckets[number].sweeps.items())
+                found += [name_from_member(member, number) for when, member in due if when <= until][:most]
         return found
 
     def dead_letters_at(self, name: LockName) -> str:
@@ -236,7 +256,7 @@ class MemoryStore:
     def describe(self, name: LockName, tick: str = "") -> LockView:
         with self.memory.records(name) as records:
             dead = bool(self.memory.data(name).dead)
-            return operator.describe(records, name.text, tick, has_dead_letters=dead)
+            return operator.describe(records, name.text, tick, has_dead_letters=dead, of_seat=name.seats == ONE_SEAT)
 
     def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
         with self.memory.step():
@@ -250,9 +270,9 @@ class MemoryStore:
     def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
         with self.memory.step():
             found = {
-                (LockName(text, number), identity): since
+                (name_from_member(member, number), identity): since
                 for number, bucket in self.memory.buckets.items()
-                for (identity, text), since in bucket.shown_dead.items()
+                for (identity, member), since in bucket.shown_dead.items()
             }
         for name, identity in _behind(after, found):
             with self.memory.records(name) as records:
@@ -264,15 +284,24 @@ class MemoryStore:
 
     def queues(self, after: Place | None = None) -> Iterator[LockName]:
         with self.memory.step():
-            found = [(name, "") for name, data in self.memory.names() if data.sweep_at is not None]
+            found = [
+                (name_from_member(member, number), "")
+                for number, bucket in self.memory.buckets.items()
+                for member in bucket.sweeps
+            ]
         yield from (name for name, _ in _behind(after, found))
 
     def seats(self, name: LockName) -> int:
-        del name
-        return 1
+        if name.seats == ONE_SEAT:
+            return 1
+        with self.memory.records(name) as records:
+            record = records.seats()
+        return record.limit if record is not None else 1
 
     def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
         with self.memory.records(name) as records:
+            if _has_seats(name):
+                return seats.show_queue(records, name.seats, name.text, limit)
             return operator.show_queue(records, name.text, limit)
 
     def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:
@@ -315,11 +344,17 @@ def _behind(after: Place | None, found: Iterable[tuple[LockName, str]]) -> list[
 
 
 def _in_use(name: LockName, data: NameData, now: int) -> Iterator[tuple[LockName, str]]:
-    """Yield the name, and each of its ticks that has a run mark."""
+    """Yield the name, each of its seats above 0 that is held, and each of its ticks that has a run mark."""
     ticks = [tick for tick, (_, until) in data.runs.items() if until > now]
-    if data.lock is not None or data.claim is not None or "" in ticks:
+    if 0 in data.locks or data.claim is not None or "" in ticks:
         yield name, ""
+    yield from ((one_seat(name, seat), "") for seat in sorted(data.locks) if seat)
     yield from ((name, tick) for tick in ticks if tick)
+
+
+def _has_seats(name: LockName) -> bool:
+    """Return whether a command for this name concerns its seats (``limit``). The name of one seat is one lock."""
+    return name.seats not in (1, ONE_SEAT)
 
 
 def _confirm(durability: Durability) -> None:

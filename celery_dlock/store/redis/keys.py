@@ -6,7 +6,7 @@ import functools
 from typing import Final, NamedTuple
 
 from ...keys.canonical import text_form
-from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, escape, index_member, name_builder
+from ...keys.lock_name import BUCKETS, LockName, escape, index_member, name_builder, split_seat
 
 __all__ = ["LockKeys", "audit_key", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
 
@@ -32,7 +32,7 @@ class LockKeys(NamedTuple):
         root = f"{prefix}:{{{name.bucket:03x}}}:"
         text = name.text
         if name.seats != 1:
-            return SeatKeys(f"{root}lock:{text}", f"{root}last", f"{root}wake:{_shared_text(name)}", root)
+            return SeatKeys(f"{root}lock:{text}", f"{root}last", f"{root}wake:{split_seat(name)[0]}", root)
         return cls(f"{root}lock:{text}", f"{root}last", f"{root}wake:{text}", root)
 
     @classmethod
@@ -122,11 +122,6 @@ class SeatKeys(LockKeys):
     @property
     def name(self) -> str:
         return index_member(self._text, 0)
-
-
-def _shared_text(name: LockName) -> str:
-    """Return the text of the name whose seat this is."""
-    return name.text.rpartition(":")[0] if name.seats == ONE_SEAT else name.text
 
 
 _node: Final = name_builder("node")

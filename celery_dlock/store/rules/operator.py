@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from ..model import Grant
@@ -17,7 +18,7 @@ from ..operator_model import (
     acquisition_shown,
     shown_acquisition,
 )
-from .queue import grant_next, has_waiters, unpublished_grant
+from .queue import grant_next, grants_of, has_waiters, unpublished_grant
 from .records import LockRecord, Records, RunMark
 from .runs import last_run
 from .views import first_line
@@ -87,13 +88,12 @@ def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
     return True
 
 
-def show_queue(records: Records, name: str, most: int) -> tuple[int, list[WaiterView]]:
-    """Return the number of waiters, and the first of them with their identities."""
-    lock = records.lock()
-    found: list[tuple[str, int, WaiterState, int]] = []
-    granted = lock is not None and lock.due is not None
-    if lock is not None and granted:
-        found.append((lock.identity, lock.rank, "granted", 0))
+def show_queue(
+    records: Records, name: str, most: int, grants: Sequence[LockRecord] | None = None
+) -> tuple[int, list[WaiterView]]:
+    """Return the number of waiters, and the first of them with their identities. ``grants``: as in ``list_waiters``."""
+    grants = grants_of(records) if grants is None else grants
+    found: list[tuple[str, int, WaiterState, int]] = [(lock.identity, lock.rank, "granted", 0) for lock in grants]
     found += [(waiter, rank, "waiting", 0) for waiter, rank in records.first_in("waiting", most)]
     newest = records.newest_call()
     for waiter, due in records.first_in("delayed", most):
@@ -107,7 +107,7 @@ def show_queue(records: Records, name: str, most: int) -> tuple[int, list[Waiter
         if entry is not None and len(views) < most:
             task, task_id = names_in(entry)
             views.append(WaiterView(name, identity, task, task_id, rank / 1e6, state, len(views) + 1, due / 1e6))
-    return records.count_in("waiting") + records.count_in("delayed") + granted, views
+    return records.count_in("waiting") + records.count_in("delayed") + len(grants), views
 
 
 def names_in(entry: str) -> tuple[str, str]:
@@ -130,12 +130,20 @@ def run_view(records: Records, name: str, tick: str) -> RunView | None:
     )  # fmt: skip
 
 
-def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool) -> LockView:
-    """Return what the store knows about one lock name, or about one tick of it."""
+def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool, of_seat: bool = False) -> LockView:
+    """Return what the store knows about one lock name, or about one tick of it.
+
+    Args:
+        records: The records.
+        name: The text of the lock name.
+        tick: The tick; "" for the name itself.
+        has_dead_letters: The name has dead letters.
+        of_seat: It is the name of one seat (``limit``). A claim is that of the whole name.
+    """
     at, lock = records.now / 1e6, records.lock()
     run = run_view(records, name, tick)
     holder = None if lock is None or tick else _holder_view(records, lock)
-    claim = None if tick else _claim_view(records, name)
+    claim = None if tick or of_seat else _claim_view(records, name)
     waiting = 0
     if not tick:
         granted = lock is not None and lock.due is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from ..model import Grant
 from ..queue_base import QueueStepResult
@@ -15,6 +16,7 @@ __all__ = [
     "decline_grant",
     "end_grant",
     "grant_next",
+    "grants_of",
     "has_waiters",
     "list_waiters",
     "remove_waiter",
@@ -254,19 +256,28 @@ def _rank_of(entry: str, default: int) -> int:
     return int(rank) if isinstance(rank, int | float) and not isinstance(rank, bool) else default
 
 
-def list_waiters(records: Records, most: int) -> Waiting:
-    """Return the number of waiters, and the first of them. A granted message counts until it runs."""
+def grants_of(records: Records) -> list[LockRecord]:
+    """Return the lock if it is granted to a waiter."""
     lock = records.lock()
-    found: list[tuple[str, int]] = []
-    granted = lock is not None and lock.due is not None
-    if lock is not None and granted:
-        found.append((lock.identity, lock.rank))
+    return [lock] if lock is not None and lock.due is not None else []
+
+
+def list_waiters(records: Records, most: int, grants: Sequence[LockRecord] | None = None) -> Waiting:
+    """Return the number of waiters, and the first of them. A granted message counts until it runs.
+
+    Args:
+        records: The records.
+        most: The highest number of waiters to name.
+        grants: The locks that are granted to waiters; None: the lock of these records, if it is.
+    """
+    grants = grants_of(records) if grants is None else grants
+    found = [(lock.identity, lock.rank) for lock in grants]
     for identity, _ in records.first_in("delayed", most):
         found.append((identity, records.lost_grants(identity)[0] or 0))
     found += records.first_in("waiting", most)
     entries = [(rank, entry) for identity, rank in found if (entry := records.entry(identity)) is not None]
     waiters = tuple(_waiter(rank, entry) for rank, entry in entries[:most])
-    return Waiting(records.count_in("waiting") + records.count_in("delayed") + granted, waiters)
+    return Waiting(records.count_in("waiting") + records.count_in("delayed") + len(grants), waiters)
 
 
 def _waiter(rank: int, entry: str) -> Waiter:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, Protocol
 
-__all__ = ["DONE_MS", "TOMBSTONE_MS", "Claim", "LockRecord", "MarkKind", "NewestCall", "Place", "Records", "RunMark"]
+__all__ = [
+    "DONE_MS",
+    "TOMBSTONE_MS",
+    "Claim",
+    "LockRecord",
+    "MarkKind",
+    "NewestCall",
+    "Place",
+    "Records",
+    "RunMark",
+    "SeatsRecord",
+]
 
 #: Life of a done mark in milliseconds: longer than the time in which a broker redelivers a message.
 DONE_MS: Final = 24 * 3600 * 1000
@@ -138,10 +149,27 @@ class NewestCall:
     started: int | None = None
 
 
+@dataclass(frozen=True)
+class SeatsRecord:
+    """The seats of a name (``limit``). ``scripts/seats/common.lua`` explains it.
+
+    Args:
+        limit: The limit that counts.
+        seen_s: The time (s) when a command last had that limit.
+        places: The number of seats that may be held.
+    """
+
+    limit: int = 1
+    seen_s: int = 0
+    places: int = 1
+
+
 class Records(Protocol):
     """The records of one lock name, within one transaction. Expired records do not exist.
 
     Lives are milliseconds from now. A life of None means that the record does not expire.
+
+    Of a name with seats (``limit``), the lock is that of one seat. All other records are those of the name.
     """
 
     @property
@@ -162,6 +190,12 @@ class Records(Protocol):
         ...
 
     def expire_lock(self, life_ms: int | None) -> None: ...
+    def seat(self, number: int) -> Records:
+        """Return these records with the lock of another seat."""
+        ...
+
+    def seats(self) -> SeatsRecord | None: ...
+    def put_seats(self, seats: SeatsRecord, life_ms: int) -> None: ...
     def last_token(self) -> int:
         """Return the highest fencing token that may have been issued for this name; 0 for none."""
         ...
@@ -226,6 +260,10 @@ class Records(Protocol):
     def put_over(self, identity: str, by: str) -> None: ...
     def newest_call(self) -> NewestCall | None: ...
     def put_newest_call(self, newest: NewestCall, life_ms: int) -> None: ...
+    def next_sweep(self) -> int | None:
+        """Return the time (us) from which a sweep visits this name; None: no sweep does."""
+        ...
+
     def sweep_at(self, when: int | None, *, earlier: bool = False) -> None:
         """Set the time (us) from which a sweep visits this name; None: no sweep. ``earlier``: never move it back."""
         ...

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..base import ReleaseRequest
 from ..holder_model import Holder
 from ..model import Grant, Released
+from ..queue_base import QueueStepResult
 from .queue import end_grant, grant_next, sweep, unpublished_grant
 from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
 from .runs import save_run_mark
@@ -49,14 +50,29 @@ def inspect(records: Records) -> Holder | None:
     return None if lock is None else holder_of(records, lock)
 
 
-def release(records: Records, acquisition: str, ending: ReleaseRequest) -> Released:
-    """End an acquisition: free its lock, set its marks, wake a caller, and grant the lock to the next waiter."""
-    return _Release(records, acquisition, ending).answer()
+def release(
+    records: Records, acquisition: str, ending: ReleaseRequest, sweep_name: Callable[..., QueueStepResult] = sweep
+) -> Released:
+    """End an acquisition: free its lock, set its marks, wake a caller, and grant the lock to the next waiter.
+
+    Args:
+        records: The records.
+        acquisition: The acquisition.
+        ending: Its end.
+        sweep_name: Sweeps the name after a release under another policy. Its arguments are those of ``sweep``.
+    """
+    return _Release(records, acquisition, ending, sweep_name).answer()
 
 
 class _Release:
-    def __init__(self, records: Records, acquisition: str, ending: ReleaseRequest) -> None:
-        self.records, self.acquisition, self.ending = records, acquisition, ending
+    def __init__(
+        self,
+        records: Records,
+        acquisition: str,
+        ending: ReleaseRequest,
+        sweep_name: Callable[..., QueueStepResult],
+    ) -> None:
+        self.records, self.acquisition, self.ending, self.sweep_name = records, acquisition, ending, sweep_name
         self.lock = records.lock()
         self.ours = self.lock is not None and self.lock.acquisition == acquisition
 
@@ -133,7 +149,9 @@ class _Release:
             # Another policy: a sweep looks after the waiters.
             lock = None if self.ours else self.lock
             unpublished = lock is not None and lock.granter == self.acquisition and not lock.published
-            return sweep(records, self.acquisition, *_NO_DEAD_LETTERS).granted if crowded or unpublished else None
+            if not (crowded or unpublished):
+                return None
+            return self.sweep_name(records, self.acquisition, *_NO_DEAD_LETTERS).granted
         if final:
             records.drop_waiter(self.ending.identity)
             if not self.ours and self.lock and self.lock.acquisition == f"grant:{self.ending.identity}":

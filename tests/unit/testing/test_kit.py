@@ -172,6 +172,71 @@ def test_burst_runs_its_newest_call_when_the_clock_travels(app: Celery) -> None:
         assert [call.state for call in calls] == ["REVOKED", "REVOKED", "SUCCESS"]
 
 
+def test_held_takes_all_seats_so_that_the_next_call_is_a_conflict(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, limit=3)
+    with kit.held(task, 1):
+        assert [task.delay(1).state, task.delay(2).state] == ["REVOKED", "SUCCESS"]
+    assert task.delay(1).state == "SUCCESS"
+
+
+def test_held_seats_leaves_the_others_to_the_calls_of_the_test(kit: DLockKit, app: Celery) -> None:
+    task = task_of(app, lambda: task.lease.seat, limit=3)
+    with kit.held_seats(2, task, 1):
+        assert task.delay(1).get() == 2
+        with kit.held(task, 1):
+            assert task.delay(1).state == "REVOKED"
+        assert task.delay(1).get() == 2
+        with pytest.raises(DLockError, match="its lock is not free"), kit.held_seats(2, task, 1):
+            pass
+    with (
+        pytest.raises(DLockError, match=r"cannot hold 4 seats of 'kit\.run': expected 1 to 3"),
+        kit.held_seats(4, task, 1),
+    ):
+        pass
+
+
+def test_waiting_calls_get_the_seats_that_become_free(app: Celery) -> None:
+    with DLockKit(app, eager=False) as kit:
+        task = task_of(app, on_conflict="queue", key="all", limit=2)
+        with kit.held_seats(1, task, 0):
+            with kit.held(task, 0):
+                results = [task.delay(number) for number in (1, 2, 3)]
+                kit.run_all()
+                assert [waiter.task_id for waiter in kit.waiting(task)] == [result.id for result in results]
+                assert len(kit.waiting(task, 0)) == 3
+            kit.run_all()
+            assert [result.get(timeout=1) for result in results] == [1, 2, 3]
+        assert not kit.waiting(task)
+
+
+def test_waiting_calls_get_all_seats_that_are_free_when_the_clock_travels(app: Celery) -> None:
+    with DLockKit(app, eager=False) as kit:
+        task = task_of(app, on_conflict="queue", key="all", limit=2, min_hold=60)
+        results = [task.delay(number) for number in range(4)]
+        kit.run_all()
+        assert [result.state for result in results] == ["SUCCESS", "SUCCESS", "QUEUED", "QUEUED"]
+        kit.travel(60)
+        assert kit.run_all() == 2
+        assert [result.get(timeout=1) for result in results] == [0, 1, 2, 3]
+
+
+def test_lost_seat_is_found_by_ensure(kit: DLockKit, app: Celery) -> None:
+    def body() -> None:
+        kit.lose(task, 1)
+        task.lease.ensure()
+
+    task = task_of(app, body, limit=2)
+    with kit.held_seats(1, task, 1):
+        assert isinstance(task.delay(1).result, LockLost)
+
+
+def test_seat_that_is_left_fails_the_test(app: Celery) -> None:
+    name = task_of(app, limit=2).lock_spec.name_of((1,), {})
+    request = AcquireRequest(Requester.of(None, None, "n", 1))
+    with pytest.raises(AssertionError, match=r":\w+:1 is held by a Lock"), DLockKit(app) as kit:
+        assert [kit._take(name, owner, request).seat for owner in ("o.1", "p.1")] == [0, 1]
+
+
 @pytest.mark.usefixtures("kit")
 def test_eager_call_is_not_debounced(app: Celery) -> None:
     assert task_of(app, on_conflict="queue", debounce=5).delay(1).get() == 1
@@ -213,6 +278,12 @@ def test_assertions_on_names(app: Celery) -> None:
         assert_excludes(task.s(1), task.s(2))
     with pytest.raises(AssertionError, match="exclude each other: both have the lock"):
         assert_separate(task.s(1), task.s(1))
+
+
+def test_calls_that_share_seats_do_not_exclude_each_other(app: Celery) -> None:
+    task = task_of(app, limit=3)
+    with pytest.raises(AssertionError, match="may run at the same time: 3 calls may hold"):
+        assert_excludes(task.s(1), task.s(1))
 
 
 def test_assert_runs_once_fails_without_once_per(kit: DLockKit, app: Celery) -> None:

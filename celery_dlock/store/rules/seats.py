@@ -1,0 +1,356 @@
+"""Names with seats (``limit``): each verb finds the seat that it concerns, and applies the rules of a lock to it.
+
+These are the rules of ``scripts/seats/``. ``common.lua`` explains the seats and their record.
+
+Above 300 lines: the verbs share the facts about the seats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ..base import ReleaseRequest
+from ..holder_model import Holder
+from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, RenewalResult
+from ..operator_model import WaiterView
+from ..queue_base import QueueStepResult
+from ..queue_model import Waiting
+from . import acquire as plain_acquire
+from . import operator as plain_operator
+from . import queue as plain_queue
+from . import release as plain_release
+from . import runs as plain_runs
+from .queue import grant_next, has_waiters
+from .records import LockRecord, Records, SeatsRecord
+
+__all__ = [
+    "acquire",
+    "confirm_publish",
+    "decline_grant",
+    "inspect",
+    "list_waiters",
+    "mark_done",
+    "release",
+    "remove_waiter",
+    "renew",
+    "show_queue",
+    "sweep",
+]
+
+#: Seconds after which a limit counts no more, if no command has had it.
+_LIMIT_S: Final = 60
+_RECORD_MS: Final = 24 * 3600 * 1000
+_MOST_SEATS: Final = 100
+#: The granter of a grant that no reply names.
+_SWEEP: Final = "sweep"
+
+
+class _Seats:
+    """The seats of a name, as they are when a command begins.
+
+    Args:
+        records: The records of the name.
+        limit: ``LockName.seats`` of the command.
+    """
+
+    def __init__(self, records: Records, limit: int) -> None:
+        self.records = records
+        known, self.clock_s = records.seats() or SeatsRecord(), records.now // 1_000_000
+        self.allowed, seen_s = known.limit, known.seen_s
+        if limit >= self.allowed or (limit > 0 and self.clock_s - seen_s > _LIMIT_S):
+            self.allowed, seen_s = limit, self.clock_s
+        # If the clock went back, the stored time is later than now, and the larger limit would not run out.
+        self.seen_s = min(seen_s, self.clock_s)
+        self.places = min(max(known.places, self.allowed), _MOST_SEATS)
+        #: The lock of each seat that is not free, by its number.
+        self.taken: dict[int, LockRecord] = {}
+        for place in range(self.places):
+            lock = records.seat(place).lock()
+            if lock is not None:
+                self.taken[place] = lock
+        self.used_places = max(self.taken, default=-1) + 1
+        #: A verb enters the name in the index for its own seat. Another seat may be due sooner.
+        self.planned = records.next_sweep()
+
+    def where(self, matches: Callable[[LockRecord], bool]) -> int | None:
+        """Return the first seat whose lock matches; None if there is none."""
+        return next((place for place, lock in self.taken.items() if matches(lock)), None)
+
+    def of_acquisition(self, acquisition: str) -> int | None:
+        """Return the seat of an acquisition, else one whose unpublished grant an earlier copy of the command made."""
+        place = self.where(lambda lock: lock.acquisition == acquisition)
+        if place is not None:
+            return place
+        return self.where(lambda lock: lock.granter == acquisition and not lock.published)
+
+    def granted_to(self, identity: str) -> int | None:
+        return self.where(lambda lock: lock.acquisition == f"grant:{identity}")
+
+    def keep(self) -> None:
+        """Write the record of the seats."""
+        record = SeatsRecord(self.allowed, self.seen_s, max(self.allowed, self.used_places))
+        self.records.put_seats(record, _RECORD_MS)
+
+    def keep_planned(self) -> None:
+        """Keep the time of the sweep that another seat needs."""
+        if self.planned is not None:
+            self.records.sweep_at(self.planned, earlier=True)
+
+    def use(self, place: int) -> None:
+        self.used_places = max(self.used_places, place + 1)
+
+    # -- the seat of an acquire
+
+    def related(self, acquisition: str, identity: str) -> int | None:
+        """Return the seat of this acquisition, else one that this message runs on or is to get; None if there is none.
+
+        Seats above the limit count too.
+        """
+        place = self.where(lambda lock: lock.acquisition == acquisition)
+        if place is not None or not identity:
+            return place
+        its_own = f"grant:{identity}", f"reserved:{identity}"
+        for matches in (
+            lambda lock: lock.identity == identity and lock.due is None,
+            lambda lock: lock.acquisition in its_own,
+            lambda lock: lock.reserved_for == identity,
+        ):
+            place = self.where(matches)
+            if place is not None:
+                return place
+        return None
+
+    def free(self) -> int | None:
+        return next((place for place in range(self.allowed) if place not in self.taken), None)
+
+    def busiest(self, *, notify: bool) -> int:
+        """Return the seat that the refusal names: one whose holder's body has ended, else the first one to expire.
+
+        If the call waits, all seats are marked, so that each release wakes a waiting call.
+        """
+        chosen, soonest_ms = 0, float("inf")
+        for place, lock in self.taken.items():
+            seat = self.records.seat(place)
+            left_ms: float = seat.lock_left_ms()
+            if lock.ttl_ms is not None and left_ms > lock.ttl_ms:
+                # The store's clock went back.
+                seat.expire_lock(lock.ttl_ms)
+                left_ms = lock.ttl_ms
+            if lock.due is not None:
+                left_ms = max(0, lock.due / 1000 - self.clock_s * 1000)
+            if notify:
+                self.mark(place, notify=True)
+            if place < self.allowed:
+                left_ms = -1 if lock.releasing else left_ms
+                if left_ms < soonest_ms:
+                    chosen, soonest_ms = place, left_ms
+        return chosen
+
+    def mark(self, place: int, *, notify: bool = False, waiters: bool = False) -> None:
+        """Leave word in the lock of a seat, for its release."""
+        seat = self.records.seat(place)
+        lock = seat.lock()
+        if lock is not None:
+            lock.notify, lock.has_waiters = lock.notify or notify, lock.has_waiters or waiters
+            seat.put_lock(lock)
+
+    def wake_others(self, place: int) -> None:
+        """Wake the next waiting call if another seat is free, and mark the taken seats again.
+
+        The call that took this seat has waited. One wake-up may stand for several releases.
+        """
+        one_is_free = False
+        for other in range(self.allowed):
+            if other in self.taken:
+                self.mark(other, notify=True)
+            elif other != place:
+                one_is_free = True
+        if one_is_free:
+            self.records.wake_waiting_call()
+
+    # -- the queue that all seats share
+
+    def grant_free_seats(self) -> None:
+        """Grant the free seats to waiters: the limit has grown, or a lease has expired."""
+        for place in range(self.allowed):
+            if place in self.taken:
+                continue
+            seat = self.records.seat(place)
+            # Another granter: a second copy of this command must find only the grant that the acquire makes.
+            granted, grant = grant_next(seat, _SWEEP), seat.lock()
+            if granted is None or grant is None:
+                return
+            # No reply names this grant, so it is due at once, and a sweep publishes the waiter's message.
+            grant.due = self.planned = self.records.now
+            seat.put_lock(grant)
+            self.taken[place] = grant
+            self.use(place)
+
+    def take_back_grant(self, place: int) -> bool:
+        """If a seat above the limit is granted, take the grant back: its waiter waits at its rank again."""
+        seat = self.records.seat(place)
+        grant = seat.lock()
+        if place < self.allowed or grant is None or grant.due is None:
+            return False
+        self.records.put_in("waiting", grant.identity, grant.rank)
+        seat.drop_lock()
+        self.records.sweep_at(self.records.now)
+        return True
+
+    def grants(self) -> list[LockRecord]:
+        return [lock for lock in self.taken.values() if lock.due is not None]
+
+
+def acquire(records: Records, limit: int, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
+    """Take the first free seat, park the message that has to wait, or return why all seats are taken."""
+    seats, identity = _Seats(records, limit), request.identity.digest if request.identity else ""
+    place = seats.related(acquisition, identity)
+    if place is None and request.queue is not None:
+        # A second copy of this command finds the grant that the first one made.
+        place = seats.of_acquisition(acquisition)
+    if place is None:
+        place = seats.free()
+    if place is None:
+        place = seats.busiest(notify=request.notify)
+    answer = plain_acquire.acquire(records.seat(place), acquisition, ttl_ms, request)
+    if request.queue is None:
+        seats.use(place)
+    else:
+        _share_queue(seats, place)
+    seats.keep()
+    if not isinstance(answer, Acquired):
+        return answer
+    if request.notify and request.waited:
+        seats.wake_others(place)
+    return answer._replace(seat=place)
+
+
+def _share_queue(seats: _Seats, place: int) -> None:
+    """Do what a call of the queue policy leaves to do for the other seats."""
+    lock = seats.records.seat(place).lock()
+    if lock is not None:
+        seats.taken.setdefault(place, lock)
+        seats.use(place)
+    if has_waiters(seats.records):
+        for other in seats.taken:
+            # A release under another policy reads this field.
+            seats.mark(other, waiters=True)
+        seats.grant_free_seats()
+    seats.keep_planned()
+
+
+def renew(
+    records: Records, limit: int, acquisition: str, ttl_ms: int, facts: Sequence[tuple[str, str]]
+) -> RenewalResult:
+    """Renew the lease of a seat. This keeps the record of the seats, too."""
+    seats = _Seats(records, limit)
+    place = seats.where(lambda lock: lock.acquisition == acquisition) or 0
+    renewed = plain_release.renew(records.seat(place), acquisition, ttl_ms, facts)
+    if renewed:
+        seats.keep()
+    return renewed
+
+
+def inspect(records: Records, limit: int) -> Holder | None:
+    """Return the holder of the first seat that is held."""
+    return plain_release.inspect(records.seat(next(iter(_Seats(records, limit).taken), 0)))
+
+
+def release(records: Records, limit: int, acquisition: str, ending: ReleaseRequest) -> Released:
+    """Free the seat of an acquisition. Under the queue policy, grant it to the next waiter."""
+    seats = _Seats(records, limit)
+    place = seats.of_acquisition(acquisition)
+    if not ending.queue:
+        return plain_release.release(
+            records.seat(place or 0), acquisition, ending, lambda _seat, *options: sweep(records, limit, *options)
+        )
+    if place is None and ending.identity:
+        place = seats.granted_to(ending.identity)
+    place = place or 0
+    lock = seats.taken.get(place)
+    if lock is not None and lock.acquisition == acquisition and has_waiters(records):
+        seats.mark(place, waiters=True)
+    released = plain_release.release(records.seat(place), acquisition, ending)
+    if seats.take_back_grant(place):
+        released = released._replace(granted=None)
+    seats.keep_planned()
+    return released
+
+
+def mark_done(records: Records, limit: int, identity: str, owner: str, age_us: int) -> None:
+    """Set the done mark of a message, unless a later message with its id holds a seat."""
+    place = _Seats(records, limit).where(lambda lock: lock.identity == identity)
+    plain_runs.mark_done(records.seat(place or 0), identity, owner, age_us)
+
+
+def confirm_publish(records: Records, limit: int, identity: str, grant_timeout_ms: int) -> bool:
+    """Record that the message of a granted waiter was published."""
+    seats = _Seats(records, limit)
+    stands = plain_queue.confirm_publish(records.seat(seats.granted_to(identity) or 0), identity, grant_timeout_ms)
+    seats.keep_planned()
+    return stands
+
+
+def decline_grant(records: Records, limit: int, grant: Grant, *, foreign: bool, present: bool) -> bool:
+    """Leave a granted message to another worker."""
+    seats = _Seats(records, limit)
+    seat = records.seat(seats.granted_to(grant.identity) or 0)
+    stands = plain_queue.decline_grant(seat, grant, foreign=foreign, present=present)
+    seats.keep_planned()
+    return stands
+
+
+def remove_waiter(
+    records: Records, limit: int, identity: str, granter: str, *, dead_letter: bool, ended: bool
+) -> QueueStepResult:
+    """Remove a waiter. If it had a grant, grant its seat to the next one."""
+    seats = _Seats(records, limit)
+    place = None
+    for matches in (
+        lambda lock: lock.identity == identity and lock.due is None,
+        lambda lock: lock.identity == identity,
+        lambda lock: lock.granter == granter and not lock.published,
+    ):
+        place = seats.where(matches) if place is None else place
+    seat = records.seat(place or 0)
+    removed = plain_queue.remove_waiter(seat, identity, granter, dead_letter=dead_letter, ended=ended)
+    if seats.take_back_grant(place or 0):
+        removed = removed._replace(granted=None)
+    seats.keep_planned()
+    return removed
+
+
+def sweep(
+    records: Records, limit: int, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int
+) -> QueueStepResult:
+    """Visit every seat of a name with waiters, up to the first one with something to do."""
+    seats, swept, next_due = _Seats(records, limit), QueueStepResult(), None
+    for place in range(seats.places):
+        seat, lock = records.seat(place), seats.taken.get(place)
+        seat.sweep_at(None)
+        swept = QueueStepResult()
+        if place < seats.allowed:
+            swept = plain_queue.sweep(seat, granter, grant_timeout_ms, max_tries, foreign_ms)
+        elif lock is not None and lock.due is not None and lock.due <= records.now:
+            seats.take_back_grant(place)
+        due = records.next_sweep()
+        if due is not None and (next_due is None or due < next_due):
+            next_due = due
+        if swept.granted is not None or swept.dead_letter or swept.lost_grant:
+            # The result can name one grant only. The next sweep goes on with the other seats.
+            next_due = records.now
+            break
+    records.sweep_at(next_due)
+    seats.keep()
+    return swept
+
+
+def list_waiters(records: Records, limit: int, most: int) -> Waiting:
+    """Return the number of waiters, and the first of them. The granted messages of all seats come first."""
+    return plain_queue.list_waiters(records, most, _Seats(records, limit).grants())
+
+
+def show_queue(records: Records, limit: int, name: str, most: int) -> tuple[int, list[WaiterView]]:
+    """Return the number of waiters, and the first of them with their identities. The granted ones come first."""
+    return plain_operator.show_queue(records, name, most, _Seats(records, limit).grants())
