@@ -77,7 +77,7 @@ class WorkerHooks(Protocol):
     def kill_deadline(self, acquisition: str) -> float:
         """Return the time by which the process of this acquisition must have ended, on the monotonic clock.
 
-        It follows the enforcement of a hard time limit. It is 0 if no limit was enforced.
+        Celery kills a process for its hard time limit. This time is some seconds after that; 0 if it did not.
         """
         ...
 
@@ -139,7 +139,7 @@ class Runtime:
         self._switch = Switch(app)
         self._remarks: set[str] = set()
         self.counts = Counts()
-        #: What writes to spans, from the first use of the settings on.
+        #: Writes to OpenTelemetry spans. Set when `settings` is first read.
         self.spans: NoSpans = NO_SPANS
         self._processes = _Processes(lambda: self._begin(None))
         signals.feed(self.listeners, app, self)
@@ -213,8 +213,8 @@ class Runtime:
     def disconnected_at(self) -> float:
         """The time of the worker's last lost broker connection, on the monotonic clock; 0 if there was none.
 
-        After the loss, the broker delivers each unacknowledged message again. If the pool child has not confirmed the
-        start of such a message, Celery drops its callbacks. Then only that child can prevent a second run.
+        Then the broker delivers each unacknowledged message again. If a pool child has not confirmed a message's start,
+        Celery's main process forgets the message. Only the child's release can then prevent a second run.
         """
         return self._disconnected_at[0]
 

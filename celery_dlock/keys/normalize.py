@@ -1,12 +1,14 @@
 """The normal value of a value: the same before and after any serialiser.
 
-Normal values have one of a closed set of built-in types. A tuple is its list, and a subclass or an enum member is its
-base value. The keys of a mapping are the strings that JSON makes of them, and an aware datetime is its instant in UTC.
-Only the container itself is normal: the caller brings its items to normal values as it walks them.
+Normal values have one of a closed set of built-in types. A subclass or an enum member becomes its base value, and an
+aware datetime becomes its instant in UTC.
 
-Where a serialiser or equality makes two values one, they are one here too, because a lock that excludes too much is
-safe. ``Decimal("1.0")`` is ``Decimal("1.00")``, a dataclass is the mapping of its fields, and an object with kombu's
-``__json__`` is the plain data that the method returns.
+:func:`normalize` does not descend into containers. The caller normalizes the items while it walks the container. It
+walks a tuple as a list, and takes as keys of a mapping the strings that JSON makes of them.
+
+If a serialiser or equality makes two values one, they have one normal value: a lock that excludes too much is safe.
+Examples are ``Decimal("1.0")`` and ``Decimal("1.00")``, and a dataclass and the mapping of its fields. An object with
+kombu's ``__json__`` becomes the plain data that the method returns.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from ..errors import LockKeyError
 
 __all__ = ["AS_THEY_ARE", "MAX_DEPTH", "UnstableValue", "key_text", "normalize", "too_deep"]
 
-#: The types that JSON keeps, and bytes, which kombu keeps. A tuple is walked as a list.
+#: The types of which :func:`normalize` returns a value unchanged. JSON keeps them, or the caller walks them (tuple), or
+#: kombu keeps them (bytes).
 AS_THEY_ARE: Final = frozenset((str, int, bool, type(None), float, bytes, list, tuple, dict))
 #: How deep containers may be nested; a value that contains itself meets this limit too.
 MAX_DEPTH: Final = 100
@@ -39,8 +42,8 @@ _Reducers = tuple[tuple[type | tuple[type, ...], Callable[[Any], Any]], ...]
 class UnstableValue(LockKeyError):
     """A value without a stable form.
 
-    The walk through the arguments keeps no path, because an error is rare. Each container that the error leaves adds
-    its step to ``steps``: a list's index, a mapping's key in a tuple, or None for a set.
+    The walk through the arguments keeps no path, because an error is rare. While the error propagates, each container
+    on its way adds its step to ``steps``. A step is a list's index, a mapping's key in a tuple, or None for a set.
     """
 
     def __init__(self, problem: str, *, deep: bool = False) -> None:
@@ -101,7 +104,8 @@ def _reduced(value: Any) -> Any:
 
 
 def _utc(value: datetime) -> datetime:
-    # From the fields: a subclass returns values of its own class, and `fold` does not survive a serialiser.
+    # Build it from the fields: arithmetic on a subclass (pendulum) returns that subclass. Leave out `fold`, which no
+    # serialiser keeps.
     wall = datetime(  # noqa: DTZ001 - naive on purpose, the offset is taken off below
         value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond
     )

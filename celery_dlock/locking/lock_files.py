@@ -153,7 +153,7 @@ class LockFiles:
             return None
 
     def _file_name(self, name: LockName) -> str:
-        # A lock name may show arguments, if its key template does.
+        # The file name is a digest, because a lock name may show arguments.
         digest = blake2b(f"{self._namespace}\n{name.text}".encode(), digest_size=16)
         return f"{digest.hexdigest()}.lock"
 

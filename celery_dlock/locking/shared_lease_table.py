@@ -4,8 +4,12 @@ The main process maps the memory before the fork. It can read the leases at any 
 needs no message from the child.
 
 The processes share no lock, because a child could die while it holds one. Instead, each word has one writer: the child
-or the main process. Only the mark of a lost lease is written by both. A sequence number guards the text (a sequence
-lock): while the child writes the text, the number is odd.
+or the main process. Both write only two words, _LOST and _REPLACED, and both write the same value. A sequence number
+guards the text (a sequence lock): while the child writes the text, the number is odd.
+
+A slot of the table is used again after a release. So each acquisition of a child has a generation, a number that grows.
+Each word that marks something contains the generation to which it applies. A late mark of an earlier acquisition then
+means nothing for the present one.
 
 More than 300 lines: the layout of a record stands beside the code of both processes that use it.
 """
@@ -34,22 +38,22 @@ _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
 #: The words before the first record: the child's pid, and the time of the watchdog's last scan (monotonic clock).
 _PID, _LOOKED = range(2)
-#: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). If
-#: _STOPS equals the generation, the body may be stopped.
+#: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). _STOPS is
+#: the generation while the body runs and the main process may interrupt it by a signal.
 _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
 #: The words from _GENERATION to _STATE, which are written together under the sequence number. The native format ("@")
-#: stores each number at once. A reader that ignores the sequence number therefore gets the old or the new one, never a
-#: mix: `_is_free` reads the state in this way.
+#: stores each number in one step. `_is_free` reads the state without the sequence number, so it gets the old or the new
+#: one, never a mix.
 _HEAD: Final = struct.Struct("@QddIIHHIdQQ")
 #: The word _BUCKET: the bucket, and the number of seats.
 _PLACE: Final = struct.Struct("@II")
 #: The three lengths in the word _LENGTHS: release request, acquisition id, lock name.
 _TEXT_LENGTHS: Final = struct.Struct("@HHI")
-#: The child sets _STOPPABLE to the generation if newer calls may ask the holder to stop. Either process sets _REPLACED
-#: to it when one has asked.
+#: The child sets _STOPPABLE to the generation if the policy is ``replace``: newer calls may ask the holder to stop. If
+#: one has asked, the process that learns it first sets _REPLACED to the generation.
 _STOPPABLE, _REPLACED = 10, 11
-#: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED, _LOST and _CLEARED contain
-#: the generation to which they apply. _RENEWED_UNTIL is the deadline after the renewal.
+#: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED_UNTIL is the deadline after
+#: the renewal that _RENEWED marks.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
 #: The number of words before the text of a record.
 _NUMBERS: Final = 16
@@ -72,7 +76,7 @@ class SharedLeaseTable:
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, _SIZE * (_COUNT + 1))
-        # A view stores a whole word at once. A slice, or a struct of a fixed byte order, may write byte by byte.
+        # A view stores a whole word in one step. A slice, or a struct of a fixed byte order, may write byte by byte.
         self.words = memoryview(self.memory).cast("Q")
         self.floats = memoryview(self.memory).cast("d")
         #: Made once, because each task opens a record, and each scan reads all of them.

@@ -16,8 +16,8 @@ __all__ = ["SHARDS", "CircuitBreaker", "ShardStates", "shared_states"]
 
 T = TypeVar("T")
 
-#: Shards are numbered from 0 to this, exclusive. A shard's number is a hash. Collisions are rare, because there are
-#: many more numbers than servers.
+#: A shard is a part of the store that can fail alone: a primary of a Cluster, or the whole of any other store (0). The
+#: number of a primary is a hash of its address, below this. Two primaries rarely have the same number.
 SHARDS: Final = 4096
 _NS: Final = 1e9
 #: If a connection fails sooner than this, the breaker stays closed: a server is being restarted, and each attempt is
@@ -83,9 +83,9 @@ class CircuitBreaker:
         self._clock = clock
         self._skip_ns = round(skip_after_timeout * _NS)
         self._trial_ns = round(2 * timeout * _NS)
-        # Each kind of error opens the breaker only if the call took at least so many nanoseconds. A timeout that came
-        # sooner does not show that the shard is dead: the caller allowed less time for this command.
-        # Other errors do not open it: the server answered, or closed a connection and may accept the next one.
+        # These two errors open the breaker, each only if the call took at least this long. A timeout that came sooner
+        # does not show that the shard is dead: the caller allowed less time for this command.
+        # No other error opens it: the server answered, or closed a connection and may accept the next one.
         half = round(timeout / 2 * _NS)
         self._opening_ns = {ReplyTimeout: half, StoreUnavailable: min(_QUICK, half)}
 

@@ -1,4 +1,4 @@
-"""The clocks. All other modules read time through them."""
+"""The clocks. What decides about a lease reads the time through them, so that a test can move it."""
 
 from __future__ import annotations
 

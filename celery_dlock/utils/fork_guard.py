@@ -27,7 +27,8 @@ _FORK_TIMEOUT: Final = 0.5
 
 class _ForkGuard:
     def __init__(self) -> None:
-        #: Held by the forking thread during the fork. A thread that enters the guard passes through it.
+        #: Held by the forking thread during the fork. A thread that enters the guard takes it for a moment, so it waits
+        #: for the end of a fork.
         self._gate = threads.lock()
         #: For each thread inside the guard: a lock that it holds until it leaves.
         self._inside: dict[int, Any] = {}
@@ -37,7 +38,7 @@ class _ForkGuard:
     def crossing(self) -> Iterator[None]:
         me = threads.thread()
         if me in self._inside:
-            # At the gate, it would wait for a fork that waits for this thread.
+            # This thread is inside already. At the gate, it would wait for a fork that waits for this thread.
             yield
             return
         mine = threads.lock()
@@ -70,5 +71,5 @@ _GUARD = _ForkGuard()
 
 
 def no_fork() -> Any:
-    """Return a context in which this process does not fork. Use it for code that takes locks of other libraries."""
+    """Return a context for code that takes locks of other libraries. A fork waits up to 0.5 s for its end."""
     return _GUARD.crossing()

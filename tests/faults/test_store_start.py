@@ -211,7 +211,10 @@ def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
 
 # TLS
 
-NO_TLS = "(over TLS, which rediss:// or an option asks for: perhaps the server does not speak TLS)"
+NO_TLS = (
+    "(over TLS, which rediss:// or an option asks for: perhaps the server does not speak TLS: "
+    "use its TLS port, or switch TLS off)"
+)
 
 
 def test_tls_asked_of_a_server_without(clean_server: Server, start: Start) -> None:

@@ -26,7 +26,10 @@ __all__ = ["ErrorReply", "RespConnection", "refused_or_unanswered", "unanswered"
 _INTEGER, _BULK, _ARRAY, _ERROR = b":$*-"
 
 #: A server without TLS reads the client's handshake as the start of a command, and waits for the rest of it.
-_TLS_TIMEOUT_HINT = "over TLS, which rediss:// or an option asks for: perhaps the server does not speak TLS"
+_TLS_TIMEOUT_HINT = (
+    "over TLS, which rediss:// or an option asks for: perhaps the server does not speak TLS: "
+    "use its TLS port, or switch TLS off"
+)
 #: A server that refuses the client's certificate sends an alert and closes the connection. With TLS 1.3 the client may
 #: write before it has read the alert. Then the write fails with this text.
 _TLS_EOF = "EOF occurred in violation of protocol"
@@ -74,7 +77,8 @@ class RespConnection:
             line, end, rest = received.partition(b"\r\n")
             if rest:
                 size = len(rest) - 2
-                if size >= 0 and line == b"$%d" % size:  # else "$-1" and one byte would look like an empty text
+                # If one byte follows "$-1", the size is -1, and the line would match.
+                if size >= 0 and line == b"$%d" % size:
                     return rest[:size]
             elif end and line[:1] == b":":
                 return int(line[1:])

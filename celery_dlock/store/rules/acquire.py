@@ -69,7 +69,7 @@ class _Call:
         if ended is not None:
             return ended
         request = self.request
-        # Used only if the lock is free: while the body of the started run is alive, it holds the lock.
+        # `unknown` matters only if the lock is free: while the body of the started run is alive, it holds the lock.
         unknown = self.mark.state == "unknown" or (
             self.mark.state == "started" and self.mark.acquisition != self.acquisition
         )
@@ -81,7 +81,7 @@ class _Call:
         if refused:
             return Unknown(run_holder(self.mark), self._end_waiting())
         if self.finished_at is not None:
-            # A new message has the id of a finished one. The old done mark would refuse the new message's copies.
+            # This is a new message with the id of a finished one, whose done mark would refuse the new one's copies.
             self.records.drop_mark("done", self.identity)
             found.duplicate_possible = True
         self._leave_queue(found)
@@ -126,7 +126,7 @@ class _Call:
         return end_grant(self.records, self.acquisition)
 
     def _hold_up(self) -> Refusal | None:
-        """Return why a call of another policy must not take the lock."""
+        """Return why a call of any other policy than the queue policy must not take the lock."""
         if self.lock is not None and not self.reserved:
             return self._held(self.lock)
         return None
@@ -143,7 +143,7 @@ class _Call:
             self.records.expire_lock(lock.ttl_ms)
 
     def _note_on(self, lock: LockRecord) -> None:
-        """Leave word in the lock, for its release."""
+        """Set in the lock what its release has to know: a duplicate of its message exists, or a caller waits."""
         if self.identity and lock.identity == self.identity:
             lock.dup = True
         if self.request.notify:
@@ -181,7 +181,7 @@ class _Call:
         return self._park(place, held, queued=queued) if preceded or held is not None else None
 
     def _answer_to_copy(self, place: QueueRequest, *, queued: bool, refused: bool) -> Refusal | None:
-        """Return the answer to a second copy of this command, or to a copy that was not published for the grant."""
+        """Return the answer to a command that was sent twice, or to a copy not published for its grant; or None."""
         lock = self.lock
         if lock is None:
             return None
