@@ -136,7 +136,7 @@ class Runtime:
         self._store_state = shared_states()
         #: Shared with the pool children: the value of `disconnected_at`, written by the main process.
         self._disconnected_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
-        self._switch = Switch(app)
+        self.switch = Switch(app)
         self._remarks: set[str] = set()
         self.counts = Counts()
         #: Writes to OpenTelemetry spans. Set when `settings` is first read.
@@ -164,7 +164,7 @@ class Runtime:
     @property
     def enabled(self) -> bool:
         """True if this app takes locks (``dlock_enabled``)."""
-        return self._switch.on
+        return self.switch.on
 
     @functools.cached_property
     def node(self) -> str:

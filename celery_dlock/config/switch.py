@@ -36,13 +36,16 @@ class Switch:
             InvalidLockOptions: The setting is neither True nor False.
         """
         conf: Any = self._app.conf
-        if self._loaded is None:
-            self._loaded = conf.get(_NAME, _SETTING.default)
-        # Look up only values that were assigned since then: a complete look-up costs each task 20 to 40 us.
+        # Look up only values that were assigned since the last complete look-up, which costs 20 to 40 us.
         value = conf.maps[0].get(_NAME, self._loaded)
-        if value is True:
-            return True
-        if not _SETTING.value(_NAME, value) and not self._warned:
+        return value is True or self._checked(value)
+
+    def _checked(self, value: Any) -> bool:
+        """Return the setting from a value that is not True: None before the first complete look-up."""
+        if value is None:
+            value = self._loaded = self._app.conf.get(_NAME, _SETTING.default)
+        enabled = bool(_SETTING.value(_NAME, value))
+        if not enabled and not self._warned:
             self._warned = True
             logger.warning("dlock_enabled is False: tasks run and are published without locks")
-        return False
+        return enabled

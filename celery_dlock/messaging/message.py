@@ -88,7 +88,7 @@ class Delivery(NamedTuple):
     @property
     def is_copy(self) -> bool:
         """Whether this library republished the message, so that it is not the one that its publisher sent."""
-        return self.conflict_retries > 0 or self.store_retries > 0
+        return self.conflict_retries + self.store_retries > 0
 
 
 class RepublishHeader(NamedTuple):

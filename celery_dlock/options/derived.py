@@ -23,6 +23,9 @@ StopReason = Literal["lost", "replaced"]
 class DerivedOptions:
     """The base class of :class:`~celery_dlock.LockOptions`, which has the fields that these properties read."""
 
+    min_hold: Seconds
+    max_hold: Seconds | None
+    keep_on_retry: bool
     on_conflict: str
     queue_limit: int | None
     queue_overflow: str
@@ -34,6 +37,7 @@ class DerivedOptions:
     misfire_grace: Seconds
     after_wait: str
     on_lost: str
+    on_store_error: str
     durability: str | Mapping[str, Any] | None
 
     @property
@@ -50,7 +54,24 @@ class DerivedOptions:
         """Whether a call claims its name when it is published."""
         return self.unique is not None
 
-    # Cached, because each run of a task reads these three.
+    # Cached, because each run of a task reads these four.
+
+    @functools.cached_property
+    def is_simple(self) -> bool:
+        """Whether a run only takes its lock before the body and releases it afterwards, as by default.
+
+        If so, the run skips each step that some other option adds.
+        """
+        return not (
+            self.parks
+            or self.claims
+            or self.on_conflict == "wait"
+            or self.once_per is not None
+            or self.min_hold
+            or self.max_hold is not None
+            or self.keep_on_retry
+            or self.on_store_error == "local"
+        )
 
     @functools.cached_property
     def parks(self) -> bool:

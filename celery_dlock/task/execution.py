@@ -29,7 +29,7 @@ from .keep_on_retry import RetryReservation, reservation_for_retry
 from .policy import ConflictContext, Park, Wait
 from .run import Run
 from .stopped import end_stopped, run_stoppable
-from .store_requests import acquire_request, queue_request, release_request, rollback_request, run_window
+from .store_requests import acquire_request, queue_request, release_request, rollback_request
 
 if TYPE_CHECKING:
     from celery.exceptions import Retry
@@ -60,8 +60,8 @@ running: Final[Callable[[], Execution | None]] = _running.get
 class Execution(Run):
     """The life of one run: begin, body, finish."""
 
-    #: The number of calls of the body that are running: more than 1 if the body calls its own task directly.
-    _depth = 0
+    #: The body is running. If it calls its own task directly, that call is a part of it.
+    _in_body = False
     _finished = _republished = False
     _reservation: RetryReservation | None = None
     #: The name that this message has claimed (``unique``). The claim is released once the run holds the lock, or when
@@ -80,7 +80,7 @@ class Execution(Run):
         call, delivery = self.call, self.delivery
         name = call.spec.name_of(args, kwargs) if call.enabled else None
         # Keep this order. If an exception interrupts it, the last exit hook can restore what was changed.
-        self._before, self._outer = _running.get(), owner.entered()
+        self._before, self._outer = running(), owner.entered()
         _running.set(self)
         owner.enter(self.context)
         self.request.dlock_execution = self
@@ -88,7 +88,7 @@ class Execution(Run):
             if name is None:
                 self._store_started()
                 return
-            if delivery is not None:
+            if delivery is not None and not self.options.is_simple:
                 if self.options.claims:
                     self._claimed = name
                 if delivery.predecessor:
@@ -107,26 +107,24 @@ class Execution(Run):
         self.body_is_next = False
         if self.skipped:
             return self.skip_value
-        self._depth += 1
+        if self._in_body:
+            return body(*args, **kwargs)
+        self._in_body = True
         try:
-            if self._depth > 1:
-                return body(*args, **kwargs)
             value = run_stoppable(self, body, args, kwargs) if self.options.is_stoppable else body(*args, **kwargs)
         except (LockLost, Replaced) as error:
-            if self._depth == 1 and self.lease is not None:
+            if self.lease is not None:
                 self._end_interrupted(self.lease, error)
             raise
         else:
             self.returned = True
             return value
         finally:
-            self._depth -= 1
+            self._in_body = False
             # Celery publishes callbacks, errbacks and the chain's next step between here and after_return.
-            # A nested call of the task also reaches this line, but then the outer body has not ended.
-            if not self._depth:
-                request = self.request
-                if request.chain or request.callbacks or request.errbacks or request.chord:
-                    self.announce_end()
+            request = self.request
+            if request.chain or request.callbacks or request.errbacks or request.chord:
+                self.announce_end()
 
     def announce_end(self, *, retries: bool = False) -> None:
         """Tell the store that the body has ended. Call this before a message that follows this one is published.
@@ -158,17 +156,12 @@ class Execution(Run):
         """
         if self._finished:
             return
-        if self._claimed is not None and final and not self.keeps_claim:
-            self._release_claim()
-        context = self.context
         ends = final and copies_end and not self._republished
         ending = release_request(self, final=ends, success=success, died=died)
-        if self._reservation is not None and final and not ending.used_ms:
-            ending = ending._replace(reserved_for=self._reservation.identity, reserved_ms=self._reservation.life_ms)
-        if self.file_of is not None:
-            lock_file.free(self)
+        if not self.options.is_simple:
+            ending = self._finish_options(ending, final=final)
         # A run that took no lock must not open the store, which may not even be configured.
-        if self.lease is not None or context.entered or context.open_acquisitions:
+        if self.lease is not None or self.context.entered or self.context.open_acquisitions:
             self._release(ending)
         # Change this state last. A soft time limit may strike anywhere above, and then the next exit hook must find
         # the run unfinished.
@@ -191,6 +184,15 @@ class Execution(Run):
             outcomes.rerun_after_loss(self, lease.record.name, error)
 
     # -- releasing
+
+    def _finish_options(self, ending: ReleaseRequest, *, final: bool) -> ReleaseRequest:
+        """Release the claim and the lock file, if the run has them. Return the request, with the lock's reservation."""
+        if self._claimed is not None and final and not self.keeps_claim:
+            self._release_claim()
+        if self._reservation is not None and final and not ending.used_ms:
+            ending = ending._replace(reserved_for=self._reservation.identity, reserved_ms=self._reservation.life_ms)
+        lock_file.free(self)
+        return ending
 
     def _release_claim(self) -> None:
         # Called at the start and at the end of the run. If the store did not answer at the start, the end tries again.
@@ -216,10 +218,9 @@ class Execution(Run):
     # -- acquiring
 
     def _acquire(self, name: LockName) -> None:
-        window_ms, tick = run_window(self) if self.options.once_per else (0, "")
-        if window_ms:
-            self.context.rollback = rollback_request(self, window_ms, tick)
-        request = acquire_request(self, window_ms, tick)
+        if not self.options.is_simple and (rollback := rollback_request(self)):
+            self.context.rollback = rollback
+        request = acquire_request(self)
         refusal = self._try_acquire(name, request)
         if refusal is not None:
             self._settle(name, request, refusal)
@@ -290,16 +291,22 @@ class Execution(Run):
                 self.rank_us = answer.rank_us
             return answer
         self.rank_us = answer.rank_us
-        if self.options.on_store_error == "local" and (refusal := lock_file.take_beside(self, name, answer)):
-            return refusal
+        if not self.options.is_simple:
+            return self._hold(name, answer)
         self.lease = context.own = answer
-        if self.options.max_hold is not None and answer.hold_count == 1:
+        return None
+
+    def _hold(self, name: LockName, lease: Lease) -> Refusal | None:
+        """Hold the lease as the options say. If another owner has the lock file, return that refusal instead."""
+        if self.options.on_store_error == "local" and (refusal := lock_file.take_beside(self, name, lease)):
+            return refusal
+        self.lease = self.context.own = lease
+        if self.options.max_hold is not None and lease.hold_count == 1:
             # The watchdog enforces max_hold. Celery's time limit is not enough: most pools never enforce it, and
             # prefork does not enforce it while the broker is unreachable.
             max_hold = as_seconds(self.options.max_hold)
-            answer.record.set_max_hold(self.runtime.clock.monotonic() + max_hold)
-        if self._claimed is not None:
-            self._release_claim()
+            lease.record.set_max_hold(self.runtime.clock.monotonic() + max_hold)
+        self._release_claim()
         return None
 
     def _without_store(self, name: LockName, error: StoreUnavailable) -> Held | None:

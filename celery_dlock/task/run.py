@@ -41,6 +41,8 @@ class Run:
     bypass: BypassLease | None = None
     #: The lock name whose lock file this run has tried to take (``on_store_error="local"``).
     file_of: LockName | None = None
+    #: If the lock is held, the call waits in the lock store.
+    queues = False
     #: The body does not run. The task returns ``skip_value`` instead.
     skipped = False
     skip_value: Any = None
@@ -72,11 +74,12 @@ class Run:
         if not request.headers and "headers" not in (headers or ()):
             request.headers = None  # as in a run without this library
         self.runtime = runtime = task.dlock
-        self.call = call = call_of(task, headers, enabled=runtime.enabled)
+        self.call = call = call_of(task, headers, enabled=runtime.switch.on)
         self.options = options = call.options
-        self.queues = options.parks
-        if options.once_per == "tick" and call.enabled:
-            self.tick = self._tick_of(headers)
+        if not options.is_simple:
+            self.queues = options.parks
+            if options.once_per == "tick" and call.enabled:
+                self.tick = self._tick_of(headers)
         task_id, name = request.id, task.name
         self.identity = Identity(task_id, request.retries or 0, request.replaced_task_nesting or 0)
         by = Requester.of(name, task_id, request.hostname or runtime.node, os.getpid())

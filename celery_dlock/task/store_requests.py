@@ -28,32 +28,39 @@ def run_window(run: Run) -> tuple[int, str]:
     return round((run.options.once_seconds or 0.0) * 1000), run.tick.digest if run.tick else ""
 
 
-def acquire_request(run: Run, window_ms: int, tick: str) -> AcquireRequest:
+def acquire_request(run: Run) -> AcquireRequest:
     """Return the request for the run's lock. Sets the run's ``redelivered``."""
-    delivery, options, settings = run.delivery, run.options, run.runtime.settings
+    delivery, options, runtime = run.delivery, run.options, run.runtime
+    settings = runtime.settings
     info = run.request.delivery_info
     flagged = bool(info and info.get("redelivered"))
     if delivery is None:
         age_us, rank_us, republished = 0, None, flagged
     else:
-        now, delivered, rank_us = run.runtime.clock.monotonic(), delivery.delivered, delivery.rank_us
+        now, delivered, rank_us = runtime.clock.monotonic(), delivery.delivered, delivery.rank_us
         # After the visibility timeout, or after a lost connection, the broker has delivered the message again. That
         # holds for messages that are acknowledged late and for those that wait for their ETA.
         limit = settings.doubtful_after
-        overdue = (limit is not None and now - delivered >= limit) or delivered <= run.runtime.disconnected_at
+        overdue = (limit is not None and now - delivered >= limit) or delivered <= runtime.disconnected_at
         # A copy that carries a rank is judged by that rank, even if the broker flags the copy itself. The original may
         # have been the first message of its id to be sent after an earlier end.
         run.redelivered = delivery.redelivered or (flagged and rank_us is None)
         # If the broker did not receive the acknowledgement of a republished message, it delivers the original again.
         republished = overdue or flagged or delivery.is_copy
         age_us = max(0, round((now - delivery.since) * 1e6))
-    return AcquireRequest(
+    request = AcquireRequest(
         run.context.requester,
         run.identity,
         redelivered=run.redelivered,
         republished=republished,
         age_us=age_us,
         rank_us=rank_us,
+        durability=settings.durability if options.durability is None else settings.confirmed_by(options.confirmation),
+    )
+    if options.is_simple:
+        return request
+    window_ms, tick = run_window(run)
+    return request._replace(
         once=window_ms > 0,
         tick=tick,
         run_mark_ms=_run_mark_ms(run, window_ms) if window_ms else 0,
@@ -61,7 +68,6 @@ def acquire_request(run: Run, window_ms: int, tick: str) -> AcquireRequest:
         notify=options.on_conflict == "wait",
         min_hold_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
         queue=queue_request(run) if run.queues else None,
-        durability=settings.durability if options.durability is None else settings.confirmed_by(options.confirmation),
     )
 
 
@@ -94,8 +100,14 @@ def _debounce(run: Run) -> tuple[int, int]:
     return max(0, wait_ms - waited_ms), last_ms
 
 
-def rollback_request(run: Run, window_ms: int, tick: str) -> ReleaseRequest:
-    """Return the release of an acquisition whose outcome is unknown and whose body has not begun."""
+def rollback_request(run: Run) -> ReleaseRequest | None:
+    """Return the release of an acquisition whose outcome is unknown and whose body has not begun.
+
+    None if the run has no run mark, so that the release of every such acquisition fits.
+    """
+    window_ms, tick = run_window(run)
+    if not window_ms:
+        return None
     return ReleaseRequest(
         identity=run.identity.digest,
         outcome_unknown=True,
