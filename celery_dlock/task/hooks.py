@@ -8,32 +8,46 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from celery import states
+from celery import Task
 from celery.app.trace import TraceInfo, report_internal_error, trace_ok_t
 from celery.exceptions import Reject
 from celery.result import EagerResult
+from celery.states import FAILURE, IGNORED, REJECTED, SUCCESS
 
 from .execution import Execution, current, running
 from .outcomes import HandledElsewhere, SelfReplaced, Skipped
 
 if TYPE_CHECKING:
-    from celery import Task
-
     from .call_options import LockedTask
 
 __all__ = ["announce_end", "trace_eagerly", "wrap_after_return", "wrap_before_start", "wrap_body", "wrap_tracer"]
 
 
+class _Ending(NamedTuple):
+    """The end of a run: the arguments of :meth:`Execution.finish`."""
+
+    final: bool
+    success: bool = False
+    died: bool = False
+    copies_end: bool = True
+
+
+_SUCCEEDED: Final = _Ending(final=True, success=True)
+_FAILED: Final = _Ending(final=False)
+_DIED: Final = _Ending(final=False, died=True)
+
+
 def wrap_before_start(task: LockedTask, before_start: Callable[..., None]) -> Callable[..., None]:
     """Acquire the lock, then call the task's own ``before_start`` unless the body is skipped."""
+    has_own = not _is_celerys(before_start)
 
     @functools.wraps(before_start)
     def acquire_first(task_id: str, args: Any, kwargs: Any) -> None:
         run = Execution(task)
         run.begin(args, kwargs)
-        if not run.skipped:
+        if has_own and not run.skipped:
             before_start(task_id, args, kwargs)
         run.body_is_next = True
 
@@ -56,6 +70,7 @@ def wrap_body(task: LockedTask, body: Callable[..., Any]) -> Callable[..., Any]:
 
 def wrap_after_return(task: LockedTask, after_return: Callable[..., None]) -> Callable[..., None]:
     """Call the task's own ``after_return``, then release everything that the run acquired."""
+    has_own = not _is_celerys(after_return)
 
     @functools.wraps(after_return)
     def release_last(status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -65,13 +80,14 @@ def wrap_after_return(task: LockedTask, after_return: Callable[..., None]) -> Ca
         if run is None or run.task is not task or run.identity.task_id != task_id:
             run = current(task.request)  # user code called this: for another task, or outside the run's context
         try:
-            after_return(status, retval, task_id, args, kwargs, einfo)
+            if has_own:
+                after_return(status, retval, task_id, args, kwargs, einfo)
         finally:
             if run is not None:
                 run.finish(
                     final=True,
-                    success=status == states.SUCCESS and not run.skipped,
-                    copies_end=status != states.FAILURE or not _rejects_failures(task),
+                    success=status == SUCCESS and not run.skipped,
+                    copies_end=status != FAILURE or not _rejects_failures(task),
                 )
 
     return release_last
@@ -81,61 +97,58 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
     """Release in the tracer what ``after_return`` did not: it is not called on retry, ignore, reject and terminate."""
 
     def trace(*args: Any, **kwargs: Any) -> Any:
-        before = running()
-        final = success = False
-        copies_end = died = True
+        before, ending = running(), _DIED
         try:
             result = tracer(*args, **kwargs)
-            died = False
-            if result.info is None:
-                final = success = True
-            else:
-                final, success, copies_end = _ending_of(result.info)
+            ending = _SUCCEEDED if result.info is None else _ending_of(result.info)
         except (MemoryError, Reject):
-            died = False
+            ending = _FAILED
             raise
         except Exception as error:  # noqa: BLE001  # the tracer fails on malformed callbacks in the message
-            died = False
+            ending = _FAILED
             # Return what Celery's slow path returns. Only a prefork pool reports a raised error to the main process.
             # A pool of threads or greenlets would never acknowledge the message, and a solo worker would end.
-            result = trace_ok_t(report_internal_error(task, error), TraceInfo(states.FAILURE, error), 0.0, None)
+            result = trace_ok_t(report_internal_error(task, error), TraceInfo(FAILURE, error), 0.0, None)
         finally:
             try:
                 # Most runs are released by now: ``after_return`` did it.
                 if running() is not before:
-                    _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
+                    _release_pending_run(before, ending)
             except BaseException:
                 # This is the last exit hook. An exception that struck in it must not leave the lock unreleased.
-                _release_pending_run(before, final=final, success=success, died=died, copies_end=copies_end)
+                _release_pending_run(before, ending)
                 raise
         return result
 
     return trace
 
 
-def _ending_of(info: TraceInfo) -> tuple[bool, bool, bool]:
-    """Return ``final``, ``success`` and ``copies_end`` of :meth:`Execution.finish`, for a run that raised."""
+def _is_celerys(method: Any) -> bool:
+    """Return whether this is the empty method of Celery's own task class, which need not be called."""
+    return bool(method.__module__ == Task.__module__)
+
+
+def _ending_of(info: TraceInfo) -> _Ending:
+    """Return the ending of a run that raised."""
     # Only after Reject(requeue=True) does the broker deliver the message again.
-    final = not (info.state == states.REJECTED and getattr(info.retval, "requeue", False))
+    final = not (info.state == REJECTED and getattr(info.retval, "requeue", False))
     copies_end = True
-    if info.state in (states.IGNORED, states.REJECTED):
+    if info.state in (IGNORED, REJECTED):
         copies_end = isinstance(info.retval, Skipped | HandledElsewhere | SelfReplaced)
-    return final, info.state == states.SUCCESS, copies_end
+    return _Ending(final, success=info.state == SUCCESS, copies_end=copies_end)
 
 
 def trace_eagerly(apply: Callable[..., EagerResult[Any]], args: Any, kwargs: Any) -> EagerResult[Any]:
     """Call Celery's ``apply``, then release what the run still holds."""
-    before = running()
-    state, died = None, True
+    before, ending = running(), _DIED
     try:
         result = apply(*args, **kwargs)
-        state = result.state
-        died = False
+        ending = _Ending(final=True, success=result.state == SUCCESS)
     except Exception:
-        died = False
+        ending = _FAILED
         raise
     finally:
-        _release_pending_run(before, final=state is not None, success=state == states.SUCCESS, died=died)
+        _release_pending_run(before, ending)
     return result
 
 
@@ -151,12 +164,11 @@ def announce_end(task: LockedTask, *, retries: bool = False) -> None:
         run.announce_end(retries=retries)
 
 
-def _release_pending_run(
-    before: Execution | None, *, final: bool, success: bool, died: bool, copies_end: bool = True
-) -> None:
+def _release_pending_run(before: Execution | None, ending: _Ending) -> None:
     """Release the innermost run if it began after ``before`` and no exit hook has released it."""
     run = running()
     if run is not None and run is not before:
+        final, success, died, copies_end = ending
         run.finish(final=final, success=success and not run.skipped, died=died, copies_end=copies_end)
 
 
