@@ -51,10 +51,6 @@ class Counted(Protocol):
     taken_at: float
 
 
-#: Returns whether a listener wants this kind of event. May also get the lease.
-Wants = Callable[..., bool]
-
-
 #: The errors that a wrong name or label raises. Others are not caught: a soft time limit may be raised in this code,
 #: and must reach the task.
 COUNTING_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
@@ -187,23 +183,27 @@ class Recorder:
         return taken, released
 
 
+def _asking(kind: str, filters: Sequence[Callable[[Any], object]]) -> Callable[[Any], bool]:
+    """Return a function of a lease, which returns whether a listener wants this kind of event."""
+    about_kind = methodcaller("__call__", kind)  # as in Recorder.lease_hooks
+    return lambda _lease: any(map(about_kind, filters))
+
+
 def lease_hooks(
     recorder: Recorder | None,
-    wants: Wants,
     filters: Sequence[Callable[[Any], object]],
     time_next: Callable[[int, Callable[[str, float], object]], object],
 ) -> tuple[Callable[[Any], bool], Callable[[Any], bool]]:
     """Return the functions to call when a lock was taken, and when its holder has released it.
 
-    Each gets the lease, and returns whether a listener wants the event. While metrics are off, both only call
-    ``wants``, so metrics then cost nothing.
+    Each gets the lease, and returns whether a listener wants the event. While metrics are off, both only ask the
+    filters, so metrics then cost nothing.
 
     Args:
         recorder: The recorder of this process; None while metrics are off.
-        wants: Returns whether a listener wants this kind of event. Also gets the lease, which it ignores.
         filters: For each listener, a function that returns whether it wants this kind of event.
         time_next: Times the next store commands: gets their number, and the function that records each time.
     """
     if recorder is None:
-        return partial(wants, "acquired"), partial(wants, "released")
+        return _asking("acquired", filters), _asking("released", filters)
     return recorder.lease_hooks(filters, partial(time_next, 2, recorder.store_took))

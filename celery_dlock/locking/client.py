@@ -83,6 +83,7 @@ class LockClient:
         recorder: Recorder | None = None,
     ) -> None:
         self._store = store
+        self._has_shards = store.clustered
         self._lease_table = lease_table
         self._wake = wake
         self._clock = clock
@@ -91,8 +92,8 @@ class LockClient:
         self._breaker = breaker or CircuitBreaker(shared_states(), clock, 0, 0)
         self._recent_wake = RecentWake(clock)
         self._recorder = recorder
-        self._taken, self._released = lease_hooks(recorder, listeners.wants, listeners.hears, self._breaker.time_next)
-        self._scan_alarm = ScanAlarm(lease_table)
+        self._taken, self._released = lease_hooks(recorder, listeners.hears, self._breaker.time_next)
+        self._scan_alarm = ScanAlarm(lease_table, wake)
 
     def acquire(self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest) -> Lease | Refusal:
         """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
@@ -102,15 +103,15 @@ class LockClient:
             StoreUnavailable: The store did not answer, or the watchdog cannot be started. A lock that was taken
                 nevertheless is released.
         """
-        held = context.lease_of(self, name)
+        held = context.lease_of(self, name) if context.held else None
         try:
             if held is not None:
                 earlier = used_before(self._store, self._clock, name, held, request) if request.once else None
                 if earlier is None and request.once and not held.seed:
                     held.seed = str(held.token)  # the lock was acquired without a run mark, so it has no stored seed
                 return earlier or self._enter_again(held, context)
-            shard = self._store.shard(name)
-            if context.delivered and request.identity is not None:
+            shard = self._store.shard(name) if self._has_shards else 0
+            if self._breaker.failed_at[shard] and context.delivered and request.identity is not None:
                 self._breaker.before_call(shard)
             answer = self._ask(name, context, ttl, request, shard)
             if isinstance(answer, NoMajority):
@@ -305,17 +306,16 @@ class LockClient:
                 raise
             if isinstance(answer, Acquired):
                 record.held(sent + ttl - drift_margin(ttl))
-                self._see_it_watched(record, context, sent)
+                if not self._scan_alarm.is_watched(record, sent):
+                    self._give_back(record, context)
+                    raise StoreNotReady(f"{name} is not taken: the thread that renews leases cannot be started")
                 lease = Lease(
                     record, answer, self._clock, self, owner=context.owner, task=context.task, task_id=context.task_id
                 )
                 context.held[self, name] = lease
                 context.entered.append(lease)
                 return lease
-            if isinstance(answer, Parked | Duplicate | Used | Unknown):
-                # Publish before clearing the record. If this process dies first, the watchdog publishes the grant.
-                self._publish_grant(name, answer)
-            self._forget(record, context)
+            self._forget_refused(record, context, answer)
             if not isinstance(answer, Tombstoned):
                 return answer
         raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
@@ -325,13 +325,6 @@ class LockClient:
         if isinstance(error, ReplyTimeout):
             raise error  # the watchdog rolls it back: the caller must not wait for a second timeout
         self._undo(record, context, error)
-
-    def _see_it_watched(self, record: LeaseRecord, context: OwnerContext, now: float) -> None:
-        """Release the lock if no watchdog can be started. Log an error if the watchdog has not scanned lately."""
-        if not self._wake():
-            self._give_back(record, context)
-            raise StoreNotReady(f"{record.name} is not taken: the thread that renews leases cannot be started")
-        self._scan_alarm.check(record, now)
 
     def _undo(self, record: LeaseRecord, context: OwnerContext, error: StoreUnavailable) -> None:
         if isinstance(error, ReplyLost | NotConfirmed):  # other errors: the store executed nothing
@@ -348,6 +341,12 @@ class LockClient:
     def _publish_grant(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
         if answer.granted:
             self._publisher(name, answer.granted)
+
+    def _forget_refused(self, record: LeaseRecord, context: OwnerContext, answer: Refusal) -> None:
+        if isinstance(answer, Parked | Duplicate | Used | Unknown):
+            # Publish before clearing the record. If this process dies first, the watchdog publishes the grant.
+            self._publish_grant(record.name, answer)
+        self._forget(record, context)
 
     def _forget(self, record: LeaseRecord, context: OwnerContext) -> None:
         record.clear()
@@ -374,8 +373,8 @@ class LockClient:
         try:
             if not record.begin_release():
                 return True  # an earlier attempt was interrupted: the watchdog releases the lock, or has released it
-            shard = self._store.shard(name)
-            if context.delivered:
+            shard = self._store.shard(name) if self._has_shards else 0
+            if self._breaker.failed_at[shard] and context.delivered:
                 self._breaker.before_call(shard)  # otherwise, each body would wait for a dead store's timeout
             released = self._breaker.call(
                 self._store.release, name, record.acquisition, ending, record.durability, shard=shard

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils import threads
 from ..utils.log import logger
@@ -51,8 +50,6 @@ class Loss(str):
 
 
 Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued", "bypassed", "misfired", "operator"]
-#: Calls a function with the kind. Each task asks twice, and map() takes fewer steps than a loop in Python.
-_ASKED_ABOUT: Final = {kind: methodcaller("__call__", kind) for kind in get_args(Kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +108,9 @@ class Listeners:
         place = [added for _, added in self._listeners].index(listener)
         del self._listeners[place], self._hears[place]
 
-    def wants(self, kind: Kind, _lease: object = None) -> bool:
-        """Return whether a listener accepts this kind now. If not, the caller need not collect the event's fields."""
-        return any(map(_ASKED_ABOUT[kind], self._hears))
-
     @property
     def hears(self) -> Sequence[Callable[[Kind], object]]:
-        """The functions that :meth:`wants` asks. The same object at any time."""
+        """For each listener, the function that returns whether it accepts a kind. The same object at any time."""
         return self._hears
 
     def lost_before(self, name: str, owner: str) -> None:

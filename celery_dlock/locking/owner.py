@@ -75,8 +75,6 @@ class OwnerContext:
 
         A nested task may know another ``limit`` of the name. On a seat of its own, it could wait for its own caller.
         """
-        if not self.held:
-            return None
         exact = self.held.get((client, name))
         return exact or next(
             (lease for (its_client, its), lease in self.held.items() if its_client is client and its.text == name.text),

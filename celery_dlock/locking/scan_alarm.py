@@ -1,6 +1,8 @@
-"""The alarm of a lock client: the watchdog has stopped to look at the leases of its process."""
+"""The check of a lock client that a watchdog looks at the leases of its process."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ..utils.log import logger
 from .lease_table import LeaseRecord, LeaseTable
@@ -16,14 +18,23 @@ class ScanAlarm:
 
     Args:
         lease_table: The lease table of this process.
+        wake: Starts the watchdog if it does not run; returns false if it cannot be started.
     """
 
-    def __init__(self, lease_table: LeaseTable) -> None:
+    def __init__(self, lease_table: LeaseTable, wake: Callable[[], bool]) -> None:
         self._lease_table = lease_table
+        self._wake = wake
         self._raised = False
 
-    def check(self, record: LeaseRecord, now: float) -> None:
-        """Check the last scan. ``record`` is the lease that was acquired at ``now`` on the monotonic clock."""
+    def is_watched(self, record: LeaseRecord, now: float) -> bool:
+        """Check the last scan, and wake the watchdog. Return false if no watchdog can be started.
+
+        Args:
+            record: The lease that was just acquired.
+            now: The time of its acquisition on the monotonic clock.
+        """
+        if not self._wake():
+            return False
         scanned_at = self._lease_table.scanned_at
         unwatched = 0 < scanned_at < now - UNWATCHED
         if unwatched and not self._raised:
@@ -33,3 +44,4 @@ class ScanAlarm:
                 record.name, now - scanned_at, record.ttl,
             )  # fmt: skip
         self._raised = unwatched
+        return True

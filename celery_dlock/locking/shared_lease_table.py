@@ -298,7 +298,7 @@ class SharedLeaseRecord:
             # Task names and ids are cut, so the text normally fits. If it does not, the watchdog releases the lock
             # without the marks of the request.
             self.ending = ending if self._fits(ending) else ""
-            self.write(_RELEASE_DELEGATED, self._floats[_DEADLINE], self._floats[_UNTIL])
+            self.write(_RELEASE_DELEGATED, self._floats[_DEADLINE], self._floats[_UNTIL], self.ending.encode())
 
     def clear(self) -> None:
         words = self._words
@@ -308,18 +308,19 @@ class SharedLeaseRecord:
     def _fits(self, ending: str) -> bool:
         return len(self.name.text) + len(self.acquisition) + len(ending.encode()) <= _ROOM
 
-    def write(self, state: int, deadline: float = 0.0, until: float = 0.0) -> None:
+    def write(self, state: int, deadline: float = 0.0, until: float = 0.0, ending: bytes = b"") -> None:
         """Write the whole record under the sequence number."""
-        words, memory, ending = self._words, self._memory, self.ending.encode()
+        words, memory = self._words, self._memory
         # Lock names and acquisition ids are ASCII, so each character is one byte.
         text, bucket, seats = self.name
         acquisition = self.acquisition
         data = f"{text}{acquisition}".encode() + ending
-        if len(data) > _ROOM:
-            raise DLockError(f"{len(data)} bytes do not fit a lease record of {_ROOM}")
+        size = len(data)
+        if size > _ROOM:
+            raise DLockError(f"{size} bytes do not fit a lease record of {_ROOM}")
         sequence = words[_SEQUENCE] | 1
         words[_SEQUENCE] = sequence
-        memory[_TEXT : _TEXT + len(data)] = data
+        memory[_TEXT : _TEXT + size] = data
         _HEAD.pack_into(
             memory, 8, self._generation, deadline, self.ttl, bucket, seats, len(ending), len(acquisition),
             len(text), until, 0 if self.durability is PRIMARY else as_number(self.durability), state,

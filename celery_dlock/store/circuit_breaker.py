@@ -78,7 +78,8 @@ class CircuitBreaker:
         timeout: float,
         failed: Callable[[StoreUnavailable | None], object] = lambda error: None,
     ) -> None:
-        self._failed_at, self._next_try = states
+        #: The time of each shard's last timeout, by its number; 0: the shard answers.
+        self.failed_at, self._next_try = states
         self._failed = failed
         self._clock = clock
         self._skip_ns = round(skip_after_timeout * _NS)
@@ -92,7 +93,7 @@ class CircuitBreaker:
     @property
     def open(self) -> bool:
         """Whether shard 0 timed out and has not answered since. Stores of one server have only this shard."""
-        return bool(self._failed_at[0])
+        return bool(self.failed_at[0])
 
     def before_call(self, shard: int = 0) -> None:
         """Raise if the breaker is open. Call this only before a command that the caller can postpone.
@@ -100,7 +101,7 @@ class CircuitBreaker:
         Raises:
             StoreUnavailable: The shard timed out a moment ago, so it was not asked.
         """
-        failed = self._failed_at[shard]
+        failed = self.failed_at[shard]
         if not failed:
             return
         now = self._now()
@@ -120,7 +121,7 @@ class CircuitBreaker:
             self._note(shard, silent=cost >= self._opening_ns.get(type(error), _NEVER))
             self._failed(error)
             raise
-        if self._failed_at[shard]:
+        if self.failed_at[shard]:
             self._note(shard, silent=False)
         return answer
 
@@ -146,9 +147,9 @@ class CircuitBreaker:
         if silent and self._skip_ns:
             now = self._now()
             self._next_try[shard] = now + self._skip_ns
-            self._failed_at[shard] = now
-        elif self._failed_at[shard]:
-            self._failed_at[shard] = 0
+            self.failed_at[shard] = now
+        elif self.failed_at[shard]:
+            self.failed_at[shard] = 0
 
     def _now(self) -> int:
         return round(self._clock.monotonic() * _NS)

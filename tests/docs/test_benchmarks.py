@@ -22,7 +22,7 @@ def test_every_timed_call_and_every_weighed_hold_works(clean_server: Server, cli
 
 
 def test_singleton_task_takes_few_steps_in_pool_child_and_main_process() -> None:
-    """Expected: in the pool child less than half of what redis-py's lock adds, at 2,190 and 4,810 steps of Python 3.11.
+    """Expected: in the pool child less than half of what redis-py's lock adds, at 2,000 and 4,810 steps of Python 3.11.
 
     In the main process about 550 steps more than a plain task. No clock is read.
     """
@@ -31,7 +31,7 @@ def test_singleton_task_takes_few_steps_in_pool_child_and_main_process() -> None
     ).stdout
     added = {kind: int(more) for kind, more in re.findall(r"^\s+(\w+)\s+\d+\s+([+]\d+)\s*$", shown, re.MULTILINE)}
     assert added["plain"] == 0
-    assert 0 < added["singleton"] < 0.5 * added["locked"], shown  # a tenth more than expected
+    assert 0 < added["singleton"] < 0.46 * added["locked"], shown  # a tenth more than expected
     received = {
         kind: int(more) for kind, more in re.findall(r"^\s+(\w+)(?:\s+\d+){2}\s+([+]\d+)\s*$", shown, re.MULTILINE)
     }

@@ -58,6 +58,8 @@ class FakeStore:
         failures: What the next calls raise, each once; None: nothing.
     """
 
+    clustered = False
+
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.locks: dict[LockName, Kept] = {}

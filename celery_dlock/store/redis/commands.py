@@ -59,9 +59,12 @@ TOMBSTONE_MS: Final = 10 * 60 * 1000
 _DONE, _TOMBSTONE = str(DONE_MS), str(TOMBSTONE_MS)
 # The variants of a script, indexed by the presence of each group, in the order of the header.
 _ACQUIRE: Final = scripts.ACQUIRE.variants
+#: The variants of most calls: for a message, and for a ``Lock`` outside of any message.
+_ACQUIRE_FOR_MESSAGE, _ACQUIRE_FOR_LOCK = scripts.ACQUIRE.variant("message"), scripts.ACQUIRE.variant()
 _ACQUIRE_QUEUED: Final = scripts.ACQUIRE_QUEUED.variants
 _ADOPT_TOKEN: Final = scripts.ADOPT_TOKEN.variants
 _RELEASE: Final = scripts.RELEASE.variants
+_RELEASE_FOR_MESSAGE, _RELEASE_FOR_LOCK = scripts.RELEASE.variant("message"), scripts.RELEASE.variant()
 _RELEASE_CLAIM: Final = scripts.RELEASE_CLAIM.variants
 _RELEASE_QUEUED: Final = scripts.RELEASE_QUEUED.variants
 _CLAIM: Final = scripts.CLAIM.variant()
@@ -106,10 +109,13 @@ def acquire(
     """
     if request.queue is not None:
         return _acquire_queued(keys, acquisition, ttl_ms, request, request.queue, quarantine)
-    identity = request.identity.digest if request.identity else ""
-    names: tuple[str, ...] = (keys.lock, keys.last, keys.tombstone(acquisition))
-    if identity:
-        names += (keys.done(identity),)
+    names: tuple[str, ...]
+    if request.identity is None:
+        variant, identity = _ACQUIRE_FOR_LOCK, ""
+        names = keys.lock, keys.last, keys.tombstone(acquisition)
+    else:
+        variant, identity = _ACQUIRE_FOR_MESSAGE, request.identity.digest
+        names = keys.lock, keys.last, keys.tombstone(acquisition), keys.done(identity)
     task, task_id, node, pid = request.requester
     args: tuple[str, ...] = (
         acquisition,
@@ -123,7 +129,7 @@ def acquire(
     )
     again = request.redelivered or request.republished or request.rank_us is not None
     if not (again or request.min_hold_ms or request.once or quarantine):  # most calls
-        return _ACQUIRE[identity != "", False, False, False, False], names + args
+        return variant, names + args
     if again:
         args += _of_copy(request)
     if request.min_hold_ms:
@@ -227,8 +233,8 @@ def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Comman
         args += (_DONE if request.final else "0",)
     if request.queue:
         return _release_queued(keys, request, names, args)
-    if not (request.once or request.used_ms or reserved_for):  # most calls
-        return _RELEASE[identity != "", False, request.outcome_unknown, False], names + args
+    if not (request.once or request.used_ms or request.outcome_unknown or reserved_for):  # most calls
+        return _RELEASE_FOR_MESSAGE if identity else _RELEASE_FOR_LOCK, names + args
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
         names += (keys.run(request.tick), keys.unsettled())

@@ -43,14 +43,13 @@ class ConnectionPool:
     def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
         self._endpoint = endpoint
         self._timeout = timeout
-        self._pid = os.getpid()
         # A deque's append and pop are atomic. A lock could stay taken by a fork, a signal or a greenlet switch.
         #
         # For a new address, and in a forked process, a new deque replaces this one. A connection that was lent before
         # is closed after its use, because its deque is not the current one.
         self._idle: _Idle = collections.deque()
-        #: The endpoint's address at the last checkout.
-        self._address: object = None
+        #: The process and the endpoint's address that the idle connections belong to.
+        self._place: tuple[int, object] = os.getpid(), None
 
     def call(self, _key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
         if within is not None:
@@ -163,8 +162,9 @@ class ConnectionPool:
 
     def _checkout(self, within: float | None = None) -> tuple[_Idle, RespConnection]:
         """Return a connection, and the deque that takes it back."""
-        if self._pid != os.getpid() or self._address != self._endpoint.address():
-            self._replace_idle()
+        place = os.getpid(), self._endpoint.address()
+        if place != self._place:
+            self._replace_idle(place)
         idle = self._idle
         try:
             return idle, idle.pop()
@@ -172,12 +172,11 @@ class ConnectionPool:
             pass  # all connections are in use
         return idle, self.opened(RespConnection, within)
 
-    def _replace_idle(self) -> None:
+    def _replace_idle(self, place: tuple[int, object]) -> None:
         """Begin with no idle connections: this process was forked, or the server has another address."""
-        if self._pid == os.getpid():
+        if self._place[0] == place[0]:
             self._close_idle()
         # In a forked process, leave them open: they are the parent's. If this process used the parent's sockets, the
         # two would read each other's replies.
         self._idle = collections.deque()
-        self._pid = os.getpid()
-        self._address = self._endpoint.address()
+        self._place = place
