@@ -37,7 +37,7 @@ help:
 	@echo 'make language      the language rules of CONTRIBUTING.md (part of make lint)'
 	@echo 'make types         mypy'
 	@echo 'make unit          the tests without a server'
-	@echo "make test-servers  tests on the distribution's servers (installs them: root, Debian), then test-slow"
+	@echo "make test-servers  tests on RabbitMQ, Redis and others of Debian's packages (as root on Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
 	@echo 'make histories     10,000 random histories, in the memory store and in the scripts: do they agree?'
 	@echo 'make docs          build the documentation site into build/docs; a warning or a dead link is an error'

@@ -154,9 +154,9 @@ class SeatsRecord:
     """The seats of a name (``limit``). ``scripts/seats/common.lua`` explains it.
 
     Args:
-        limit: The limit that counts.
-        seen_s: The time (s) when a command last had that limit.
-        places: The number of seats that may be held.
+        limit: The limit in force.
+        seen_s: The time (s) when a command with this limit last ran.
+        places: How many seats may be taken now. It is more than the limit while a call holds a higher seat.
     """
 
     limit: int = 1

@@ -116,7 +116,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     end
   end
   if finished_at then
-    -- A new message has the id of a finished one. The old done mark would refuse the new message's copies.
+    -- This is a new message with the id of a finished one, whose done mark would refuse the new one's copies.
     call('DEL', done)
     duplicate_possible = true
   end

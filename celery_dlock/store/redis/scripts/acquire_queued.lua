@@ -263,7 +263,7 @@ end
 -- The message takes the lock.
 local duplicate_possible, has_waiters = may_be_copied == '1' or for_this_grant, false
 if finished_at then
-  -- A new message has the id of a finished one. The old done mark would refuse the new message's copies.
+  -- This is a new message with the id of a finished one, whose done mark would refuse the new one's copies.
   redis.call('DEL', done)
   duplicate_possible = true
 end

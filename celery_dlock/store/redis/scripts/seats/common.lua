@@ -8,9 +8,9 @@
 -- Seat 0 has the key of the lock itself. Seat k has that key, a colon and k. Calls with a smaller limit look at all
 -- seats that may be held, because a duplicate of their message may run there.
 --
--- The record of the seats is a string of three numbers. The first is the limit that counts. The second is the time (s)
--- when a command last had that limit. The third is the number of seats that may be held. The largest limit counts. When
--- no command has had it for LIMIT_S, the next smaller one counts.
+-- The record of the seats is a string of three numbers. The first is the limit in force. The second is the time (s)
+-- when a command with this limit last ran. The third is how many seats may be taken now. If workers have different
+-- limits, the largest one is in force. When no command with it has run for LIMIT_S, the next smaller one is.
 -- The record lives as long as a done mark, from the last acquisition or renewal of any seat.
 
 local LIMIT_S, RECORD_MS, MOST_SEATS = 60, '86400000', 100
