@@ -214,4 +214,4 @@ def _hold(name: str, holder: HolderView) -> str:
     return f"{_VERBS[holder.state]} {name} since {shown_time(holder.since)}{where}"
 
 
-_VERBS: Final = {"held": "it holds", "granted": "it is granted", "kept": "it has ended and still keeps"}
+_VERBS: Final = {"held": "it holds", "granted": "it is granted", "kept": "its body has ended, and it still keeps"}
