@@ -77,7 +77,7 @@ class WorkerHooks(Protocol):
     def kill_deadline(self, acquisition: str) -> float:
         """Return the time by which the process of this acquisition must have ended, on the monotonic clock.
 
-        Celery kills a process for its hard time limit. This time is some seconds after that; 0 if it did not.
+        If Celery kills the process for its hard time limit, this is some seconds later. Otherwise it is 0.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The renewal schedule: which records of a local lease table the watchdog looks at in a tick.
+"""The renewal schedule: which records of a local lease table the watchdog looks at in a tick, one of its rounds.
 
 A process may hold thousands of leases, of which few need something at a given moment. A record is looked at:
 
