@@ -245,10 +245,10 @@ class LockOptions(DerivedOptions):
     once_per: Seconds | str | None = None
     """The time that a lock name stays used after a successful body.
 
-    A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to ten years, counted from
-    the release, or ``"forever"``, which is ten years. A failure, a retry or an ``Ignore`` leaves the name free. With
-    ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. Calls
-    that no such scheduler sent run as with ``None``. ``None`` switches the option off.
+    A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to 3660 days (about ten
+    years), counted from the release. ``"forever"`` means 3660 days. A failure, a retry or an ``Ignore`` leaves the name
+    free. With ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent
+    it. Calls that no such scheduler sent run as with ``None``. ``None`` switches the option off.
     """
 
     on_used: str = "skip"

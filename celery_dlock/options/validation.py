@@ -29,7 +29,7 @@ Seconds = float | timedelta
 ALL_OPTIONS: Final = "all options: docs/reference/options.md"
 MIN_TTL: Final = 1.0
 MAX_SECONDS: Final = 366 * 24 * 3600.0
-#: The meaning of ``once_per="forever"``: ten years.
+#: The meaning of ``once_per="forever"``: 3660 days, about ten years.
 FOREVER: Final = 10 * 366 * 24 * 3600.0
 
 
