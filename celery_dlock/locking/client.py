@@ -243,7 +243,7 @@ class LockClient:
             lease.record.renewed(sent + seconds - drift_margin(seconds))
             if isinstance(renewed, StopRequest):
                 lease.replaced_by = renewed.by
-                lease.record.request_stop()
+                lease.record.request_stop(renewed.by)
         else:
             self.lose(lease, Loss(LossCause.FORGOTTEN, "the store no longer knows it"))
         return bool(renewed)

@@ -2,6 +2,8 @@
 
 This module defines the protocols, and the table of a process that runs its own watchdog. The table of a pool child is
 in memory shared with the worker's main process (:mod:`.shared_lease_table`).
+
+Above 300 lines: the table of this module shows what its protocols ask for.
 """
 
 from __future__ import annotations
@@ -102,10 +104,17 @@ class LeaseRecord(Protocol):
     @property
     def stoppable(self) -> bool: ...
     def set_stoppable(self) -> None: ...
-    # Whether a newer call has asked the holder to stop. `request_stop` records that one has.
+    # Whether a newer call has asked the holder to stop. `request_stop` records that the call `by` has.
     @property
     def replaced(self) -> bool: ...
-    def request_stop(self) -> None: ...
+    def request_stop(self, by: str) -> None: ...
+    def set_kill_after(self, seconds: float | None) -> None:
+        """Allow to kill the process so many seconds after a newer call has asked the holder to stop; None: forbid it.
+
+        Call this when the body begins, and with None when it has ended.
+        """
+        ...
+
     def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
         """Set the function that stops the body for a reason; None: do not stop it. The watchdog may call it again."""
         ...
@@ -216,8 +225,12 @@ class LocalLeaseRecord:
         self.stoppable = True
         self._table.note(self)  # its next renewal is due sooner
 
-    def request_stop(self) -> None:
+    def request_stop(self, by: str) -> None:
+        del by  # the lease knows it
         self.replaced = True
+
+    def set_kill_after(self, seconds: float | None) -> None:
+        """Do nothing: this process runs other bodies too, or the worker itself."""
 
     def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
         self._stop = stop
@@ -283,12 +296,13 @@ class BodyAborter(Protocol):
     The exception is :class:`LockLost` if the body's lease is lost, and ``Replaced`` if a newer call replaces it.
     """
 
-    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason], kill_after: float | None = None) -> None:
         """Allow to stop the body that the calling thread or greenlet is about to run under this lease.
 
         Args:
             record: The record of the lease.
             reasons: The reasons for which the body is to be stopped.
+            kill_after: Seconds after which a replaced body is killed, if the pool can do that; None: it is not.
         """
         ...
 

@@ -55,8 +55,10 @@ _STOPPABLE, _REPLACED = 10, 11
 #: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED_UNTIL is the deadline after
 #: the renewal that _RENEWED marks.
 _RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
+#: The child sets _KILLABLE to the generation while its body may be killed: _KILL_AFTER seconds after a stop request.
+_KILLABLE, _KILL_AFTER = range(16, 18)
 #: The number of words before the text of a record.
-_NUMBERS: Final = 16
+_NUMBERS: Final = 18
 #: The offset of the text in a record, in bytes: lock name, acquisition id, release request.
 _TEXT: Final = _NUMBERS * 8
 #: The maximum length of the text in bytes.
@@ -93,6 +95,8 @@ class SharedLeaseTable:
         memory.release()
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedLeaseRecord] = {}
+        #: In the main process: the generation of the last record in a slot that had to stop, and the newer call's id.
+        self.stop_requests: dict[int, tuple[int, str]] = {}
         #: Sends the child the signal that stops its body. Set by the main process.
         self.interrupt: Callable[[], None] = lambda: None
 
@@ -257,8 +261,15 @@ class SharedLeaseRecord:
     def replaced(self) -> bool:
         return self._words[_REPLACED] == self._generation
 
-    def request_stop(self) -> None:
+    def request_stop(self, by: str) -> None:
+        del by  # the lease knows it
         self._words[_REPLACED] = self._generation
+
+    def set_kill_after(self, seconds: float | None) -> None:
+        if self._table.pid != os.getpid():
+            return  # as in `on_stop`
+        self._floats[_KILL_AFTER] = seconds or 0.0
+        self._words[_KILLABLE] = 0 if seconds is None else self._generation
 
     def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
         # Record only that the body may be stopped. The main process cannot call `stop`, so it sends a signal instead.
@@ -332,6 +343,28 @@ class WatchdogRecord(SharedLeaseRecord):
     """The record of an acquisition, as used by the watchdog in the main process."""
 
     __slots__ = ()
+
+    def request_stop(self, by: str) -> None:
+        super().request_stop(by)
+        self._table.stop_requests[self._base] = self._generation, by
+
+    @property
+    def replaced_by(self) -> str | None:
+        """The task id of the newer call that asked the holder to stop; None if no renewal has told it."""
+        generation, by = self._table.stop_requests.get(self._base, (0, None))
+        return by if generation == self._generation else None
+
+    @property
+    def kill_after(self) -> float:
+        """Seconds from a stop request to the kill of the body, if :attr:`must_end`."""
+        return self._floats[_KILL_AFTER]
+
+    @property
+    def must_end(self) -> bool:
+        """Whether this lease's body is running, was asked to stop, and may be killed. The child can end it any time."""
+        words, generation = self._words, self._generation
+        held = words[_STATE] == _HELD and words[_GENERATION] == generation != words[_CLEARED]
+        return held and words[_KILLABLE] == generation == words[_REPLACED]
 
     def renewed(self, deadline: float) -> None:
         words = self._words

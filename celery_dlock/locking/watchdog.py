@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..store.base import LockStore, ReleaseRequest
-from ..store.model import Renewal
+from ..store.model import Renewal, StopRequest
 from ..utils import threads
 from ..utils.background import Loop
 from ..utils.clock import Clock
@@ -301,8 +301,8 @@ class Watchdog:
                 record.renewed(sent + record.ttl - drift_margin(record.ttl))
                 if record.acquisition in reporting:
                     self._duplicate_reported.add(record.acquisition)
-                if renewed is not True:
-                    record.request_stop()
+                if isinstance(renewed, StopRequest):
+                    record.request_stop(renewed.by)
                     record.stop("replaced")
             elif renewed is False and record.state is LeaseState.HELD:
                 # Read the state again: if the holder released the lock since the scan, the lease is not lost.

@@ -30,6 +30,7 @@ class DerivedOptions:
     queue_limit: int | None
     queue_overflow: str
     stop: str
+    stop_grace: Seconds
     debounce: Seconds | None
     debounce_max: Seconds | None
     unique: str | None
@@ -97,7 +98,12 @@ class DerivedOptions:
     def stop_reasons(self) -> tuple[StopReason, ...]:
         """The reasons for which the worker raises an exception in the body."""
         lost: tuple[StopReason, ...] = ("lost",) if self.on_lost == "abort" else ()
-        return (*lost, "replaced") if self.replaces and self.stop == "raise" else lost
+        return (*lost, "replaced") if self.replaces and self.stop != "ask" else lost
+
+    @property
+    def kill_after(self) -> float | None:
+        """Seconds after which a replaced body that has not ended is killed; None if it is never killed."""
+        return as_seconds(self.stop_grace) if self.replaces and self.stop == "kill" else None
 
     @property
     def loses_published_calls(self) -> bool:

@@ -121,6 +121,16 @@ def _limit(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     return "" if call.limit == own.limit else f"the task's own ({own.limit})"
 
 
+def _stop(own: LockOptions, call: LockOptions, _ttl: float) -> str:
+    """A kill leaves half-done work, so the author of the task decides about it."""
+    return "" if call.stop != "kill" or own.stop == "kill" else f"the task's own ({written(own.stop)})"
+
+
+def _stop_grace(own: LockOptions, call: LockOptions, _ttl: float) -> str:
+    limit = as_seconds(own.stop_grace)
+    return "" if as_seconds(call.stop_grace) >= limit else f"at least the task's own ({limit:g})"
+
+
 def _once(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     window, limit = call.once_seconds, own.once_seconds
     if window is None or (limit is not None and window <= limit):
@@ -168,6 +178,8 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "queued_ttl": _at_most("queued_ttl"),
     "wait_timeout": _at_most("wait_timeout"),
     "replace_max": _at_most("replace_max"),
+    "stop": _stop,
+    "stop_grace": _stop_grace,
     "debounce": _debounce,
     "debounce_max": _debounce,
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),

@@ -49,12 +49,6 @@ def _ttl(option: str, value: object) -> float:
     return DEFAULT_TTL if value is DEFAULT_TTL else ttl_seconds(option, value)
 
 
-def _stop(option: str, value: object) -> object:
-    if value == "kill":
-        raise invalid_value(option, value, "'raise' or 'ask'; 'kill' is not available yet")
-    return _one_of("raise", "ask")(option, value)
-
-
 def _once_per(option: str, value: object) -> object:
     if value is None or (isinstance(value, str) and value in ("forever", "tick")):
         return value
@@ -139,7 +133,8 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "after_wait": _one_of(*AFTER_WAIT),
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
-    "stop": _stop,
+    "stop": _one_of("raise", "ask", "kill"),
+    "stop_grace": _seconds(0.0),
     "replace_max": _seconds(1.0),
     "debounce": _seconds_or_none(0.001),
     "debounce_max": _seconds_or_none(0.001),

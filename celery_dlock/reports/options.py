@@ -29,8 +29,8 @@ _CRASH: Final = {
 #: Options whose value is shown only if it is not the default.
 _OTHERS: Final = (
     "ttl", "min_hold", "max_hold", "retry_limit", "wait_timeout", "after_wait", "queue_limit", "queue_overflow",
-    "stop", "replace_max", "on_duplicate", "on_used", "misfire_grace", "on_lost", "after_lost", "on_store_error",
-    "durability",
+    "stop", "stop_grace", "replace_max", "on_duplicate", "on_used", "misfire_grace", "on_lost", "after_lost",
+    "on_store_error", "durability",
 )  # fmt: skip
 
 

@@ -15,9 +15,11 @@ from ..utils.log import log_fields, logger
 from .outcomes import Skipped, store_skipped
 
 if TYPE_CHECKING:
+    from ..keys.lock_name import LockName
+    from .call_options import LockedTask
     from .run import Run
 
-__all__ = ["end_stopped", "run_stoppable"]
+__all__ = ["end_stopped", "report_stopped", "run_stoppable"]
 
 #: The value of a body that has not returned.
 _RUNNING: Final[Any] = object()
@@ -35,7 +37,7 @@ def run_stoppable(run: Run, body: Callable[..., Any], args: Any, kwargs: Any) ->
         lease.watch_for_stop(partial(_replaced, aborter, record))
     try:
         try:
-            aborter.enter(record, reasons)
+            aborter.enter(record, reasons, run.options.kill_after)
             if record.lost and "lost" in reasons:
                 raise LockLost  # lost before the body began, so there is nothing to stop
             value = body(*args, **kwargs)
@@ -62,19 +64,33 @@ def end_stopped(run: Run, lease: Lease) -> NoReturn:
     Raises:
         Skipped: The end is stored.
     """
-    task, request, name = run.task, run.request, lease.lock_name
+    task, request = run.task, run.request
     if lease.replaced_by is None:
         # The watchdog has read the stop request, perhaps in another process. Ask the store which call made it.
         with suppress(StoreUnavailable):
             run.runtime.lock_client.renew(lease, lease.ttl)
-    error = CallSkipped(f"{name}: replaced by {lease.replaced_by or 'a newer call'}", name.text, lease.replaced_by)
-    logger.info(
-        "Task %s[%s] is stopped: %s", task.name, request.id, error, extra=log_fields(task.name, request.id, name.text)
-    )
-    run.runtime.counts.count("conflicts", task.name, "replaced")
-    facts = {"task": task.name, "task_id": request.id, "reason": str(error)}
-    task.dlock.listeners.emit("skipped", name=name.text, owner=run.context.owner, **facts)
+    error = report_stopped(task, request.id, run.context.owner, lease.lock_name, lease.replaced_by)
     # An earlier delivery may have stored its end, and died before it was acknowledged.
     if run.delivery is None or not has_end(task, request.id):
         store_skipped(run, error)
     raise Skipped(error)
+
+
+def report_stopped(task: LockedTask, task_id: str, owner: str, name: LockName, by: str | None) -> CallSkipped:
+    """Report that a newer call has ended the body of this one. Return the error to store.
+
+    Args:
+        task: The task of the stopped call.
+        task_id: Its id.
+        owner: The owner that held the lock.
+        name: The lock name.
+        by: The id of the newer call; None if it is unknown.
+    """
+    error = CallSkipped(f"{name}: replaced by {by or 'a newer call'}", name.text, by)
+    logger.info(
+        "Task %s[%s] is stopped: %s", task.name, task_id, error, extra=log_fields(task.name, task_id, name.text)
+    )
+    task.dlock.counts.count("conflicts", task.name, "replaced")
+    facts = {"task": task.name, "task_id": task_id, "reason": str(error)}
+    task.dlock.listeners.emit("skipped", name=name.text, owner=owner, **facts)
+    return error

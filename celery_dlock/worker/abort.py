@@ -58,14 +58,17 @@ class _SignalAborter:
         self._bodies: list[tuple[LeaseRecord, Collection[StopReason]]] = []
         self._installed = False
 
-    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason], kill_after: float | None = None) -> None:
         if not self._installed:
             signal.signal(STOP_SIGNAL, self._signalled)
             self._installed = True
         self._bodies.append((record, reasons))
         record.on_stop(_signalled_by_main_process)
+        if kill_after is not None:
+            record.set_kill_after(kill_after)
 
     def leave(self, record: LeaseRecord) -> None:
+        record.set_kill_after(None)
         record.on_stop(None)
         for body in self._bodies:
             if body[0] is record:
@@ -96,7 +99,8 @@ class _ThreadAborter:
     def __init__(self) -> None:
         self._bodies: dict[str, _ThreadBody] = {}
 
-    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason], kill_after: float | None = None) -> None:
+        del kill_after  # the process runs other bodies too
         body = self._bodies[record.acquisition] = _ThreadBody(reasons)
         record.on_stop(body.stop)
 
@@ -168,7 +172,8 @@ class _GreenletAborter:
         #: By acquisition: the reasons for which the body may be stopped.
         self._inside: dict[str, Collection[StopReason]] = {}
 
-    def enter(self, record: LeaseRecord, reasons: Collection[StopReason]) -> None:
+    def enter(self, record: LeaseRecord, reasons: Collection[StopReason], kill_after: float | None = None) -> None:
+        del kill_after  # the process runs other bodies too
         acquisition = record.acquisition
         self._inside[acquisition] = reasons
         throw = self._thrower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,8 +85,9 @@ class SingletonStep(bootsteps.StartStopStep):
                 ", ".join(unreturned),
             )
         if issubclass(worker.pool_cls, prefork.TaskPool):
-            deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed)
-            deliveries.children.map_before_forks()
+            self._watch_children(deliveries)
+        else:
+            _warn_that_no_body_is_killed(tasks, worker.pool_cls)
         if (mine := WorkerRecord.of_this_process()) is not None:
             self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine))
         parks = any(task.lock_options.parks for task in tasks)
@@ -105,6 +107,11 @@ class SingletonStep(bootsteps.StartStopStep):
         claim_renewer = ClaimRenewer(deliveries.runtime, deliveries.with_claims, handle.goes_on)
         deliveries.attach(sweeper, claim_renewer)
         self._threads += [sweeper, claim_renewer]
+
+    def _watch_children(self, deliveries: DeliveryRegistry) -> None:
+        deliveries.body_killer.announce = self._handle.announce_kill
+        deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed, deliveries.body_killer)
+        deliveries.children.map_before_forks()
 
     def _count(self, runtime: Runtime, tasks: list[SingletonTask]) -> None:
         """Begin to count if metrics are on. Call this before any part of this process is created, and before forks."""
@@ -205,6 +212,13 @@ class _WorkerHandle:
         lost = broken is not None and (connection is None or connection is broken)
         return consumer.blueprint.state == RUN and not lost
 
+    def announce_kill(self, pid: int) -> None:
+        """Tell the pool that this worker ends a child that is paused: Celery's pool has no method for that alone."""
+        worker = self._worker()
+        pool = None if worker is None else worker.pool
+        if pool is not None:
+            pool.terminate_job(pid, signal.SIGSTOP)
+
     def soon(self, call: Callable[[], None]) -> None:
         worker = self._worker()
         if worker is not None and worker.consumer is not None:
@@ -218,9 +232,22 @@ def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) 
             "on_lost='abort' of %s has no effect: the pool %s cannot stop a body, and only lease.ensure() raises",
             ", ".join(aborts), pool.__module__,
         )  # fmt: skip
-    raises = [task.name for task in tasks if "replaced" in task.lock_options.stop_reasons]
+    raises = [
+        task.name
+        for task in tasks
+        if "replaced" in task.lock_options.stop_reasons and task.lock_options.kill_after is None
+    ]
     if raises:
         logger.warning(
             "stop='raise' of %s works as 'ask': the pool %s cannot stop a body, and only lease.ensure() raises",
             ", ".join(raises), pool.__module__,
+        )  # fmt: skip
+
+
+def _warn_that_no_body_is_killed(tasks: Sequence[SingletonTask], pool: type) -> None:
+    kills = [task.name for task in tasks if task.lock_options.kill_after is not None]
+    if kills:
+        logger.warning(
+            "stop='kill' of %s works as %r: the pool %s cannot kill a body, only prefork can",
+            ", ".join(kills), "ask" if aborter_for_pool(pool) is None else "raise", pool.__module__,
         )  # fmt: skip

@@ -23,6 +23,7 @@ from ..runtime import Runtime
 from ..store.model import owner_of
 from ..task import execution
 from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker, channel_is_gone
+from .stop_kill import BodyKiller
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -125,6 +126,7 @@ class DeliveryRegistry:
         self.completion_marker = CompletionMarker(runtime, self._holding.__contains__)
         #: By owner: the time by which its process must have ended, if Celery kills it for its hard time limit.
         self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
+        self.body_killer = BodyKiller(self)
         #: Stops the body of a lost lease, if the worker's pool has a way to do so.
         self.aborter: BodyAborter | None = None
         #: The pool children and their lease tables. This is the only strong reference: fork hooks have a weak one.

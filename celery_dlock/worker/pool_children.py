@@ -10,17 +10,22 @@ import os
 import select
 import signal
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..locking.lease_source import ScannedLeaseSource
 from ..locking.shared_lease_table import SharedLeaseTable
+from ..utils import threads
 from ..utils.log import log_fields, logger
 from .abort import STOP_SIGNAL
+from .stop_kill import BodyKiller, StopDeadlines
 
 if TYPE_CHECKING:
     from ..locking.lease_table import LeaseRecord
+    from ..locking.shared_lease_table import WatchdogRecord
     from ..runtime import Runtime
     from ..store.model import Released
 
@@ -28,6 +33,8 @@ __all__ = ["ChildWatch", "PoolChildren"]
 
 #: Ticks of the watchdog after which a fork that has not stored its pid counts as failed.
 MAX_TICKS_WITHOUT_PID = 150
+#: Maximum seconds that a child needs to pause. In an uninterruptible system call, it can neither pause nor die.
+PAUSED_WITHIN = 0.05
 
 
 class ChildWatch:
@@ -79,6 +86,32 @@ class ChildWatch:
         except ProcessLookupError:
             pass  # the child has ended since the check
 
+    @contextmanager
+    def paused(self) -> Iterator[bool]:
+        """Pause the child, and let it go on at the end. The value is whether it stands still.
+
+        Nothing that the child has written changes during a pause.
+        """
+        self.send(signal.SIGSTOP)
+        try:
+            yield self._stands_still()
+        finally:
+            self.send(signal.SIGCONT)
+
+    def _stands_still(self) -> bool:
+        until = time.monotonic() + PAUSED_WITHIN
+        while True:
+            late = time.monotonic() >= until
+            try:
+                # Without WNOWAIT, the next call would no longer report this pause.
+                if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                    return True
+            except ChildProcessError:
+                return False  # it has ended
+            if late:
+                return False
+            threads.sleep(0.0005)
+
     def close(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:
@@ -102,11 +135,13 @@ class PoolChildren:
     Args:
         runtime: The app's runtime. In the child, it uses the mapped table.
         freed: Called with each lease that the watchdog released after the child's death.
+        killer: Kills the children whose bodies do not stop in time.
     """
 
-    def __init__(self, runtime: Runtime, freed: Callable[[LeaseRecord, Released], None]) -> None:
+    def __init__(self, runtime: Runtime, freed: Callable[[LeaseRecord, Released], None], killer: BodyKiller) -> None:
         self._runtime = runtime
         self._freed = freed
+        self._killer = killer
         self._main_pid = os.getpid()
         # A fork runs its three hooks in the thread that forks, which is the child's only thread. So they share this.
         self._forking = threading.local()
@@ -138,7 +173,7 @@ class PoolChildren:
 
     def _in_parent(self) -> None:
         if self._forking.table is not None:
-            child = _Child(self._forking.table, self._freed)
+            child = _Child(self._forking.table, self._freed, self._killer)
             self._runtime.watchdog.watch(child)
             if self._runtime.counts.meter is not None and self._forking.counters is not None:
                 self._runtime.counts.meter.watch(self._forking.counters, child.ended)
@@ -156,9 +191,15 @@ class PoolChildren:
 class _Child(ScannedLeaseSource):
     """One pool child, as the watchdog sees it."""
 
-    def __init__(self, table: SharedLeaseTable, freed: Callable[[LeaseRecord, Released], None]) -> None:
+    _scanned: Sequence[WatchdogRecord] = ()
+
+    def __init__(
+        self, table: SharedLeaseTable, freed: Callable[[LeaseRecord, Released], None], killer: BodyKiller
+    ) -> None:
         self._table = table
         self._on_freed = freed
+        self._killer = killer
+        self._stop_deadlines = StopDeadlines()
         self._watch: ChildWatch | None = None
         self._ticks_without_pid = 0
         table.interrupt = self._interrupt
@@ -182,7 +223,7 @@ class _Child(ScannedLeaseSource):
         if self._watch is not None:
             self._watch.send(STOP_SIGNAL)
 
-    def _scan(self) -> Sequence[LeaseRecord]:
+    def _scan(self) -> Sequence[WatchdogRecord]:
         return self._table.records(dead=self._watch is not None and self._watch.gone())
 
     def is_closed(self) -> bool:
@@ -191,6 +232,9 @@ class _Child(ScannedLeaseSource):
     def on_scan(self, now: float) -> None:
         if now:  # 0: the watchdog ends. Keep the old time, so that the child notices the missing scans.
             self._table.scanned_at = now
+            for record in self._stop_deadlines.overdue(self._scanned, now):
+                if self._watch is not None:
+                    self._killer.kill(self._watch, record)
 
     def on_released(self, record: LeaseRecord, released: Released) -> None:
         if released.ours and self._watch is not None and self._watch.found_gone:

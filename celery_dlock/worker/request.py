@@ -31,8 +31,8 @@ from ..task.base import SingletonTask
 from ..task.call_options import OPTIONS_HEADER, Call, call_of
 from ..task.outcomes import Postponed, SelfReplaced, Skipped
 from ..utils.log import log_fields, logger
-from .ack_tracking import AckTrackingRequest
 from .delivery_registry import DeliveryRegistry, sends_task_events
+from .killed_request import KillableRequest
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -51,7 +51,7 @@ _CELERY_HEADERS: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", 
 FIRST_RENEWAL: Final = 1.0
 
 
-class SingletonRequest(AckTrackingRequest):
+class SingletonRequest(KillableRequest):
     """One delivery of one message, made in the worker's main process.
 
     It generates the owner, and passes it to the pool child with the message as it was received.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from celery_dlock import Replaced
@@ -88,7 +90,7 @@ def test_main_process_and_child_share_the_stop_request() -> None:
     assert (seen.stoppable, record.replaced) == (False, False)
     record.set_stoppable()
     assert seen.stoppable
-    seen.request_stop()
+    seen.request_stop("newer")
     seen.stop("replaced")
     assert (record.replaced, interrupts) == (True, [])
     record.on_stop(lambda reason: None)
@@ -101,10 +103,68 @@ def test_next_acquisition_in_the_same_place_is_not_replaced() -> None:
     table.adopt()
     first = table.open(a_name(), "o.1", 30.0)
     first.set_stoppable()
-    first.request_stop()
+    first.request_stop("newer")
     first.clear()
     second = table.open(a_name(), "o.2", 30.0)
     assert (second.stoppable, second.replaced) == (False, False)
+
+
+def test_body_must_end_while_it_may_be_killed_and_was_asked_to_stop() -> None:
+    table = SharedLeaseTable()
+    table.adopt()
+    record = table.open(a_name(), "o.1", 30.0)
+    record.held(30.0)
+    (seen,) = table.records()
+    assert (seen.must_end, seen.replaced_by) == (False, None)
+    record.set_kill_after(5.0)
+    assert not seen.must_end
+    seen.request_stop("newer")
+    assert (seen.must_end, seen.replaced_by, seen.kill_after) == (True, "newer", 5.0)
+    record.set_kill_after(None)
+    assert not seen.must_end
+
+
+@pytest.mark.parametrize("end", ["begin_release", "clear", "delegate_release"])
+def test_body_whose_lease_is_released_is_not_to_be_killed(end: str) -> None:
+    table = SharedLeaseTable()
+    table.adopt()
+    record = table.open(a_name(), "o.1", 30.0)
+    record.held(30.0)
+    record.set_kill_after(0.0)
+    (seen,) = table.records()
+    seen.request_stop("newer")
+    assert seen.must_end
+    getattr(record, end)(*([""] if end == "delegate_release" else []))
+    assert not seen.must_end
+
+
+def test_next_body_in_the_same_place_is_not_to_be_killed() -> None:
+    table = SharedLeaseTable()
+    table.adopt()
+    first = table.open(a_name(), "o.1", 30.0)
+    first.held(30.0)
+    first.set_kill_after(0.0)
+    (of_first,) = table.records()
+    of_first.request_stop("newer")
+    first.clear()
+    second = table.open(a_name(), "o.2", 30.0)
+    second.held(30.0)
+    second.set_kill_after(0.0)
+    (of_second,) = table.records()
+    assert (of_first.must_end, of_second.must_end, of_second.replaced_by) == (False, False, None)
+
+
+def test_process_that_the_body_forked_does_not_change_whether_it_may_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = SharedLeaseTable()
+    table.adopt()
+    record = table.open(a_name(), "o.1", 30.0)
+    record.held(30.0)
+    record.set_kill_after(0.0)
+    (seen,) = table.records()
+    seen.request_stop("newer")
+    monkeypatch.setattr(os, "getpid", lambda: table.pid + 1)
+    record.set_kill_after(None)
+    assert seen.must_end
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_dlock import InvalidLockOptions, LockOptions, SingletonTask, singleton_task
+from celery_dlock.options.overrides import overridden
 
 pytestmark = pytest.mark.core
 
@@ -70,6 +71,13 @@ def test_unique_task_that_keeps_published_calls_warns_of_nothing(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert warnings_of(caplog, **options) == []
+
+
+@pytest.mark.parametrize("chosen", [{"stop": "ask"}, {"on_conflict": "skip"}])
+def test_override_resets_the_options_of_a_kill_that_it_leaves_without_effect(chosen: dict[str, str]) -> None:
+    own = LockOptions(on_conflict="replace", stop="kill", stop_grace=5)
+    made = overridden(own, chosen)
+    assert (made.stop, made.stop_grace, made.kill_after) == (chosen.get("stop", "raise"), 30.0, None)
 
 
 def test_shared_task_overrides_the_options_of_its_base() -> None:

@@ -38,6 +38,9 @@ REFUSED: list[Any] = [
     (SHARED, {"on_conflict": "queue", "queue_overflow": "keep_latest"}, "queue_overflow='keep_latest'"),
     (SHARED, {"on_conflict": "replace"}, "on_conflict='replace'"),
     ({}, {"on_conflict": "replace", "replace_max": 7200}, "replace_max=7200.0"),
+    ({}, {"on_conflict": "replace", "stop": "kill"}, "stop='kill'"),
+    ({"on_conflict": "replace", "stop": "ask"}, {"stop_grace": 60, "stop": "kill"}, "stop='kill'"),
+    ({"on_conflict": "replace", "stop": "kill", "stop_grace": 60}, {"stop_grace": 59}, "stop_grace=59.0"),
     (SHARED, {"on_conflict": "queue", "debounce": 5}, "debounce=5.0"),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": 6}, "debounce=6.0"),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce_max": 60}, "debounce_max=60.0"),
@@ -70,6 +73,9 @@ ALLOWED: list[Any] = [
     ({}, {"on_conflict": "queue", "debounce": 5}),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": 4}),
     ({"on_conflict": "queue", "debounce": 5}, {"debounce": None}),
+    ({"on_conflict": "replace", "stop": "kill", "stop_grace": 60}, {"stop": "kill", "stop_grace": 61}),
+    ({"on_conflict": "replace", "stop": "kill", "stop_grace": 60}, {"stop": "raise"}),
+    ({"on_conflict": "replace", "stop": "kill", "stop_grace": 60}, {"on_conflict": "queue"}),
     ({}, {"enabled": False}),
     ({"limit": 3}, {"limit": 3}),
     ({}, {"keep_on_retry": True, "on_lost": "abort", "skip_result": 1}),
@@ -150,7 +156,6 @@ def test_every_option_has_been_thought_of() -> None:
     harmless = {
         "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "after_wait", "queue_limit",
         "on_used", "after_crash", "unique", "on_duplicate", "on_store_error", "durability", "on_lost", "after_lost",
-        "stop",
     }  # fmt: skip
     assert bounded | harmless == set(LockOptions.names())
     assert not bounded & harmless

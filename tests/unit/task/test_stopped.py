@@ -65,7 +65,7 @@ def run_of(aborter, record):
 @pytest.mark.usefixtures("handler")
 def test_signal_after_the_end_of_the_body_leaves_its_value(record):
     def strike():
-        record.request_stop()
+        record.request_stop("b")
         os.kill(os.getpid(), STOP_SIGNAL)
 
     run = run_of(Struck(aborter_for_pool(Prefork), strike), record)
@@ -98,7 +98,7 @@ def test_child_that_was_told_by_ensure_is_not_struck_too(record):
 
     def body():
         error = run.lease.stop_error("", "n:x", "b")
-        record.request_stop()
+        record.request_stop("b")
         os.kill(os.getpid(), STOP_SIGNAL)
         raise error
 

@@ -7,7 +7,9 @@ from celery import Celery
 
 from celery_dlock.runtime import Runtime
 from celery_dlock.worker import pool_children
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.pool_children import PoolChildren
+from celery_dlock.worker.stop_kill import BodyKiller
 from tests.unit.fakes import FakeClock
 
 
@@ -22,7 +24,7 @@ def runtime() -> Runtime:
 
 @pytest.fixture
 def children(runtime: Runtime) -> PoolChildren:
-    return PoolChildren(runtime, lambda record, released: None)
+    return PoolChildren(runtime, lambda record, released: None, BodyKiller(DeliveryRegistry(runtime)))
 
 
 def test_child_counts_the_time_without_a_watchdog_from_its_fork(runtime: Runtime, children: PoolChildren) -> None:

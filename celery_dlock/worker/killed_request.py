@@ -1,0 +1,74 @@
+"""The end of a call whose body the worker has killed because a newer call replaces it (``stop="kill"``)."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.state import task_ready
+
+from ..messaging.results import has_end, store_revoked
+from ..task.stopped import report_stopped
+from ..utils.log import log_fields, logger
+from .ack_tracking import AckTrackingRequest
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+    from ..task.base import SingletonTask
+    from .stop_kill import KilledBody
+
+__all__ = ["KillableRequest"]
+
+
+class KillableRequest(AckTrackingRequest):
+    """A request that ends REVOKED, and not as a crash, if the worker has killed its body."""
+
+    # Attributes of Celery's own class that its stubs leave out.
+    _already_cancelled: bool
+    _already_revoked: bool
+    _context: Context
+    task: SingletonTask
+
+    #: The body was killed, and this object has ended the call.
+    _dlock_was_killed = False
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
+        killed = self._dlock_deliveries.body_killer.take(self.dlock_owner)
+        # The broker delivers a cancelled message again. The mark of its stop request in the store then ends it.
+        if killed is None or self._already_cancelled:
+            super().on_failure(exc_info, *args, **kwargs)
+            return
+        self._dlock_was_killed = True
+        task_ready(self)
+        if not self._already_revoked:
+            self._dlock_end_killed(killed)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
+        # The hard time limit may strike between the kill and the moment when Celery notices the child's death.
+        if not self._dlock_was_killed:
+            super().on_timeout(soft, timeout)
+
+    def _dlock_end_killed(self, killed: KilledBody) -> None:
+        """Store REVOKED for the call and its canvas, and acknowledge the message.
+
+        If the end cannot be stored, a message that is acknowledged late is requeued. The mark of its stop request in
+        the store ends its next delivery REVOKED.
+        """
+        task, name = self.task, killed.name
+        error = report_stopped(task, self.id, self.dlock_owner, name, killed.by)
+        try:
+            # An earlier delivery may have stored its end, and died before it was acknowledged.
+            if not has_end(task, self.id):
+                store_revoked(task, self._context, error)
+        except Exception:
+            logger.exception(
+                "Task %s[%s] was killed, but its end cannot be stored", task.name, self.id,
+                extra=log_fields(task.name, self.id, name.text),
+            )  # fmt: skip
+            if task.acks_late:
+                self.reject(requeue=True)
+                return
+        else:
+            self.send_event("task-revoked", terminated=True, signum=int(signal.SIGKILL), expired=False)
+        self.acknowledge()

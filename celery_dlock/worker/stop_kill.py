@@ -1,0 +1,103 @@
+"""The kill of pool children whose bodies do not stop when a newer call replaces them (``stop="kill"``).
+
+The watchdog's thread kills. Celery's thread ends the call when it has noticed the child's death
+(:mod:`.killed_request`).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..store.model import owner_of
+from ..utils.log import log_fields, logger
+
+if TYPE_CHECKING:
+    from ..keys.lock_name import LockName
+    from ..locking.shared_lease_table import WatchdogRecord
+    from .delivery_registry import DeliveryRegistry
+    from .pool_children import ChildWatch
+
+__all__ = ["BodyKiller", "KilledBody", "StopDeadlines"]
+
+#: Maximum number of killed bodies whose call Celery has not ended yet.
+REMEMBERED: Final = 1000
+
+
+class KilledBody(NamedTuple):
+    """A body that was killed.
+
+    Args:
+        name: The lock name.
+        by: The task id of the newer call; None if no renewal has told it.
+    """
+
+    name: LockName
+    by: str | None
+
+
+class StopDeadlines:
+    """The bodies of one pool child that were asked to stop, and when each is to be killed."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, float] = {}
+
+    def overdue(self, records: Sequence[WatchdogRecord], now: float) -> list[WatchdogRecord]:
+        """Return the records whose bodies have not ended in time.
+
+        If the lease's holder has learned of the newer call before the watchdog, its id is unknown. Then the body goes
+        on until a renewal tells the id, or the lease is lost. No call gets the lock before that.
+        """
+        asked = [record for record in records if record.must_end]
+        self._ends = {
+            record.acquisition: self._ends.get(record.acquisition, now + record.kill_after) for record in asked
+        }
+        return [
+            record
+            for record in asked
+            if now >= self._ends[record.acquisition] and (record.replaced_by is not None or record.lost)
+        ]
+
+
+class BodyKiller:
+    """Kills pool children, and knows the calls that have to be ended because of that.
+
+    Args:
+        deliveries: The deliveries of this worker.
+    """
+
+    def __init__(self, deliveries: DeliveryRegistry) -> None:
+        self._deliveries = deliveries
+        self._killed: OrderedDict[str, KilledBody] = OrderedDict()
+        #: Tells the pool that this worker ends the child with this pid, so that it logs no error. Set by the bootstep.
+        self.announce: Callable[[int], None] = lambda pid: None
+
+    def kill(self, child: ChildWatch, record: WatchdogRecord) -> None:
+        """Kill the child if it still runs the body of this lease. The watchdog's thread calls this.
+
+        The child is paused while this is checked. Without that, the body could end between the check and the kill, and
+        the kill would strike the next task.
+        """
+        owner = owner_of(record.acquisition)
+        request = self._deliveries.find(owner)
+        if request is None or self._deliveries.kill_deadline(record.acquisition):
+            return  # Celery has ended this call, or it kills the child itself
+        with child.paused() as stands_still:
+            if not stands_still or not record.must_end:
+                return
+            self.announce(child.pid)
+            self._killed[owner] = KilledBody(record.name, record.replaced_by)
+            child.send(signal.SIGKILL)
+        while len(self._killed) > REMEMBERED:
+            self._killed.popitem(last=False)
+        logger.warning(
+            "Task %s[%s] is killed with pool child %d: a newer call has replaced it, and it has not ended within %g s "
+            "(stop_grace)", request.task.name, request.id, child.pid, record.kill_after,
+            extra=log_fields(request.task.name, request.id, record.name.text),
+        )  # fmt: skip
+
+    def take(self, owner: str) -> KilledBody | None:
+        """Return the killed body of this delivery, once; None if its body was not killed."""
+        return self._killed.pop(owner, None)
