@@ -26,6 +26,7 @@ from .connection import ErrorReply
 from .execution import ExistsPipeline, ScriptPipeline, execute, execute_confirmed, read_hash
 from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
 from .scripts.seated import seat_command
+from .seat_renewals import send_renewals
 from .server_errors import error_from_reply, quarantined
 from .server_info import read_info, store_info
 from .topology import Pipeline, Topology
@@ -93,13 +94,7 @@ class RedisStore:
         refusals: list[ErrorReply] = []
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
-            # Not from the cache of keys: a process may hold more leases than the cache has entries.
-            locks = [LockKeys.lock_of(self._prefix, one.name) for one in batch]
-            calls = [
-                (lock, (*(commands.renew(lock, one) if one.name.seats == 1 else self._renewal(one)), one.durability))
-                for lock, one in zip(locks, batch, strict=True)
-            ]
-            answered = self._topology.each(ScriptPipeline(), calls, within)
+            answered = send_renewals(self._topology, self._prefix, batch, within)
             if set(map(type, answered)) == {int}:
                 answers += map(bool, answered)
             else:
@@ -353,11 +348,6 @@ class RedisStore:
 
     def _each(self, pipeline: Pipeline, calls: Sequence[Any], within: float | None = None) -> list[Any]:
         return self._topology.each(pipeline, [(call[1][0], call) for call in calls], within)
-
-    def _renewal(self, one: Renewal) -> Command:
-        """Return the command that renews the lease of a seat."""
-        keys = LockKeys.of(self._prefix, one.name)
-        return seat_command(commands.renew(keys.lock, one), keys, one.name.seats)
 
     def _run_safe(self, command: Command, name: LockName | None = None) -> Any:
         """Run a command that is safe to send twice. If its reply is lost, send it again.
