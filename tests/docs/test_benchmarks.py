@@ -6,8 +6,9 @@ import sys
 
 import redis
 
-from benchmarks import calls
+from benchmarks import calls, seats
 from tests.support.servers import Server
+from tests.support.stores import store_at
 
 
 def test_every_timed_call_and_every_weighed_hold_works(clean_server: Server, client: redis.Redis) -> None:
@@ -19,6 +20,13 @@ def test_every_timed_call_and_every_weighed_hold_works(clean_server: Server, cli
             case.hold(1)()
     assert [len(case.micros) for case in cases] == [2] * len(cases)
     assert client.keys("*:lock*") == client.keys("held:*") == client.keys("cycle") == []
+
+
+def test_every_timed_call_of_each_limit_is_one_script(clean_server: Server, client: redis.Redis) -> None:
+    """Expected: a refusal, the last free seat, a renewal and a release cost one script at each limit."""
+    limits = seats.measure(store_at(clean_server.url(), timeout=5), client, times=1)
+    assert [calls.limit for calls in limits] == [1, 10, 100]
+    assert all(scripts == 1 for calls in limits for found in calls.found.values() for _, _, scripts in found)
 
 
 def test_singleton_task_takes_few_steps_in_pool_child_and_main_process() -> None:
