@@ -96,13 +96,13 @@ def check_message(
         headers: See `check_headers`.
         properties: See `check_origin`.
         delivery_info: See `check_origin`.
-        payload: See `check_body`.
+        payload: See `check_body`. Celery has unpacked it into three parts.
         text: See `check_body`.
 
     Raises:
         ValueError: The message is malformed.
     """
-    if type(payload) is not list or not _is_common(headers, properties, delivery_info, payload):
+    if not _is_common(headers, properties, delivery_info, payload):
         check_headers(headers)
         check_origin(properties, delivery_info)
         _check_call(payload)
@@ -180,7 +180,7 @@ def _make_form(described: tuple[Any, ...]) -> _Form | None:
 
 
 def _is_common(
-    headers: Mapping[str, Any], properties: Mapping[str, Any], delivery_info: Mapping[str, Any], payload: list[Any]
+    headers: Mapping[str, Any], properties: Mapping[str, Any], delivery_info: Mapping[str, Any], payload: Any
 ) -> bool:
     """Tell whether a message is valid, and has the form that Celery's own publishers give it.
 

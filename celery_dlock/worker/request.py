@@ -108,9 +108,10 @@ class SingletonRequest(KillableRequest):
         try:
             super().__init__(message, *args, **kwargs)
             request, info = self._request_dict, message.delivery_info or {}
+            properties = request["properties"]
             text = message.body if message.content_type == JSON else None
             # Celery's decoded body. Its property `_payload` is slower, and every task would pay for it.
-            check_message(request, request["properties"], info, self._Request__payload, text)
+            check_message(request, properties, info, self._Request__payload, text)
             self.dlock_delivered = since = time.monotonic()
             if self._eta is not None:
                 since += max(0.0, seconds_until(self._eta) or 0.0)
@@ -122,7 +123,7 @@ class SingletonRequest(KillableRequest):
         self._dlock_deliveries = deliveries
         self.dlock_owner = os.urandom(16).hex()
         deliveries.add(self)
-        self._dlock_add_delivery(message, info, since)
+        self._dlock_add_delivery(message, info, properties, since)
         if self._dlock_reads_options or OPTIONS_HEADER in request:
             self._dlock_read_call_options(deliveries)
 
@@ -134,7 +135,9 @@ class SingletonRequest(KillableRequest):
         cls._dlock_kind = task, deliveries
         return deliveries
 
-    def _dlock_add_delivery(self, message: Any, info: Mapping[str, Any], since: float) -> None:
+    def _dlock_add_delivery(
+        self, message: Any, info: Mapping[str, Any], properties: Mapping[str, Any], since: float
+    ) -> None:
         """Add the delivery to the request, for the pool child."""
         request, carried = self._request_dict, _NO_HEADER
         if HEADER in request and (header := request.pop(HEADER)) is not None:
@@ -143,7 +146,6 @@ class SingletonRequest(KillableRequest):
         queue, queues = info.get("routing_key"), self._dlock_deliveries.queues
         if info.get("exchange") or queue not in queues.consume_from:
             queue = source_queue(queues, info, self._dlock_deliveries.tags)
-        properties = request["properties"]
         # Pass the fields of a Delivery and a RawMessage as plain tuples. Every task makes and pickles them, and plain
         # tuples are cheaper.
         headers = message.headers or {}
