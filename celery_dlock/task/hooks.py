@@ -124,8 +124,11 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
 
 
 def _is_celerys(method: Any) -> bool:
-    """Return whether this is the empty method of Celery's own task class, which need not be called."""
-    return bool(method.__module__ == Task.__module__)
+    """Return whether this is the empty method of Celery's own task class, which need not be called.
+
+    A tracing library may have wrapped that method under its name. Then it has to be called.
+    """
+    return bool(method.__module__ == Task.__module__ and not hasattr(method, "__wrapped__"))
 
 
 def _ending_of(info: TraceInfo) -> _Ending:
