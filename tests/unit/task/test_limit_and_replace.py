@@ -17,6 +17,7 @@ REMOVE = "Remove one of the two"
 def define(dlock_url: Any = "redis://lock-1", **options: Any) -> Any:
     app = Celery("refusals", broker="memory://", set_as_current=False)
     app.conf.dlock_url = dlock_url
+    app.conf.task_default_queue = "refusals"  # all apps of a process share kombu's queues in memory
 
     @singleton_task(app=app, shared=False, name="shop.bill", **options)
     def bill(number: int) -> int:
@@ -113,7 +114,7 @@ def test_call_that_chooses_replace_on_redlock_is_refused_and_not_published() -> 
     task.app.conf.dlock_call_options = "all"
     with pytest.raises(InvalidLockOptions, match=r"task 'shop\.bill': invalid on_conflict='replace': several servers"):
         task.apply_async((1,), dlock={"on_conflict": "replace"})
-    with task.app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+    with task.app.connection_for_read() as connection, connection.SimpleQueue("refusals") as queue:
         assert queue.qsize() == 0
 
 
