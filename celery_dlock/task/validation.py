@@ -82,13 +82,8 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
         task: The task's name, for errors.
 
     Raises:
-        InvalidLockOptions: Several independent servers (Redlock), or the memory store, do not support an option.
+        InvalidLockOptions: Several independent servers (Redlock) do not support an option.
     """
-    if urls == "memory://" and options is not None and options.replaces:
-        raise InvalidLockOptions(
-            f"task {task!r}: invalid on_conflict='replace': expected a server in dlock_url, because memory:// does not "
-            "support it yet"
-        )
     if options is None or not isinstance(urls, list | tuple):
         return
     if options.limit > 1:

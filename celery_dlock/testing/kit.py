@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import states
 
 from ..errors import DLockError, StoreUnavailable
-from ..keys.key_spec import shared_name
 from ..keys.lock_name import BUCKETS, LockName, one_seat
 from ..locking.events import Event
 from ..runtime import Runtime
@@ -29,6 +28,7 @@ from ..store.model import Acquired, AcquireRequest, Identity, Requester
 from ..store.operator_model import WaiterView
 from .clock import TravellingClock
 from .hand_worker import HandWorker
+from .others import ELSEWHERE, NotFreeError, ask_to_stop, name_of, requester_of, settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -45,11 +45,6 @@ _MOST_WAITERS: Final = 1000
 _PUBLISHED_WITHIN: Final = 2.0
 #: Start of the acquisitions of owners that the kit plays.
 _OWNER: Final = "dlock-testing."
-_ELSEWHERE: Final = "another-worker@testing"
-
-
-class _NotFreeError(DLockError):
-    """Another owner has the lock, or all seats."""
 
 
 class DLockKit:
@@ -83,7 +78,7 @@ class DLockKit:
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
             stack.enter_context(
-                _settings(
+                settings(
                     self._app,
                     dlock_url="memory://",
                     dlock_transport_options=None,
@@ -179,7 +174,7 @@ class DLockKit:
             args: The call's positional arguments.
             kwargs: The call's keyword arguments.
         """
-        name, by = _name_of(task, args, kwargs), _requester(task)
+        name, by = name_of(task, args, kwargs), requester_of(task)
         local = not isinstance(task, str) and task.lock_options.on_store_error == "local"
         if local and self._memory.failure:
             with self._held_here(name, self._acquisition(), by):
@@ -188,9 +183,9 @@ class DLockKit:
         with ExitStack() as stack:
             self._hold(stack, name, by)
             if name.seats != 1:
-                with suppress(_NotFreeError):
+                with suppress(NotFreeError):
                     while True:
-                        self._hold(stack, name, _requester(task))
+                        self._hold(stack, name, requester_of(task))
             yield
 
     @contextmanager
@@ -203,12 +198,12 @@ class DLockKit:
             args: The call's positional arguments.
             kwargs: The call's keyword arguments.
         """
-        name = _name_of(task, args, kwargs)
+        name = name_of(task, args, kwargs)
         if not 1 <= number <= name.seats:
             raise DLockError(f"cannot hold {number} seats of {task.name!r}: expected 1 to {name.seats}, its limit")
         with ExitStack() as stack:
             for _ in range(number):
-                self._hold(stack, name, _requester(task))
+                self._hold(stack, name, requester_of(task))
             yield
 
     def _hold(self, stack: ExitStack, name: LockName, by: Requester) -> None:
@@ -234,7 +229,7 @@ class DLockKit:
     def _take(self, name: LockName, acquisition: str, request: AcquireRequest) -> Acquired:
         answer = self._store.acquire(name, acquisition, _LONG_MS, request)
         if not isinstance(answer, Acquired):
-            raise _NotFreeError(f"cannot prepare {name}, because its lock is not free: {answer}")
+            raise NotFreeError(f"cannot prepare {name}, because its lock is not free: {answer}")
         return answer
 
     def _begin_earlier_run(self, task: SingletonTask, args: Any, kwargs: Any) -> tuple[LockName, str, str, str]:
@@ -244,8 +239,8 @@ class DLockKit:
             raise DLockError(
                 f"task {task.name!r} cannot have an earlier run that counts: expected once_per with a duration"
             )
-        name, acquisition, task_id = _name_of(task, args, kwargs), self._acquisition(), str(uuid.uuid4())
-        by = Requester.of(task.name, task_id, _ELSEWHERE, 1)
+        name, acquisition, task_id = name_of(task, args, kwargs), self._acquisition(), str(uuid.uuid4())
+        by = Requester.of(task.name, task_id, ELSEWHERE, 1)
         window_ms = round(once * 1000)
         request = AcquireRequest(by, Identity(task_id), once=True, run_mark_ms=window_ms)
         return name, acquisition, task_id, self._take(name, acquisition, request).seed
@@ -263,7 +258,7 @@ class DLockKit:
             The task id of that run.
         """
         name, acquisition, task_id, seed = self._begin_earlier_run(task, args, kwargs)
-        by = Requester.of(task.name, task_id, _ELSEWHERE, 1).text
+        by = Requester.of(task.name, task_id, ELSEWHERE, 1).text
         window_ms = round((task.lock_options.once_seconds or 0) * 1000)
         ending = ReleaseRequest(
             final=True, identity=Identity(task_id).digest, used_ms=window_ms, requester=by, once=True, seed=seed
@@ -286,7 +281,7 @@ class DLockKit:
 
         Of a task with ``limit``, all calls of this name lose their seats, except those that :meth:`held` plays.
         """
-        name, lost = _name_of(task, args, kwargs), False
+        name, lost = name_of(task, args, kwargs), False
         for lock in self._locks(name):
             with self._memory.records(lock) as records:
                 found = records.lock()
@@ -295,6 +290,26 @@ class DLockKit:
                     lost = True
         if not lost:
             raise DLockError(f"cannot lose {name}: nothing holds its lock")
+
+    def replace(self, task: SingletonTask, *args: Any, **kwargs: Any) -> str:
+        """Let a newer call of another worker ask this call's running body to stop (``on_conflict="replace"``).
+
+        Call it while the body runs, from a fake that the body uses. ``lease.ensure()`` then raises ``Replaced``. The
+        newer call itself does not run in this test: it is removed while it waits. A call of the test that waits for
+        the lock ends REVOKED.
+
+        Args:
+            task: The task.
+            args: The call's positional arguments.
+            kwargs: The call's keyword arguments.
+
+        Returns:
+            The task id of the newer call.
+        """
+        if not task.lock_options.replaces:
+            raise DLockError(f"a newer call of {task.name!r} stops none: expected on_conflict='replace'")
+        name = name_of(task, args, kwargs)
+        return ask_to_stop(self._runtime, self._store, name, task, self._acquisition(), _LONG_MS)
 
     @contextmanager
     def store_down(self, reason: str = "the test took the lock store away") -> Iterator[None]:
@@ -326,10 +341,10 @@ class DLockKit:
                 time.sleep(0.001)
 
     def _sweep(self, name: LockName) -> None:
-        settings = self._runtime.settings
-        grant_timeout_ms = round(settings.grant_timeout * 1000)
+        conf = self._runtime.settings
+        grant_timeout_ms = round(conf.grant_timeout * 1000)
         while True:
-            swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, settings.grant_attempts)
+            swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, conf.grant_attempts)
             published = self._runtime.grant_publisher.publish_next(name, swept.granted)
             if swept.granted is None or not published or name.seats == 1:
                 return  # a sweep grants one seat, and more seats may be free
@@ -343,7 +358,7 @@ class DLockKit:
 
     def waiting(self, task: SingletonTask, *args: Any, **kwargs: Any) -> list[WaiterView]:
         """Return the calls that wait for this call's lock; without arguments, all waiting calls of the task."""
-        names = [_name_of(task, args, kwargs)] if args or kwargs else self._names()
+        names = [name_of(task, args, kwargs)] if args or kwargs else self._names()
         views = [view for name in names for view in self._store.waiters(name, _MOST_WAITERS)[1]]
         return [view for view in views if args or kwargs or view.task == task.name]
 
@@ -367,29 +382,3 @@ class DLockKit:
         while self.run_next():
             count += 1
         return count
-
-
-@contextmanager
-def _settings(app: Celery, **values: Any) -> Iterator[None]:
-    """Return a context in which an app has these settings."""
-    conf: Any = app.conf
-    conf.get("task_always_eager")  # loads the configuration
-    own = conf.maps[0]
-    before = {name: own[name] for name in values if name in own}
-    conf.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            own.pop(name, None)
-        conf.update(before)
-
-
-def _name_of(task: SingletonTask | str, args: Any, kwargs: Any) -> LockName:
-    return shared_name(task) if isinstance(task, str) else task.lock_spec.name_of(args, kwargs)
-
-
-def _requester(task: SingletonTask | str) -> Requester:
-    if isinstance(task, str):
-        return Requester.of(None, None, _ELSEWHERE, 1)
-    return Requester.of(task.name, str(uuid.uuid4()), _ELSEWHERE, 1)

@@ -43,6 +43,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_seats": (CLUSTER,),
     "test_seats_queue": (CLUSTER,),
     "test_seats_operators": (CLUSTER,),
+    "test_replace": (),
     "test_control_reads": (SENTINEL, CLUSTER),
     "test_control_actions": (CLUSTER,),
     "test_claims": (CLUSTER,),  # and no claims or queues on Redlock

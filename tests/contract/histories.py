@@ -1,4 +1,4 @@
-"""Random histories: every verb of the store contract, with resends, for three lock names of one bucket.
+"""Random histories: every verb of the store contract, with resends, for four lock names of one bucket.
 
 Above 300 lines: each verb makes its random command in a method of its own.
 """
@@ -31,10 +31,12 @@ __all__ = ["History", "steps"]
 TTL, TURN, DAY = 60_000, 60_000, 24 * 3600 * 1000
 BUCKET = 7
 #: They end like digests, as the store's operators expect.
-NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "123"]
+NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "1234"]
 #: The number of the name with seats, and the limits of the workers that use it.
 SEATED, LIMITS = 2, [2, 2, 3, 2, 4, 2, 3, 1]
 PEOPLE = ["a", "b", "c", "d"]
+#: The number of the name with ``on_conflict="replace"``; ``replace_max`` in milliseconds, and ``is_retry``.
+REPLACED, REPLACES = 3, [(20_000, 0), (20_000, 0), (20_000, 0), (20_000, 2), (0, 0)]
 #: ``debounce`` and ``debounce_max`` in milliseconds.
 DEBOUNCES = [(5_000, 20_000), (0, 20_000), (7_000, 7_000)]
 #: Microseconds that pass, for each step of the history that is no command.
@@ -165,8 +167,18 @@ class History:
         bits = step.bits & ~(1 << 2 | (1 << 20 if published else 0))
         return self.acquire_queued(step._replace(bits=bits), DEBOUNCES[step.pick % len(DEBOUNCES)], published)
 
+    def acquire_replacing(self, step: Step, published: Grant | None = None) -> Callable[[Any], Any]:
+        # Without the bits of the rank after another message, and of an old copy for a published one.
+        bits = step.bits & ~(3 << 25 | (1 << 20 if published else 0))
+        replace = REPLACES[step.pick % len(REPLACES)]
+        return self.acquire_queued(step._replace(bits=bits, name=REPLACED), (), published, replace)
+
     def acquire_queued(
-        self, step: Step, debounce: tuple[int, int] | tuple[()] = (), published: Grant | None = None
+        self,
+        step: Step,
+        debounce: tuple[int, int] | tuple[()] = (),
+        published: Grant | None = None,
+        replace: tuple[int, int] | tuple[()] = (),
     ) -> Callable[[Any], Any]:
         request = self.request(step)
         identity = request.identity or Identity(f"{PEOPLE[step.who]}{step.name}")
@@ -183,8 +195,10 @@ class History:
             after_us=self.ranks[step.pick % len(self.ranks)] if step.seldom(25) else 0,
             grant_id=grants[-1] if grants and newest else grants[0] if grants and step.flag(28) else "",
             debounce=() if identity.retries or step.name == SEATED else debounce,
+            replace=(replace[0], 1) if replace and identity.retries else replace,
         )
-        return self.send(step, request._replace(identity=identity, queue=place, notify=False))
+        by = Requester.of("t", identity.task_id, "n", 1)
+        return self.send(step, request._replace(requester=by, identity=identity, queue=place, notify=False))
 
     def ask(self, step: Step) -> Ask | None:
         # Mostly one of the newest.
@@ -195,7 +209,7 @@ class History:
         if ask is None:
             return None
         identity = ask.identity
-        reserves = identity is not None and step.seldom(0)
+        reserves = identity is not None and step.seldom(0) and ask.name != REPLACED
         retry = identity._replace(retries=identity.retries + 1).digest if identity and reserves else ""
         ending = ReleaseRequest(
             final=step.flag(2),
@@ -211,6 +225,7 @@ class History:
             reserved_for=retry,
             reserved_ms=TTL if reserves else 0,
             rolled_back=step.flag(12),
+            replace=["", "ended", "ended", "stopped"][step.bits >> 24 & 3],
         )
         return lambda store: store.release(self.named(step, ask.name), ask.acquisition, ending)
 
@@ -222,7 +237,9 @@ class History:
         facts = [(), (("count", "2"),), (("releasing", "1"),), (("dup", "1"),), (("reserved_for", retry),)][
             step.bits % 5
         ]
-        renewal = Renewal(self.named(step, ask.name), ask.acquisition, TTL * (1 + step.flag(9)), facts)
+        renewal = Renewal(
+            self.named(step, ask.name), ask.acquisition, TTL * (1 + step.flag(9)), facts, stoppable=step.flag(10)
+        )
         return lambda store: store.renew([renewal])
 
     def inspect(self, step: Step) -> Callable[[Any], Any]:
@@ -312,7 +329,7 @@ class History:
             return None
         name = step._replace(name=int(self.people[grant.identity].task_id[1:]))
         self.stores.do(lambda store: store.confirm_publish(self.swept(name), grant.identity, TURN))
-        return self.acquire_queued(name, (), grant)
+        return self.acquire_replacing(name, grant) if name.name == REPLACED else self.acquire_queued(name, (), grant)
 
     def remove(self, step: Step) -> Callable[[Any], Any]:
         name, granter = self.swept(step), self.granter()
@@ -373,13 +390,14 @@ class History:
 #: How often each verb comes.
 _VERBS = {
     "acquire": 6, "acquire_queued": 14, "acquire_debounced": 10, "start_due": 5, "start_granted": 5,
+    "acquire_replacing": 10,
     "release": 10, "renew": 3, "inspect": 1, "mark_done": 1, "last_run": 1,
     "settle": 2, "claim": 3, "end_claim": 1, "sweep": 5, "publish": 4, "lose_grant": 3, "remove": 2,
     "read_queue": 1, "describe": 1, "lists": 1, "free": 1, "hold": 1, "requeue": 1, "resend": 6, "time_passes": 5,
 }  # fmt: skip
 
 #: The names of a history: most concern names of one kind, so that they reach states which need many commands.
-_NAMES = [[0, 0, 0, 1], [SEATED], [0, 0, 1, SEATED, SEATED]]
+_NAMES = [[0, 0, 0, 1], [SEATED], [REPLACED], [0, 0, 1, SEATED, SEATED, REPLACED]]
 _BITS = st.integers(0, 2**15 - 1)
 
 

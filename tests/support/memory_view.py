@@ -7,7 +7,7 @@ from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.memory.data import NameData
 from celery_dlock.store.memory.records import Memory
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.rules.records import Claim, LockRecord, NewestCall
+from celery_dlock.store.rules.records import Claim, LockRecord, NewestCall, ReplacedCalls
 
 __all__ = ["claim_fields", "lock_fields", "name_values"]
 
@@ -34,13 +34,15 @@ def lock_fields(lock: LockRecord) -> dict[str, str]:
         "operator": lock.operator,
         "reason": lock.reason if lock.operator is not None else None,
         "asked": None if lock.asked is None else str(lock.asked),
+        "stop": lock.stop,
         "rank": str(lock.rank) if granted else None,
         "due": str(lock.due) if granted else None,
         "granter": lock.granter,
         "dead_letter": lock.dead_letter or None,
         "foreign": None if lock.foreign is None else str(lock.foreign),
     }
-    fields |= {name: "1" for name in ("releasing", "dup", "notify", "has_waiters", "published") if getattr(lock, name)}
+    flags = "releasing", "dup", "notify", "has_waiters", "replaceable", "published"
+    fields |= {name: "1" for name in flags if getattr(lock, name)}
     return {name: text for name, text in fields.items() if text is not None}
 
 
@@ -61,6 +63,16 @@ def newest_fields(newest: NewestCall) -> dict[str, str]:
     return texts if newest.identity is None else texts | {"identity": newest.identity, "task_id": newest.task_id}
 
 
+def replaced_fields(calls: ReplacedCalls) -> dict[str, str]:
+    """Return the fields of the hash of ``on_conflict="replace"``."""
+    fields = {f"stop:{identity}": by for identity, by in calls.stops.items()}
+    if calls.newest is not None:
+        fields |= {"newest": calls.newest, "newest_rank": str(calls.newest_rank), "newest_id": calls.newest_id}
+    if calls.started_rank is not None:
+        fields |= {"started_rank": str(calls.started_rank), "started_id": calls.started_id}
+    return fields if calls.busy_since is None else fields | {"busy_since": str(calls.busy_since)}
+
+
 def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     """Yield the keys of one lock name, with their values."""
     waiting, messages, delayed, _ = keys.queue()
@@ -78,6 +90,8 @@ def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     parked |= {f"{waiter}:over": by for waiter, by in data.over.items()}
     if data.newest_call is not None:
         yield keys.debounced(), (newest_fields(data.newest_call), data.newest_until)
+    if data.replaced is not None:
+        yield keys.replaced(), (replaced_fields(data.replaced), data.replaced_until)
     yield waiting, (data.places["waiting"], None)
     yield delayed, (data.places["delayed"], None)
     yield messages, (parked, None)

@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, SeatsRecord
+from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, ReplacedCalls, SeatsRecord
 
 __all__ = ["BucketData", "HeldLock", "NameData", "Ticket"]
 
@@ -43,6 +43,8 @@ class NameData:
     over: dict[str, str] = field(default_factory=dict)
     newest_call: NewestCall | None = None
     newest_until: int = 0
+    replaced: ReplacedCalls | None = None
+    replaced_until: int | None = None
     dead: dict[str, str] = field(default_factory=dict)
     #: Run marks by tick, with their expiry.
     runs: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -56,8 +58,11 @@ class NameData:
 
     @property
     def empty(self) -> bool:
-        parts = (self.locks, self.claim, self.entries, self.dead, self.runs, self.tickets, self.newest_call, self.seats)
-        return not any(parts) and not any(self.places.values())
+        parts = (
+            self.locks, self.claim, self.entries, self.dead, self.runs, self.tickets, self.newest_call, self.seats,
+            self.replaced, *self.places.values(),
+        )  # fmt: skip
+        return not any(parts)
 
 
 @dataclass

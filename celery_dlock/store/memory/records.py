@@ -9,13 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from typing import Final
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import LockName, index_member, split_seat
 from ...utils import threads
-from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, SeatsRecord
+from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, ReplacedCalls, SeatsRecord
 from .data import BucketData, HeldLock, NameData, Ticket
 
 __all__ = ["Memory", "MemoryClock", "MemoryRecords"]
@@ -119,6 +119,8 @@ class Memory:
                     data.claim = data.claim_until = None
                 if data.newest_until <= now:
                     data.newest_call = None
+                if data.replaced_until is not None and data.replaced_until <= now:
+                    data.replaced = data.replaced_until = None
             bucket.names = {text: data for text, data in bucket.names.items() if not data.empty}
 
 
@@ -306,6 +308,18 @@ class MemoryRecords:
 
     def put_newest_call(self, newest: NewestCall, life_ms: int) -> None:
         self._data.newest_call, self._data.newest_until = copy(newest), self.now + life_ms * 1000
+
+    def replaced(self) -> ReplacedCalls | None:
+        data = self._data
+        if data.replaced is None or not self._alive(data.replaced_until):
+            data.replaced = data.replaced_until = None
+        return deepcopy(data.replaced)
+
+    def put_replaced(self, calls: ReplacedCalls, life_ms: int | None) -> None:
+        data = self._data
+        if life_ms is not None:
+            data.replaced_until = self.now + life_ms * 1000
+        data.replaced = deepcopy(calls) if calls != ReplacedCalls() else None
 
     def next_sweep(self) -> int | None:
         return self._bucket.sweeps.get(self._member)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...errors import InvalidLockOptions, NotConfirmed, StoreUnavailable
+from ...errors import NotConfirmed, StoreUnavailable
 from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
 from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
@@ -52,11 +52,6 @@ class MemoryStore:
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         _confirm(request.durability)
-        if request.queue is not None and request.queue.replace:
-            raise InvalidLockOptions(
-                f"task {request.requester.task!r}: invalid on_conflict='replace': expected a server in dlock_url, "
-                "because memory:// does not support it yet"
-            )
         with self.memory.records(name) as records:
             if _has_seats(name):
                 return seats.acquire(records, name.seats, acquisition, ttl_ms, request)
@@ -65,12 +60,12 @@ class MemoryStore:
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
         del within
         answers: list[RenewalResult] = []
-        for name, acquisition, ttl_ms, facts, *_ in renewals:
+        for name, acquisition, ttl_ms, facts, _, stoppable in renewals:
             with self.memory.records(name) as records:
                 if _has_seats(name):
                     answers.append(seats.renew(records, name.seats, acquisition, ttl_ms, facts))
                 else:
-                    answers.append(release.renew(records, acquisition, ttl_ms, facts))
+                    answers.append(release.renew(records, acquisition, ttl_ms, facts, stoppable=stoppable))
         return answers
 
     def release(

@@ -21,7 +21,7 @@ from ..model import (
     Unknown,
     Used,
 )
-from .debounce import DebouncedCall, record_start
+from . import debounce, replace
 from .queue import end_grant, grant_next, has_waiters, unpublished_grant
 from .records import LockRecord, Records, RunMark
 from .views import holder_of, run_holder
@@ -86,7 +86,10 @@ class _Call:
             found.duplicate_possible = True
         self._leave_queue(found)
         if self.queue is not None and self.queue.debounce:
-            record_start(self.records, self.queue, self.rank)
+            debounce.record_start(self.records, self.queue, self.rank)
+        elif self.queue is not None and self.queue.replace:
+            by = request.requester.task_id
+            replace.record_start(self.records, self.queue, self.rank, by, granted=self.granted)
         return self._take(found)
 
     def _ended(self) -> Acquired | Refusal | None:
@@ -176,9 +179,23 @@ class _Call:
                 return self._held(held)
         if place.debounce:
             evicted = self._evicted_before()
-            call = DebouncedCall(records, self.acquisition, self.request, place, self.rank, queued, evicted)
+            call = debounce.DebouncedCall(records, self.acquisition, self.request, place, self.rank, queued, evicted)
             return call.wait(held, granted=self.granted)
+        if place.replace:
+            return self._replace(place, held, queued=queued, preceded=preceded)
         return self._park(place, held, queued=queued) if preceded or held is not None else None
+
+    def _replace(self, place: QueueRequest, held: LockRecord | None, *, queued: bool, preceded: bool) -> Refusal | None:
+        evicted = self._evicted_before()
+        call = replace.ReplacingCall(self.records, self.acquisition, self.request, place, self.rank, queued, evicted)
+        self.rank = call.rank
+        if self.granted:
+            return call.take()
+        if queued:
+            return call.answer_queued()
+        if not call.waits(blocked=preceded or held is not None):
+            return None
+        return call.park(held) if place.entry else self._park(place, held, queued=queued)
 
     def _answer_to_copy(self, place: QueueRequest, *, queued: bool, refused: bool) -> Refusal | None:
         """Return the answer to a command that was sent twice, or to a copy not published for its grant; or None."""
@@ -192,7 +209,7 @@ class _Call:
                 return Unknown(run_holder(self.mark), granted)
         if self.granted and str(lock.since) != place.grant_id:
             granted = unpublished_grant(self.records, self.acquisition)
-            newer = self.request.requester.task_id if place.debounce else ""
+            newer = self.request.requester.task_id if place.debounce or place.replace else ""
             return Parked(self.rank, int(granted is not None), granted, self._evicted_before(), newer)
         return None
 
@@ -239,8 +256,9 @@ class _Call:
     def _evicted_before(self) -> Grant | None:
         """Return the waiter that this message evicted, until its result is stored."""
         records, evicted = self.records, self.records.evicted_by(self.identity)
-        debounces = self.queue is not None and self.queue.debounce != ()
-        entry = records.entry(evicted) if debounces else records.dead(evicted)
+        # A call that a newer one replaced stays a waiter until then.
+        waits = self.queue is not None and (self.queue.debounce != () or self.queue.replace != ())
+        entry = records.entry(evicted) if waits else records.dead(evicted)
         return None if entry is None else Grant(evicted, entry)
 
     def _evict_oldest(self) -> Grant | None:
@@ -292,6 +310,7 @@ class _Call:
         lock.min_hold_ms, lock.dup = request.min_hold_ms or None, found.duplicate_possible
         lock.notify = found.inherited_notify or (request.notify and request.waited)
         lock.has_waiters = found.has_waiters
+        lock.replaceable = self.queue is not None and self.queue.replace != ()
         records.put_lock(lock)
         records.expire_lock(self.ttl_ms)
         if not self.once:

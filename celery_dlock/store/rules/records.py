@@ -1,4 +1,7 @@
-"""The records of one lock name, and the interface by which the rules read and write them."""
+"""The records of one lock name, and the interface by which the rules read and write them.
+
+Above 300 lines: most are docstrings, because a store must fill in each field.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ __all__ = [
     "NewestCall",
     "Place",
     "Records",
+    "ReplacedCalls",
     "RunMark",
     "SeatsRecord",
 ]
@@ -53,6 +57,8 @@ class LockRecord:
         operator: The operator whose hold begins with the holder's release; None for none.
         reason: The reason of that operator.
         asked: The time when that operator asked for the hold.
+        replaceable: A newer call may ask the holder to stop (``on_conflict="replace"``).
+        stop: The task id of the newer call that has asked; None for none.
         rank: Of a grant: the waiter's rank. The following fields are of a grant, too.
         due: The time from which a sweep ends the grant; None: this is no grant.
         granter: The acquisition or the call that made the grant.
@@ -80,6 +86,8 @@ class LockRecord:
     operator: str | None = None
     reason: str = ""
     asked: int | None = None
+    replaceable: bool = False
+    stop: str | None = None
     rank: int = 0
     due: int | None = None
     granter: str | None = None
@@ -147,6 +155,29 @@ class NewestCall:
     task_id: str = ""
     due_at_last: int = 0
     started: int | None = None
+
+
+@dataclass
+class ReplacedCalls:
+    """The calls of a name under ``on_conflict="replace"``. ``scripts/lib/replace.lua`` explains the record.
+
+    Args:
+        newest: The digest of the identity of the newest call that waits or has waited; None for none.
+        newest_rank: Its rank.
+        newest_id: Its task id.
+        started_rank: The rank of the last call that started; None for none.
+        started_id: Its task id.
+        busy_since: The time (us) since which no body has ended by itself; None if one has.
+        stops: The task ids of the calls that asked a holder to stop, by the holder's identity.
+    """
+
+    newest: str | None = None
+    newest_rank: int = 0
+    newest_id: str = ""
+    started_rank: int | None = None
+    started_id: str = ""
+    busy_since: int | None = None
+    stops: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -260,6 +291,11 @@ class Records(Protocol):
     def put_over(self, identity: str, by: str) -> None: ...
     def newest_call(self) -> NewestCall | None: ...
     def put_newest_call(self, newest: NewestCall, life_ms: int) -> None: ...
+    def replaced(self) -> ReplacedCalls | None: ...
+    def put_replaced(self, calls: ReplacedCalls, life_ms: int | None) -> None:
+        """Write the record. With a life of None, it keeps its expiry."""
+        ...
+
     def next_sweep(self) -> int | None:
         """Return the time (us) from which a sweep visits this name; None: no sweep does."""
         ...

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ..base import ReleaseRequest
 from ..holder_model import Holder
-from ..model import Grant, Released
+from ..model import Grant, Released, RenewalResult, StopRequest
 from ..queue_base import QueueStepResult
 from .queue import end_grant, grant_next, sweep, unpublished_grant
 from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
+from .replace import is_stopped, record_end
 from .runs import save_run_mark
 from .views import holder_of
 
@@ -19,7 +20,9 @@ __all__ = ["inspect", "release", "renew"]
 _NO_DEAD_LETTERS = 60_000, 1_000_000, 10**12
 
 
-def renew(records: Records, acquisition: str, ttl_ms: int, facts: Sequence[tuple[str, str]]) -> bool:
+def renew(
+    records: Records, acquisition: str, ttl_ms: int, facts: Sequence[tuple[str, str]], *, stoppable: bool = False
+) -> RenewalResult:
     """Move a lease's deadline and set facts about the holder, if the acquisition still holds the lock."""
     lock = records.lock()
     if lock is None or lock.acquisition != acquisition:
@@ -31,17 +34,23 @@ def renew(records: Records, acquisition: str, ttl_ms: int, facts: Sequence[tuple
     if lock.ttl_ms is not None:
         lock.ttl_ms = longest
     for name, text in facts:
-        if name == "count":
-            lock.count = int(text)
-        elif name == "reserved_for":
-            lock.reserved_for = text
-        elif name in ("releasing", "dup"):
-            setattr(lock, name, text == "1")
-        else:
-            raise ValueError(f"unknown fact {name!r}: expected count, releasing, dup or reserved_for")
+        _set_fact(lock, name, text)
     records.put_lock(lock)
     records.expire_lock(max(left_ms, ttl_ms))
+    if stoppable and lock.stop is not None and records.now - lock.since >= (lock.min_hold_ms or 0) * 1000:
+        return StopRequest(lock.stop)
     return True
+
+
+def _set_fact(lock: LockRecord, name: str, text: str) -> None:
+    if name == "count":
+        lock.count = int(text)
+    elif name == "reserved_for":
+        lock.reserved_for = text
+    elif name in ("releasing", "dup"):
+        setattr(lock, name, text == "1")
+    else:
+        raise ValueError(f"unknown fact {name!r}: expected count, releasing, dup or reserved_for")
 
 
 def inspect(records: Records) -> Holder | None:
@@ -83,7 +92,9 @@ class _Release:
         crowded = mine is not None and mine.has_waiters
         reserves = mine is not None and ending.reserved_for != ""
         # If the lock is reserved for a retry, set the mark: a late duplicate must not compete with the retry.
-        final = ending.identity != "" and ending.final and (duplicate_seen or reserves or not self.ours)
+        # A run that was stopped may be delivered again, too.
+        stopped = is_stopped(records, ending)
+        final = ending.identity != "" and ending.final and (duplicate_seen or reserves or stopped or not self.ours)
         rolled_back = ending.outcome_unknown and ending.rolled_back
         hold_ms = 0
         if mine is not None and mine.min_hold_ms is not None and (not rolled_back or mine.operator is not None):
@@ -109,6 +120,7 @@ class _Release:
             # Also if the lock stays held: the caller may be the retry, or it learns how long it has to wait.
             records.wake_waiting_call()
         self._save_marks(final=final)
+        record_end(records, ending, ours=self.ours, final=final)
         granted = self._grant(hold_ms, final=final, crowded=crowded)
         return Released(self.ours, duplicate_seen, granted, woke)
 

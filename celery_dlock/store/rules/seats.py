@@ -247,7 +247,7 @@ def renew(
     seats = _Seats(records, limit)
     place = seats.where(lambda lock: lock.acquisition == acquisition) or 0
     renewed = plain_release.renew(records.seat(place), acquisition, ttl_ms, facts)
-    if renewed:
+    if renewed is True:
         seats.keep()
     return renewed
 

@@ -220,6 +220,60 @@ def test_waiting_calls_get_all_seats_that_are_free_when_the_clock_travels(app: C
         assert [result.get(timeout=1) for result in results] == [0, 1, 2, 3]
 
 
+def test_newer_call_stops_the_running_one(app: Celery) -> None:
+    newer: list[str] = []
+
+    def body() -> None:
+        newer.append(kit.replace(task, 1))
+        task.lease.ensure()
+
+    task = task_of(app, body, on_conflict="replace")
+    with DLockKit(app, eager=False) as kit:
+        result = task.delay(1)
+        assert kit.run_all() == 1
+        assert result.state == "REVOKED"
+        assert f"replaced by {newer[0]}" in str(result.result)
+        with pytest.raises(DLockError, match="none runs"):
+            kit.replace(task, 1)
+    assert [event.kind for event in kit.events] == ["acquired", "skipped", "released"]
+
+
+def test_newest_of_the_waiting_calls_runs(app: Celery) -> None:
+    with DLockKit(app, eager=False) as kit:
+        task = task_of(app, on_conflict="replace", key="all")
+        with kit.held(task, 0):
+            results = [task.delay(number) for number in (1, 2, 3)]
+            kit.run_all()
+            assert [waiter.task_id for waiter in kit.waiting(task)] == [results[2].id]
+        kit.run_all()
+        assert [result.state for result in results] == ["REVOKED", "REVOKED", "SUCCESS"]
+
+
+def test_eager_call_is_stopped_by_a_newer_one(kit: DLockKit, app: Celery) -> None:
+    def body() -> None:
+        kit.replace(task, 1)
+        task.lease.ensure()
+
+    task = task_of(app, body, on_conflict="replace")
+    assert task.delay(1).state == "REVOKED"
+
+
+def test_running_call_is_left_alone_after_replace_max(kit: DLockKit, app: Celery) -> None:
+    def body() -> str:
+        kit.travel(61)
+        kit.replace(task, 1)
+        task.lease.ensure()
+        return "done"
+
+    task = task_of(app, body, on_conflict="replace", replace_max=60, ttl=3600)
+    assert task.delay(1).get() == "done"
+
+
+def test_replace_needs_that_policy(kit: DLockKit, app: Celery) -> None:
+    with pytest.raises(DLockError, match="expected on_conflict='replace'"):
+        kit.replace(task_of(app), 1)
+
+
 def test_lost_seat_is_found_by_ensure(kit: DLockKit, app: Celery) -> None:
     def body() -> None:
         kit.lose(task, 1)

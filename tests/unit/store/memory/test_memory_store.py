@@ -7,7 +7,7 @@ import time
 import pytest
 from celery import Celery
 
-from celery_dlock import InvalidLockOptions, Lock, StoreUnavailable, singleton_task
+from celery_dlock import InvalidLockOptions, Lock, StoreUnavailable
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.config.settings import Settings
 from celery_dlock.control import LockControl
@@ -18,7 +18,7 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.records import Memory, MemoryClock
 from celery_dlock.store.memory.store import MemoryStore
-from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, QueueRequest, Requester
+from celery_dlock.store.model import Acquired, AcquireRequest, Held, Requester
 
 pytestmark = pytest.mark.core
 
@@ -138,15 +138,3 @@ def test_url_with_anything_behind_memory_is_refused(url: str) -> None:
 def test_transport_options_are_refused() -> None:
     with pytest.raises(InvalidLockOptions, match="ssl needs a server, and this store is in the memory of the process"):
         locations_from_settings("memory://", {"ssl": True})
-
-
-def test_replace_is_refused_where_the_task_is_bound_and_in_the_call(store: MemoryStore) -> None:
-    def sync() -> None: ...
-
-    expected = "task 'sync': invalid on_conflict='replace': expected a server in dlock_url, because memory://"
-    task = singleton_task(app=app_of("home"), name="sync", on_conflict="replace")(sync)
-    with pytest.raises(InvalidLockOptions, match=expected):
-        task.delay()
-    request = AcquireRequest(Requester("sync", "i", "n", "1"), Identity("i"), queue=QueueRequest(replace=(1, 0)))
-    with pytest.raises(InvalidLockOptions, match=expected):
-        store.acquire(NAME, "o.1", 30_000, request)
