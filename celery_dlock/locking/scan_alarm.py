@@ -14,7 +14,9 @@ UNWATCHED = 10.0
 
 
 class ScanAlarm:
-    """Log an error if the watchdog has not scanned the lease table lately, and again only after a scan.
+    """The check that a watchdog looks at the lease table of this process.
+
+    It logs an error if the last scan is long ago, and again only after a scan.
 
     Args:
         lease_table: The lease table of this process.
@@ -27,7 +29,7 @@ class ScanAlarm:
         self._raised = False
 
     def is_watched(self, record: LeaseRecord, now: float) -> bool:
-        """Check the last scan, and wake the watchdog. Return false if no watchdog can be started.
+        """Wake the watchdog and check its last scan. Return false if no watchdog can be started.
 
         Args:
             record: The lease that was just acquired.
