@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -336,13 +338,64 @@ class History:
         assert held == LIMIT or not self.client.zcard(KEYS.queue()[0])
 
 
+class Grants(list[Grant]):
+    """The grants that are to be published, each once, however many replies name it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[Grant] = set()
+
+    def append(self, grant: Grant) -> None:
+        if grant not in self._seen:
+            self._seen.add(grant)
+            super().append(grant)
+
+
+class SentAgain:
+    """A store that now and then runs one of the last commands once more, after other commands have run in between."""
+
+    def __init__(self, store: RedisStore, seed: int) -> None:
+        self._store, self._chance = store, random.Random(seed)
+        self._last: list[Callable[[], object]] = []
+        self.grants = Grants()
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        def send(*args: Any) -> Any:
+            answer = getattr(self._store, verb)(*args)
+            if not isinstance(answer, Acquired):  # the copy of such a command would start a second body
+                self._last = [*self._last[-5:], lambda: getattr(self._store, verb)(*args)]
+            if self._last and self._chance.random() < 0.5:
+                again = self._chance.choice(self._last)()
+                assert not isinstance(again, Acquired)
+                if granted := getattr(again, "granted", None):
+                    self.grants.append(granted)
+            return answer
+
+        return send
+
+
 @pytest.mark.invariant("seats-share-a-queue")
 @pytest.mark.core
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories_leave_no_seat_idle_while_a_call_waits(
     store: RedisStore, client: redis.Redis, seed: int
 ) -> None:
-    history = History(store, client, seed)
+    run_to_end(History(store, client, seed))
+
+
+@pytest.mark.invariant("queue-calls-are-idempotent", "seats-share-a-queue")
+@pytest.mark.core
+@pytest.mark.parametrize("seed", range(3))
+def test_commands_that_arrive_twice_and_late_start_each_call_once(
+    store: RedisStore, client: redis.Redis, seed: int
+) -> None:
+    again = SentAgain(store, seed)
+    history = History(again, client, seed)  # type: ignore[arg-type]  # it has the verbs of a store
+    history.grants = again.grants
+    run_to_end(history)
+
+
+def run_to_end(history: History) -> None:
     for step in range(200):
         roll = history.chance.random()
         if roll < 0.45 and step < 150:
