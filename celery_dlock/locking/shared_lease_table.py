@@ -363,8 +363,9 @@ class WatchdogRecord(SharedLeaseRecord):
     def must_end(self) -> bool:
         """Whether this lease's body is running, was asked to stop, and may be killed. The child can end it any time."""
         words, generation = self._words, self._generation
-        held = words[_STATE] == _HELD and words[_GENERATION] == generation != words[_CLEARED]
-        return held and words[_KILLABLE] == generation == words[_REPLACED]
+        if words[_KILLABLE] != generation or words[_REPLACED] != generation:
+            return False
+        return words[_STATE] == _HELD and words[_GENERATION] == generation != words[_CLEARED]
 
     def renewed(self, deadline: float) -> None:
         words = self._words

@@ -301,7 +301,7 @@ class Watchdog:
                 record.renewed(sent + record.ttl - drift_margin(record.ttl))
                 if record.acquisition in reporting:
                     self._duplicate_reported.add(record.acquisition)
-                if isinstance(renewed, StopRequest):
+                if renewed is not True and isinstance(renewed, StopRequest):
                     record.request_stop(renewed.by)
                     record.stop("replaced")
             elif renewed is False and record.state is LeaseState.HELD:

@@ -17,7 +17,7 @@ from ..utils.log import log_fields, logger
 if TYPE_CHECKING:
     from ..keys.lock_name import LockName
     from ..locking.shared_lease_table import WatchdogRecord
-    from .delivery_registry import DeliveryRegistry
+    from .delivery_registry import Delivered, DeliveryRegistry
     from .pool_children import ChildWatch
 
 __all__ = ["BodyKiller", "KilledBody", "StopDeadlines"]
@@ -71,6 +71,8 @@ class BodyKiller:
     def __init__(self, deliveries: DeliveryRegistry) -> None:
         self._deliveries = deliveries
         self._killed: OrderedDict[str, KilledBody] = OrderedDict()
+        #: The acquisition of the last body whose kill had to wait.
+        self._delayed = ""
         #: Tells the pool that this worker ends the child with this pid, so that it logs no error. Set by the bootstep.
         self.announce: Callable[[int], None] = lambda pid: None
 
@@ -85,6 +87,8 @@ class BodyKiller:
         if request is None or self._deliveries.kill_deadline(record.acquisition):
             return  # Celery has ended this call, or it kills the child itself
         with child.paused() as stands_still:
+            if not stands_still:
+                self._report_delay(request, child, record)
             if not stands_still or not record.must_end:
                 return
             self.announce(child.pid)
@@ -97,6 +101,16 @@ class BodyKiller:
             "(stop_grace)", request.task.name, request.id, child.pid, record.kill_after,
             extra=log_fields(request.task.name, request.id, record.name.text),
         )  # fmt: skip
+
+    def _report_delay(self, request: Delivered, child: ChildWatch, record: WatchdogRecord) -> None:
+        """Warn, once for each body, that the child does not pause. It cannot die either, until the kernel lets it."""
+        if self._delayed != record.acquisition and not child.gone():
+            self._delayed = record.acquisition
+            logger.warning(
+                "Task %s[%s] cannot be killed yet (stop_grace), because pool child %d does not pause; retrying",
+                request.task.name, request.id, child.pid,
+                extra=log_fields(request.task.name, request.id, record.name.text),
+            )  # fmt: skip
 
     def take(self, owner: str) -> KilledBody | None:
         """Return the killed body of this delivery, once; None if its body was not killed."""

@@ -73,6 +73,19 @@ def test_grace_begins_only_when_celery_has_handled_the_hard_limit(
     assert deliveries.runtime.worker.kill_deadline("other.1") == 0
 
 
+def test_time_limit_after_the_kill_of_a_replaced_body_stores_no_second_end(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may strike before Celery notices that the child is dead."""
+    seen: list[bool] = []
+    monkeypatch.setattr(AckTrackingRequest, "on_timeout", lambda _self, soft, _timeout: seen.append(soft))
+    request = Request(app)
+    request.on_timeout(soft=True, timeout=1)
+    request._dlock_was_killed = True
+    request.on_timeout(soft=False, timeout=2)
+    assert seen == [True]
+
+
 def test_only_the_latest_killed_processes_are_remembered(app: Celery) -> None:
     deliveries = DeliveryRegistry.of(app)
     for number in range(REMEMBERED + 1):

@@ -18,6 +18,7 @@ from celery import Celery
 
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable, WatchdogRecord
 from celery_dlock.runtime import Runtime
+from celery_dlock.worker import pool_children
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.pool_children import ChildWatch
 from celery_dlock.worker.stop_kill import StopDeadlines
@@ -202,6 +203,25 @@ def test_child_is_left_alone_if(stack: ExitStack, deliveries: DeliveryRegistry, 
         record.clear()
     deliveries.body_killer.kill(child.watch, record)
     assert not child.is_killed(within=0.3)
+
+
+def test_kill_waits_for_a_child_that_does_not_pause_and_says_so_once(
+    stack: ExitStack, deliveries: DeliveryRegistry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, request = Child(stack, deliveries, endless), Request()
+    deliveries.add(request)  # type: ignore[arg-type]  # what is read of it
+    record = child.record()
+    monkeypatch.setattr(pool_children, "PAUSED_WITHIN", 0.0)
+    monkeypatch.setattr(os, "waitid", lambda *_: None)  # as of a child in an uninterruptible system call
+    with caplog.at_level(logging.WARNING, "celery_dlock"):
+        for _ in range(3):
+            deliveries.body_killer.kill(child.watch, record)
+    assert not child.watch.gone()
+    (line,) = caplog.messages
+    assert f"cannot be killed yet (stop_grace), because pool child {child.watch.pid} does not pause" in line
+    monkeypatch.undo()
+    deliveries.body_killer.kill(child.watch, record)
+    assert child.is_killed()
 
 
 def short_bodies(child: Child) -> None:

@@ -5,11 +5,11 @@ import json
 import random
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 from celery import chain, chord
-from celery.exceptions import ChordError, TaskRevokedError
+from celery.exceptions import ChordError, TaskRevokedError, TimeLimitExceeded
 
 from celery_dlock import CallSkipped
 from tests.support.environments.queueing import running_environment
@@ -76,6 +76,32 @@ def test_body_that_does_not_stop_is_killed_and_the_newest_call_runs(environment,
     no_crash_is_logged(environment, older)
 
 
+def test_kill_is_shown_to_monitors_as_a_revocation(environment, tasks):
+    n, heard = environment.fresh(), []
+    with environment.app.connection_for_read() as connection:
+        receiver = environment.app.events.Receiver(connection, handlers={"*": heard.append})
+        with receiver.consumer_context(wakeup=False) as (consumer, _, _):
+
+            def of_older():
+                with suppress(TimeoutError):
+                    consumer.drain_events(timeout=0.1)
+                return kinds(heard, older)
+
+            with suppress(TimeoutError):
+                consumer.drain_events(timeout=0.1)  # over Redis it hears nothing before it has listened once
+            older = started(environment, tasks.killed, n, LONG, "stubborn")
+            newer = tasks.killed.delay(n, 0.1)
+            eventually(lambda: {"dlock-skipped", "task-revoked"} <= set(of_older()), ENDED, message="not heard of")
+    ended_by(older, newer)
+    assert "task-failed" not in kinds(heard, older)
+    (revoked,) = [event for event in heard if event["type"] == "task-revoked" and event["uuid"] == older.id]
+    assert (revoked["terminated"], revoked["signum"]) == (True, signal.SIGKILL)
+
+
+def kinds(heard, older):
+    return [event["type"] for event in heard if event.get("uuid") == older.id]
+
+
 def test_body_that_ends_within_its_grace_is_not_killed(environment, tasks):
     """It cleans up for 2.5 s."""
     n = environment.fresh()
@@ -126,7 +152,8 @@ def test_time_limit_within_the_grace_ends_the_call_as_always(environment, tasks)
     older = started(environment, tasks.limited, n, LONG, "stubborn")
     newer = tasks.limited.delay(n, 0.1)
     assert newer.get(timeout=ENDED) == n
-    eventually(lambda: environment.state(older.id) in ("FAILURE", "REVOKED"), ENDED, message="no end")
+    with pytest.raises(TimeLimitExceeded):
+        older.get(timeout=ENDED)
     ran_after(environment, older, newer)
     environment.wait_until_drained()
 
@@ -240,6 +267,17 @@ def test_death_of_the_worker_within_the_grace(own):
     n, older, newer = asked_to_stop(own, own.tasks.spared)
     own.worker.kill()
     own.start()
+    assert newer.get(timeout=40) == n
+    ended_by(older, newer)
+    ran_after(own, older, newer)
+    own.wait_until_drained()
+
+
+@pytest.mark.parametrize("kind", ["killed", "killed_early"])
+def test_lost_connections_within_the_grace(own, kind):
+    """A message that is acknowledged late is delivered again while its body runs."""
+    n, older, newer = asked_to_stop(own, getattr(own.tasks, kind))
+    own.client.client_kill_filter(_type="normal", skipme=True)
     assert newer.get(timeout=40) == n
     ended_by(older, newer)
     ran_after(own, older, newer)
