@@ -352,26 +352,36 @@ class Grants(list[Grant]):
 
 
 class SentAgain:
-    """A store that now and then runs one of the last commands once more, after other commands have run in between."""
+    """A store that runs one of the last commands of some verb once more, when other commands have run in between.
+
+    If a message has started, its earlier commands are not sent again: their copies would find a tombstone.
+    """
 
     def __init__(self, store: RedisStore, seed: int) -> None:
         self._store, self._chance = store, random.Random(seed)
-        self._last: list[Callable[[], object]] = []
+        #: The last commands of each verb.
+        self._last: dict[str, list[tuple[Any, ...]]] = {}
         self.grants = Grants()
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
-        def send(*args: Any) -> Any:
-            answer = getattr(self._store, verb)(*args)
-            if not isinstance(answer, Acquired):  # the copy of such a command would start a second body
-                self._last = [*self._last[-5:], lambda: getattr(self._store, verb)(*args)]
-            if self._last and self._chance.random() < 0.5:
-                again = self._chance.choice(self._last)()
-                assert not isinstance(again, Acquired)
-                if granted := getattr(again, "granted", None):
-                    self.grants.append(granted)
-            return answer
+        return lambda *args: self._send(verb, args)
 
-        return send
+    def _send(self, verb: str, args: tuple[Any, ...]) -> Any:
+        answer = getattr(self._store, verb)(*args)
+        last = self._last.setdefault(verb, [])
+        if isinstance(answer, Acquired):
+            last[:] = [other for other in last if other[3].identity != args[3].identity]
+        else:
+            last[:] = [*last[-3:], args]
+        if last and self._chance.random() < 0.5:
+            self._again(self._chance.choice([verb for verb, sent in self._last.items() if sent]))
+        return answer
+
+    def _again(self, verb: str) -> None:
+        answer = getattr(self._store, verb)(*self._chance.choice(self._last[verb]))
+        assert not isinstance(answer, Acquired)
+        if granted := getattr(answer, "granted", None):
+            self.grants.append(granted)
 
 
 @pytest.mark.invariant("seats-share-a-queue")
@@ -385,7 +395,7 @@ def test_random_histories_leave_no_seat_idle_while_a_call_waits(
 
 @pytest.mark.invariant("queue-calls-are-idempotent", "seats-share-a-queue")
 @pytest.mark.core
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [5, 18, 28])  # they fail if a parked message may ask for a second seat
 def test_commands_that_arrive_twice_and_late_start_each_call_once(
     store: RedisStore, client: redis.Redis, seed: int
 ) -> None:
