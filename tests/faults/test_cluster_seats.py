@@ -1,6 +1,8 @@
 """Seats (``limit``) in a Cluster that moves slots and promotes replicas while calls hold the seats and wait."""
 
 import itertools
+import json
+import queue
 import random
 import threading
 import time
@@ -14,10 +16,13 @@ from redis.crc import key_slot
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.lease import Lease
-from celery_dlock.store.model import AcquireRequest
+from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Parked
+from celery_dlock.store.queue_base import QueueStore
 from celery_dlock.store.redis.keys import LockKeys
+from tests.contract import queue_helpers
 from tests.contract.helpers import Party
 from tests.support.polling import eventually
+from tests.support.stores import store_at
 from tests.support.topologies import ClusterSet
 
 LIMIT = 3
@@ -117,6 +122,81 @@ def calling(url: str, bodies: Bodies) -> Iterator[list[Caller]]:
         caller.close()
 
 
+class QueuedCalls:
+    """Calls under ``queue``, a broker in memory, and workers that take its messages."""
+
+    def __init__(self, url: str, bodies: Bodies) -> None:
+        self._url, self._bodies = url, bodies
+        self._broker: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self.sent: list[str] = []
+        self.ran: list[str] = []
+
+    def send(self, number: int) -> None:
+        for _ in range(number):
+            self.sent.append(f"t{len(self.sent)}")
+            self._broker.put((self.sent[-1], ""))
+
+    @contextmanager
+    def workers(self) -> Iterator[None]:
+        with ThreadPoolExecutor(CALLERS + 1) as pool:
+            running = [pool.submit(self._work) for _ in range(CALLERS)]
+            running.append(pool.submit(self._sweep))
+            try:
+                yield
+                eventually(lambda: len(self.ran) >= len(self.sent), within=30, message="a waiting call was lost")
+            finally:
+                self._stop.set()
+            for each in running:
+                each.result(30)
+
+    def _work(self) -> None:
+        store = store_at(self._url, timeout=5)
+        for number in itertools.count():
+            if self._stop.is_set():
+                break
+            try:
+                task_id, grant_id = self._broker.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            acquisition = f"{task_id}.{threading.get_ident()}{number}"
+            answer = queue_helpers.ask(store, acquisition, task_id, NAME, parks=True, grant_id=grant_id)  # type: ignore[arg-type]  # a store of Redis
+            if isinstance(answer, Acquired):
+                with self._bodies.running(answer.seat):
+                    time.sleep(random.uniform(0.002, 0.01))
+                self._publish(store, store.release(NAME, acquisition, queue_helpers.ending(task_id)).granted)
+                self.ran.append(task_id)
+            else:
+                assert isinstance(answer, Parked), answer
+                self._publish(store, answer.granted)
+        store.close()
+
+    def _sweep(self) -> None:
+        store = store_at(self._url, timeout=5)
+        for number in itertools.count():
+            if self._stop.wait(0.05):
+                break
+            swept = store.sweep(NAME._replace(seats=0), f"sweeper.{number}", queue_helpers.TURN, queue_helpers.TRIES)
+            self._publish(store, swept.granted)
+        store.close()
+
+    def _publish(self, store: QueueStore, granted: Grant | None) -> None:
+        if granted is not None:
+            self._broker.put((json.loads(granted.entry.partition("\n")[0])[1], granted.grant_id))
+            store.confirm_publish(NAME, granted.identity, queue_helpers.TURN)
+
+
+def move(cluster: ClusterSet) -> None:
+    """Move the slot to another node, with rests half-way."""
+    source = cluster.node_of(SLOT)
+    cluster.begin_move(SLOT, random.choice([node for node in cluster.primaries() if node is not source]))
+    time.sleep(0.05)
+    cluster.move_keys(SLOT, 2)  # of about six: from here on some keys are there and some are here
+    time.sleep(0.1)
+    cluster.move_keys(SLOT)
+    cluster.end_move(SLOT)
+
+
 @pytest.mark.invariant("resharding-loses-no-lease", "seats-are-locks")
 @pytest.mark.parametrize("moves", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_moving_slot_leaves_one_body_in_each_seat_and_loses_no_call(
@@ -125,15 +205,26 @@ def test_moving_slot_leaves_one_body_in_each_seat_and_loses_no_call(
     cluster, bodies = own_cluster(replicas=0), Bodies()
     with calling(cluster.lock_url(), bodies):
         for _ in range(moves):
-            source = cluster.node_of(SLOT)
-            cluster.begin_move(SLOT, random.choice([node for node in cluster.primaries() if node is not source]))
-            time.sleep(0.05)
-            cluster.move_keys(SLOT, 2)  # of about six: from here on some keys are there and some are here
-            time.sleep(0.1)
-            cluster.move_keys(SLOT)
-            cluster.end_move(SLOT)
+            move(cluster)
             bodies.await_every_seat()
     bodies.check()
+
+
+@pytest.mark.invariant("resharding-loses-no-lease", "seats-share-a-queue")
+@pytest.mark.parametrize("moves", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_moving_slot_loses_no_queued_call_and_leaves_one_body_in_each_seat(
+    own_cluster: Callable[..., ClusterSet], moves: int
+) -> None:
+    cluster, bodies = own_cluster(replicas=0), Bodies()
+    calls = QueuedCalls(cluster.lock_url(), bodies)
+    with calls.workers():
+        for _ in range(moves):
+            calls.send(30)
+            move(cluster)
+            calls.send(30)
+            bodies.await_every_seat()
+    bodies.check()
+    assert sorted(calls.ran) == sorted(calls.sent)
 
 
 @pytest.mark.invariant("resharding-loses-no-lease", "seats-are-locks")
