@@ -27,12 +27,13 @@ CONF = json.dumps({"broker_transport_options": RESTORING})
 class Flood:
     """Calls of one name, each with a next step of its chain, and what became of them."""
 
-    def __init__(self, folder, stack, pool):
+    def __init__(self, folder, stack, pool, task, how):
         self.folder, self.stack, self.pool = folder, stack, pool
         self.server = stack.enter_context(Server(folder / "server"))
         self.urls = Urls(self.server.url(0), self.server.url(1), self.server.lock_url(2))
         self.tasks = stack.enter_context(loaded_app(APP, self.urls))
         self.environment = QueueEnvironment(self.server, self.urls, self.tasks, folder)
+        self.task, self.how = getattr(self.tasks, task), how
         self.random = random.Random(1)
         self.dead = set()
         self.sent = []
@@ -48,7 +49,7 @@ class Flood:
         )  # fmt: skip
 
     def call(self, seconds):
-        self.sent.append(chain(self.tasks.brief.si("flood", seconds), self.tasks.plain.si("next")).apply_async())
+        self.sent.append(chain(self.task.si("flood", seconds, self.how), self.tasks.plain.si("next")).apply_async())
 
     def kill_child(self):
         inside = [note for note in self.environment.history(what="in") if note["pid"] not in self.dead]
@@ -83,24 +84,32 @@ class Flood:
         for note in notes:
             key = (note["id"], note["pid"])
             if note["what"] == "in":
-                found += [(other, key) for other in inside if other[1] not in self.dead]
+                found += [(other, key) for other in inside if other[1] not in self.dead and self.beats(other, note)]
                 inside[key] = note
             elif note["what"] == "out":
                 inside.pop(key, None)
         return found
 
+    def beats(self, other, note):
+        """Whether the body of ``other`` has shown that it lives after this note. A killed body leaves no note."""
+        return float(self.environment.client.get(f"beat:{other[0]}") or 0) >= note["at"]
+
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("calls", "pause", "seconds", "pool"),
+    ("calls", "pause", "seconds", "pool", "task", "how"),
     [
-        (12, 0.3, 2, "prefork"),
-        *(pytest.param(50, 0.4, 5, pool, marks=pytest.mark.slow) for pool in ("prefork", "threads", "gevent")),
+        (12, 0.3, 2, "prefork", "brief", ""),
+        *(
+            pytest.param(50, 0.4, 5, pool, "brief", "", marks=pytest.mark.slow)
+            for pool in ("prefork", "threads", "gevent")
+        ),
+        pytest.param(50, 0.4, 5, "prefork", "killed", "stubborn", marks=pytest.mark.slow),
     ],
 )
-def test_newest_call_of_a_flood_ends_and_each_other_one_is_replaced(tmp_path, calls, pause, seconds, pool):
+def test_newest_call_of_a_flood_ends_and_each_other_one_is_replaced(tmp_path, calls, pause, seconds, pool, task, how):
     with ExitStack() as stack:
-        flood = Flood(tmp_path, stack, pool)
+        flood = Flood(tmp_path, stack, pool, task, how)
         for number in range(calls - 1):
             flood.call(seconds)
             time.sleep(pause)
@@ -123,8 +132,8 @@ def test_newest_call_of_a_flood_ends_and_each_other_one_is_replaced(tmp_path, ca
             eventually(
                 lambda one=result, end=state: flood.environment.state(one.id) == end, 20, message="a canvas hangs"
             )
-        eventually(lambda: not flood.environment.waiters(flood.tasks.brief, "flood"), message="calls still wait")
-        flood.environment.free(flood.tasks.brief, "flood")
+        eventually(lambda: not flood.environment.waiters(flood.task, "flood"), message="calls still wait")
+        flood.environment.free(flood.task, "flood")
 
 
 def check_ends(ends, returned):
