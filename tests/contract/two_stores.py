@@ -64,8 +64,11 @@ class _ClockedTopology:
     def call(self, key: str, *parts: Any) -> Any:
         return self._topology.call(key, *map(self._changed, parts))
 
-    def each(self, pipeline: Any, calls: Sequence[Any], within: float | None = None) -> Any:
-        return self._topology.each(pipeline, [self._changed(tuple(one)) for one in calls], within)
+    def each(
+        self, pipeline: Any, calls: Sequence[Any], within: float | None = None, *, awaits_moves: bool = True
+    ) -> Any:
+        changed = [self._changed(tuple(one)) for one in calls]
+        return self._topology.each(pipeline, changed, within, awaits_moves=awaits_moves)
 
 
 class TwoStores:

@@ -231,7 +231,7 @@ def test_moving_slot_loses_no_queued_call_and_leaves_one_body_in_each_seat(
 def test_move_that_stops_half_way_for_longer_than_the_ttl_loses_no_seat(
     own_cluster: Callable[..., ClusterSet],
 ) -> None:
-    cluster, ttl = own_cluster(replicas=0), 2.0
+    cluster, ttl = own_cluster(replicas=0), 1.2
     party = Caller(cluster.lock_url())
     leases = [party.acquire(NAME, context=party.new_context(), ttl=ttl) for _ in range(LIMIT)]
     source = cluster.node_of(SLOT)

@@ -68,7 +68,14 @@ class ConnectionPool:
             connection.close()
         return reply
 
-    def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
+    def each(
+        self,
+        pipeline: Pipeline,
+        calls: Sequence[tuple[str, Any]],
+        within: float | None = None,
+        *,
+        awaits_moves: bool = True,
+    ) -> list[Any]:
         commands = [command for _, command in calls]
         with self.lent(within) as connection:
             pipeline.send(connection, commands)

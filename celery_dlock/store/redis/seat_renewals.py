@@ -41,7 +41,7 @@ def send_renewals(topology: Topology, prefix: str, renewals: Sequence[Renewal], 
     # Not from the cache of keys: a process may hold more leases than the cache has entries.
     calls = [_call(prefix, one, LockKeys.lock_of(prefix, one.name)) for one in renewals]
     try:
-        answers = topology.each(ScriptPipeline(), calls, within)
+        answers = topology.each(ScriptPipeline(), calls, within, awaits_moves=False)
     except StoreNotReady as error:
         answers = [error] * len(renewals)
     if StoreNotReady in map(type, answers):

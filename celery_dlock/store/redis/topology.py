@@ -44,7 +44,14 @@ class Topology(Protocol):
         """
         ...
 
-    def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
+    def each(
+        self,
+        pipeline: Pipeline,
+        calls: Sequence[tuple[str, Any]],
+        within: float | None = None,
+        *,
+        awaits_moves: bool = True,
+    ) -> list[Any]:
         """Send many commands, in one write for each server, and return their replies.
 
         If a server fails, the replies of its commands are the :class:`~celery_dlock.errors.StoreUnavailable` that a
@@ -54,6 +61,7 @@ class Topology(Protocol):
             pipeline: Sends the commands of one server and reads their replies.
             calls: Pairs of a key, which determines the server, and a command.
             within: Seconds to wait for each reply, if that is less than the usual timeout.
+            awaits_moves: If the keys of a command are moving to another node, wait within this time until all have.
         """
         ...
 

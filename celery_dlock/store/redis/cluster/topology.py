@@ -87,7 +87,14 @@ class Cluster:
         reply: T = self._call_owner(key_slot(key.encode()), lambda connection: operation(connection, *args), within)
         return reply
 
-    def each(self, pipeline: Pipeline, calls: Sequence[tuple[str, Any]], within: float | None = None) -> list[Any]:
+    def each(
+        self,
+        pipeline: Pipeline,
+        calls: Sequence[tuple[str, Any]],
+        within: float | None = None,
+        *,
+        awaits_moves: bool = True,
+    ) -> list[Any]:
         every = [_Call(position, key_slot(key.encode()), commands) for position, (key, commands) in enumerate(calls)]
         answers: list[Any] = [None] * len(calls)
         end = self._clock.monotonic() + min(self._timeout, within or self._timeout)
@@ -102,7 +109,9 @@ class Cluster:
         for call in every:
             # Follow other redirections one by one, within the time of one call, because other leases wait.
             seconds = max(MIN_WAIT, end - self._clock.monotonic())
-            answers[call.position] = self._settled(pipeline, call, answers[call.position], seconds, failed_nodes)
+            answers[call.position] = self._settled(
+                pipeline, call, answers[call.position], seconds, failed_nodes, awaits_moves=awaits_moves
+            )
         # A write that was not confirmed was executed, so NotConfirmed is an answer.
         failed = [isinstance(answer, StoreUnavailable) and not isinstance(answer, NotConfirmed) for answer in answers]
         if answers and all(failed):
@@ -142,6 +151,8 @@ class Cluster:
         within: float | None,
         first_reply: Any = None,
         failed_nodes: dict[Address, StoreUnavailable] | None = None,
+        *,
+        awaits_moves: bool = True,
     ) -> Any:
         """Return the reply of the node that owns a slot, and follow redirections.
 
@@ -151,6 +162,7 @@ class Cluster:
             within: Seconds to wait for a reply, if shorter than the timeout.
             first_reply: The reply that the owner sent already.
             failed_nodes: Nodes that just failed and are not asked again. This call adds to them.
+            awaits_moves: As for :meth:`each`.
         """
         failed_nodes = {} if failed_nodes is None else failed_nodes
         end = self._clock.monotonic() + min(self._timeout, within or self._timeout)
@@ -161,7 +173,7 @@ class Cluster:
             if type(reply) is not ErrorReply:
                 return reply
             code = reply.partition(" ")[0]
-            if code == "TRYAGAIN" and self._clock.monotonic() + PAUSE < end:
+            if code == "TRYAGAIN" and awaits_moves and self._clock.monotonic() + PAUSE < end:
                 # Some keys of the call have moved and some have not. Ask the owner again until all have.
                 time.sleep(PAUSE)
                 address, asking, hops = self._nodes.owner(slot), False, 0
@@ -240,7 +252,14 @@ class Cluster:
         return True
 
     def _settled(
-        self, pipeline: Pipeline, call: _Call, answer: Any, within: float, failed_nodes: dict[Address, StoreUnavailable]
+        self,
+        pipeline: Pipeline,
+        call: _Call,
+        answer: Any,
+        within: float,
+        failed_nodes: dict[Address, StoreUnavailable],
+        *,
+        awaits_moves: bool,
     ) -> Any:
         """Return the final answer: follow redirections, and turn an error reply into an exception, except WRONGTYPE."""
         if type(answer) is not ErrorReply:
@@ -251,7 +270,7 @@ class Cluster:
             return pipeline.read(connection, [call.commands])[0]
 
         try:
-            answer = self._call_owner(call.slot, say, within, answer, failed_nodes)
+            answer = self._call_owner(call.slot, say, within, answer, failed_nodes, awaits_moves=awaits_moves)
         except StoreUnavailable as error:
             return error
         # In Redis 6.2 the code of an error inside a script is not the first word. WRONGTYPE concerns one key only.
