@@ -189,7 +189,7 @@ def _stopped(story: Story, ends: dict[str, str], found: Findings) -> None:
     done = {run.id for run in story.runs if run.how == "return"}
     for run in story.runs:
         end = ends.get(run.id, "REVOKED")
-        if run.how == "Replaced" and run.id not in done and end != "REVOKED":
+        if run.how in ("Replaced", "killed") and run.id not in done and end != "REVOKED":
             found.broken.append(f"a newer call stopped {run}, and it ended {end}")
 
 

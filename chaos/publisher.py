@@ -13,15 +13,15 @@ from chaos.history import History
 
 #: As in tests.support.apps.chaos; one that stands twice is sent twice as often.
 TASKS = (
-    "skips", "retries", "queues", "queues", "debounces", "replaces", "waits", "aborts", "seats", "seats", "seats_retry",
-    "retries_early", "queues_early",
+    "skips", "retries", "queues", "queues", "debounces", "replaces", "replaces_kill", "waits", "aborts", "seats",
+    "seats", "seats_retry", "retries_early", "queues_early",
 )  # fmt: skip
 #: Seconds inside: most are short, some longer than a lease.
 SECONDS = ((0.05, 0.4), (0.05, 0.4), (0.4, 1.5), (2.0, 4.0))
 WEIGHTS = (4, 3, 2, 1)
 #: Number of calls that are sent at once to these tasks, whose newer calls replace older ones.
 BURST = 3
-BURSTS = ("debounces", "replaces")
+BURSTS = ("debounces", "replaces", "replaces_kill")
 #: Most messages without an end.
 MOST = 60
 
@@ -73,7 +73,7 @@ class Publisher(SteadySender):
         self._number += 1
         task, name = chance.choice(TASKS), chance.choice(self._names)
         # A body that is to be stopped has to last until its lease is renewed.
-        seconds = chance.uniform(*(SECONDS[-1] if task == "replaces" else chance.choices(SECONDS, WEIGHTS)[0]))
+        seconds = chance.uniform(*(SECONDS[-1] if task.startswith("replaces") else chance.choices(SECONDS, WEIGHTS)[0]))
         end = "return"
         if self._exits:
             self._exits -= 1

@@ -24,7 +24,7 @@ class Run:
     main: int
     start: float
     end: float = NEVER
-    #: "return", the name of an exception, "died", or "open": its end is not known.
+    #: "return", the name of an exception, "killed" by its worker (`stop="kill"`), "died", or "open": unknown.
     how: str = "open"
     #: When it saw that its lease was over.
     told: float = NEVER
@@ -102,6 +102,8 @@ class _Teller:
         self._runs: dict[str, Run] = {}
         #: By pid: between when and when it died.
         self._deaths: dict[int, list[tuple[float, float]]] = {}
+        #: By pid of a pool child: when its worker killed it.
+        self._kills: dict[int, float] = {}
         #: Faults that have begun and are not over.
         self._lasting: dict[int, tuple[Event, float]] = {}
         self._story = Story([], [], {}, set())
@@ -115,6 +117,8 @@ class _Teller:
                 # Who is killed goes on for a moment, and may begin a run in it.
                 run.end = min((max(run.start, first) for first, last in deaths if last >= run.start), default=NEVER)
                 run.how = "open" if run.end == NEVER else "died"
+                if self._kills.get(run.pid, 0) >= run.start:
+                    run.how = "killed"
         self._story.runs = sorted(self._runs.values(), key=lambda run: run.start)
         return self._story
 
@@ -146,6 +150,10 @@ class _Teller:
         # In a pool of threads or greenlets the body takes the whole worker along.
         main = run.main if run.main == run.pid else 0
         self._story.windows.append(Window("exit", "worker", at, at, (run.pid,), main, event["log"], deadly=True))
+
+    def on_killed(self, event: Event, at: float) -> None:
+        self._kills[event["pid"]] = at
+        self._died(event["pid"], at, at)
 
     def on_gone(self, event: Event, at: float) -> None:
         self._died(event["pid"], event["seen"] / 1e9, at)

@@ -362,6 +362,20 @@ def test_call_whose_body_was_stopped_ends_revoked(tale, end, runs, broken):
     assert [line.partition(", task=")[0] for line in tale.found().broken] == broken
 
 
+@pytest.mark.parametrize(
+    ("end", "broken"),
+    [("REVOKED", []), ("SUCCESS", ["a newer call stopped Run"])],
+)
+def test_call_whose_body_its_worker_killed_ends_revoked(tale, end, broken):
+    tale.sent(task="chaos.replaces_kill")
+    tale.run(1, None, token=1, task_id="t", task="chaos.replaces_kill")
+    tale.note(2, "killed", pid=11)
+    tale.run(2.1, 3, token=2, pid=12)
+    tale.ends["t"] = end
+    assert tale.found().hows == {"killed": 1, "return": 1}
+    assert [line.partition("(")[0] for line in tale.found().broken] == broken
+
+
 def test_key_is_free_1_s_after_a_childs_death_and_a_lease_after_a_workers():
     assert too_late({"kill child": [0.9], "kill group": [2.05]}, TTL) == []
     assert len(too_late({"kill child": [0.3, 1.1], "kill group": [2.4]}, TTL)) == 2

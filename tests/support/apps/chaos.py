@@ -1,6 +1,7 @@
 """The app of `make chaos`: bodies that write down when they run, and write to a fenced resource."""
 
 import os
+import signal
 import sqlite3
 import time
 from contextlib import closing, suppress
@@ -9,6 +10,7 @@ from typing import Any
 from celery_dlock import LockLost, Replaced, singleton_task
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.worker.ack_tracking import AckTrackingRequest
+from celery_dlock.worker.pool_children import ChildWatch
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
 from chaos.resource import LIMIT, TRIES, seat_of, write
@@ -52,6 +54,18 @@ def note_acknowledgements() -> None:
     AckTrackingRequest._dlock_send = noting  # type: ignore[method-assign]  # there is no hook
 
 
+def note_kills() -> None:
+    """Note when a worker's main process kills a pool child whose body does not stop (`stop="kill"`)."""
+    send = ChildWatch.send
+
+    def noting(child: ChildWatch, number: int) -> None:
+        if number == signal.SIGKILL:
+            noted("killed", pid=child.pid)
+        send(child, number)
+
+    ChildWatch.send = noting  # type: ignore[method-assign]  # there is no hook
+
+
 def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
     """Be inside `name` for `seconds`; `end` is how: "return", or once "exit" (the process dies)."""
     lease, run = task.lease, os.urandom(6).hex()
@@ -64,7 +78,7 @@ def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
     )  # fmt: skip
     try:
         written(run, name, lease.token, task.request.id)
-        inside(run, lease, seconds)
+        (inside_deaf if task.lock_options.stop == "kill" else inside)(run, lease, seconds)
         if end == "exit" and first_time(task.request.id):
             noted("exit", run=run, pid=os.getpid(), log=os.environ["DLOCK_CHAOS_LOG"])
             os._exit(3)
@@ -94,6 +108,14 @@ def inside(run: str, lease: Any, seconds: float) -> None:
         if left <= 0:
             return
         time.sleep(min(SLICE, left))
+
+
+def inside_deaf(run: str, lease: Any, seconds: float) -> None:
+    """Be inside to the end, though a newer call asks the body to stop."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        with suppress(Replaced):
+            inside(run, lease, left)
 
 
 def written(run: str, name: str, token: int, task_id: str) -> None:
@@ -126,6 +148,7 @@ retries = singleton("retries", "retry", **BACK)
 queues = singleton("queues", "queue")
 debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
 replaces = singleton("replaces", "replace")
+replaces_kill = singleton("replaces_kill", "replace", stop="kill", stop_grace=0.5)
 waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
 aborts = singleton("aborts", "retry", on_lost="abort", after_lost="retry", **BACK)
 retries_early = singleton("retries_early", "retry", late=False, **BACK)
@@ -136,6 +159,7 @@ queues_early = singleton("queues_early", "queue", late=False)
 
 watch_for_gaps(history)
 note_acknowledgements()
+note_kills()
 
 if os.environ.get("DLOCK_CHAOS_RENEWAL") == "off" and "DLOCK_CHAOS_POOL" in os.environ:  # in workers only
     # For the test of the checker: locks that are not renewed have to show.
