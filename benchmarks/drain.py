@@ -152,7 +152,7 @@ def _print(costs: Costs, tasks: int, pool: str) -> None:
         ]
         for kind in KINDS
     ]
-    head = ["task", "CPU µs", "main", "children", "server", "CPU by plain", "tasks/s", "rate by plain"]
+    head = ["task", "CPU µs", "main", "children", "server", "CPU / plain", "tasks/s", "rate / plain"]
     print(f"One task, pool {pool}, {len(costs[PLAIN])} rounds of {tasks} of each in turn\n\n{table(head, rows)}\n")
 
 

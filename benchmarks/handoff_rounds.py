@@ -238,8 +238,8 @@ def measure(rounds: Rounds, turns: int) -> Samples:
         "p10 ms",
         "p50",
         "p90",
-        "by the floor",
-        "by that of a plain process",
+        "/ the floor",
+        "/ from a plain process",
     ]
     print(f"{turns} rounds, {BLOCK} or more of each in turn\n\n{table(head, rows)}\n")
     return samples
@@ -248,7 +248,7 @@ def measure(rounds: Rounds, turns: int) -> Samples:
 def targets(rounds: Rounds, samples: Samples) -> list[Target]:
     """Return the targets."""
     kinds = (ONE, rounds.many)
-    return [Target(f"{kind}, by the floor", median(_ratios(samples, kind, FLOOR)), 1.5) for kind in kinds]
+    return [Target(f"{kind}, divided by the floor", median(_ratios(samples, kind, FLOOR)), 1.5) for kind in kinds]
 
 
 def record(samples: Samples) -> None:

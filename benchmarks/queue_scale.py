@@ -132,7 +132,7 @@ def _one_lock(environment: Environment, crowd: int) -> list[Target]:
         calls, server = ([median(of(queue)) for queue in queues] for of in (_micros(step), _server(step)))
         rows.append([step, *(f"{took:.0f}" for took in (*calls, *server)), f"{server[2] / server[0]:.2f}"])
         if step != LISTING:
-            targets.append(Target(f"{step}, server's time, {crowd:,} waiting by 1", server[2] / server[0], GROWTH))
+            targets.append(Target(f"{step}, server's time, {crowd:,} waiting / 1", server[2] / server[0], GROWTH))
     sizes = [f"{queue.size:,}" for queue in queues]
     head = [
         "one step by number waiting",

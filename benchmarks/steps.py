@@ -198,10 +198,10 @@ def main() -> None:
     plain = counted["plain"].total()
     rows = [[kind, f"{steps.total()}", f"{steps.total() - plain:+}"] for kind, steps in counted.items()]
     rows.append(["singleton, metrics on", f"{metered.total()}", f"{metered.total() - plain:+}"])
-    print("in the pool child:", table(["task", "steps", "by plain"], rows), sep="\n", end="\n\n")
+    print("in the pool child:", table(["task", "steps", "more than plain"], rows), sep="\n", end="\n\n")
     totals = {kind: [steps.total() for steps in parts] for kind, parts in received.items()}
     rows = [[kind, *map(str, parts), f"{sum(parts) - sum(totals['plain']):+}"] for kind, parts in totals.items()]
-    print("in the main process:", table(["task", "received", "ended", "by plain"], rows), sep="\n", end="\n\n")
+    print("in the main process:", table(["task", "received", "ended", "more than plain"], rows), sep="\n", end="\n\n")
     most = {"pool child": counted["singleton"] - counted["plain"]}
     most["main process"] = sum(received["singleton"], Counter()) - sum(received["plain"], Counter())
     for process, places in most.items():

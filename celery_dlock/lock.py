@@ -109,7 +109,7 @@ class Lock:
             StoreUnavailable: The store did not answer, or cannot grant the lock now. The lock was not entered. If the
                 store grants it too late, the watchdog releases it.
         """
-        given: object = blocking  # perhaps a timeout: other lock classes take it first
+        given: object = blocking  # perhaps a timeout, which is the first argument of other lock classes
         if not isinstance(given, bool):
             expected = "True or False; give a time to wait as timeout="
             raise invalid_value(f"Lock({self.name}).acquire: blocking", blocking, expected)

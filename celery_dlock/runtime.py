@@ -77,7 +77,7 @@ class WorkerHooks(Protocol):
     def kill_deadline(self, acquisition: str) -> float:
         """Return the time by which the process of this acquisition must have ended, on the monotonic clock.
 
-        If Celery kills the process for its hard time limit, this is some seconds later. Otherwise it is 0.
+        It is 0 unless Celery kills the process for the task's hard time limit; then it is some seconds after the limit.
         """
         ...
 
@@ -213,8 +213,8 @@ class Runtime:
     def disconnected_at(self) -> float:
         """The time of the worker's last lost broker connection, on the monotonic clock; 0 if there was none.
 
-        Then the broker delivers each unacknowledged message again. If a pool child has not confirmed a message's start,
-        Celery's main process forgets the message. Only the child's release can then prevent a second run.
+        After a lost connection, the broker delivers each unacknowledged message again. If a pool child has not
+        confirmed the start of one, the main process forgets it. Only the child's release can prevent its second run.
         """
         return self._disconnected_at[0]
 

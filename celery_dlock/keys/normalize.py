@@ -1,14 +1,16 @@
-"""The normal value of a value: the same before and after any serialiser.
+"""Normal values of arguments: an argument has the same normal value before and after any serialiser.
 
-Normal values have one of a closed set of built-in types. A subclass or an enum member becomes its base value, and an
+A normal value has one of a closed set of built-in types. A subclass or an enum member becomes its base value, and an
 aware datetime becomes its instant in UTC.
 
-:func:`normalize` does not descend into containers. The caller normalizes the items while it walks the container. It
-walks a tuple as a list, and takes as keys of a mapping the strings that JSON makes of them.
+:func:`normalize` does not descend into containers. The caller normalizes the items while it walks the container. The
+caller treats a tuple as a list, and replaces each key of a mapping by the string that JSON makes of the key.
 
-If a serialiser or equality makes two values one, they have one normal value: a lock that excludes too much is safe.
-Examples are ``Decimal("1.0")`` and ``Decimal("1.00")``, and a dataclass and the mapping of its fields. An object with
-kombu's ``__json__`` becomes the plain data that the method returns.
+If two values are equal, or if a serialiser turns them into the same value, they have the same normal value. Calls
+that differ only in such values exclude each other, which is safe. Examples of such values are
+``Decimal("1.0")`` and ``Decimal("1.00")``, and a dataclass and the mapping of its fields.
+
+An object with kombu's ``__json__`` becomes the plain data that the method returns.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class UnstableValue(LockKeyError):
     """A value without a stable form.
 
     The walk through the arguments keeps no path, because an error is rare. While the error propagates, each container
-    on its way adds its step to ``steps``. A step is a list's index, a mapping's key in a tuple, or None for a set.
+    on its way adds its step to ``steps``. A step is an index (list), ``(key,)`` (mapping) or None (set).
     """
 
     def __init__(self, problem: str, *, deep: bool = False) -> None:
@@ -93,7 +95,7 @@ def _reduced(value: Any) -> Any:
     for types, reduce in _NATIVE_TO_JSON:
         if isinstance(value, types):
             return reduce(value)
-    if hasattr(type(value), "__json__"):  # kombu asks for it before it looks at any type of its own
+    if hasattr(type(value), "__json__"):  # kombu tries `__json__` before the types that it knows itself
         return _reduced(value.__json__())
     for types, reduce in _KNOWN:
         if isinstance(value, types):
@@ -104,8 +106,8 @@ def _reduced(value: Any) -> Any:
 
 
 def _utc(value: datetime) -> datetime:
-    # Build it from the fields: arithmetic on a subclass (pendulum) returns that subclass. Leave out `fold`, which no
-    # serialiser keeps.
+    # Build a plain datetime from the fields: arithmetic on a subclass (pendulum) returns that subclass. Leave out
+    # `fold`, which no serialiser keeps.
     wall = datetime(  # noqa: DTZ001 - naive on purpose, the offset is taken off below
         value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond
     )

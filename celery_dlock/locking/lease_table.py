@@ -156,7 +156,7 @@ class LeaseTable(Protocol):
 
     @property
     def scanned_at(self) -> float:
-        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan and after its end."""
+        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan."""
         ...
 
 

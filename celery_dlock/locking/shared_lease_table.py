@@ -4,8 +4,8 @@ The main process maps the memory before the fork. It can read the leases at any 
 needs no message from the child.
 
 The processes share no lock, because a child could die while it holds one. Instead, each word has one writer: the child
-or the main process. Both write only two words, _LOST and _REPLACED, and both write the same value. A sequence number
-guards the text (a sequence lock): while the child writes the text, the number is odd.
+or the main process. Only two words have both as writers: _LOST and _REPLACED. Both write the same value there. A
+sequence number guards the text (a sequence lock): while the child writes the text, the number is odd.
 
 A slot of the table is used again after a release. So each acquisition of a child has a generation, a number that grows.
 Each word that marks something contains the generation to which it applies. A late mark of an earlier acquisition then
@@ -95,7 +95,8 @@ class SharedLeaseTable:
         memory.release()
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedLeaseRecord] = {}
-        #: In the main process: the generation of the last record in a slot that had to stop, and the newer call's id.
+        #: In the main process, by slot: the last record there whose body was asked to stop, and the id of the call that
+        #: asked. The record is given by its generation.
         self.stop_requests: dict[int, tuple[int, str]] = {}
         #: Sends the child the signal that stops its body. Set by the main process.
         self.interrupt: Callable[[], None] = lambda: None
@@ -107,7 +108,7 @@ class SharedLeaseTable:
 
     @property
     def scanned_at(self) -> float:
-        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan and after its end."""
+        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan."""
         return self.floats[_LOOKED]
 
     @scanned_at.setter
@@ -247,7 +248,7 @@ class SharedLeaseRecord:
         self._words[_LOST] = self._generation
 
     def set_aside(self) -> None:
-        """Do nothing: the watchdog reads all records of a child in each tick."""
+        """Do nothing: the watchdog reads all records of a child in each round."""
 
     @property
     def stoppable(self) -> bool:
@@ -350,7 +351,7 @@ class WatchdogRecord(SharedLeaseRecord):
 
     @property
     def replaced_by(self) -> str | None:
-        """The task id of the newer call that asked the holder to stop; None if no renewal has told it."""
+        """The task id of the newer call that asked the holder to stop; None if no renewal has returned such an id."""
         generation, by = self._table.stop_requests.get(self._base, (0, None))
         return by if generation == self._generation else None
 

@@ -93,15 +93,15 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
     The task's end is stored unless its result is ignored. The end of a chord member is always stored, because the
     chord looks it up, and the member's part is returned to its chord. The same is done for every later member of its
     chain: groups, nested chains and chord bodies. It is also done for the tasks after a chord that can no longer
-    complete, and for those after the chords around it. Links and errbacks do not run.
+    complete, and for those after the chords that contain this chord. Links and errbacks do not run.
 
     Celery's own limits stay:
 
     - Ids inside a chord header that was never sent stay PENDING. The chord itself ends.
     - The body of a chord with a skipped member becomes FAILURE with ``ChordError`` when the whole header has ended.
       Then Celery calls that body's errbacks.
-    - A body that is a canvas, or that belongs to an outer chord, is REVOKED at once. Celery may end some of its tasks
-      too, more with each version; their state is FAILURE afterwards.
+    - A body that is a canvas, or that belongs to an outer chord, is REVOKED at once. Celery may also end some of the
+      body's tasks with FAILURE; newer versions do so for more of them.
     - Chains of task protocol 1 consist of links, so their later members are not ended.
 
     An error of the result backend is not caught. Some ends may be stored then, and a second call is harmless. The end

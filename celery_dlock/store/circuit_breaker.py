@@ -17,7 +17,7 @@ __all__ = ["SHARDS", "CircuitBreaker", "ShardStates", "shared_states"]
 T = TypeVar("T")
 
 #: A shard is a part of the store that can fail alone: a primary of a Cluster, or the whole of any other store (0). The
-#: number of a primary is a hash of its address, below this. Two primaries rarely have the same number.
+#: number of a primary is a hash of its address, smaller than SHARDS. Two primaries rarely have the same number.
 SHARDS: Final = 4096
 _NS: Final = 1e9
 #: If a connection fails sooner than this, the breaker stays closed: a server is being restarted, and each attempt is

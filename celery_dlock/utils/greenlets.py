@@ -79,7 +79,8 @@ class _EventletBridge:
 
     def soon(self, step: Work) -> None:
         self._steps.append(step)
-        # The pipe is full if a greenlet does not yield. Then the reader has work to wake up for already.
+        # The pipe can be full if a greenlet has not yielded for long. The reader will then wake up anyway, without this
+        # byte.
         with suppress(BlockingIOError):
             self._os.write(self._write_end, b"!")
 

@@ -75,6 +75,7 @@ class _SignalAborter:
                 self._bodies.remove(body)
                 break
 
+    # `ensure()` has raised `Replaced` in this body. Do not raise it a second time: that would disturb the cleanup.
     def told(self, record: LeaseRecord) -> None:
         for i, (entered, reasons) in enumerate(self._bodies):
             if entered is record:

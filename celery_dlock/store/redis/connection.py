@@ -4,7 +4,7 @@ redis-py opens the connection, but its client does not send the commands. There 
 
 - the client repeats a command after an error, but only the store knows whether the command may run twice;
 - the client's locks are not safe between greenlets and native threads, nor after a fork;
-- the client is slower: without it, the same scripts take 0.90 to 0.95 of the time (docs/explanation/benchmarks.md).
+- the client is slower: without it, the same scripts take about 0.9 of the time (docs/explanation/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RespConnection:
             line, end, rest = received.partition(b"\r\n")
             if rest:
                 size = len(rest) - 2
-                # If one byte follows "$-1", the size is -1, and the line would match.
+                # A nil reply ("$-1") and one byte of the next reply would give the size -1, and match.
                 if size >= 0 and line == b"$%d" % size:
                     return rest[:size]
             elif end and line[:1] == b":":
@@ -171,10 +171,10 @@ def refused_or_unanswered(error: Exception, *, encrypted: bool = False) -> Store
         error: Exception of the attempt.
         encrypted: The connection uses TLS.
     """
-    # Compare the exact class: redis-py's LOADING and authentication errors are subclasses, but mean that the server
-    # answered.
     if "max number of clients" in str(error):
         return error_from_reply(str(error))
+    # Compare the exact class: redis-py's LOADING and authentication errors are subclasses, but mean that the server
+    # answered.
     if type(error) in (RedisConnectionError, RedisTimeoutError) or isinstance(error, OSError):
         if encrypted and isinstance(error, RedisTimeoutError | TimeoutError):
             return StoreUnavailable(f"the lock store did not answer: {error} ({_TLS_TIMEOUT_HINT})")

@@ -45,7 +45,7 @@ class _Findings:
 
 
 class _Call:
-    """One acquire. ``queue`` is None for every policy but the queue policy, which alone touches the queue."""
+    """One acquire. ``queue`` is None unless the policy is "queue" or "replace": only these read and write the queue."""
 
     def __init__(self, records: Records, acquisition: str, ttl_ms: int, request: AcquireRequest) -> None:
         self.records, self.acquisition, self.ttl_ms, self.request = records, acquisition, ttl_ms, request
@@ -129,7 +129,7 @@ class _Call:
         return end_grant(self.records, self.acquisition)
 
     def _hold_up(self) -> Refusal | None:
-        """Return why a call of any other policy than the queue policy must not take the lock."""
+        """Return why a call that never queues must not take the lock; None if it may."""
         if self.lock is not None and not self.reserved:
             return self._held(self.lock)
         return None
@@ -156,7 +156,7 @@ class _Call:
     # -- the queue
 
     def _wait(self, place: QueueRequest, found: _Findings, *, refused: bool) -> Refusal | None:
-        """Return why a call of the queue policy has to wait."""
+        """Return why a call under "queue" or "replace" must not take the lock; None if it may."""
         records, lock = self.records, self.lock
         queued = records.entry(self.identity) is not None
         if queued:
@@ -254,9 +254,9 @@ class _Call:
         return Parked(self.rank, position, granted, evicted)
 
     def _evicted_before(self) -> Grant | None:
-        """Return the waiter that this message evicted, until its result is stored."""
+        """Return the waiter that this message evicted; None if there is none, or if its end is stored already."""
         records, evicted = self.records, self.records.evicted_by(self.identity)
-        # A call that a newer one replaced stays a waiter until then.
+        # Until its end is stored, a call that a newer one replaced stays a waiter. Other evicted ones are dead letters.
         waits = self.queue is not None and (self.queue.debounce != () or self.queue.replace != ())
         entry = records.entry(evicted) if waits else records.dead(evicted)
         return None if entry is None else Grant(evicted, entry)
