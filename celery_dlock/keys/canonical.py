@@ -1,12 +1,13 @@
 """The canonical form of a value: the same bytes on both sides of a serialiser, in every process and Python version.
 
-:func:`form_of` returns the bytes to hash, :func:`plain` the value to show. Both start from the normal value.
+:func:`form_of` returns the bytes to hash: the form of a value. :func:`plain` returns the value to show. Both start from
+the normal value, which :func:`.normalize.normalize` returns.
 
-Two forms are equal only if the normal values are equal. A form begins with a byte for its kind, and its end follows
-from its own bytes. A constant has one byte. A number ends at the first ``;``. Text is preceded by its length. A
-container ends with a bracket with which no form begins. So no form is the beginning of another, and a sequence of forms
-can be read in one way only. ``-0.0`` is ``0.0``, all NaN are one, and of two keys that JSON writes alike the later one
-counts, as when JSON is read.
+Two forms are equal only if the normal values are equal. A form begins with a byte for its kind, and shows where it
+ends. A constant has one byte. A number ends at the first ``;``. Text is preceded by its length. A container ends with
+a bracket with which no form begins. So no form is the beginning of another, and a sequence of forms can be read in one
+way only. ``-0.0`` has the form of ``0.0``, and all NaN have one form. If JSON writes two keys of a mapping alike, the
+later one wins, as when JSON is read.
 
 Naming large arguments is the slowest part of a lock, so the walk carries only the depth, not the path to the value.
 It caches the forms of short mapping keys, which rows of a table repeat. An error collects the path on its way out.
@@ -149,7 +150,8 @@ def _tagged(tag: bytes, write: Callable[[Any], str]) -> Callable[[Any, int], byt
     return form
 
 
-#: The types that JSON or kombu keeps, which are their own normal value.
+#: The types of which ``normalize`` returns a value unchanged, so :func:`form_of` does not call it for them. A tuple has
+#: the form of a list.
 _AS_THEY_ARE: Final[dict[type, Callable[[Any, int], bytes]]] = {
     str: text_form,
     int: lambda value, _depth: b"i%x;" % value,

@@ -108,7 +108,8 @@ class LockClient:
             if held is not None:
                 earlier = used_before(self._store, self._clock, name, held, request) if request.once else None
                 if earlier is None and request.once and not held.seed:
-                    held.seed = str(held.token)  # the lock was acquired without a run mark, so it has no stored seed
+                    # Without a run mark at its acquisition, the lock has no seed of an idempotency key.
+                    held.seed = str(held.token)
                 return earlier or self._enter_again(held, context)
             shard = self._store.shard(name) if self._has_shards else 0
             if self._breaker.failed_at[shard] and context.delivered and request.identity is not None:
@@ -318,7 +319,7 @@ class LockClient:
             self._forget_refused(record, context, answer)
             if not isinstance(answer, Tombstoned):
                 return answer
-        raise StoreUnavailable(f"the lock store refused {ATTEMPTS} acquisitions of {name} in a row")
+        raise StoreUnavailable(f"the lock store dropped {ATTEMPTS} acquisitions of {name} in a row as abandoned")
 
     def _take_back(self, record: LeaseRecord, context: OwnerContext, error: ReplyLost) -> None:
         """Release an acquisition whose acquire had no reply, so that a late acquire has no effect either."""

@@ -198,7 +198,7 @@ class Watchdog:
         # Releases that failed before come last: the server of another lock may answer.
         for source, record in sorted(scan.ends, key=lambda end: self._release_order(end[1])):
             if not self._end(source, record):
-                # The store does not answer. Each further release would wait for its timeout.
+                # Renew the leases that end soon. The next tick tries the other releases: each could wait for a timeout.
                 self._unanswered((), (), "the store did not answer")
                 break
             if self._clock.monotonic() - began > TICK:
@@ -222,8 +222,9 @@ class Watchdog:
     def _choose_store(self, scan: _Scan) -> None:
         """Use the client with the longest timeout that leaves time for repetitions before the first lease ends.
 
-        Three timeouts must pass before then: that of this call, and of two more if it fails. After a failed call, it is
-        two. Always asking for three would shorten the timeout with every repetition, and a slow store needs it long.
+        The time left must be enough for three timeouts: that of this call, and those of two repetitions. After a failed
+        call, it must be enough for two. If it always had to be enough for three, each repetition would have a shorter
+        timeout, and a slow store could not answer in time.
         """
         ends_at = min((source.first_deadline() for source in scan.sources), default=math.inf)
         budget = (ends_at - self._clock.monotonic() - TICK) / (2 if self._failing else 3)

@@ -95,10 +95,10 @@ class LockOptions(DerivedOptions):
 
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
-    as during a rollout, the largest one counts. If no worker with the largest limit has taken or renewed a lock of the
-    name for a minute, the next smaller limit counts. Fencing tokens of different seats are not comparable. Cannot be
-    combined with ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or
-    ``on_store_error='local'``. Redlock does not support it.
+    as during a rollout, the largest one is in force. It stays in force until no worker with it has asked for a lock of
+    the name or renewed one for a minute. After that, the next smaller limit is in force. Fencing tokens of different
+    seats are not comparable. Cannot be combined with ``on_conflict='replace'``, ``once_per``,
+    ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``. Redlock does not support it.
     """
 
     keep_on_retry: bool = False
@@ -144,9 +144,10 @@ class LockOptions(DerivedOptions):
     retry_limit: int | None = None
     """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
 
-    ``None`` sets no limit. Only retries because of a held lock count. It is independent of Celery's ``max_retries``.
-    Under ``'skip'``, it limits the retries of a call that ran before. Requires ``on_conflict='retry'``,
-    ``on_conflict='skip'``, or ``on_conflict='wait'`` with an ``after_wait`` other than ``'raise'``.
+    ``None`` sets no limit. Only retries because of a held lock count. The limit is independent of Celery's
+    ``max_retries``. Under ``'skip'``, it limits the retries of a call that ran before. Requires
+    ``on_conflict='retry'``, ``on_conflict='skip'``, or ``on_conflict='wait'`` with an ``after_wait`` other than
+    ``'raise'``.
     """
 
     wait_timeout: Seconds = 10.0
@@ -187,20 +188,20 @@ class LockOptions(DerivedOptions):
       not interrupt a long C call or, in the pool threads, ``time.sleep``: the body stops after that call.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
     - ``"kill"``: as ``"raise"``. If the body has not ended ``stop_grace`` later, the worker kills the pool child that
-      runs it. Only a prefork pool can kill: in every other one, ``"kill"`` works as ``"raise"``.
+      runs it. Only a prefork pool can kill: in the pools threads, gevent and eventlet, ``"kill"`` works as ``"raise"``.
 
-    The worker learns of the newer call at the next renewal of the lease. Such a lease is renewed every second, or every
-    third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped. In the solo pool
-    and in an eager call, ``"raise"`` and ``"kill"`` work as ``"ask"``. If the body does not stop, the newer call waits
-    for its end. Requires ``on_conflict='replace'``.
+    The worker learns of the newer call at the next renewal of the lease. Under ``'replace'``, a lease is renewed every
+    second, or after a third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped.
+    In the solo pool and in an eager call, ``"raise"`` and ``"kill"`` work as ``"ask"``. If the body does not stop, the
+    newer call waits for its end. Requires ``on_conflict='replace'``.
     """
 
     stop_grace: Seconds = 30.0
     """The time that a replaced body has to end before its pool child is killed; at least 0 s.
 
     The time counts from the moment when the worker learns of the newer call. It is also the time in which the body can
-    clean up after :class:`Replaced`. A killed call ends as every replaced one: REVOKED, with its canvas. Its message is
-    acknowledged and is not delivered again. Requires ``stop='kill'``.
+    clean up after :class:`Replaced`. A killed call ends REVOKED, like every replaced call. Its chain and chord end as
+    for a skipped call. Its message is acknowledged and is not delivered again. Requires ``stop='kill'``.
     """
 
     replace_max: Seconds = 3600.0
@@ -215,11 +216,12 @@ class LockOptions(DerivedOptions):
     """The time for which a call waits for newer calls of its lock name; from 0.001 s.
 
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
-    the last call of a burst runs, once. If the lock is held by then, the call goes on waiting; a running body is never
-    stopped. Newer means received later. A call with an ETA ranks as if it was received at its ETA. Such a call is due
-    at its ETA, or when ``debounce`` has passed since a worker received its message, whichever is later. Retries
-    (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be combined
-    with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
+    the last call of a burst runs, once. If the lock is held when the time is over, the call goes on waiting. A running
+    body is never stopped. Newer means received later. A call with an ETA ranks as if it was received at its ETA. Such a
+    call is due at its ETA, or when ``debounce`` has passed since a worker received its message, whichever is later.
+    Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be
+    combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
+    ``on_conflict='queue'``.
     """
 
     debounce_max: Seconds | None = None
@@ -308,8 +310,8 @@ class LockOptions(DerivedOptions):
     on_store_error: str = "retry"
     """The treatment of a call if the lock store does not answer, or refuses a command.
 
-    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is at most 1 s,
-      then twice as long each time, up to 60 s.
+    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The first delay is at
+      most 1 s. Each further one is at most twice as long, up to 60 s.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
       :class:`LockLost`.

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "current", "running"]
 
 
-#: Seconds that a call waits in its pool slot for a holder whose body has ended. After them :func:`.policy.decide` has
-#: the message republished.
+#: Seconds that a call waits in its pool slot for a holder whose body has ended. If the lock is still held then,
+#: :func:`.policy.decide` decides what happens. Usually the message is republished.
 RELEASING_WAIT = 1.0
 #: Seconds that a message waits until its predecessor in the receive order has a rank, and seconds between two checks.
 PREDECESSOR_WAIT, PREDECESSOR_POLL = 1.0, 0.002
@@ -76,10 +76,12 @@ class Execution(Run):
             LockHeld, NameUsed, UnknownOutcome: The policy's decision is to fail the task.
             LockKeyError: The call takes a lock and its arguments give no lock name.
             StoreUnavailable: Neither the store nor the broker could be reached.
+            Reject: The message could not be republished, so this delivery is requeued.
         """
         call, delivery = self.call, self.delivery
         name = call.spec.name_of(args, kwargs) if call.enabled else None
-        # Keep this order. If an exception interrupts it, the last exit hook can restore what was changed.
+        # Store the old values before anything is changed. If an exception interrupts these lines, the exit hook of the
+        # tracer or of the eager call (:mod:`.hooks`) can still restore them.
         self._before, self._outer = running(), owner.entered()
         _running.set(self)
         owner.enter(self.context)
@@ -174,7 +176,16 @@ class Execution(Run):
     # -- the body
 
     def _end_interrupted(self, lease: Lease, error: LockLost | Replaced) -> None:
-        """Raise the end of a run whose body was stopped. Return if its error is to end the run like any other error."""
+        """Raise the exception that ends a run whose body was stopped. Return if the body's own error is to end it.
+
+        Args:
+            lease: The run's lease.
+            error: The error with which the body ended.
+
+        Raises:
+            Skipped: A newer call has replaced this one, and the end is stored.
+            Postponed: The lease was lost, and the message is republished (``after_lost="retry"``).
+        """
         if isinstance(error, Replaced):
             if lease.replaced:
                 self.was_stopped = True

@@ -176,7 +176,7 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
     The state is stored before the message is parked. Stored later, QUEUED could overwrite the result of the task.
 
     Raises:
-        DLockError: The message could not be published again.
+        DLockError: A message of this kind can never be published again, so it is not parked.
     """
     if run.delivery is None or rank_us is None:
         raise AssertionError(decision)  # an eager run is never parked, and the store reports a rank with each refusal
@@ -187,7 +187,7 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
     copied = bool(run.options.replaces or run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
     store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
-    if not run.debounces:  # its lock may be free
+    if not run.debounces:  # a debounced call is parked even if its lock is free, so it was not refused
         _emit(run, "refused", name, f"{name}: {decision.reason}")
     return text
 
@@ -238,13 +238,15 @@ def store_skipped(run: Run, error: CallSkipped) -> None:
 def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease | Held:
     """Apply ``on_store_error``. Returns the lease of a body that is to run without the lock.
 
-    By default the message is republished. If the broker is unavailable too, the task fails with an error in the log.
+    By default the message is republished. If the broker is unavailable too, the log has an error. A delivery that is
+    acknowledged late is then requeued. Any other one fails.
 
     Returns:
         The lease; with ``"local"``, the refusal if another owner on this machine holds the lock.
 
     Raises:
         HandledElsewhere: The message is dealt with and is to be acknowledged.
+        Reject: The message could not be republished, so this delivery is requeued.
         StoreUnavailable: The task is to fail.
     """
     policy = run.options.on_store_error

@@ -59,7 +59,7 @@ def _replaced(aborter: BodyAborter, record: LeaseRecord, *facts: Any) -> Replace
 
 
 def end_stopped(run: Run, lease: Lease) -> NoReturn:
-    """End the run REVOKED, with its canvas.
+    """End the run REVOKED. Its chain and chord end as for a skipped run.
 
     Raises:
         Skipped: The end is stored.

@@ -75,9 +75,9 @@ class SingletonRequest(KillableRequest):
     _dlock_reads_options = False
     #: The call's options, if its message was published with a claim.
     dlock_claim_call: Call | None = None
-    #: Under the queue policy: the message's number in the receive order; 0 until it is passed to the pool.
+    #: If the call may be parked: the message's number in the receive order; 0 until it is passed to the pool.
     dlock_number = 0
-    #: The call's policy is ``queue``.
+    #: The call may be parked (``queue``, ``replace``).
     _dlock_queues = False
     #: Milliseconds that the call waits for newer ones (``debounce``); 0 if it does not.
     _dlock_debounce_ms = 0
@@ -154,8 +154,8 @@ class SingletonRequest(KillableRequest):
         raw = (message.body, message.content_type, message.content_encoding, headers, properties, queue)
         monitored = self._eventer is not None and sends_task_events(self._eventer)
         delivery = (self.dlock_owner, self.dlock_delivered, since, monitored, raw, *carried)
-        # Copy the properties, because they belong to the message. A top-level key of the request would leak into the
-        # messages that the task publishes.
+        # Store the delivery in the properties: a top-level key of the request would leak into the messages that the
+        # task publishes. Copy the properties, because they belong to the message.
         request["properties"] = {**properties, PROPERTY: delivery}
         # Add the headers here. Otherwise Celery's Context computes them in the pool child, which costs more.
         if _CELERY_HEADERS.issuperset(request):
@@ -206,7 +206,7 @@ class SingletonRequest(KillableRequest):
 
     @classmethod
     def _dlock_number_messages(cls) -> None:
-        """Wrap Celery's method, for the first message of the class under the queue policy."""
+        """Wrap Celery's method, for the first message of the class that may be parked."""
         if "_dlock_numbers" not in vars(cls):
             cls._dlock_numbers = True
             cls.execute_using_pool = _numbering_before(cls.execute_using_pool)  # type: ignore[method-assign]  # replaces a method
@@ -256,9 +256,9 @@ class SingletonRequest(KillableRequest):
             self.dlock_in_process = False
             if died:
                 self._dlock_settle(ended_at)
-        # Set no done mark after an error above or in a cold shutdown: no end is stored, so a redelivered message must
-        # run. Set none after Ignore or Reject: the task may have published its message again, or rejected it to a
-        # dead letter exchange.
+        # Set no done mark in a cold shutdown: no end is stored, so a redelivered message must run. If Celery's method
+        # above raised, no end is stored either, and these lines are not reached. Set no mark after Ignore or Reject:
+        # the task may have published its message again, or rejected it to a dead letter exchange.
         has_end = isinstance(error, Skipped | SelfReplaced) or not isinstance(error, Ignore | Reject)
         if died:
             self._dlock_died()
@@ -284,9 +284,10 @@ class SingletonRequest(KillableRequest):
             self._dlock_deliveries.killing(self)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        """Store RETRY as Celery does. If the body failed while the broken connection was closed, restore FAILURE."""
-        # Do not read the state in a cold shutdown, which usually stores nothing. Under gevent, Celery then calls
-        # this method from a place that must not block.
+        """Store RETRY as Celery does. If the body failed while a lost connection was being closed, restore FAILURE."""
+        # Celery cancels requests after a lost connection, when the worker no longer consumes, and in a cold shutdown,
+        # when it still consumes. In a cold shutdown, do not read the state: usually no FAILURE is stored there. Under
+        # gevent, Celery then calls this method from a place that must not block.
         retries = kwargs.get("emit_retry", True) and self.store_errors and not self._dlock_deliveries.consumes()
         failure = stored_failure(self.task, self.id) if retries else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs

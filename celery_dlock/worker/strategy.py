@@ -16,10 +16,11 @@ _BODY_TYPES = (list, tuple, dict)
 
 
 def default(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Return Celery's default strategy, which refuses a message whose body is no container.
+    """Return Celery's default strategy, wrapped so that it refuses a message whose body is no container.
 
     Celery looks for a key in the decoded body before it makes the request. There, a body such as ``5`` raises
-    TypeError, which ends the worker. The body is checked only after such an error: each check costs every message.
+    TypeError, which would end the worker. The body is checked only after such an error. A check in advance would slow
+    down every message.
     """
     handle = celery_default(task, app, consumer, **kwargs)
 

@@ -31,7 +31,8 @@
 -- @args hold_if_unknown  "1": do not run while the outcome of an earlier run is unknown [once]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
--- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash". The rank "-" is since_us - age_us.
+-- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash". lib/run_mark explains the seed.
+--   If the text "-" is in place of rank_us, the client computes it: since_us minus age_us.
 --   The reply is one string, because the client needs more time to parse several parts than for the rest of the call.
 -- @reply {"held", rank_us, acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid}
 -- @reply {"tombstoned"}  this acquisition was abandoned
@@ -96,7 +97,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
       drop_reservation()
       return {'used', run_mark}
     end
-    -- Read below only if the lock is free: while the body of the started run is alive, it holds the lock.
+    -- outcome_unknown is used only if the lock is free: while the body of a started run is alive, it holds the lock.
     outcome_unknown = previous_run.state == 'unknown' or
       (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
   end

@@ -127,7 +127,7 @@ if ONCE then
   if previous_run.state == 'used' then
     return {'used', run_mark, end_waiting()}
   end
-  -- This variable counts only if the lock is free: while the body of a started run is alive, it holds the lock.
+  -- outcome_unknown is used only if the lock is free: while the body of a started run is alive, it holds the lock.
   outcome_unknown = previous_run.state == 'unknown' or
     (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end
