@@ -43,7 +43,8 @@ class TickScheduler(_Base):
     since the epoch, a crontab at the minutes that it names. After a pause, an entry is sent once, for its latest due
     time.
 
-    If a message cannot be published, this beat does not send that tick again, as in Celery. Another beat sends it.
+    If a message cannot be published, this beat does not send that tick again, as in Celery. Another beat
+    that reaches the broker sends it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -90,7 +91,7 @@ class TickScheduler(_Base):
                 # Celery set the time of sending, with a time zone. Without USE_TZ, Django cannot store that.
                 following.model.last_run_at = _for_django(maybe_make_aware(following.model.last_run_at, timezone.utc))
             return following
-        # Celery records the time of sending and computes the next due time from it, so each run would come later.
+        # Celery records the time of sending and computes the next due time from it, so due times would drift.
         following.last_run_at = due
         if hasattr(following, "model"):  # an entry of django-celery-beat
             following.model.last_run_at = _for_django(due)

@@ -97,7 +97,7 @@ def _import_rich() -> _Rich:
 
 @contextmanager
 def _ends_at_signals() -> Iterator[None]:
-    """End with exit code 0 at Ctrl-C and SIGTERM, after the terminal is as it was."""
+    """Return a context that ends with exit code 0 at Ctrl-C and SIGTERM, once rich has restored the terminal."""
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -113,7 +113,7 @@ def _ends_at_signals() -> Iterator[None]:
 
 
 class View:
-    """One view of the store, made anew at each reading.
+    """The content of the terminal. :meth:`read` makes it anew, and keeps the last one for an outage of the store.
 
     Args:
         control: Reads the store.

@@ -52,7 +52,8 @@ class Settings:
     doubtful_after: float | None
     """If a delivery is unacknowledged for this long, a Redis broker may have delivered its message again.
 
-    It comes from the broker's ``visibility_timeout``. None for brokers without one.
+    A delivery that ends later than this leaves a done mark, so that the second one does not run. The time is a little
+    shorter than the broker's ``visibility_timeout``. None for brokers without one.
     """
 
     durability: Durability
@@ -186,6 +187,6 @@ def _doubtful_after(app: Celery) -> float | None:
     if not issubclass(get_transport_cls(app.connection_for_write().transport_cls), Transport):  # type: ignore[arg-type]  # it is a class
         return None
     visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
-    # Use a shorter limit than the visibility timeout: the broker counts it from an earlier moment, by another worker's
-    # clock. If the limit is too short, the store only gets a done mark that is not needed.
+    # Use a shorter time than the visibility timeout, which counts from an earlier moment, by another worker's clock. If
+    # the time is too short, the only cost is a done mark that is not needed.
     return max(0.0, visibility - max(2.0, visibility / 10))

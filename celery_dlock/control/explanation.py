@@ -188,7 +188,7 @@ def _lines(found: Explanation) -> Iterator[str]:
 
 
 def _now_held_by(view: LockView, waiter: WaiterView) -> str:
-    """Return who holds the lock of a waiter now. The result of the waiter names the holder of its arrival."""
+    """Return who holds the lock of a waiter now. The waiter's result names the holder at the time of its arrival."""
     holder = view.holder
     if holder is None and waiter.due > view.at:
         return f"{view.name} is free now, but this waiter is not due yet"

@@ -69,8 +69,8 @@ class WorkerView:
         problem: The reason for which it said nothing else; "" if it did.
         lost: The number of leases that its processes lost in the last hour, at most 1000. None: its celery-dlock is
             older, and does not tell.
-        conflicts: The conflicts since its start, by task and by what became of the calls. None: its metrics are off
-            (``dlock_metrics_port``), so it counts nothing.
+        conflicts: The conflicts since its start, by task and by what became of the calls. None: it counts nothing,
+            because ``dlock_metrics_port`` is not set and no ``WorkerCollector`` is registered.
     """
 
     worker: str

@@ -58,7 +58,8 @@ def tick_of(task: str, headers: Mapping[str, Any] | None, now: float) -> Tick | 
         now: Seconds since the epoch by the worker's clock.
 
     Raises:
-        InvalidTick: A :class:`~celery_dlock.beat.TickScheduler` did not make the header, or its tick is in the future.
+        InvalidTick: The header was not made by a :class:`~celery_dlock.beat.TickScheduler`, or its tick is more than
+            ``SKEW`` in the future.
     """
     header = (headers or {}).get(HEADER)
     if header is None:

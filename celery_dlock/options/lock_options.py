@@ -184,11 +184,12 @@ class LockOptions(DerivedOptions):
     stop: str = "raise"
     """The way in which a newer call stops the running body.
 
-    - ``"raise"``: the worker raises :class:`Replaced` once in the body. It derives from Celery's ``Ignore``. It does
-      not interrupt a long C call or, in the pool threads, ``time.sleep``: the body stops after that call.
+    - ``"raise"``: the worker raises :class:`Replaced`, which derives from Celery's ``Ignore``, once in the body. That
+      does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops after that call.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
     - ``"kill"``: as ``"raise"``. If the body has not ended ``stop_grace`` later, the worker kills the pool child that
-      runs it. Only a prefork pool can kill: in the pools threads, gevent and eventlet, ``"kill"`` works as ``"raise"``.
+      runs it. Only a prefork pool can kill. In the pools ``threads``, ``gevent`` and ``eventlet``, ``"kill"`` works as
+      ``"raise"``.
 
     The worker learns of the newer call at the next renewal of the lease. Under ``'replace'``, a lease is renewed every
     second, or after a third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped.
@@ -205,11 +206,11 @@ class LockOptions(DerivedOptions):
     """
 
     replace_max: Seconds = 3600.0
-    """The longest time for which newer calls stop one body after the other; at least 1 s.
+    """The longest time for which every body of a lock name may be stopped before it ends; at least 1 s.
 
-    If no body of the lock name has ended by itself for this time, the running one is left alone. So one of them
-    finishes, even if newer calls never cease. When a body ends by itself, the time begins again with the start of the
-    next body. Requires ``on_conflict='replace'``.
+    The time begins with the start of the first body. If no body has ended by itself within this time, the running one
+    is not stopped. So one body finishes, even if newer calls never cease. When a body ends by itself, the time begins
+    again with the start of the next body. Requires ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None
@@ -250,8 +251,9 @@ class LockOptions(DerivedOptions):
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
     The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name. A
-    message is lost if its queue was purged, or if its publisher died before publishing it. If ``once_per`` is a number
-    of seconds, it must be at least ``queued_ttl``. Requires ``unique='queued'`` or ``unique='queued+running'``.
+    message is lost if its queue was purged, or if its publisher died before publishing it. If ``once_per`` is a
+    duration, ``queued_ttl`` may not be longer: a lost message would block the name for longer than a success.
+    Requires ``unique='queued'`` or ``unique='queued+running'``.
     """
 
     once_per: Seconds | str | None = None
@@ -296,7 +298,7 @@ class LockOptions(DerivedOptions):
 
     With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``, the worker
     raises :class:`LockLost` once in the body. If the store does not answer, the worker raises it before the lease
-    expires. The exception does not interrupt a long C call or, in the pool threads, ``time.sleep``: the body stops
+    expires. The exception does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops
     after that call. ``"abort"`` has no effect in the solo pool and in an eager call.
     """
 

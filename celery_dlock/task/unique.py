@@ -180,7 +180,8 @@ class BatchClaim:
 def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _ClaimingCall | None:
     """Return the claim of a call; None if it follows another task and has no lock name, so the worker will fail it."""
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
-    # Celery publishes a call with a parent id after another task has run, so an error would reach no caller.
+    # Celery passes parent_id to apply_async only for a call that it publishes after another task has run, such as the
+    # next step of a chain. No caller would see an error of that call.
     follows = given.get("parent_id") is not None
     # Raises Celery's own TypeError for wrong arguments. A class-based task has no __header__.
     check_arguments: Callable[..., object] | None = getattr(task, "__header__", None)

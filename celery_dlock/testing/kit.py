@@ -1,6 +1,6 @@
 """The kit of one test: an app with its locks in memory, other owners of them, and a clock to move.
 
-More than 300 lines: tests call all methods on one fixture, so they are one class.
+This module is longer than 300 lines, because tests call all methods on one fixture: they belong to one class.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONG_MS: Final = 100 * 366 * 24 * 3600 * 1000
 _MOST_WAITERS: Final = 1000
 #: The longest time in seconds to wait until another thread has published the message of a grant.
 _PUBLISHED_WITHIN: Final = 2.0
-#: Start of the acquisitions of owners that the kit plays.
+#: The prefix of the acquisition ids of owners that the kit plays.
 _OWNER: Final = "dlock-testing."
 
 
@@ -56,7 +56,7 @@ class DLockKit:
     The end of the block checks that no lock is held and no call waits.
 
     Args:
-        app: The app. With ``eager=False``, its broker is ``memory://``.
+        app: The app. :meth:`run_next` needs an app whose broker is ``memory://``.
         eager: Run calls at once, in the call of ``delay()``.
     """
 
@@ -140,7 +140,7 @@ class DLockKit:
         lease_table.scanned_at = self._clock.monotonic()
 
     def _names(self) -> list[LockName]:
-        """Return all lock names. A name with seats (``limit``) stands for all of them."""
+        """Return all lock names. A name with seats (``limit``) has ``seats=0``, which means all of its seats."""
         with self._memory.step():
             names = [name for name, _ in self._memory.names()]
         return [name if self._store.seats(name) == 1 else name._replace(seats=0) for name in names]
@@ -163,7 +163,7 @@ class DLockKit:
 
         At its end the lock is released, and granted to the first waiter (``on_conflict="queue"``).
 
-        Of a task with ``limit``, other owners hold all seats that are free, so that the next call is a conflict.
+        If the task has a ``limit``, other owners hold all of its free seats, so that the next call is a conflict.
         :meth:`held_seats` leaves some free.
 
         Inside :meth:`store_down`, the owner holds the lock on this machine, which a task with
@@ -237,7 +237,7 @@ class DLockKit:
         once = task.lock_options.once_seconds
         if not once or task.lock_options.once_per == "tick":
             raise DLockError(
-                f"task {task.name!r} cannot have an earlier run that counts: expected once_per with a duration"
+                f"task {task.name!r} remembers no earlier run: expected once_per with a duration or 'forever'"
             )
         name, acquisition, task_id = name_of(task, args, kwargs), self._acquisition(), str(uuid.uuid4())
         by = Requester.of(task.name, task_id, ELSEWHERE, 1)
@@ -279,7 +279,7 @@ class DLockKit:
     def lose(self, task: SingletonTask | str, *args: Any, **kwargs: Any) -> None:
         """End the lease of this call while its body runs. ``lease.ensure()`` then raises ``LockLost``.
 
-        Of a task with ``limit``, all calls of this name lose their seats, except those that :meth:`held` plays.
+        If the task has a ``limit``, all calls of this name lose their seats, except those that :meth:`held` plays.
         """
         name, lost = name_of(task, args, kwargs), False
         for lock in self._locks(name):
@@ -343,11 +343,12 @@ class DLockKit:
     def _sweep(self, name: LockName) -> None:
         conf = self._runtime.settings
         grant_timeout_ms = round(conf.grant_timeout * 1000)
+        # A sweep grants one seat, and more seats may be free.
         while True:
             swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, conf.grant_attempts)
             published = self._runtime.grant_publisher.publish_next(name, swept.granted)
             if swept.granted is None or not published or name.seats == 1:
-                return  # a sweep grants one seat, and more seats may be free
+                return
 
     def _is_unpublished(self, name: LockName) -> bool:
         with self._memory.step():

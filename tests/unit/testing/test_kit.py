@@ -88,7 +88,7 @@ def test_used_call_returns_the_earlier_result(kit: DLockKit, app: Celery) -> Non
 
 
 def test_used_needs_once_per(kit: DLockKit, app: Celery) -> None:
-    with pytest.raises(DLockError, match="cannot have an earlier run that counts: expected once_per with"):
+    with pytest.raises(DLockError, match="remembers no earlier run: expected once_per with"):
         kit.used(task_of(app), 1)
 
 
