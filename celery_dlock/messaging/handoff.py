@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["GrantPublisher", "end"]
 
 
-#: Maximum number of entries in ``_left_at``. It is then emptied, so warnings may be logged again.
+#: Maximum number of entries in ``_left_at``. A full ``_left_at`` is emptied, so warnings may be logged again.
 MAX_WARNED: Final = 10_000
 #: Seconds for which a process does not sweep a lock after it left that lock's message to the workers of another broker.
-#: Those workers find the message within that time. Keep this constant below 2 s: the next message of the same lock may
-#: be for this process.
+#: Those workers find the message within that time. Keep this constant below 2 s. If the next message of the same lock
+#: is for this process, that message may have to wait for as long.
 LEAVE_FOR: Final = 1.5
 
 
@@ -131,14 +131,15 @@ class GrantPublisher:
     def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError, *, keeps_end: bool = False) -> bool:
         """Store the end of a waiter, then delete its message from the store. Return whether that was done.
 
-        Until then the store keeps the message: among the dead letters, or in the queue if a newer call replaced it. If
-        the message stays in the queue, a sweep grants it later, and the worker that receives it ends it.
+        Until the end is stored, the store keeps the message: if a newer call replaced it, in its queue, else among the
+        dead letters. If this process dies, a sweep later grants a message in a queue, and the worker that receives the
+        message ends it.
 
         Args:
             name: The lock name.
             waiter: The waiter.
             error: The end to store.
-            keeps_end: The call may have run before, so leave an end alone that is stored already.
+            keeps_end: The call may have run before. If its end is stored already, do not overwrite it.
         """
         try:
             with no_fork():
@@ -161,7 +162,10 @@ class GrantPublisher:
         return True
 
     def _send_revoked(self, task_id: str) -> None:
-        """Send ``task-revoked`` for a waiter that never started. Without it, monitors would show RETRY for ever."""
+        """Send ``task-revoked`` for a waiter that never started.
+
+        Its worker sent ``task-retried`` when it parked the message. Monitors would show that state (RETRY) for ever.
+        """
         node = self._monitored_as()
         if node is None:
             return
@@ -235,7 +239,8 @@ class GrantPublisher:
         if parked.broker != self.broker:
             self._leave_to_its_broker(name, grant, parked.broker)
             return None
-        # If the task is not registered here, publish its message all the same: the worker that receives it ends it.
+        # End an expired message. If its task is not registered here, this process cannot store the end. It publishes
+        # such a message like any other, and the worker that receives the message ends it.
         if parked.expired and parked.task in self._app.tasks:
             return self._taken_out(name, grant.identity, "expired while it waited")
         header = RepublishHeader(

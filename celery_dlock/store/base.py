@@ -30,7 +30,8 @@ class ReleaseRequest(NamedTuple):
     """The request to end an acquisition.
 
     Args:
-        final: The message is acknowledged and its result is stored. If copies may exist, set the done mark.
+        final: The run has ended for good: its result is stored, and its message is or will be acknowledged. If copies
+            of the message may exist, set the done mark.
         identity: The digest of the message's :class:`~celery_dlock.store.model.Identity`; "" outside of a message.
         used_ms: Milliseconds that the run mark of a success is kept (``once_per``); 0: the run did not succeed.
         requester: The requester of a successful run: the text of a :class:`~celery_dlock.store.model.Requester`.

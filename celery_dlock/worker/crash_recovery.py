@@ -20,10 +20,11 @@ __all__ = ["CrashRecovery"]
 
 #: Seconds between two rounds. Each round looks for dead predecessors and updates this worker's record.
 TICK: Final = 0.2
-#: Leases that a worker stores in each round. With more, it stores its record less often, to spare the store. The
-#: resulting intervals are in docs/explanation/how-a-lock-ends.md.
+#: A record of fewer than twice as many leases may be stored in each round. A larger record is stored as a whole too,
+#: but less often, to spare the store. The resulting intervals are in docs/explanation/how-a-lock-ends.md.
 LEASES_PER_ROUND: Final = 100
-#: Leases that a worker looks through in each round. With more, it looks for changes less often, to spare the processor.
+#: If a worker has fewer than twice as many leases, it looks through all of them in each round. With more, it looks
+#: through all of them less often, to spare the processor.
 LEASES_PER_LOOK: Final = 1000
 
 

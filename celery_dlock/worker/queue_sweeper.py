@@ -2,7 +2,7 @@
 
 It does so if the process of a holder died, if the broker lost a granted message, or if a hand-off failed.
 
-More than 300 lines: one thread does all steps of a round in a fixed order, so they stay together.
+This module has more than 300 lines, because one thread does all steps of a round in a fixed order.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class QueueSweeper:
         self._grants.append((name, grant))
 
     def discard_waiter(self, name: LockName, identity: str) -> None:
-        """Remove a message that ended before it started from its queue, in the next round."""
+        """In the next round, remove a message from its queue, because it ended before it started."""
         self._waiters_to_remove.append((name, identity, ""))
 
     def start_sweeping(self) -> None:
@@ -265,7 +265,7 @@ class QueueSweeper:
                 self._store.announce_workers(self._publisher.broker, PRESENCE_LIFE_MS)
 
     def _lease_left(self, duty: str, seconds: float) -> float:
-        """Return the seconds until another worker's lease ends; 0 if this worker has it, or if it cannot be taken.
+        """Return the seconds until another worker's lease ends; 0 if this worker has it or the store refuses it.
 
         Raises:
             StoreUnavailable: The store does not answer.

@@ -43,7 +43,7 @@ def execute_confirmed(
         durability: Confirmation that its writes need.
 
     Returns:
-        The reply, and the missing confirmation as an exception or None. An error reply is returned without a pair.
+        A pair: the reply, and the missing confirmation as an exception or None. An error reply is returned alone.
     """
     reply: Any = None
     for whole in (False, True):
@@ -57,8 +57,9 @@ def execute_confirmed(
 
 
 class ScriptPipeline:
-    """Many commands in one write, followed by one wait command (WAIT, WAITAOF) for each confirmation that they need.
+    """Many commands in one write, followed by at most one WAIT and one WAITAOF.
 
+    Each of the two waits for the strongest confirmation of its kind that one of the commands needs.
     If a command is not confirmed, a :class:`~celery_dlock.errors.NotConfirmed` replaces its reply.
 
     Args:

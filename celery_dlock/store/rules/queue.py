@@ -1,4 +1,8 @@
-"""The queue: grants, and every store command that changes them without taking the lock."""
+"""The queue: grants, and every store command that changes them without taking the lock.
+
+These are the rules of the scripts in ``store/redis/scripts``, in Python, for ``memory://``. A *granter* is the id of
+the command that made a grant. If that command is sent twice, its second copy recognises the grant by this id.
+"""
 
 from __future__ import annotations
 
@@ -172,9 +176,9 @@ def _swept(granted: Grant | None, dead_letter: str, *, lost_grant: bool = False)
 
 
 def _publish_again(records: Records, lock: LockRecord, granter: str, entry: str) -> QueueStepResult:
-    """Return a grant whose message was not published to the caller, who publishes it now and counts as the granter.
+    """Return a grant whose message was not published, because its granter may have died.
 
-    The granter before may have died.
+    The caller publishes the message now, and becomes the granter.
     """
     if lock.granter != granter:
         lock.dead_letter = ""

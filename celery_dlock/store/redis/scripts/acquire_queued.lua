@@ -57,7 +57,8 @@
 -- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked.
 --   Without HOLDER if only waiters precede it
 -- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values; position "0" if
---   the message does not wait. GRANT: identity, message, grant id
+--   the message does not wait. GRANT: identity, message, grant id. With [debounce] or [replace] also the task id of the
+--   call that replaced the evicted one
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
 -- @reply {"used", run mark, GRANT}  an earlier run succeeded
@@ -127,7 +128,8 @@ if ONCE then
   if previous_run.state == 'used' then
     return {'used', run_mark, end_waiting()}
   end
-  -- outcome_unknown is used only if the lock is free: while the body of a started run is alive, it holds the lock.
+  -- If the lock is held, a started run may be its holder, and alive. So this variable decides only if the lock is free.
+  -- If the lock is held, it only helps to recognise a command that was sent twice.
   outcome_unknown = previous_run.state == 'unknown' or
     (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end
@@ -158,8 +160,8 @@ end
 if granted then
   for_this_grant = redis.call('HGET', lock, 'since') == grant_id
   if not for_this_grant then
-    -- This copy was not published for this grant: only the one that was takes the lock. Answer as if this copy had just
-    -- been parked. If this command was sent twice and its first copy made the grant, the reply names the grant again.
+    -- Only the copy that was published for this grant may take the lock, and this is another copy. Answer as if it had
+    -- just been parked. If this command was sent twice and its first copy made the grant, the reply names it again.
     local waiter, its_message, its_grant = unpublished_grant(acquisition)
     return {'parked', rank, waiter and '1' or '0', waiter or '', its_message or '', its_grant or '', evicted_by_this()}
   end
@@ -176,7 +178,7 @@ if held then
   local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'reserved_for')
   if related and (related[1] == identity or related[2] == identity) then
     -- This message is a duplicate of the holder's message, or the holder's retry (keep_on_retry). Do not park it: the
-    -- worker republishes it. By then the holder has ended, or has reserved the lock for its retry.
+    -- worker republishes it, again and again until the holder has ended or has reserved the lock for its retry.
     return describe_holder('held', rank)
   end
 end

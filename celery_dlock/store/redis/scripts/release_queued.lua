@@ -42,17 +42,18 @@
 -- lock is granted to it instead.
 --
 -- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
--- it. One is also set if the lock is reserved for a retry.
+-- it. One is also set if the lock is reserved for a retry, or if a newer call asked this run to stop.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
--- The id of the newer call that asked this run to stop, if there is one. The message of this run may then be delivered
--- again, so this message gets a done mark.
+-- The id of the newer call that asked this run to stop, if there is one. This field would end another delivery of this
+-- message (lib/replace). It is deleted at the end of the run, and a done mark takes its place.
 local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
 
--- Set if an operator's hold begins with this release (hold_lock).
+-- An operator asked for the lock while this run held it (hold_lock, which has set min_hold). This release keeps it for
+-- the operator.
 local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
 
 -- @include time run_mark unsettled wake release grant ended_grant unpublished_grant
