@@ -19,6 +19,8 @@ logger = get_task_logger(__name__)
 SMTP_SERVER = os.environ.get("SMTP_SERVER", "localhost:1025")
 SMS_GATEWAY = os.environ.get("SMS_GATEWAY", "http://localhost:8080")
 
+CARRIER_KEYS = ("key A", "key B")
+
 ledgers = redis.Redis.from_url(REDIS_URL, decode_responses=True)
 
 
@@ -89,6 +91,24 @@ def post_entry(account: str, amount: int) -> int:
     _summarise(account, seconds=0.2)
     ledgers.rpush(f"ledger:{account}", json.dumps({"amount": amount, "balance": balance}))
     return balance
+
+
+# The carrier accepts two connections at a time, each with a key of its own. `limit`: each running call has a seat, 0 or
+# 1, which chooses the key. The other labels wait in the store, and the first of them gets the seat that becomes free.
+@singleton_task(app=app, name="shop.print_label", bind=True, key="carrier", limit=2, on_conflict="queue")
+def print_label(self: SingletonTask, order: str) -> str:
+    _summarise(order)
+    return f"{order} by {CARRIER_KEYS[self.lease.seat]}"
+
+
+# Of several price lists, only the newest one counts. `replace`: it stops an older one that is being published, and
+# starts when that one has ended. `stop="ask"`: an older one stops between two products, never in the middle of one.
+@singleton_task(app=app, name="shop.publish_prices", bind=True, key="{market}", on_conflict="replace", stop="ask")
+def publish_prices(self: SingletonTask, market: str, prices: dict[str, int]) -> int:
+    for product in prices:
+        self.lease.ensure()  # raises Replaced if a newer price list waits
+        _summarise(f"{product} in {market}")
+    return len(prices)
 
 
 def _summarise(part: str, seconds: float = 1) -> None:

@@ -183,6 +183,47 @@ def test_entries_of_an_account_are_posted_in_order(by_hand: DLockKit, ledgers: L
     assert ledgers.balances("ann") == [10, 30, 35]
 
 
+# At most two at a time
+
+
+def test_label_is_printed_with_the_key_that_is_free(dlock: DLockKit) -> None:
+    with dlock.held_seats(1, tasks.print_label, "O-1"):
+        assert tasks.print_label.delay("O-1").get() == "O-1 by key B"
+
+
+def test_labels_wait_while_both_connections_are_used(by_hand: DLockKit) -> None:
+    with by_hand.held(tasks.print_label, "O-1"):
+        results = [tasks.print_label.delay(order) for order in ("O-1", "O-2", "O-3")]
+        by_hand.run_all()
+        assert [waiter.task_id for waiter in by_hand.waiting(tasks.print_label)] == [result.id for result in results]
+    by_hand.run_all()
+    assert [result.get(timeout=1)[:3] for result in results] == ["O-1", "O-2", "O-3"]
+
+
+# The newest one wins
+
+
+def test_older_prices_stop_when_newer_ones_come(by_hand: DLockKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[str] = []
+
+    def publish(part: str) -> None:
+        published.append(part)
+        by_hand.replace(tasks.publish_prices, "fr", {})
+
+    monkeypatch.setattr(tasks, "_summarise", publish)
+    older = tasks.publish_prices.delay("fr", {"book": 12, "pen": 2})
+    by_hand.run_all()
+    assert (older.state, published) == ("REVOKED", ["book in fr"])
+
+
+def test_only_the_newest_of_the_waiting_prices_is_published(by_hand: DLockKit) -> None:
+    with by_hand.held(tasks.publish_prices, "fr", {}):
+        results = [tasks.publish_prices.delay("fr", {"book": price}) for price in (12, 13, 14)]
+        by_hand.run_all()
+    by_hand.run_all()
+    assert [result.state for result in results] == ["REVOKED", "REVOKED", "SUCCESS"]
+
+
 # The schedule
 
 

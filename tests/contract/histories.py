@@ -201,7 +201,12 @@ class History:
         return self.send(step, request._replace(requester=by, identity=identity, queue=place, notify=False))
 
     def ask(self, step: Step) -> Ask | None:
-        # Mostly one of the newest.
+        # Of the names that keep more than a lock, mostly one that holds it. Otherwise one of the newest.
+        if step.name in (SEATED, REPLACED) and not step.seldom(27):
+            held = self.stores.memory.data(NAMES[step.name]).locks.values()
+            holders = {one.lock.acquisition for one in held}
+            if asks := [ask for ask in self.asks if ask.acquisition in holders and ask.name == step.name]:
+                return asks[step.pick % len(asks)]
         return self.asks[-1 - step.pick % min(len(self.asks), 4 + step.who * 4)] if self.asks else None
 
     def release(self, step: Step) -> Callable[[Any], Any] | None:
@@ -387,6 +392,8 @@ class History:
         self.stores.travel(TIMES[step.pick % len(TIMES)])
 
 
+_DEBOUNCE = {"acquire_debounced", "start_due"}
+_RUNS = {"settle", "last_run", "claim", "end_claim"}
 #: How often each verb comes.
 _VERBS = {
     "acquire": 6, "acquire_queued": 14, "acquire_debounced": 10, "start_due": 5, "start_granted": 5,
@@ -396,15 +403,19 @@ _VERBS = {
     "read_queue": 1, "describe": 1, "lists": 1, "free": 1, "hold": 1, "requeue": 1, "resend": 6, "time_passes": 5,
 }  # fmt: skip
 
-#: The names of a history: most concern names of one kind, so that they reach states which need many commands.
-_NAMES = [[0, 0, 0, 1], [SEATED], [REPLACED], [0, 0, 1, SEATED, SEATED, REPLACED]]
+#: How often the verbs come that are not as usual, in histories of a name with seats, and with ``replace``.
+_OF_SEATS = {"acquire": 14, "acquire_queued": 24, "renew": 6} | dict.fromkeys(
+    _DEBOUNCE | _RUNS | {"acquire_replacing"}, 0
+)
+_OF_REPLACE = {"acquire_replacing": 30, "acquire": 1, "acquire_queued": 3} | dict.fromkeys(_DEBOUNCE | _RUNS, 0)
 _BITS = st.integers(0, 2**15 - 1)
 
 
-def _steps_on(names: list[int]) -> st.SearchStrategy[Step]:
+def _steps_on(names: list[int], others: dict[str, int] | None = None) -> st.SearchStrategy[Step]:
+    weights = _VERBS | (others or {})
     return st.builds(
         Step,
-        st.sampled_from([verb for verb, times in _VERBS.items() for _ in range(times)]),
+        st.sampled_from([verb for verb, times in weights.items() for _ in range(times)]),
         st.sampled_from(names),
         st.integers(0, len(PEOPLE) - 1),
         st.integers(0, 11),
@@ -413,7 +424,13 @@ def _steps_on(names: list[int]) -> st.SearchStrategy[Step]:
     )
 
 
-_STEPS = [_steps_on(names) for names in _NAMES]
+#: Most histories concern names of one kind, so that they reach states which need many commands.
+_STEPS = [
+    _steps_on([0, 0, 0, 1], {"acquire_replacing": 0}),
+    _steps_on([SEATED], _OF_SEATS),
+    _steps_on([REPLACED], _OF_REPLACE),
+    _steps_on([0, 0, 1, SEATED, SEATED, REPLACED]),
+]
 
 
 def steps(most: int) -> st.SearchStrategy[list[Step]]:

@@ -1,6 +1,7 @@
 """The rules in Python and the scripts in Lua: two writings of one law, on the same random histories."""
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import redis
 from hypothesis import Phase, given, settings
 
+from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.model import Acquired, Parked
-from tests.contract.histories import NAMES, TTL, TURN, History, Step, steps
+from tests.contract.histories import NAMES, SEATED, TTL, TURN, History, Step, steps
 from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
 from tests.support.servers import Server
@@ -74,3 +76,35 @@ def test_memory_and_scripts_agree_on_older_debounced_calls(clean_server: Server)
         assert isinstance(late, Parked)
         assert (late.evicted and late.evicted.identity, late.newer) == (digest("b"), "c")
         stores.check()
+
+
+@pytest.mark.invariant("stores-agree")
+def test_memory_and_scripts_agree_on_seats_above_the_limit(clean_server: Server) -> None:
+    """Cases that random histories seldom reach: a release, a removal and a sweep would grant a seat above the limit."""
+    larger, smaller = (NAMES[SEATED]._replace(seats=limit) for limit in (3, 2))
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+
+        def do(command: Callable[[Any], Any]) -> Any:
+            answer = stores.do(command)
+            stores.check()
+            return answer
+
+        def ask(task_id: str, name: LockName) -> Any:
+            stores.travel(1)
+            return do(lambda store: store.acquire(name, f"{task_id}.1", 100 * TTL, request_of(task_id, parks=True)))
+
+        assert [ask(task_id, larger).seat for task_id in ("t0", "t1", "t2")] == [0, 1, 2]
+        stores.travel(61_000_000)  # the larger limit counts no more
+        assert isinstance(ask("a", smaller), Parked)
+        assert do(lambda store: store.release(smaller, "t2.1", ending("t2"))).granted is None
+        assert isinstance(ask("b", larger), Parked)  # the larger limit counts again, and seat 2 is granted
+        assert stores.local.waiters(larger, 2)[1][0].state == "granted"
+        stores.travel(61_000_000)
+        ask("c", smaller)
+        assert do(lambda store: store.remove_waiter(smaller, digest("a"), "g.1", ended=True)).granted is None
+        assert [view.state for view in stores.local.waiters(smaller, 5)[1]] == ["waiting", "waiting"]
+        ask("d", larger)
+        stores.travel(61_000_000)
+        ask("e", smaller)
+        assert do(lambda store: store.sweep(smaller, "s.1", TURN, 5)).granted is None
+        assert stores.local.waiters(smaller, 5)[0] == 4
