@@ -40,7 +40,9 @@ class _Server:
     clustered = False
     timeout = 0.4
 
-    def each(self, pipeline: Any, calls: Sequence[Any], within: float | None = None) -> list[Any]:
+    def each(
+        self, pipeline: Any, calls: Sequence[Any], within: float | None = None, *, awaits_moves: bool = True
+    ) -> list[Any]:
         commands = [command for _, command in calls]
         pipeline.send(self, commands)
         answers: list[Any] = pipeline.read(self, commands)

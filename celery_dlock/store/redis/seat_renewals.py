@@ -15,7 +15,8 @@ from ...keys.lock_name import LockName, one_seat
 from ...options.values import MAX_LIMIT
 from ..model import Renewal
 from . import commands
-from .execution import Call, ScriptPipeline
+from .commands import Command
+from .execution import ScriptPipeline
 from .keys import LockKeys
 from .scripts.seated import seat_command
 from .topology import Topology
@@ -39,7 +40,11 @@ def send_renewals(topology: Topology, prefix: str, renewals: Sequence[Renewal], 
         StoreUnavailable: No lease was renewed.
     """
     # Not from the cache of keys: a process may hold more leases than the cache has entries.
-    calls = [_call(prefix, one, LockKeys.lock_of(prefix, one.name)) for one in renewals]
+    locks = [LockKeys.lock_of(prefix, one.name) for one in renewals]
+    calls = [
+        (lock, (*(commands.renew(lock, one) if one.name.seats == 1 else _of_seat(prefix, one, lock)), one.durability))
+        for lock, one in zip(locks, renewals, strict=True)
+    ]
     try:
         answers = topology.each(ScriptPipeline(), calls, within, awaits_moves=False)
     except StoreNotReady as error:
@@ -54,11 +59,8 @@ def send_renewals(topology: Topology, prefix: str, renewals: Sequence[Renewal], 
     return answers
 
 
-def _call(prefix: str, renewal: Renewal, lock: str) -> tuple[str, Call]:
-    command = commands.renew(lock, renewal)
-    if renewal.name.seats != 1:
-        command = seat_command(command, LockKeys.of(prefix, renewal.name), renewal.name.seats)
-    return lock, (*command, renewal.durability)
+def _of_seat(prefix: str, renewal: Renewal, lock: str) -> Command:
+    return seat_command(commands.renew(lock, renewal), LockKeys.of(prefix, renewal.name), renewal.name.seats)
 
 
 def _half_moved(name: LockName, answer: Any) -> bool:
