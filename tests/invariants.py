@@ -382,7 +382,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
     },
     "Guarantees when a process fails": {
         "hard-limit-frees-after-death": (
-            "After a hard time limit, the next body starts only when the first process is dead."
+            "After a hard time limit, the next body starts only when the first one has ended or its process is dead."
         ),
         "unenforced-limit-keeps-the-lock": (
             "If a hard time limit is not enforced, the body keeps its lock until its end."

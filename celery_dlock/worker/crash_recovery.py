@@ -32,7 +32,8 @@ class CrashRecovery:
     """Stores this worker's leases, and releases those of an earlier worker of its name that has died.
 
     It runs in a thread of its own, or a greenlet in a green pool. If the store is slow, neither renewals nor the start
-    of the worker wait for it. Short tasks cost nothing: a lease is stored only if it is held in two successive rounds.
+    of the worker wait for this thread. Short tasks cost nothing: a lease is stored only if it is held in two successive
+    rounds.
 
     Args:
         runtime: The app's runtime, in the worker's main process.

@@ -105,7 +105,7 @@ class ExistsPipeline:
 
 
 def read_hash(connection: RespConnection, key: str) -> Any:
-    """Return all fields and values of a hash, in turns."""
+    """Return the fields and values of a hash as one list: field, value, field, value."""
     return connection.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))
 
 
