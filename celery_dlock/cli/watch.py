@@ -134,7 +134,7 @@ class View:
         self._read_at = "never"
 
     def read(self, height: int) -> Any:
-        """Return the view of now. If the store does not answer, it is the last one with the error above it."""
+        """Return what the store has now. If it does not answer, return the last content with the error above it."""
         from ..errors import StoreUnavailable  # noqa: PLC0415  # every celery command imports this module
 
         now = iso(time.time())

@@ -307,7 +307,7 @@ class DLockKit:
             The task id of the newer call.
         """
         if not task.lock_options.replaces:
-            raise DLockError(f"a newer call of {task.name!r} stops none: expected on_conflict='replace'")
+            raise DLockError(f"a newer call of {task.name!r} stops no body: expected on_conflict='replace'")
         name = name_of(task, args, kwargs)
         return ask_to_stop(self._runtime, self._store, name, task, self._acquisition(), _LONG_MS)
 
@@ -329,7 +329,7 @@ class DLockKit:
     def travel(self, seconds: float) -> None:
         """Move the clocks forward: ttl, ``once_per``, ``min_hold``, ``debounce``, grants, and ETAs of :meth:`run_next`.
 
-        Waiting calls that are due then get their free locks, and are published.
+        If the lock of a waiting call is free, and the call is due, it then gets the lock and is published.
         """
         self._clock.travel(seconds)
         with suppress(StoreUnavailable):
