@@ -1,5 +1,7 @@
 """The testing kit: what its helpers do to an app, and what they fail for."""
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,25 @@ def test_newer_call_stops_the_running_one(app: Celery) -> None:
         with pytest.raises(DLockError, match="none runs"):
             kit.replace(task, 1)
     assert [event.kind for event in kit.events] == ["acquired", "skipped", "released"]
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_newer_call_stops_the_body_in_a_worker_of_the_test(app: Celery) -> None:
+    started = threading.Event()
+
+    @singleton_task(app=app, name="kit.deploy", key=["shop"], on_conflict="replace")
+    def deploy(shop: str, version: int) -> str:
+        started.set()
+        while version == 1:
+            time.sleep(0.01)
+        return f"{shop} {version}"
+
+    worker = start_worker(app, pool="threads", concurrency=3, perform_ping_check=False, shutdown_timeout=20)
+    with DLockKit(app, eager=False), worker:
+        older = deploy.delay("books", 1)
+        assert started.wait(20)
+        assert deploy.delay("books", 2).get(timeout=20) == "books 2"
+        eventually(lambda: older.state == "REVOKED")
 
 
 def test_newest_of_the_waiting_calls_runs(app: Celery) -> None:
