@@ -252,9 +252,8 @@ class LockOptions(DerivedOptions):
 
     The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name. A
     message is lost if its queue was purged, or if its publisher died before publishing it. If ``once_per`` is a
-    duration, ``queued_ttl`` may be at most that long. A longer one would let a lost message block the name for more time
-    than a success does.
-    Requires ``unique='queued'`` or ``unique='queued+running'``.
+    duration, ``queued_ttl`` may be at most that long. A longer one would let a lost message block the name for more
+    time than a success does. Requires ``unique='queued'`` or ``unique='queued+running'``.
     """
 
     once_per: Seconds | str | None = None
