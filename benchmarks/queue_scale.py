@@ -86,7 +86,7 @@ class Queue:
             "release, which grants", lambda: store.release(name_in(keys), self._acquisition, ReleaseRequest(queue=True))
         )
         granted = _some(released.granted)
-        time_("note as published", lambda: store.confirm_publish(name_in(keys), granted.identity, 60_000))
+        time_("record as published", lambda: store.confirm_publish(name_in(keys), granted.identity, 60_000))
         time_("take when granted", lambda: self._take(granted))
         self._park()
         # Simulate an expired lease of a dead host.
