@@ -347,8 +347,9 @@ def _republish(
     """Publish the message again. This happens before the acknowledgement, so that a crash cannot lose the message.
 
     If the broker refuses the message and the task acknowledges late, the delivery is rejected and requeued. If the
-    delivery was acknowledged early, the task fails with ``otherwise``. A duplicate is dropped, because the running
-    delivery stores the result. An eager run has no message, so it fails with ``otherwise``.
+    delivery was acknowledged early, the task fails with ``otherwise``. But a duplicate that was acknowledged early is
+    dropped, because the running delivery stores the result. An eager run has no message, so it fails with
+    ``otherwise``.
     """
     task, delivery = run.task, run.delivery
     if delivery is None:

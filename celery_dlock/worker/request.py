@@ -212,7 +212,7 @@ class SingletonRequest(KillableRequest):
             cls.execute_using_pool = _numbering_before(cls.execute_using_pool)  # type: ignore[method-assign]  # replaces a method
 
     def _dlock_assign_number(self) -> None:
-        """Assign the number in the receive order. Call this when the message is passed to the pool, at its ETA."""
+        """Assign the number in the receive order. Call this when the message is passed to the pool, after its ETA."""
         if not self.dlock_number:
             # A republished message keeps its rank, so it needs no predecessor.
             name = None if self._dlock_is_copy else self.dlock_lock
