@@ -62,12 +62,12 @@ class Delivery(NamedTuple):
         raw: The message, as the fields of :class:`RawMessage`.
         rank_us: The rank that a republished message carries; else None.
         conflict_retries: How often the message was republished because of a conflict.
-        grant_id: Under the queue policy, the grant for which this message was published.
+        grant_id: If the call was parked, the grant for which this message was published.
         store_retries: How often the message was republished since then for another reason: the store did not answer,
             or a duplicate delivery was running.
         redelivered: The broker had flagged the republished message as redelivered. If the message is done by now, this
             delivery must not run.
-        number: Under the queue policy, its number in :class:`~celery_dlock.messaging.receive_order.ReceiveOrder`.
+        number: If the call may be parked, its number in :class:`~celery_dlock.messaging.receive_order.ReceiveOrder`.
         predecessor: The number of the message of the same lock name that this worker passed to the pool before; 0:
             none.
     """

@@ -198,7 +198,7 @@ class SingletonTask(_Task):
             kwargs: The call's keyword arguments, and its ``dlock={...}`` if it had one.
 
         Returns:
-            The last run, with the state ``"used"``, ``"unknown"`` or ``"running"``. None if the name is free.
+            The last run, with the state ``"used"``, ``"unknown"`` or ``"running"``. None if no state applies.
 
         Raises:
             LockKeyError: The arguments give no lock name.

@@ -17,7 +17,7 @@ __all__ = ["forget", "last_run", "resolve"]
 
 
 def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
-    """Return the last run of a call's name, running or ended; None if the name is free."""
+    """Return the last run of a call's name: used, running or of unknown outcome. Return None if it is none of these."""
     if not task.locks_enabled:
         return None
     return task.dlock.lock_store.last_run(_name(task, args, kwargs), tick)
