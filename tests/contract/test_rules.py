@@ -10,8 +10,8 @@ import redis
 from hypothesis import Phase, given, settings
 
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.model import Acquired, Parked
-from tests.contract.histories import NAMES, SEATED, TTL, TURN, History, Step, steps
+from celery_dlock.store.model import Acquired, Parked, Renewal, StopRequest
+from tests.contract.histories import NAMES, REPLACED, SEATED, TTL, TURN, History, Step, steps
 from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
 from tests.support.servers import Server
@@ -108,3 +108,19 @@ def test_memory_and_scripts_agree_on_seats_above_the_limit(clean_server: Server)
         ask("e", smaller)
         assert do(lambda store: store.sweep(smaller, "s.1", TURN, 5)).granted is None
         assert stores.local.waiters(smaller, 5)[0] == 4
+
+
+@pytest.mark.invariant("stores-agree")
+def test_memory_and_scripts_agree_on_a_holder_that_newer_calls_ask_to_stop(clean_server: Server) -> None:
+    """The first newer call asks, and each later one replaces the waiter. Few random histories have three such calls."""
+    name = NAMES[REPLACED]
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+        for task_id in "abcd":
+            stores.travel(1)
+            request, acquisition = request_of(task_id, parks=True, replace=(20_000, 0)), f"{task_id}.1"
+            stores.do(lambda store, sent=(acquisition, TTL, request): store.acquire(name, *sent))
+            stores.check()
+        assert stores.do(lambda store: store.renew([Renewal(name, "a.1", TTL, stoppable=True)])) == [StopRequest("b")]
+        released = stores.do(lambda store: store.release(name, "a.1", ending("a", replace="stopped")))
+        stores.check()
+        assert released.granted.identity == digest("d")
