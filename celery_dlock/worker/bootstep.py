@@ -110,6 +110,7 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def _watch_children(self, deliveries: DeliveryRegistry) -> None:
         deliveries.body_killer.announce = self._handle.announce_kill
+        deliveries.body_killer.soon = self._handle.soon
         deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed, deliveries.body_killer)
         deliveries.children.map_before_forks()
 

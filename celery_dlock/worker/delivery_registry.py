@@ -62,6 +62,8 @@ class Delivered(CompletedDelivery, Protocol):
     dlock_delivered: float
     dlock_ack_requested_at: float
 
+    def dlock_on_killed(self) -> None: ...
+
 
 class Sweeper(Protocol):
     """The methods of the queue sweeper that the registry and the requests call."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated
 from celery.worker.state import task_ready
 
 from ..messaging.results import has_end, store_revoked
@@ -34,15 +36,29 @@ class KillableRequest(AckTrackingRequest):
     _dlock_was_killed = False
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
-        killed = self._dlock_deliveries.body_killer.take(self.dlock_owner)
+        killer = self._dlock_deliveries.body_killer
         # The broker delivers a cancelled message again. The mark of its stop request in the store then ends it.
-        if killed is None or self._already_cancelled:
-            super().on_failure(exc_info, *args, **kwargs)
+        if not killer.knows(self.dlock_owner) or self._already_cancelled:
+            if not self._dlock_was_killed:
+                super().on_failure(exc_info, *args, **kwargs)
             return
+        # Set this before the body is taken. Some pools call this in a thread of their own, beside `dlock_on_killed`.
         self._dlock_was_killed = True
-        task_ready(self)
-        if not self._already_revoked:
-            self._dlock_end_killed(killed)
+        if (killed := killer.take(self.dlock_owner)) is not None:
+            task_ready(self)
+            if not self._already_revoked:
+                self._dlock_end_killed(killed)
+
+    def dlock_on_killed(self) -> None:
+        """End the call now. Celery may notice the child's death only 5 s later.
+
+        Before 5.7, Celery never notices it if it has lost the broker while the body ran.
+        """
+        if self._dlock_deliveries.body_killer.knows(self.dlock_owner) and not self._already_cancelled:
+            try:
+                raise Terminated(-signal.SIGKILL)  # noqa: TRY301  # ExceptionInfo reads the current exception
+            except Terminated:
+                self.on_failure(ExceptionInfo())
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         # The hard time limit may strike between the kill and the moment when Celery notices the child's death.

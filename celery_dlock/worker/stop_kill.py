@@ -1,7 +1,6 @@
 """The kill of pool children whose bodies do not stop when a newer call replaces them (``stop="kill"``).
 
-The watchdog's thread kills. Celery's thread ends the call when it has noticed the child's death
-(:mod:`.killed_request`).
+The watchdog's thread kills. Celery's thread then ends the call (:mod:`.killed_request`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..utils.log import log_fields, logger
 if TYPE_CHECKING:
     from ..keys.lock_name import LockName
     from ..locking.shared_lease_table import WatchdogRecord
-    from .delivery_registry import Delivered, DeliveryRegistry
+    from .delivery_registry import DeliveryRegistry
     from .pool_children import ChildWatch
 
 __all__ = ["BodyKiller", "KilledBody", "StopDeadlines"]
@@ -75,6 +74,8 @@ class BodyKiller:
         self._delayed = ""
         #: Tells the pool that this worker ends the child with this pid, so that it logs no error. Set by the bootstep.
         self.announce: Callable[[int], None] = lambda pid: None
+        #: Calls a function in Celery's thread. Set by the bootstep.
+        self.soon: Callable[[Callable[[], None]], None] = lambda call: None
 
     def kill(self, child: ChildWatch, record: WatchdogRecord) -> None:
         """Kill the child if it still runs the body of this lease. The watchdog's thread calls this.
@@ -83,34 +84,39 @@ class BodyKiller:
         the kill would strike the next task.
         """
         owner = owner_of(record.acquisition)
+        if self._deliveries.kill_deadline(record.acquisition):
+            return  # Celery kills the child itself, and has ended the call
+        # Celery before 5.7 forgets running calls when it loses the broker. The broker then delivers the message again,
+        # and the mark of its stop request in the store ends that delivery.
         request = self._deliveries.find(owner)
-        if request is None or self._deliveries.kill_deadline(record.acquisition):
-            return  # Celery has ended this call, or it kills the child itself
+        task, task_id = (None, None) if request is None else (request.task.name, request.id)
+        call = f"under {record.name}" if request is None else f"{task}[{task_id}]"
+        fields = log_fields(task, task_id, record.name.text)
         with child.paused() as stands_still:
-            if not stands_still:
-                self._report_delay(request, child, record)
+            if not stands_still and self._delayed != record.acquisition and not child.gone():
+                self._delayed = record.acquisition
+                logger.warning(
+                    "Task %s cannot be killed yet (stop_grace), because pool child %d does not pause; retrying",
+                    call, child.pid, extra=fields,
+                )  # fmt: skip
             if not stands_still or not record.must_end:
                 return
             self.announce(child.pid)
-            self._killed[owner] = KilledBody(record.name, record.replaced_by)
+            if request is not None:
+                self._killed[owner] = KilledBody(record.name, record.replaced_by)
             child.send(signal.SIGKILL)
         while len(self._killed) > REMEMBERED:
             self._killed.popitem(last=False)
+        if request is not None:
+            self.soon(request.dlock_on_killed)
         logger.warning(
-            "Task %s[%s] is killed with pool child %d: a newer call has replaced it, and it has not ended within %g s "
-            "(stop_grace)", request.task.name, request.id, child.pid, record.kill_after,
-            extra=log_fields(request.task.name, request.id, record.name.text),
+            "Task %s is killed with pool child %d: a newer call has replaced it, and it has not ended within %g s "
+            "(stop_grace)", call, child.pid, record.kill_after, extra=fields,
         )  # fmt: skip
 
-    def _report_delay(self, request: Delivered, child: ChildWatch, record: WatchdogRecord) -> None:
-        """Warn, once for each body, that the child does not pause. It cannot die either, until the kernel lets it."""
-        if self._delayed != record.acquisition and not child.gone():
-            self._delayed = record.acquisition
-            logger.warning(
-                "Task %s[%s] cannot be killed yet (stop_grace), because pool child %d does not pause; retrying",
-                request.task.name, request.id, child.pid,
-                extra=log_fields(request.task.name, request.id, record.name.text),
-            )  # fmt: skip
+    def knows(self, owner: str) -> bool:
+        """Return whether the body of this delivery was killed and nothing has taken it yet."""
+        return owner in self._killed
 
     def take(self, owner: str) -> KilledBody | None:
         """Return the killed body of this delivery, once; None if its body was not killed."""

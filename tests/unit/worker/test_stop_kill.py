@@ -138,6 +138,8 @@ class Request:
     def __init__(self, owner: str = "owner1") -> None:
         self.dlock_owner = owner
 
+    def dlock_on_killed(self) -> None: ...
+
 
 class Child:
     """A child that runs a body for ever, or as ``body`` says."""
@@ -180,10 +182,14 @@ def test_body_that_blocks_all_signals_is_killed(
     deliveries.add(request)  # type: ignore[arg-type]  # what is read of it
     announced: list[int] = []
     deliveries.body_killer.announce = announced.append
+    ended: list[object] = []
+    deliveries.body_killer.soon = ended.append
     with caplog.at_level(logging.WARNING, "celery_dlock"):
         deliveries.body_killer.kill(child.watch, child.record())
     assert child.is_killed()
     assert announced == [child.watch.pid]
+    assert ended == [request.dlock_on_killed]
+    assert deliveries.body_killer.knows("owner1")
     (line,) = caplog.messages
     assert line == (
         f"Task shop.deploy[older] is killed with pool child {child.watch.pid}: a newer call has replaced it, and it "
@@ -191,12 +197,23 @@ def test_body_that_blocks_all_signals_is_killed(
     )
 
 
-@pytest.mark.parametrize("why", ["celery has ended the call", "its hard time limit has struck", "its body has ended"])
+def test_body_whose_request_celery_has_forgotten_is_killed(
+    stack: ExitStack, deliveries: DeliveryRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery before 5.7 forgets it when it loses the broker."""
+    child = Child(stack, deliveries, endless)
+    with caplog.at_level(logging.WARNING, "celery_dlock"):
+        deliveries.body_killer.kill(child.watch, child.record())
+    assert child.is_killed()
+    assert f"Task under {a_name()} is killed with pool child" in caplog.text
+    assert not deliveries.body_killer.knows("owner1")
+
+
+@pytest.mark.parametrize("why", ["its hard time limit has struck", "its body has ended"])
 def test_child_is_left_alone_if(stack: ExitStack, deliveries: DeliveryRegistry, why: str) -> None:
     child, request = Child(stack, deliveries, endless), Request()
     record = child.record()
-    if why != "celery has ended the call":
-        deliveries.add(request)  # type: ignore[arg-type]  # what is read of it
+    deliveries.add(request)  # type: ignore[arg-type]  # what is read of it
     if why == "its hard time limit has struck":
         deliveries.killing(request)  # type: ignore[arg-type]  # what is read of it
     if why == "its body has ended":
