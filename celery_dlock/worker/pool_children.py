@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..locking.lease_source import ScannedLeaseSource
@@ -33,7 +34,7 @@ __all__ = ["ChildWatch", "PoolChildren"]
 
 #: Ticks of the watchdog after which a fork that has not stored its pid counts as failed.
 MAX_TICKS_WITHOUT_PID = 150
-#: Maximum seconds that a child needs to pause. In an uninterruptible system call, it can neither pause nor die.
+#: Maximum seconds that a child needs to pause, unless the machine is overloaded.
 PAUSED_WITHIN = 0.05
 
 
@@ -46,6 +47,8 @@ class ChildWatch:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        #: This process has sent SIGKILL. A child with much memory, or on a dead disk, takes a while to end.
+        self.killed = False
         self._fd = -1
         self._gone = False
         if hasattr(os, "pidfd_open"):
@@ -78,6 +81,7 @@ class ChildWatch:
         """Send the child a signal. A child that has ended is left alone."""
         if self.gone():
             return
+        self.killed = self.killed or number == signal.SIGKILL
         try:
             if self._fd >= 0:
                 signal.pidfd_send_signal(self._fd, number)
@@ -108,6 +112,8 @@ class ChildWatch:
                     return True
             except ChildProcessError:
                 return False  # it has ended
+            if _waits_in_kernel(self.pid):
+                return True
             if late:
                 return False
             threads.sleep(0.0005)
@@ -127,6 +133,18 @@ class ChildWatch:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
+
+
+def _waits_in_kernel(pid: int) -> bool:
+    """Return whether the main thread is in a system call that only SIGKILL ends, or nothing (Linux: state D).
+
+    Such a thread does not pause before the call ends. It also executes no code of its own: if SIGSTOP has been sent,
+    it stops on its way out of the call.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"D"]
+    except OSError:
+        return False  # it has ended, or the system has no such file
 
 
 class PoolChildren:

@@ -83,6 +83,8 @@ class BodyKiller:
         The child is paused while this is checked. Without that, the body could end between the check and the kill, and
         the kill would strike the next task.
         """
+        if child.killed:
+            return
         owner = owner_of(record.acquisition)
         if self._deliveries.kill_deadline(record.acquisition):
             return  # Celery kills the child itself, and has ended the call

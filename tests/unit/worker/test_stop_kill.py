@@ -6,10 +6,12 @@ import logging
 import os
 import random
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -239,6 +241,49 @@ def test_kill_waits_for_a_child_that_does_not_pause_and_says_so_once(
     monkeypatch.undo()
     deliveries.body_killer.kill(child.watch, record)
     assert child.is_killed()
+
+
+def waiting_in_kernel(child: Child, path: str) -> None:
+    """Start a program that never begins. Until it begins, its parent neither runs nor reacts to SIGSTOP."""
+    child.table.adopt()
+    record = child.table.open(a_name(), "owner1.1", 30.0)
+    record.held(1e9)
+    record.set_kill_after(0.0)
+    record.request_stop("newer")
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 9, path, os.O_RDONLY, 0)])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells that a process waits in the kernel")
+def test_body_that_waits_in_the_kernel_and_cannot_pause_is_killed(
+    stack: ExitStack, deliveries: DeliveryRegistry, tmp_path: Path
+) -> None:
+    """As with a program on a network file system that does not answer."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    child, request = Child(stack, deliveries, lambda child: waiting_in_kernel(child, str(path))), Request()
+    deliveries.add(request)  # type: ignore[arg-type]  # what is read of it
+    record = child.record()
+    stat = Path(f"/proc/{child.watch.pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", 5.0)
+    try:
+        deliveries.body_killer.kill(child.watch, record)
+        assert child.is_killed()
+    finally:
+        os.close(os.open(path, os.O_WRONLY))  # the program begins and ends
+
+
+def test_child_that_takes_long_to_die_is_killed_and_reported_once(
+    stack: ExitStack, deliveries: DeliveryRegistry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, request = Child(stack, deliveries, endless), Request()
+    deliveries.add(request)  # type: ignore[arg-type]  # what is read of it
+    record = child.record()
+    monkeypatch.setattr(child.watch, "gone", lambda: False)  # as of a child with much memory
+    with caplog.at_level(logging.WARNING, "celery_dlock"):
+        for _ in range(3):
+            deliveries.body_killer.kill(child.watch, record)
+    (line,) = caplog.messages
+    assert f"is killed with pool child {child.watch.pid}" in line
 
 
 def short_bodies(child: Child) -> None:
