@@ -198,6 +198,8 @@ class DLockKit:
             args: The call's positional arguments.
             kwargs: The call's keyword arguments.
         """
+        if type(number) is not int:
+            raise DLockError(f"invalid number of seats {number!r}: expected a whole number, and after it the task")
         name = name_of(task, args, kwargs)
         if not 1 <= number <= name.seats:
             raise DLockError(f"cannot hold {number} seats of {task.name!r}: expected 1 to {name.seats}, its limit")

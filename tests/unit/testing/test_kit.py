@@ -197,6 +197,15 @@ def test_held_seats_leaves_the_others_to_the_calls_of_the_test(kit: DLockKit, ap
         pass
 
 
+@pytest.mark.parametrize("number", ["the task", 1.5, True])
+def test_held_seats_without_a_whole_number_says_what_it_expects(kit: DLockKit, app: Celery, number: Any) -> None:
+    task = task_of(app, limit=2)
+    number = task if number == "the task" else number
+    expected = "invalid number of seats .*: expected a whole number, and after it the task"
+    with pytest.raises(DLockError, match=expected), kit.held_seats(number, task, 1):
+        pass
+
+
 def test_waiting_calls_get_the_seats_that_become_free(app: Celery) -> None:
     with DLockKit(app, eager=False) as kit:
         task = task_of(app, on_conflict="queue", key="all", limit=2)
