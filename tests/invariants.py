@@ -420,8 +420,8 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "A message that was ignored or rejected runs again if its acknowledgement is lost."
         ),
         "deduplicated-copy-is-acknowledged": (
-            "A duplicate that Celery itself recognizes is acknowledged. If a cold shutdown interrupts that, it "
-            "runs again."
+            "A duplicate that Celery itself recognizes is acknowledged. A body that a cold shutdown killed has no end, "
+            "so its duplicate runs."
         ),
         "prefetched-messages-are-kept": "If a worker stops with messages that it prefetched, none is lost.",
         "visibility-timeout-runs-nothing-twice": "A message that outlives its visibility timeout runs once.",

@@ -30,7 +30,8 @@ class ParkedMessage(NamedTuple):
     Args:
         task: The task's name.
         task_id: The task's id.
-        broker: The broker that the message came from, without its password.
+        broker: The identity of the broker that the message came from: ``dlock_broker``, or the URL without user and
+            password.
         rank_us: The message's rank in the queue.
         conflict_retries: How often the message was republished because of a conflict.
         raw: The message as it was received.

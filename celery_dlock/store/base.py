@@ -35,8 +35,8 @@ class ReleaseRequest(NamedTuple):
         identity: The digest of the message's :class:`~celery_dlock.store.model.Identity`; "" outside of a message.
         used_ms: Milliseconds that the run mark of a success is kept (``once_per``); 0: the run did not succeed.
         requester: The requester of a successful run: the text of a :class:`~celery_dlock.store.model.Requester`.
-        outcome_unknown: The acquire may still arrive, so leave a tombstone that refuses it. This says nothing about the
-            outcome of the body.
+        outcome_unknown: It is unknown whether the acquire took effect. It may still arrive, so leave a tombstone that
+            refuses it. This is not the unknown outcome of a body (``once_per``).
         queue: The task's policy is to queue, so the lock is expected to have waiters.
         once: The acquisition has a run mark (``once_per``), and the body's process is alive. If the run did not
             succeed, the release frees the name, or restores the mark of an earlier run whose outcome is unknown.
@@ -74,7 +74,7 @@ class ReleaseRequest(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> ReleaseRequest:
-        """Parse :attr:`text`. If a killed writer left it damaged, only release the lock, without marks."""
+        """Parse :attr:`text`. If a killed writer left it damaged, only release the lock, and leave a tombstone."""
         try:
             return cls(**dict(zip(cls._fields, json.loads(text), strict=True)))
         except (ValueError, TypeError):

@@ -120,9 +120,9 @@ class AckTrackingRequest(Request):
         message, limit = self._message, self._dlock_deliveries.doubtful_after
         delattr(message, verb)
         # If the channel is closed, kombu's virtual transports have requeued the message and raise no error here. If the
-        # acknowledgement comes late, the broker may have delivered the message again. Usually the watchdog has reported
-        # this duplicate, so the release has set the done mark. The watchdog could not do so if this whole process was
-        # stopped (SIGSTOP).
+        # visibility timeout is over or nearly over, the broker may have delivered the message again. Usually the
+        # watchdog has reported this duplicate, so the release has set the done mark. The watchdog could not do so if
+        # this whole process was stopped (SIGSTOP).
         late = limit is not None and time.monotonic() - self.dlock_delivered >= limit
         lost = late or channel_is_gone(message)
         try:
@@ -134,7 +134,7 @@ class AckTrackingRequest(Request):
             if lost:
                 self.dlock_ack_lost = True
                 if self.dlock_end_stored:
-                    # At once: an error here may end the event loop, and then the worker.
+                    # Mark it now, not in a later round: an error of the acknowledgement may end the worker before that.
                     self._dlock_deliveries.completion_marker.mark(self)
 
     def dlock_completed(self) -> None:

@@ -20,11 +20,11 @@ __all__ = ["CrashRecovery"]
 
 #: Seconds between two rounds. Each round looks for dead predecessors and updates this worker's record.
 TICK: Final = 0.2
-#: A record of fewer than twice as many leases may be stored in each round. A larger record is stored as a whole too,
-#: but less often, to spare the store. The resulting intervals are in docs/explanation/how-a-lock-ends.md.
+#: A record with n times this many leases is stored at most every n rounds (n is rounded down, and at least 1). So large
+#: records cost the store no more. The resulting intervals are in docs/explanation/how-a-lock-ends.md.
 LEASES_PER_ROUND: Final = 100
-#: If a worker has fewer than twice as many leases, it looks through all of them in each round. With more, it looks
-#: through all of them less often, to spare the processor.
+#: A worker with n times this many leases looks through all of them every n rounds, to spare the processor. Here, too, n
+#: is rounded down, and at least 1.
 LEASES_PER_LOOK: Final = 1000
 
 
@@ -140,7 +140,8 @@ class CrashRecovery:
     def save_record(self) -> None:
         """Store the record if a lease was added, if no lease is left, or if the stored record would expire.
 
-        A lease that has ended may stay in the record until then: to release it once more is harmless.
+        A lease that has ended may stay in the record until the record is stored again. This is harmless: a release of
+        a lease that has ended releases nothing.
         """
         now = self._clock.monotonic()
         if now < self._next_look:

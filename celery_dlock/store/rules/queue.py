@@ -109,7 +109,9 @@ def confirm_publish(records: Records, identity: str, grant_timeout_ms: int) -> b
 
 
 def decline_grant(records: Records, grant: Grant, *, foreign: bool, present: bool) -> bool:
-    """Let another worker publish the message of this grant.
+    """Record that this worker did not publish the message of this grant.
+
+    If the message belongs to another broker, make the grant due at once for that broker's workers.
 
     Args:
         records: The records of the lock.
@@ -200,7 +202,7 @@ def _lose_grant(
         records.drop_waiter(waiter)
         return f"{waiter} foreign" if abandoned else waiter
     records.put_lost_grants(waiter, lock.rank, tries)
-    # No other call waits, and a first lost grant usually means that a worker died. Grant it again at once.
+    # If no other call waits, grant it again at once after its first lost grant: usually a worker died.
     pause_ms = 0 if tries == 1 and not has_waiters(records) else grant_timeout_ms * 2 ** (tries - 1)
     records.put_in("delayed", waiter, now + pause_ms * 1000)
     return ""

@@ -32,7 +32,8 @@
 -- @args task  name of the caller's task
 -- @args task_id  id of the caller's task
 -- @args process  node name of the caller's worker, a space, and the caller's process id
--- @args redelivered  "1" if the broker flagged this delivery, or the delivery whose message was republished as this one
+-- @args redelivered  "1" if the broker flagged this delivery as redelivered. A republished message inherits the flag of
+--   the delivery that it continues
 -- @args may_be_copied  "1" if other copies of this message may exist
 -- @args rank_us  rank that a republished copy keeps, in us; "" for a new message
 -- @args lock_name  text of the lock name
@@ -128,8 +129,8 @@ if ONCE then
   if previous_run.state == 'used' then
     return {'used', run_mark, end_waiting()}
   end
-  -- If the lock is held, a started run may be its holder, and alive. So this variable decides only if the lock is free.
-  -- If the lock is held, it only helps to recognise a command that was sent twice.
+  -- While the lock is held, a started run may be its holder, and alive. So an unknown outcome refuses a call only when
+  -- the lock is free. While the lock is held, this variable only helps to recognise a command that was sent twice.
   outcome_unknown = previous_run.state == 'unknown' or
     (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end

@@ -1,4 +1,5 @@
--- decline_grant: let another worker publish the message of this grant.
+-- decline_grant: record that this worker did not publish the message of this grant. If the message belongs to another
+-- broker, make the grant due at once for that broker's workers.
 -- Safe to send twice: the second copy does not change the time since which the message counts as foreign.
 --
 -- @keys lock  hash: the lock, lib/take_lock

@@ -26,13 +26,14 @@
 -- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen.
 --   4: the caller has to sweep the queue, because this script does not have the queue's keys. 8: a caller was woken.
 --   16: the server refused to wake one
--- @reply {sum, "", "", "", error}  with 16 in the sum, the error of RPUSH
+-- @reply {sum, "", "", "", error}  the error of RPUSH, if the sum contains 16
 --
 -- A lock with min_hold stays held until min_hold has passed. Its holder is then "kept", so no owner has it. A lock that
 -- is reserved for a retry has the holder "reserved:" and the identity of the retry.
 --
--- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
--- it. One is also set if the lock is reserved for a retry.
+-- Done marks are rare. One is set if a duplicate is known: the lock has the field dup. One is also set if the lock was
+-- lost, because that field was lost with it, and a duplicate may be known. One is also set if the lock is reserved for a
+-- retry.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))

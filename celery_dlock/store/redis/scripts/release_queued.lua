@@ -33,23 +33,25 @@
 -- @args reserve_ms  milliseconds that the lock is reserved at most [reserve]
 -- @args body_ended  "1": the body ended by itself; "0": it was stopped [replace]
 -- @reply sum of 1: the acquisition held the lock. 2: a duplicate of its message was seen.
---   8: a caller was woken. 16: the server refused to wake one
--- @reply {sum, identity, message, grant id, error}  with the grant to publish, and with 16 in the sum the error of
---   RPUSH; "" for missing values
+--   8: a caller was woken. 16: the server refused to wake one. (Only release.lua uses 4.)
+-- @reply {sum, identity, message, grant id, error}  the grant to publish; error: that of RPUSH, if the sum contains 16.
+--   "" for missing values
 --
 -- A lock with min_hold stays held until min_hold has passed. Its holder is then "kept", so no owner has it. A lock that
 -- is reserved for a retry has the holder "reserved:" and the identity of the retry. If the retry is already queued, the
 -- lock is granted to it instead.
 --
--- Done marks are rare. One is set if a duplicate is known (dup), or if the lock was lost, because any dup was lost with
--- it. One is also set if the lock is reserved for a retry, or if a newer call asked this run to stop.
+-- Done marks are rare. One is set if a duplicate is known: the lock has the field dup. One is also set if the lock was
+-- lost, because that field was lost with it, and a duplicate may be known. One is also set if the lock is reserved for a
+-- retry, or if a newer call asked this run to stop.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
--- The id of the newer call that asked this run to stop, if there is one. This field would end another delivery of this
--- message (lib/replace). It is deleted at the end of the run, and a done mark takes its place.
+-- The id of the newer call that asked this run to stop, if there is one. While this field exists, any other delivery of
+-- this message ends without running (lib/replace). At the end of the run, a done mark takes over that task, and the field
+-- is deleted.
 local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
 
 -- An operator asked for the lock while this run held it (hold_lock, which has set min_hold). This release keeps it for

@@ -69,7 +69,7 @@ if holder then
     else
       local pause_ms = grant_timeout_ms * 2 ^ (tries - 1)
       if tries == 1 and redis.call('EXISTS', waiting, delayed) == 0 then
-        -- No other call waits, and a first lost grant usually means that a worker died. Grant it again at once.
+        -- No other call waits. Grant it again at once after its first lost grant: usually a worker died.
         pause_ms = 0
       end
       redis.call('HSET', messages, waiter .. ':rank', rank)
