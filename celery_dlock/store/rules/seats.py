@@ -12,7 +12,7 @@ from typing import Final
 
 from ..base import ReleaseRequest
 from ..holder_model import Holder
-from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, RenewalResult
+from ..model import Acquired, AcquireRequest, Grant, Parked, Refusal, Released, RenewalResult
 from ..operator_model import WaiterView
 from ..queue_base import QueueStepResult
 from ..queue_model import Waiting
@@ -21,7 +21,7 @@ from . import operator as plain_operator
 from . import queue as plain_queue
 from . import release as plain_release
 from . import runs as plain_runs
-from .queue import grant_next, has_waiters
+from .queue import grant_next, has_waiters, unpublished_grant
 from .records import LockRecord, Records, SeatsRecord
 
 __all__ = [
@@ -80,9 +80,11 @@ class _Seats:
     def of_acquisition(self, acquisition: str) -> int | None:
         """Return the seat of an acquisition, else one whose unpublished grant an earlier copy of the command made."""
         place = self.where(lambda lock: lock.acquisition == acquisition)
-        if place is not None:
-            return place
-        return self.where(lambda lock: lock.granter == acquisition and not lock.published)
+        return self.granted_by(acquisition) if place is None else place
+
+    def granted_by(self, granter: str) -> int | None:
+        """Return the seat whose unpublished grant an earlier copy of this command made; None if there is none."""
+        return self.where(lambda lock: lock.granter == granter and not lock.published)
 
     def granted_to(self, identity: str) -> int | None:
         return self.where(lambda lock: lock.acquisition == f"grant:{identity}")
@@ -213,10 +215,14 @@ def acquire(records: Records, limit: int, acquisition: str, ttl_ms: int, request
         place = seats.free()
     if place is None:
         place = seats.busiest(notify=request.notify)
+    granted = None if request.queue is None else seats.granted_by(acquisition)
     answer = plain_acquire.acquire(records.seat(place), acquisition, ttl_ms, request)
     if request.queue is None:
         seats.use(place)
     else:
+        if granted is not None and isinstance(answer, Parked) and answer.granted is None:
+            # The first copy of this command may have granted one seat to another waiter, and one to this message.
+            answer = answer._replace(granted=unpublished_grant(records.seat(granted), acquisition))
         _share_queue(seats, place)
     seats.keep()
     if not isinstance(answer, Acquired):
@@ -326,7 +332,10 @@ def sweep(
 ) -> QueueStepResult:
     """Visit every seat of a name with waiters, up to the first one with something to do."""
     seats, swept, next_due = _Seats(records, limit), QueueStepResult(), None
-    for place in range(seats.places):
+    # Another seat may have become free since the first copy of this command. It must not hide that copy's grant.
+    first_place = seats.granted_by(granter) or 0
+    for offset in range(seats.places):
+        place = (first_place + offset) % seats.places
         seat, lock = records.seat(place), seats.taken.get(place)
         seat.sweep_at(None)
         swept = QueueStepResult()
