@@ -52,8 +52,8 @@ class Settings:
     doubtful_after: float | None
     """If a delivery is unacknowledged for this long, a Redis broker may have delivered its message again.
 
-    A delivery that ends later than this leaves a done mark, so that the second one does not run. The time is a little
-    shorter than the broker's ``visibility_timeout``. None for brokers without one.
+    A delivery that takes longer than this to end leaves a done mark, so that the second delivery does not run. The
+    time is a little shorter than the broker's ``visibility_timeout``. None for brokers without one.
     """
 
     durability: Durability

@@ -94,7 +94,8 @@ def _nothing(task_id: str) -> tuple[str, ...]:
         "if it waits under on_conflict='retry' or 'wait', the worker's log names the lock: search it for this id",
         f"if a worker has received it, {query} shows its task and arguments",
         "dlock show --task TASK --args ARGS then shows its lock",
-        "else it is still in the broker, or its worker died while it ran and its message was acknowledged before",
+        "else it is still in the broker, or it has ended and its result is not stored or has expired",
+        "or its worker died while it ran and its message was acknowledged before",
     )
 
 

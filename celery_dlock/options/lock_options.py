@@ -95,9 +95,9 @@ class LockOptions(DerivedOptions):
 
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
-    as during a rollout, the largest one is in force. It stays in force until no worker with it has asked for a lock of
-    the name or renewed one for a minute. After that, the next smaller limit is in force. Fencing tokens of different
-    seats are not comparable. Cannot be combined with ``on_conflict='replace'``, ``once_per``,
+    as during a rollout, the largest one is in force. It stays in force for a minute after a worker with this limit last
+    asked for a lock of the name or renewed one. After that, the next smaller limit is in force. Fencing tokens of
+    different seats are not comparable. Cannot be combined with ``on_conflict='replace'``, ``once_per``,
     ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``. Redlock does not support it.
     """
 
@@ -126,7 +126,8 @@ class LockOptions(DerivedOptions):
     """The result of a skipped call.
 
     If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues.
-    Any value is a result, ``None`` too. The result serializer must accept it. Requires ``on_conflict='skip'``,
+    Any value is a result, ``None`` too. The result serializer must accept it. A waiting call that a newer one removes
+    (``queue_overflow``, ``debounce``) ends REVOKED all the same. Requires ``on_conflict='skip'``,
     ``on_conflict='wait'`` with ``after_wait='skip'``, ``on_conflict='queue'`` with a ``queue_overflow`` other than
     ``'raise'``, or ``once_per``.
     """
@@ -206,11 +207,12 @@ class LockOptions(DerivedOptions):
     """
 
     replace_max: Seconds = 3600.0
-    """The longest time for which every body of a lock name may be stopped before it ends; at least 1 s.
+    """The time after which newer calls no longer stop a running body; at least 1 s.
 
-    The time begins with the start of the first body. If no body has ended by itself within this time, the running one
-    is not stopped. So one body finishes, even if newer calls never cease. When a body ends by itself, the time begins
-    again with the start of the next body. Requires ``on_conflict='replace'``.
+    The time begins when a body starts. If that body is stopped, the time goes on through the bodies that follow it,
+    until one of them ends by itself. If none has done so when the time is over, newer calls do not stop the body that
+    runs. So one body finishes, even if newer calls never cease. After that, the time begins again with the start of
+    the next body. Requires ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None
@@ -218,8 +220,8 @@ class LockOptions(DerivedOptions):
 
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
     the last call of a burst runs, once. If the lock is held when the time is over, the call goes on waiting. A running
-    body is never stopped. Newer means received later. A call with an ETA ranks as if it was received at its ETA. Such a
-    call is due at its ETA, or when ``debounce`` has passed since a worker received its message, whichever is later.
+    body is never stopped. The newer of two calls is the one received later; a call with an ETA is compared by its ETA
+    instead. A call with an ETA waits until its ETA and until ``debounce`` has passed since a worker received it.
     Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be
     combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
     ``on_conflict='queue'``.
@@ -253,7 +255,8 @@ class LockOptions(DerivedOptions):
     The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name. A
     message is lost if its queue was purged, or if its publisher died before publishing it. If ``once_per`` is a
     duration, ``queued_ttl`` may be at most that long. A longer one would let a lost message block the name for more
-    time than a success does. Requires ``unique='queued'`` or ``unique='queued+running'``.
+    time than a success does. So with a ``once_per`` below 3600 s, set ``queued_ttl`` too. Requires ``unique='queued'``
+    or ``unique='queued+running'``.
     """
 
     once_per: Seconds | str | None = None

@@ -30,7 +30,7 @@ def patch_group_publishing(is_ours: Callable[[Any], bool]) -> None:
     @functools.wraps(applied)
     def _apply_tasks(self: Any, tasks: Any, producer: Any = None, app: Any = None, *rest: Any, **options: Any) -> Any:
         ours = (app or self.app).tasks
-        # A generator may be infinite, so its members are claimed one by one.
+        # Celery makes a list of a generator. Any other container may be infinite: claim its members one by one.
         listed = isinstance(self.tasks, list | tuple)
         if not listed or not any(is_ours(ours.get(name)) for name in _names(self.tasks)):
             yield from applied(self, tasks, producer, app, *rest, **options)

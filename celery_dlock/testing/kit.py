@@ -146,7 +146,7 @@ class DLockKit:
         return [name if self._store.seats(name) == 1 else name._replace(seats=0) for name in names]
 
     def _locks(self, name: LockName) -> list[LockName]:
-        """Return the locks of a name that are held: itself, or its seats."""
+        """Return the held locks of a name: its one lock or, with a ``limit``, those of its seats."""
         with self._memory.step():
             seats = sorted(self._memory.data(name).locks)
         return [one_seat(name, seat) if seat else name._replace(seats=1) for seat in seats]
@@ -297,8 +297,8 @@ class DLockKit:
         """Let a newer call of another worker ask this call's running body to stop (``on_conflict="replace"``).
 
         Call it while the body runs, from a fake that the body uses. ``lease.ensure()`` then raises ``Replaced``. The
-        newer call itself does not run in this test: it is removed while it waits. A call of the test that waits for
-        the lock ends REVOKED.
+        newer call itself does not run in this test: it is removed while it waits. If another call of the test already
+        waits for the lock, that call ends REVOKED.
 
         Args:
             task: The task.

@@ -39,7 +39,8 @@ CACHED: Final = 5.0
 SHORTEST_SKIP: Final = 1.0
 #: Seconds for which the answer to a probe is kept.
 PROBE_KEPT: Final = 1.0
-#: Seconds for which the answers of workers are shown. The second time applies while newer ones are fetched.
+#: The answers of workers are asked for again after ANSWERS_KEPT seconds. If the new ones take long, pages show the old
+#: ones until these are ANSWERS_STALE seconds old.
 ANSWERS_KEPT, ANSWERS_STALE = 15.0, 60.0
 
 
