@@ -34,7 +34,8 @@ def location_from_broker(app: Celery) -> StoreLocation | None:
     # kombu combines the URL with broker_user, broker_password, broker_use_ssl and the other settings.
     try:
         found = app.connection_for_write()
-    except (ValueError, TypeError) as error:
+    # Python 3.11 reports a keyword given twice as KeyError, not TypeError, if another exception is being handled.
+    except (ValueError, TypeError, KeyError) as error:
         raise _refusal("broker_url", first, safe_error_text(error)) from None
     default = found.transport.default_port or 0
     options: dict[str, Any] = {"username": found.userid, "password": found.password}
@@ -73,7 +74,7 @@ def location_from_result_backend(app: Celery) -> StoreLocation | None:
     # The backend has combined the URL with redis_username, redis_backend_use_ssl and the other settings.
     try:
         found: dict[str, Any] = dict(app.backend.connparams)  # type: ignore[attr-defined]  # it is a Redis backend
-    except (ValueError, TypeError, ImportError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
         raise _refusal("result_backend", url, safe_error_text(error)) from None
     kept = ("username", "password", "credential_provider", "db", "path", "connection_class")
     options = {key: found[key] for key in kept if key in found} | tls(found)

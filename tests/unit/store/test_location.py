@@ -463,6 +463,15 @@ def said_of(conf: dict[str, Any]) -> str:
     return f"{found!r} {[one.shown for one in found.locations]}"
 
 
+def test_broker_url_with_two_passwords_is_refused_while_another_error_is_handled() -> None:
+    """Python 3.11 then reports a KeyError, which said nothing of the setting."""
+    try:
+        {}["missing"]
+    except LookupError:
+        with pytest.raises(InvalidLockOptions, match=r"broker_url"):
+            settings_of(broker="redis://u:p@h/?password=x")
+
+
 def test_neither_a_place_nor_the_settings_show_a_password() -> None:
     app = Celery("a", broker="sentinel://u:s3cret@a", set_as_current=False)
     app.conf.broker_transport_options = {**MASTER, "sentinel_kwargs": {"password": "s3cret"}}

@@ -18,7 +18,7 @@ from celery_dlock.messaging.handoff import GrantPublisher
 from celery_dlock.messaging.message import RawMessage
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.store.model import Grant
-from celery_dlock.utils import threads
+from celery_dlock.utils import fork_guard, threads
 from celery_dlock.utils.background import Loop, begin_thread
 from celery_dlock.utils.fork_guard import no_fork
 from tests.support.polling import eventually
@@ -87,11 +87,12 @@ def test_who_waits_for_a_server_holds_no_fork_up_for_longer_than_half_a_second(
     assert 0.5 <= min(took) < 1
 
 
-def test_who_forks_inside_does_not_wait_for_itself() -> None:
+def test_who_forks_inside_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_guard, "_FORK_TIMEOUT", 20.0)
     began = time.monotonic()
     with no_fork():
         assert forked(crosses) == 7
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.invariant("fork-inherits-no-mutex")
