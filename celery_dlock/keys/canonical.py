@@ -5,12 +5,13 @@ the normal value, which :func:`.normalize.normalize` returns.
 
 Two forms are equal only if the normal values are equal. A form begins with a byte for its kind, and shows where it
 ends. A constant has one byte. A number ends at the first ``;``. Text is preceded by its length. A container ends with
-a bracket with which no form begins. So no form is the beginning of another, and a sequence of forms can be read in one
-way only. ``-0.0`` has the form of ``0.0``, and all NaN have one form. If JSON writes two keys of a mapping alike, the
-later one wins, as when JSON is read.
+a closing bracket, and no form begins with one. So no form is the beginning of another, and a sequence of forms can be
+read in one way only. ``-0.0`` has the form of ``0.0``, and all NaN have one form. If JSON writes two keys of a mapping
+alike, the later one wins, as when JSON is read.
 
-Naming large arguments is the slowest part of a lock, so the walk carries only the depth, not the path to the value.
-It caches the forms of short mapping keys, which rows of a table repeat. An error collects the path on its way out.
+If arguments are large, computing the lock name is the slowest part of taking a lock. So the walk carries only the
+depth, not the path to the value. It caches the forms of short mapping keys, which rows of a table repeat. An error
+collects the path on its way out.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def text_form(text: str, _depth: int = 0) -> bytes:
     return b"s%d:%b" % (len(raw), raw)
 
 
-#: The most characters of a key whose form is cached: a message with large keys must not fill the cache with them.
+#: Maximum length of a key whose form is cached: a message with large keys must not fill the cache with them.
 _SHORT: Final = 64
 _short_key_form = lru_cache(1024)(text_form)
 

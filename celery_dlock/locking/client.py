@@ -108,7 +108,7 @@ class LockClient:
             if held is not None:
                 earlier = used_before(self._store, self._clock, name, held, request) if request.once else None
                 if earlier is None and request.once and not held.seed:
-                    # Without a run mark at its acquisition, the lock has no seed of an idempotency key.
+                    # The lock was taken without once_per, so it has no seed for the idempotency key of this entry.
                     held.seed = str(held.token)
                 return earlier or self._enter_again(held, context)
             shard = self._store.shard(name) if self._has_shards else 0
@@ -195,9 +195,9 @@ class LockClient:
     def delegate_release(self, context: OwnerContext) -> None:
         """Delegate the release of interrupted acquisitions to the watchdog.
 
-        A soft time limit, another signal's exception or the kill of a greenlet can interrupt any step. Blocking
-        signals does not help: a mask covers one thread. Another thread gets the signal, and Python raises in the main
-        thread.
+        A soft time limit, another signal's exception or the kill of a greenlet can interrupt any step. To block the
+        signals does not help: a signal mask covers one thread only. The system would deliver the signal to another
+        thread, and Python would still run its handler in the main thread.
         """
         for acquisition in context.open_acquisitions - {lease.acquisition for lease in context.entered}:
             record = self._lease_table.find(acquisition)

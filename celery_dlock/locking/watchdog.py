@@ -198,7 +198,7 @@ class Watchdog:
         # Releases that failed before come last: the server of another lock may answer.
         for source, record in sorted(scan.ends, key=lambda end: self._release_order(end[1])):
             if not self._end(source, record):
-                # Renew the leases that end soon. The next tick tries the other releases: each could wait for a timeout.
+                # Only renew the leases that end soon. The next tick tries the other releases: each could time out, too.
                 self._unanswered((), (), "the store did not answer")
                 break
             if self._clock.monotonic() - began > TICK:
@@ -222,9 +222,9 @@ class Watchdog:
     def _choose_store(self, scan: _Scan) -> None:
         """Use the client with the longest timeout that leaves time for repetitions before the first lease ends.
 
-        The time left must be enough for three timeouts: that of this call, and those of two repetitions. After a failed
-        call, it must be enough for two. If it always had to be enough for three, each repetition would have a shorter
-        timeout, and a slow store could not answer in time.
+        The first call may use a third of the time left. If it fails, two thirds are left, of which a repetition may use
+        half: the same timeout again. If a repetition could use only a third, each would have a shorter timeout, and a
+        slow store could not answer in time.
         """
         ends_at = min((source.first_deadline() for source in scan.sources), default=math.inf)
         budget = (ends_at - self._clock.monotonic() - TICK) / (2 if self._failing else 3)
@@ -320,8 +320,8 @@ class Watchdog:
     ) -> None:
         """Report as lost those leases in ``records`` that end soon.
 
-        Then try to renew the leases outside the request that end soon. They are not lost yet: another server may
-        answer for them.
+        Then try to renew those leases that end soon and were not in this request. They are not lost yet: another
+        server may answer for them.
 
         Args:
             records: The leases whose renewal was not confirmed.
@@ -332,7 +332,7 @@ class Watchdog:
         self._lose_ending_soon(records, reason)
         if not rescue:
             return
-        # Find leases outside the request that would be over before one more call could fail.
+        # Find other leases, not in this request, that would be over by the time that one more call has timed out.
         known = {record.acquisition for record in asked}
         others = [record for record in self.held if self._ends_soon(record) and record.acquisition not in known]
         if others:

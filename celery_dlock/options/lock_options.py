@@ -171,7 +171,7 @@ class LockOptions(DerivedOptions):
     """
 
     queue_overflow: str = "raise"
-    """The treatment of a call when ``queue_limit`` calls already wait.
+    """The treatment of a call when the queue is full: ``queue_limit`` calls wait, or with ``"keep_latest"``, one.
 
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"skip"``: the call is skipped. A call that ran before (``retries > 0``) is retried instead. Needs
@@ -315,8 +315,9 @@ class LockOptions(DerivedOptions):
     on_store_error: str = "retry"
     """The treatment of a call if the lock store does not answer, or refuses a command.
 
-    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The first delay is at
-      most 1 s. Each further one is at most twice as long, up to 60 s.
+    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is at most
+      1 s at first. This maximum doubles with each try, up to 60 s. If the store is in quarantine after a restart or
+      failover, the delay lasts until the quarantine ends.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
       :class:`LockLost`.
@@ -355,7 +356,7 @@ class LockOptions(DerivedOptions):
             object.__setattr__(self, option, check(option, getattr(self, option)))  # the class is frozen
         for option, requirement in ineffective_options(self).items():
             given, default = getattr(self, option), self.default(option)
-            # A skip_result of any type is never compared: its __eq__ may return anything.
+            # Compare the types first, so that != of a user's skip_result is never called: it may return anything.
             if given is not default and (type(given) is not type(default) or given != default):
                 raise unmet_requirement(option, given, requirement)
         check_combinations(self)
@@ -380,5 +381,8 @@ class LockOptions(DerivedOptions):
 
     @classmethod
     def meant(cls, name: object) -> str:
-        """Return the suggestion for an unknown option: the equivalent of another library's, or the most similar one."""
+        """Return the suggestion for an unknown option, or "".
+
+        An option of another library gets the equivalent one, any other name the most similar one.
+        """
         return equivalent(name) or did_you_mean(name, cls.names())

@@ -49,7 +49,8 @@ _running: ContextVar[Execution | None] = ContextVar("celery_dlock_execution", de
 def current(request: Any) -> Execution | None:
     """Return the execution that a request belongs to."""
     execution = getattr(request, "dlock_execution", None)
-    # Celery makes attributes of a message's headers, so a publisher may have put another value there.
+    # Celery copies each header of a message to an attribute of the request, so a publisher may have put another value
+    # there.
     return execution if isinstance(execution, Execution) else None
 
 

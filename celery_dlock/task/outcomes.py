@@ -64,7 +64,8 @@ __all__ = [
 
 _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUsed, "unknown": UnknownOutcome}
 
-#: Longest delay in seconds of a message that is republished after a store error or a lost lease.
+#: Longest delay in seconds of a message that is republished after a store error or a lost lease. But if a store is in
+#: quarantine, the delay is the rest of the quarantine.
 STORE_RETRY_MAX = 60.0
 #: Seconds to wait before a message that could not be republished is returned to the broker.
 REQUEUE_DELAY = 1.0
@@ -87,7 +88,10 @@ class HandledElsewhere(Ignore):
 
 
 class Postponed(HandledElsewhere):
-    """Raised to end a run whose message was republished or parked. The exception text is the reason."""
+    """Raised to end a run whose message was republished or parked. The exception text is the reason.
+
+    The worker's main process then sends ``task-retried``. For a plain :class:`HandledElsewhere`, it sends nothing.
+    """
 
 
 class SelfReplaced(Ignore):
@@ -123,7 +127,8 @@ def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision
             counts = isinstance(decision, RetryLater) and decision.counts
             _republish(run, name, rank_us, delay, LockHeld(*facts), conflict=counts, duplicate=duplicate)
             logger.info(_REPUBLISHED, *_task_and_id(run), delay, reason, extra=_extra(run, name))
-            # Monitors keep one state per task id. Do not show RETRY for a duplicate: the other delivery is running.
+            # Postponed sends task-retried, and monitors then show RETRY. They keep one state per task id. The other
+            # delivery of a duplicate is running, so they must not show RETRY for it.
             raise HandledElsewhere(reason) if duplicate else Postponed(reason)
         case AckParked():
             _acknowledge_parked(run, name, answer, reason)

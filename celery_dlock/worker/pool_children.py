@@ -34,7 +34,7 @@ __all__ = ["ChildWatch", "PoolChildren"]
 
 #: Ticks of the watchdog after which a fork that has not stored its pid counts as failed.
 MAX_TICKS_WITHOUT_PID = 150
-#: Maximum seconds that a child needs to pause, unless the machine is overloaded.
+#: Maximum seconds from SIGSTOP until a child stands still, unless the machine is overloaded.
 PAUSED_WITHIN = 0.05
 
 

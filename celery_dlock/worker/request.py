@@ -54,7 +54,7 @@ FIRST_RENEWAL: Final = 1.0
 class SingletonRequest(KillableRequest):
     """One delivery of one message, made in the worker's main process.
 
-    It generates the owner, and passes it to the pool child with the message as it was received.
+    It makes the owner's id, and passes the id to the pool child with the message as it was received.
     """
 
     # Attributes of Celery's own class that its stubs leave out.
@@ -285,9 +285,9 @@ class SingletonRequest(KillableRequest):
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Store RETRY as Celery does. If the body failed while a lost connection was being closed, restore FAILURE."""
-        # Celery cancels requests after a lost connection, when the worker no longer consumes, and in a cold shutdown,
-        # when it still consumes. In a cold shutdown, do not read the state: usually no FAILURE is stored there. Under
-        # gevent, Celery then calls this method from a place that must not block.
+        # Celery cancels requests in two cases: after a lost connection (the worker then no longer consumes), and in a
+        # cold shutdown (it still consumes). In a cold shutdown, do not read the state: usually no FAILURE is stored.
+        # Under gevent, Celery then calls this method from a place that must not block.
         retries = kwargs.get("emit_retry", True) and self.store_errors and not self._dlock_deliveries.consumes()
         failure = stored_failure(self.task, self.id) if retries else None
         super()._announce_cancelled(*args, **kwargs)  # type: ignore[misc]  # missing in the stubs
@@ -355,7 +355,7 @@ def _acknowledging_after(on_success: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(on_success)
     def acknowledging(self: SingletonRequest, outcome: Any, **kwargs: Any) -> Any:
         failed, _, runtime = outcome
-        # If there is no runtime, the greenlet was killed and no end is stored.
+        # If the outcome has no duration (`runtime` is None), the greenlet was killed and no end is stored.
         killed = runtime is None and not failed
         if killed and _cold_shutdown() and self.task.acks_late and not self.acknowledged:
             # A cold shutdown killed the body, and a pool of greenlets reports that as success. Requeue the message.

@@ -22,7 +22,7 @@
 -- @args task  name of the caller's task
 -- @args task_id  id of the caller's task
 -- @args process  node name of the caller's worker, a space, and the caller's process id
--- @args redelivered  "1" if the broker flagged this delivery, or the delivery that was republished as this one [again]
+-- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies, as redelivered [again]
 -- @args may_be_copied  "1" if other copies of this message may exist [again]
 -- @args rank_us  rank that a republished copy keeps, in us; "" for a new message [again]
 -- @args min_hold_ms  milliseconds from now that the lock stays held at least [hold]
@@ -117,7 +117,8 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     end
   end
   if finished_at then
-    -- This is a new message with the id of a finished one, whose done mark would refuse the new one's copies.
+    -- A new message has the id of a finished one. Delete its done mark, which would refuse copies of the new message.
+    -- Copies of the finished one may still come, so the release sets the mark again.
     call('DEL', done)
     duplicate_possible = true
   end

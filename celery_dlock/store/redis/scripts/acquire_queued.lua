@@ -266,7 +266,8 @@ end
 -- The message takes the lock.
 local duplicate_possible, has_waiters = may_be_copied == '1' or for_this_grant, false
 if finished_at then
-  -- This is a new message with the id of a finished one, whose done mark would refuse the new one's copies.
+  -- A new message has the id of a finished one. Delete its done mark, which would refuse copies of the new message.
+  -- Copies of the finished one may still come, so the release sets the mark again.
   redis.call('DEL', done)
   duplicate_possible = true
 end
