@@ -161,6 +161,7 @@ class Lock:
         return self._runtime.lock_client.holder(self._name) if self._runtime.enabled else None
 
     def __enter__(self) -> Self:
+        # This should never raise. `_acquire` waits while the lock is held, and the other refusals are for messages.
         if not isinstance(answer := self._acquire(None), Lease | NullLease):
             raise LockHeld(f"{self.name}: {answer}", self.name)
         return self

@@ -55,7 +55,7 @@ __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 WATCHDOG_TIMEOUT = 0.4
 #: Seconds that it waits while no lease ends soon, so that a slow store costs no lease.
 PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
-#: Maximum number of store timeouts in one release: for its commands, and for the connections that it opens.
+#: The longest release, as a multiple of the store timeout: its commands, and the connections that it opens.
 RELEASE_STEPS = 4
 
 
@@ -213,8 +213,8 @@ class Runtime:
     def disconnected_at(self) -> float:
         """The time of the worker's last lost broker connection, on the monotonic clock; 0 if there was none.
 
-        After a lost connection, the broker delivers each unacknowledged message again. If a pool child has not
-        confirmed the start of one, the main process forgets it. Only the child's release can prevent its second run.
+        The broker then delivers each unacknowledged message again. The main process forgets those whose start no pool
+        child has confirmed: only the done mark that the child's release writes prevents their second run.
         """
         return self._disconnected_at[0]
 
@@ -397,4 +397,4 @@ def _uncounted(_fact: object) -> None:
 
 
 def _kept_elsewhere() -> bool:
-    return True
+    return True  # a watchdog is awake: that of the main process, which reads the lease table of this pool child

@@ -6,9 +6,9 @@ aware datetime becomes its instant in UTC.
 :func:`normalize` does not descend into containers. The caller normalizes the items while it walks the container. The
 caller treats a tuple as a list, and replaces each key of a mapping by the string that JSON makes of the key.
 
-If two values are equal, or if a serialiser turns them into the same value, they have the same normal value. Calls
-that differ only in such values exclude each other, which is safe. Examples of such values are
-``Decimal("1.0")`` and ``Decimal("1.00")``, and a dataclass and the mapping of its fields.
+If a serialiser turns two values into the same value, they have the same normal value. So have equal values of one
+type, such as ``Decimal("1.0")`` and ``Decimal("1.00")``. Calls that differ only in such values exclude each other,
+which is safe. ``1``, ``1.0`` and ``True`` are different values here.
 
 An object with kombu's ``__json__`` becomes the plain data that the method returns.
 """
@@ -42,7 +42,7 @@ _Reducers = tuple[tuple[type | tuple[type, ...], Callable[[Any], Any]], ...]
 
 
 class UnstableValue(LockKeyError):
-    """A value without a stable form.
+    """A value that cannot be part of a lock name, because it may look different in each process.
 
     The walk through the arguments keeps no path, because an error is rare. While the error propagates, each container
     on its way adds its step to ``steps``. A step is an index (list), ``(key,)`` (mapping) or None (set).
@@ -144,7 +144,8 @@ _NATIVE_TO_JSON: Final[_Reducers] = (
     ((list, tuple), list),
     (dict, lambda value: dict(value.items())),
 )
-#: The order matters: a datetime is a date, and kombu takes a member of an enum of dates for a date.
+#: The order matters: a datetime is a date, too. A member of ``class Day(date, Enum)`` is serialised as a date by kombu,
+#: so Enum comes after date.
 _KNOWN: Final[_Reducers] = (
     ((bytes, bytearray, memoryview), lambda value: memoryview(value).tobytes()),
     (datetime, _utc),

@@ -3,8 +3,8 @@
 The main process maps the memory before the fork. It can read the leases at any time, also after the child's death, and
 needs no message from the child.
 
-The processes share no lock, because a child could die while it holds one. Instead, each word has one writer: the child
-or the main process. Only two words have both as writers: _LOST and _REPLACED. Both write the same value there. A
+The processes share no lock, because a child could die while it holds one. Instead, each word but two has one writer:
+the child or the main process. Both write _LOST and _REPLACED, and both write the same value there. A
 sequence number guards the text (a sequence lock): while the child writes the text, the number is odd.
 
 A slot of the table is used again after a release. So each acquisition of a child has a generation, a number that grows.
@@ -47,7 +47,8 @@ _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY,
 _HEAD: Final = struct.Struct("@QddIIHHIdQQ")
 #: The word _BUCKET: the bucket, and the number of seats.
 _PLACE: Final = struct.Struct("@II")
-#: The three lengths in the word _LENGTHS: release request, acquisition id, lock name.
+#: The three lengths in the word _LENGTHS: release request, acquisition id, lock name. The release request says which
+#: marks a release has to set. The child writes it if the watchdog is to release the lock.
 _TEXT_LENGTHS: Final = struct.Struct("@HHI")
 #: The child sets _STOPPABLE to the generation if the policy is ``replace``: newer calls may ask the holder to stop. If
 #: one has asked, the process that learns it first sets _REPLACED to the generation.
@@ -95,8 +96,8 @@ class SharedLeaseTable:
         memory.release()
         self._generations = itertools.count(1)
         self._opened: dict[int, SharedLeaseRecord] = {}
-        #: In the main process, by slot: the last record there whose body was asked to stop, and the id of the call that
-        #: asked. The record is given by its generation.
+        #: In the main process, by slot: the last stop request. That is the generation of the record whose body was
+        #: asked to stop, and the task id of the call that asked.
         self.stop_requests: dict[int, tuple[int, str]] = {}
         #: Sends the child the signal that stops its body. Set by the main process.
         self.interrupt: Callable[[], None] = lambda: None
@@ -147,9 +148,9 @@ class SharedLeaseTable:
         """Return all records that are not free. Called by the main process.
 
         Args:
-            dead: Whether the child is dead. If it is, half-written records are returned too. Releasing
-                such a record is harmless. Either its acquire was not sent yet, or the write did not change its lock
-                name and acquisition id.
+            dead: Whether the child is dead. If it is, records that it was writing when it died are returned too.
+                Releasing such a record is harmless. If it was the record's first write, the acquire was not sent yet.
+                A later write repeats the same lock name and acquisition id.
         """
         records = (self._read(slot, dead=dead) for slot in self._slots if not _is_free(slot[2]))
         return [record for record in records if record is not None]
@@ -248,7 +249,7 @@ class SharedLeaseRecord:
         self._words[_LOST] = self._generation
 
     def set_aside(self) -> None:
-        """Do nothing: the watchdog reads all records of a child in each round."""
+        """Do nothing: a child has few records, so the watchdog reads all of them in each round."""
 
     @property
     def stoppable(self) -> bool:
@@ -308,7 +309,7 @@ class SharedLeaseRecord:
     def delegate_release(self, ending: str) -> None:
         if self._ours():
             # Task names and ids are cut, so the text normally fits. If it does not, the watchdog releases the lock
-            # without the marks of the request.
+            # without setting the marks.
             self.ending = ending if self._fits(ending) else ""
             self.write(_RELEASE_DELEGATED, self._floats[_DEADLINE], self._floats[_UNTIL], self.ending.encode())
 
@@ -362,7 +363,10 @@ class WatchdogRecord(SharedLeaseRecord):
 
     @property
     def must_end(self) -> bool:
-        """Whether this lease's body is running, was asked to stop, and may be killed. The child can end it any time."""
+        """Whether this lease's body is running, was asked to stop, and may be killed.
+
+        Unless the child is paused, its body may end at any time, and the answer is out of date.
+        """
         words, generation = self._words, self._generation
         if words[_KILLABLE] != generation or words[_REPLACED] != generation:
             return False

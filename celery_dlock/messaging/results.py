@@ -90,10 +90,14 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
     The process that skips the task calls this before it raises ``Ignore``. ``Ignore`` alone would leave the task
     PENDING, and its chain and its chord would wait for ever.
 
-    The task's end is stored unless its result is ignored. The end of a chord member is always stored, because the
-    chord looks it up, and the member's part is returned to its chord. The same is done for every later member of its
-    chain: groups, nested chains and chord bodies. It is also done for the tasks after a chord that can no longer
-    complete, and for those after the chords that contain this chord. Links and errbacks do not run.
+    REVOKED is stored for:
+
+    - the task itself;
+    - every later member of its chain: groups, nested chains and chord bodies;
+    - the tasks after a chord that can no longer complete, and those after the chords that contain this chord.
+
+    It is not stored for a task whose result is ignored, unless the task is a member of a chord. The chord looks up the
+    ends of its members, so each member's part is also returned to its chord. Links and errbacks do not run.
 
     Celery's own limits stay:
 
@@ -127,7 +131,7 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
 
 
 def has_backend(task: ResultTask) -> bool:
-    """Return whether there is a result backend. Celery's stand-in for none raises an error on every call."""
+    """Return whether there is a result backend. Without one, Celery's ``DisabledBackend`` raises on every call."""
     return not isinstance(task.backend, DisabledBackend)
 
 

@@ -16,8 +16,8 @@ __all__ = ["SHARDS", "CircuitBreaker", "ShardStates", "shared_states"]
 
 T = TypeVar("T")
 
-#: A shard is a part of the store that can fail alone: a primary of a Cluster, or the whole of any other store (0). The
-#: number of a primary is a hash of its address, smaller than SHARDS. Two primaries rarely have the same number.
+#: A shard is a part of the store that can fail alone. In a Cluster, each primary is one. Its number is a hash of its
+#: address, smaller than SHARDS. Two primaries rarely have the same number. Any other store is one shard with number 0.
 SHARDS: Final = 4096
 _NS: Final = 1e9
 #: If a connection fails sooner than this, the breaker stays closed: a server is being restarted, and each attempt is
@@ -96,7 +96,9 @@ class CircuitBreaker:
         return bool(self.failed_at[0])
 
     def before_call(self, shard: int = 0) -> None:
-        """Raise if the breaker is open. Call this only before a command that the caller can postpone.
+        """Raise if the breaker is open. Call this only if the command may be skipped, because it is repeated later.
+
+        A message whose acquire is skipped can be republished. A release that is skipped is left to the watchdog.
 
         Raises:
             StoreUnavailable: The shard timed out a moment ago, so it was not asked.

@@ -1,7 +1,8 @@
 """Wrappers around the methods that Celery calls on a task instance. Each one calls the :class:`Execution`.
 
-A run ends in one of three exit hooks: ``after_return``, the tracer, or the eager call. The first of them releases the
-lock. The tracer is needed because Celery calls ``after_return`` for success and failure only.
+A run ends in ``after_return`` or in the tracer. An eager run ends in ``after_return`` or in the eager call. The first
+of these exit hooks releases the lock. If the process dies before, the watchdog does. The tracer is needed because
+Celery calls ``after_return`` for success and failure only.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def wrap_tracer(task: Task[..., Any], tracer: Callable[..., Any]) -> Callable[..
                 if running() is not before:
                     _release_pending_run(before, ending)
             except BaseException:
-                # This is the last exit hook. An exception that struck in it must not leave the lock unreleased.
+                # No exit hook follows while the process lives, so an exception here must not leave the lock unreleased.
                 _release_pending_run(before, ending)
                 raise
         return result

@@ -1,9 +1,9 @@
 """Stops the body of a task if its lease is lost (``on_lost="abort"``), or if a newer call replaces it.
 
 Each pool stops a body in its own way. The watchdog, a thread of the worker's main process, notices that a body has to
-stop. It calls the function that was set on the lease record when the body began. The exception must be raised inside
-the body and nowhere else. After the body come the release, Celery's own code and the next task, which must not be
-interrupted.
+stop. It calls the function that was set on the lease record when the body began. That raises an exception in the body:
+LockLost or Replaced. The exception must be raised nowhere else. After the body come the release, Celery's own code and
+the next task, which must not be interrupted.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class _ThreadBody:
         """Wait for a running `stop`, and swallow its exception if Python has not raised it yet.
 
         A second call of ``PyThreadState_SetAsyncExc``, with NULL, would cancel the exception too. But Python would then
-        look for one at every check. That slows all threads, and under Python 3.11 a traced function never ends.
+        look for one at every check. That slows all threads. With ``sys.settrace``, a function under Python 3.11 then
+        never ends.
         """
         try:
             while self._stopping:

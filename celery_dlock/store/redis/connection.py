@@ -138,7 +138,7 @@ class RespConnection:
         return error
 
     def wait(self, seconds: float) -> None:
-        """Set the seconds to wait for each reply from now on."""
+        """Set the timeout of each reply from now on. This method itself does not wait."""
         sock: Any = self._connection._sock  # noqa: SLF001  # no public name
         sock.settimeout(seconds)
 
@@ -157,7 +157,7 @@ _SETTINGS: Final = {StoreUnavailable: " (check dlock_url)", ReplyTimeout: " (see
 
 
 def unanswered(error: Exception, kind: type[StoreUnavailable]) -> StoreUnavailable:
-    """Return the exception for a connection that failed while it was used."""
+    """Return the exception for a connection that failed."""
     if tls_error := error_from_tls(str(error)):
         # TLS 1.3 reports a refused handshake only on the first read. The server has read no command by then.
         return tls_error

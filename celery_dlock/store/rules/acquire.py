@@ -81,7 +81,8 @@ class _Call:
         if refused:
             return Unknown(run_holder(self.mark), self._end_waiting())
         if self.finished_at is not None:
-            # This is a new message with the id of a finished one, whose done mark would refuse the new one's copies.
+            # A message with this task id has finished, and this is a new message. The old done mark would refuse copies
+            # of the new message.
             self.records.drop_mark("done", self.identity)
             found.duplicate_possible = True
         self._leave_queue(found)
@@ -168,7 +169,7 @@ class _Call:
         held, preceded = (None if self.reserved or self.granted else lock), False
         if lock is None:
             # The lock is free. If this message is already queued, it was delivered twice: only the copy published for
-            # its grant may take the lock. Waiters with a later rank do not block it.
+            # its grant may take the lock. A message that is not queued takes it if all waiters have later ranks.
             first = records.first_in("waiting", 1)
             found.has_waiters = first != []
             preceded = queued or (first != [] and first[0][1] < self.rank)
