@@ -148,14 +148,14 @@ def _last_run(entry: Any) -> datetime | None:
     if last is None or last.tzinfo is not None:
         return last
     if last == getattr(getattr(entry, "model", None), "date_changed", None):
-        # It has not run yet, so django-celery-beat uses the time of its creation. Without USE_TZ, Django stores that as
+        # It has not run yet, so django-celery-beat uses `date_changed`. Without USE_TZ, Django writes `date_changed` in
         # local time. Read as UTC, it could lie hours ahead, and the entry would not be due until then.
         return last.astimezone()
     return maybe_make_aware(last, timezone.utc)
 
 
 def _for_django(due: datetime) -> datetime:
-    """Return a due time as Django stores it: naive UTC if time zones are off (``USE_TZ=False``)."""
+    """Return a due time in the form of the column ``last_run_at``: naive UTC if ``USE_TZ`` is False."""
     return due if symbol_by_name("django.conf:settings").USE_TZ else due.astimezone(timezone.utc).replace(tzinfo=None)
 
 

@@ -68,7 +68,7 @@ class Settings:
         """Return the durability that each write of a lock must have.
 
         Args:
-            own: The durability of its task, call or ``Lock``; None if that sets none.
+            own: The durability that the lock's task, call or ``Lock`` sets; None if it sets none.
             option: The name of the option in an error.
 
         Raises:
@@ -187,6 +187,6 @@ def _doubtful_after(app: Celery) -> float | None:
     if not issubclass(get_transport_cls(app.connection_for_write().transport_cls), Transport):  # type: ignore[arg-type]  # it is a class
         return None
     visibility = float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600))
-    # Use a shorter time than the visibility timeout, which counts from an earlier moment, by another worker's clock. If
-    # the time is too short, the only cost is a done mark that is not needed.
+    # The visibility timeout begins before this worker receives the message, and another worker's clock measures it. So
+    # return a shorter time. If it is too short, the only cost is a done mark that is not needed.
     return max(0.0, visibility - max(2.0, visibility / 10))

@@ -79,7 +79,7 @@ def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     letters = [letter for letter in store.dead_letters() if letter.task_id == task_id]
     runs = [run for run in store.unsettled_runs() if run.task_id == short]
     # Ask the store first: if its server hangs, the store raises after its timeout. A result backend on the same server
-    # may have none.
+    # may have no timeout.
     (result, reason, refused_by), silent = _result_in_time(app, task_id)
     found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, (), refused_by)
     now = [_now_held_by(store.describe(name_from_text(waiter.name)), waiter) for waiter in waits]
@@ -124,7 +124,7 @@ class _Result(NamedTuple):
 
 
 def _result_in_time(app: Celery, task_id: str) -> tuple[_Result, Sequence[str]]:
-    """Return the result, and a line if the backend hangs: result backends have no timeout in common."""
+    """Return the result, and a line if the backend hangs: no setting gives every result backend a timeout."""
     found: list[_Result] = []
     done = threading.Event()
 

@@ -95,10 +95,10 @@ class LockOptions(DerivedOptions):
 
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
     a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
-    as during a rollout, the largest one is in force. It stays in force for a minute after a worker with this limit last
-    asked for a lock of the name or renewed one. After that, the next smaller limit is in force. Fencing tokens of
-    different seats are not comparable. Cannot be combined with ``on_conflict='replace'``, ``once_per``,
-    ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``. Redlock does not support it.
+    as during a rollout, the largest one is in force. If for a minute no worker with this limit asks for a lock of the
+    name or renews one, the next smaller limit applies. Fencing tokens of different seats are not comparable. Cannot be
+    combined with ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or
+    ``on_store_error='local'``. Redlock does not support it.
     """
 
     keep_on_retry: bool = False
@@ -207,12 +207,12 @@ class LockOptions(DerivedOptions):
     """
 
     replace_max: Seconds = 3600.0
-    """The time after which newer calls no longer stop a running body; at least 1 s.
+    """The longest time for which newer calls may stop one body after another; at least 1 s.
 
-    The time begins when a body starts. If that body is stopped, the time goes on through the bodies that follow it,
-    until one of them ends by itself. If none has done so when the time is over, newer calls do not stop the body that
-    runs. So one body finishes, even if newer calls never cease. After that, the time begins again with the start of
-    the next body. Requires ``on_conflict='replace'``.
+    The time begins when a body starts. If newer calls stop this body, the time goes on through the bodies that follow.
+    When the time is over, newer calls do not stop the body that runs then. So one body finishes, even if newer calls
+    never cease. After a body has ended by itself, the time begins again with the start of the next body. Requires
+    ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None
@@ -220,10 +220,10 @@ class LockOptions(DerivedOptions):
 
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
     the last call of a burst runs, once. If the lock is held when the time is over, the call goes on waiting. A running
-    body is never stopped. The newer of two calls is the one received later; a call with an ETA is compared by its ETA
-    instead. A call with an ETA waits until its ETA and until ``debounce`` has passed since a worker received it.
-    Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the option off. Cannot be
-    combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
+    body is never stopped. The newer of two calls is the one received later. For a call with an ETA, the ETA takes the
+    place of the time of receipt. A call with an ETA waits until its ETA and until ``debounce`` has passed since a
+    worker received it. Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the
+    option off. Cannot be combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
     ``on_conflict='queue'``.
     """
 
@@ -282,7 +282,8 @@ class LockOptions(DerivedOptions):
     after_crash: str = "run"
     """The treatment of the next call after the process of a body died and its outcome is unknown.
 
-    - ``"run"``, for at-least-once: the call runs, with ``lease.after_crash`` and the same ``lease.idempotency_key``.
+    - ``"run"``, for at-least-once: the call runs. ``lease.after_crash`` is ``True``, and ``lease.idempotency_key`` is
+      that of the dead run.
     - ``"hold"``, for at-most-once: calls end FAILURE with :class:`UnknownOutcome`, until ``task.resolve()`` is called.
       If it is not called, they fail for ``max_hold`` (24 h if not set) plus ``once_per``, counted from the start of
       the body.
@@ -326,7 +327,8 @@ class LockOptions(DerivedOptions):
       of the lease is as with ``"run"``. Refused with a ``limit`` above 1, and on a platform without ``flock``.
 
     Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
-    ``on_lost='abort'``. A body without a lease has no ``min_hold``, ``max_hold`` or ``keep_on_retry`` either.
+    ``on_lost='abort'``. For a body that runs in either way, ``min_hold``, ``max_hold`` and ``keep_on_retry`` have no
+    effect.
     """
 
     durability: str | Mapping[str, Any] | None = None

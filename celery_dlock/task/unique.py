@@ -94,7 +94,8 @@ def publish(
         LockHeld: Another call has the name, and ``on_duplicate`` is ``"raise"``. Or a ``Lock`` has the
             name, so there is no result to return.
         LockKeyError: The arguments give no lock name.
-        StoreUnavailable: The store did not answer, and ``on_store_error`` is neither ``"run"`` nor ``"local"``.
+        StoreUnavailable: The store did not answer, and ``on_store_error`` is neither ``"run"`` nor ``"local"``. A call
+            that follows another task or continues a run is published without a claim instead.
     """
     call = claiming_call(task, options.get("headers"))
     if call is None or task.app.conf.task_always_eager:
@@ -143,7 +144,7 @@ class BatchClaim:
     Raises:
         LockHeld: A call is refused and its ``on_duplicate`` is ``"raise"``. No name is claimed then.
         StoreUnavailable: The store did not answer, and ``on_store_error`` of a call is neither ``"run"`` nor
-            ``"local"``.
+            ``"local"``. A call that follows another task or continues a run does not cause this error.
     """
 
     def __init__(self, calls: Iterable[tuple[LockedTask, dict[str, Any]]]) -> None:

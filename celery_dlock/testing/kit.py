@@ -166,8 +166,8 @@ class DLockKit:
         If the task has a ``limit``, other owners hold all of its free seats, so that the next call is a conflict.
         :meth:`held_seats` leaves some free.
 
-        Inside :meth:`store_down`, the owner holds the lock on this machine, which a task with
-        ``on_store_error="local"`` sees. Outside, the owner is on another machine.
+        If the task has ``on_store_error="local"``, this works inside :meth:`store_down` too. The owner then holds the
+        lock on this machine. In all other cases, the owner is on another machine.
 
         Args:
             task: The task, or the name of a ``Lock``.
@@ -235,7 +235,7 @@ class DLockKit:
         return answer
 
     def _begin_earlier_run(self, task: SingletonTask, args: Any, kwargs: Any) -> tuple[LockName, str, str, str]:
-        """Begin a run in another worker. Return its lock name, acquisition, task id and seed."""
+        """Begin a run in another worker. Return its lock name, acquisition, task id and idempotency key's seed."""
         once = task.lock_options.once_seconds
         if not once or task.lock_options.once_per == "tick":
             raise DLockError(
@@ -329,7 +329,10 @@ class DLockKit:
     # -- time
 
     def travel(self, seconds: float) -> None:
-        """Move the clocks forward: ttl, ``once_per``, ``min_hold``, ``debounce``, grants, and ETAs of :meth:`run_next`.
+        """Move the clocks forward.
+
+        These clocks decide when a ttl, ``once_per``, ``min_hold``, ``debounce`` or a grant ends, and when
+        :meth:`run_next` finds that a message's ETA is reached.
 
         If the lock of a waiting call is free, and the call is due, it then gets the lock and is published.
         """
