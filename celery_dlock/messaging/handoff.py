@@ -39,7 +39,7 @@ __all__ = ["GrantPublisher", "end"]
 MAX_WARNED: Final = 10_000
 #: Seconds for which a process does not sweep a lock after it left that lock's message to the workers of another broker.
 #: Those workers find the message within that time. The lock's next message may be for this process, and then waits for
-#: as long. So keep this below the 2 s in docs/explanation/how-the-queue-works.md.
+#: up to LEAVE_FOR. So keep LEAVE_FOR below the 2 s in docs/explanation/how-the-queue-works.md.
 LEAVE_FOR: Final = 1.5
 
 
@@ -131,9 +131,11 @@ class GrantPublisher:
     def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError, *, keeps_end: bool = False) -> bool:
         """Store the end of a waiter, then delete its message from the store. Return whether that was done.
 
-        Until the end is stored, the store keeps the message. If a newer call replaced it, it is still in its queue. If
-        this process dies, a sweep then grants it the lock, and the worker that receives it ends it. A message that no
-        newer call replaced is among the dead letters, and stays there if this process dies.
+        Until the end is stored, the store keeps the message in one of two places:
+
+        - A message that a newer call replaced is still in its queue. If this process dies, a sweep grants that message
+          the lock, and the worker that receives the message ends it.
+        - Any other message is among the dead letters. If this process dies, the message stays there.
 
         Args:
             name: The lock name.

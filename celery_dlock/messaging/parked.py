@@ -53,7 +53,7 @@ class ParkedMessage(NamedTuple):
         broker: str,
         rank_us: int,
         conflict_retries: int,
-        redelivered: bool = False,  # noqa: FBT001, FBT002  # as the fields are
+        redelivered: bool = False,  # noqa: FBT001, FBT002  # positional, like the fields
     ) -> ParkedMessage:
         """Return the parked message of a delivery.
 

@@ -155,9 +155,9 @@ class LockStore(Protocol):
             within: Seconds after which a reply is of no use; None: the store's timeout.
 
         Returns:
-            One result for each renewal. A ``StopRequest``: renewed, and the holder is to stop. False: the acquisition
-            does not hold the lock. None: the lock's server did not answer or refused, or too few servers confirmed the
-            renewal. If no server answers, this raises.
+            One result for each renewal. True: renewed. A ``StopRequest``: renewed, and the holder is to stop.
+            False: the acquisition does not hold the lock. None: the lock's server did not answer or refused, or too
+            few servers confirmed the renewal. If no server answers, this raises.
         """
         ...
 
@@ -172,7 +172,7 @@ class LockStore(Protocol):
         ...
 
     def shard(self, name: LockName) -> int:
-        """Return the number of the shard that has the lock, below :data:`~.circuit_breaker.SHARDS`. Sends nothing.
+        """Return the number of the lock's shard, less than :data:`~.circuit_breaker.SHARDS`. Sends nothing.
 
         Shards are servers that fail independently. A number is a hash, so two shards may have the same one (rarely).
         """

@@ -28,9 +28,10 @@ __all__ = ["AckTrackingRequest"]
 class AckTrackingRequest(Request):
     """A request that records whether its acknowledgement was lost.
 
-    Celery sends the acknowledgement in a later round of its event loop, and only logs an error. Its callback there is
-    ``message.ack_log_error``, which calls ``message.ack``. This class replaces ``message.ack`` and not the callback: at
-    the shutdown of a prefork pool, Celery runs only callbacks of that name (``celery.concurrency.prefork``).
+    Celery sends the acknowledgement in a later round of its event loop. If that fails, Celery only logs the error. Its
+    callback there is ``message.ack_log_error``, which calls ``message.ack``. This class replaces ``message.ack`` and
+    not the callback: at the shutdown of a prefork pool, Celery runs only callbacks of that name
+    (``celery.concurrency.prefork``).
     """
 
     # Attributes of Celery's own class that its stubs leave out.
@@ -166,5 +167,5 @@ class AckTrackingRequest(Request):
     @property
     def _needs_no_mark(self) -> bool:
         if not self.acknowledged or self.dlock_requeued or self.dlock_rejected:
-            return True  # the message is to run again, or the task itself decides what becomes of it
+            return True  # the message is to run again, or was rejected for good
         return self.message.acknowledged and not self.dlock_ack_lost

@@ -85,8 +85,8 @@ class CrashRecovery:
     def release_dead_leases(self) -> None:
         """Release the leases of predecessors that have died since the last call.
 
-        Repeat the check of the predecessors until the longest ttl in their records has passed. One check is not enough:
-        the pool children of a killed worker die a moment after it, and a predecessor may be killed later.
+        Each call checks the predecessors once, until the longest ttl in their records has passed. One call is not
+        enough: the pool children of a killed worker die a moment after it, and a predecessor may be killed later.
         """
         if self._predecessors is None:
             self._predecessors = self._read()

@@ -2,7 +2,7 @@
 
 It does so if the process of a holder died, if the broker lost a granted message, or if a hand-off failed.
 
-This module has more than 300 lines, because one thread does all steps of a round in a fixed order.
+More than 300 lines: one thread does all steps of a round in a fixed order.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class QueueSweeper:
         #: Debounced calls that were passed to the pool: number in the receive order, lock name, and seconds from the
         #: call's parking until it is due.
         self._debounced: collections.deque[tuple[int, LockName, float]] = collections.deque(maxlen=MAX_DEBOUNCED)
-        #: For each lock, the time at which the debounced call that this worker parked last is due.
+        #: For each lock, the time at which the last debounced call that this worker parked is due.
         self._due_at: dict[LockName, float] = {}
         self._failing = False
         #: The locks that the store refused to sweep in this round, and whether such a refusal was logged already.

@@ -59,7 +59,7 @@ def execute_confirmed(
 class ScriptPipeline:
     """Many commands in one write, followed by at most one WAIT and one WAITAOF.
 
-    Each of the two waits for the strongest confirmation of its kind that one of the commands needs.
+    Each of these two commands waits for the strongest confirmation of its kind that one of the commands needs.
     If a command is not confirmed, a :class:`~celery_dlock.errors.NotConfirmed` replaces its reply.
 
     Args:

@@ -87,7 +87,8 @@ def end_grant(records: Records, granter: str) -> Grant | None:
 def unpublished_grant(records: Records, granter: str) -> Grant | None:
     """Return the grant that this granter made, while its message is not known to be published.
 
-    If the first reply was lost, the second copy of the command returns this grant. Otherwise no reply would name it.
+    If the first reply was lost, the second copy of the command returns this grant. Without this, no reply would
+    name it.
     """
     lock = records.lock()
     if lock is None or lock.granter != granter or lock.published:
@@ -178,7 +179,7 @@ def _swept(granted: Grant | None, dead_letter: str, *, lost_grant: bool = False)
 
 
 def _publish_again(records: Records, lock: LockRecord, granter: str, entry: str) -> QueueStepResult:
-    """Return a grant whose message was not published, because its granter may have died.
+    """Return a grant whose message is not known to be published: its granter may have died.
 
     The caller publishes the message now, and becomes the granter.
     """

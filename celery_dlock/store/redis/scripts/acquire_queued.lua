@@ -57,9 +57,10 @@
 --   HOLDER: acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid
 -- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked.
 --   Without HOLDER if only waiters precede it
--- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values; position "0" if
---   the message does not wait. GRANT: identity, message, grant id. With [debounce] or [replace] also the task id of the
---   call that replaced the evicted one
+-- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. position: place
+--   among the waiters, from 1; also "1" if this command granted it the lock. It is "0" if an earlier command did so,
+--   or if the message was evicted itself. GRANT: identity, message, grant id. With [debounce] or [replace] also the
+--   task id of the call that replaced the evicted one
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
 -- @reply {"used", run mark, GRANT}  an earlier run succeeded
@@ -130,7 +131,7 @@ if ONCE then
     return {'used', run_mark, end_waiting()}
   end
   -- While the lock is held, a started run may be its holder, and alive. So an unknown outcome refuses a call only when
-  -- the lock is free. While the lock is held, this variable only helps to recognise a command that was sent twice.
+  -- the lock is free.
   outcome_unknown = previous_run.state == 'unknown' or
     (previous_run.state == 'started' and previous_run.acquisition ~= acquisition)
 end
@@ -148,7 +149,8 @@ end
 if refused and holder and not queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
   if waiter then
-    -- This command was sent twice: the first copy was refused, and passed the message's grant on.
+    -- This command was sent twice: the first copy was refused, and passed the message's grant on. Only such a command
+    -- is refused while the lock is held.
     return {'unknown', run_mark, waiter, its_message, its_grant}
   end
 end

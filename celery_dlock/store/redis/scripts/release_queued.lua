@@ -42,16 +42,16 @@
 -- lock is granted to it instead.
 --
 -- Done marks are rare. One is set if a duplicate is known: the lock has the field dup. One is also set if the lock was
--- lost, because that field was lost with it, and a duplicate may be known. One is also set if the lock is reserved for a
--- retry, or if a newer call asked this run to stop.
+-- lost, because that field was lost with it, and a duplicate may have been noted in it. One is also set if the lock is
+-- reserved for a retry, or if a newer call asked this run to stop.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
 local ours = holder == acquisition
 
 -- The id of the newer call that asked this run to stop, if there is one. While this field exists, any other delivery of
--- this message ends without running (lib/replace). At the end of the run, a done mark takes over that task, and the field
--- is deleted.
+-- this message ends without running (lib/replace). At the end of the run, the field is deleted: from then on, a done
+-- mark refuses these deliveries.
 local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
 
 -- An operator asked for the lock while this run held it (hold_lock, which has set min_hold). This release keeps it for
