@@ -61,8 +61,22 @@ def no_crash_is_logged(environment, older):
     assert "exited with 'signal 9" not in text
 
 
-@pytest.mark.parametrize("kind", ["killed", "killed_early", "killed_at_once"])
-@pytest.mark.parametrize("how", ["deaf", "stubborn"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("killed", "deaf"),
+        ("killed_early", "stubborn"),
+        *(
+            pytest.param(kind, how, marks=pytest.mark.slow)
+            for kind, how in [
+                ("killed", "stubborn"),
+                ("killed_early", "deaf"),
+                ("killed_at_once", "deaf"),
+                ("killed_at_once", "stubborn"),
+            ]
+        ),
+    ],
+)
 def test_body_that_does_not_stop_is_killed_and_the_newest_call_runs(environment, tasks, kind, how):
     n, task = environment.fresh(), getattr(tasks, kind)
     older = started(environment, task, n, LONG, how)
@@ -76,6 +90,7 @@ def test_body_that_does_not_stop_is_killed_and_the_newest_call_runs(environment,
     no_crash_is_logged(environment, older)
 
 
+@pytest.mark.slow
 def test_kill_is_shown_to_monitors_as_a_revocation(environment, tasks):
     n, heard = environment.fresh(), []
     with environment.app.connection_for_read() as connection:
@@ -113,6 +128,7 @@ def test_body_that_ends_within_its_grace_is_not_killed(environment, tasks):
     assert not environment.lines(older.id, "is killed")
 
 
+@pytest.mark.slow
 def test_body_that_cleans_up_for_longer_than_its_grace_is_killed(environment, tasks):
     n = environment.fresh()
     older = started(environment, tasks.killed, n, LONG, "", "tidy")
@@ -147,6 +163,7 @@ def test_killed_call_ends_its_canvas(environment, tasks):
     assert (newer.get(timeout=10), other.get(timeout=10)) == (n, entered["n"])
 
 
+@pytest.mark.slow
 def test_time_limit_within_the_grace_ends_the_call_as_always(environment, tasks):
     n = environment.fresh()
     older = started(environment, tasks.limited, n, LONG, "stubborn")
@@ -158,6 +175,7 @@ def test_time_limit_within_the_grace_ends_the_call_as_always(environment, tasks)
     environment.wait_until_drained()
 
 
+@pytest.mark.slow
 def test_body_that_a_revocation_did_not_end_is_killed(environment, tasks):
     n = environment.fresh()
     older = started(environment, tasks.killed, n, LONG, "stubborn")
@@ -170,6 +188,7 @@ def test_body_that_a_revocation_did_not_end_is_killed(environment, tasks):
     environment.wait_until_drained()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"stop": "raise"}, {"stop": "ask"}])
 def test_options_of_the_running_call_decide_about_its_kill(environment, tasks, options):
     n = environment.fresh()
@@ -241,7 +260,7 @@ def asked_to_stop(own, task):
     return n, older, newer
 
 
-@pytest.mark.parametrize("kind", ["killed", "killed_early"])
+@pytest.mark.parametrize("kind", ["killed", pytest.param("killed_early", marks=pytest.mark.slow)])
 def test_warm_shutdown_waits_for_the_kill(own, kind):
     n, older, newer = asked_to_stop(own, getattr(own.tasks, kind))
     assert own.worker.stop() == 0
@@ -252,6 +271,7 @@ def test_warm_shutdown_waits_for_the_kill(own, kind):
     own.wait_until_drained()
 
 
+@pytest.mark.slow
 def test_cold_shutdown_within_the_grace(own):
     n, older, newer = asked_to_stop(own, own.tasks.spared)
     own.worker.signal(signal.SIGQUIT)
@@ -273,6 +293,7 @@ def test_death_of_the_worker_within_the_grace(own):
     own.wait_until_drained()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["killed", "killed_early"])
 def test_lost_connections_within_the_grace(own, kind):
     """A message that is acknowledged late is delivered again while its body runs."""
@@ -284,6 +305,7 @@ def test_lost_connections_within_the_grace(own, kind):
     own.wait_until_drained()
 
 
+@pytest.mark.slow
 def test_store_that_is_away_during_the_grace(own):
     n, older, newer = asked_to_stop(own, own.tasks.killed)
     own.lock_server.stop()
@@ -338,6 +360,7 @@ def test_pool_that_cannot_kill_says_so_at_its_start_and_the_newest_call_waits(tm
         assert made.overlaps(n) == 1
 
 
+@pytest.mark.slow
 def test_end_that_cannot_be_stored_is_stored_by_the_next_delivery(own):
     """The result backend refuses when the killed call has to end. Its message is requeued."""
     n, older, newer = asked_to_stop(own, own.tasks.killed)
