@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,7 +107,8 @@ def test_caller_whose_time_is_over_passes_on_what_it_knows_of_a_kept_lock() -> N
 def test_wait_for_the_end_of_min_hold_is_ended_by_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: 0.1 s before the end, the process stops waiting for the server, which may end a wait so much late."""
     slept: list[float] = []
-    monkeypatch.setattr(waiting.time, "sleep", slept.append)
+    # Replace the module's name: all threads of the process share time.sleep itself.
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=slept.append))
     listener = Waits(FakeClock(), None)
     kept = Holder(None, None, "node", 1, since=0.0, expires_in=0.5, kept_by_min_hold=True)
     refusal = Held(kept, same_message=False, rank_us=7)
