@@ -280,7 +280,7 @@ def test_seats_held_before_their_primary_dies_stay_held_at_the_promoted_replica(
         assert client.wait(1, 5000) == 1
     with ThreadPoolExecutor(CALLERS) as pool:
         waiting = [pool.submit(caller.call, bodies) for caller in callers]
-        time.sleep(0.5)
+        eventually(lambda: all(caller.began for caller in callers), within=20)
         cluster.fail_over(SLOT, "kill")
         time.sleep(1)  # the waiting calls ask the new primary
         assert bodies.ended == 0

@@ -1,6 +1,6 @@
 """The records of one lock name, and the interface by which the rules read and write them.
 
-Above 300 lines: most are docstrings, because a store must fill in each field.
+More than 300 lines: most are docstrings, because a store must fill in each field.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 These are the rules of ``scripts/seats/``. ``common.lua`` explains the seats and their record.
 
-Above 300 lines: the verbs share the facts about the seats.
+More than 300 lines: the verbs share the facts about the seats.
 """
 
 from __future__ import annotations
