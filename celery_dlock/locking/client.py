@@ -274,11 +274,12 @@ class LockClient:
     def _vote_again(
         self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest, shard: int
     ) -> Lease | Refusal:
+        began = self._clock.monotonic()
         for window in VOTES:
             # Several owners asked at the same moment, so the servers' votes were split. After different delays, one
             # owner can get a majority.
             time.sleep(rng.uniform(0.0, window))
-            answer = self._ask(name, context, ttl, request, shard)
+            answer = self._ask(name, context, ttl, self._aged(request, began), shard)
             if not isinstance(answer, NoMajority):
                 return answer
         raise StoreNotReady(f"the lock store did not answer: its servers did not agree who gets {name}")
@@ -298,7 +299,7 @@ class LockClient:
             except ReplyLost as error:
                 self._take_back(record, context, error)
                 # A duplicate delivery may have set ``dup`` in the lock that the rollback deleted: set it again.
-                request = request._replace(republished=True)
+                request = self._aged(request, sent)._replace(republished=True)
                 if attempt + 1 == ATTEMPTS:
                     raise
                 continue
@@ -320,6 +321,10 @@ class LockClient:
             if not isinstance(answer, Tombstoned):
                 return answer
         raise StoreUnavailable(f"the lock store dropped {ATTEMPTS} acquisitions of {name} in a row as abandoned")
+
+    def _aged(self, request: AcquireRequest, since: float) -> AcquireRequest:
+        """Return the request with the age that its message has now. A copy of it may have ended in the meantime."""
+        return request._replace(age_us=request.age_us + round((self._clock.monotonic() - since) * 1e6))
 
     def _take_back(self, record: LeaseRecord, context: OwnerContext, error: ReplyLost) -> None:
         """Release an acquisition whose acquire had no reply, so that a late acquire has no effect either."""

@@ -159,7 +159,8 @@ class Line:
         self._owes_wake = woken or owed
         if woken and self._clock.monotonic() - began < AT_ONCE:
             self._recent.note_alone(self._name)
-        answer = self._acquire(request._replace(waited=True))
+        age_us = request.age_us + round((self._clock.monotonic() - began) * 1e6)
+        answer = self._acquire(request._replace(waited=True, age_us=age_us))
         if isinstance(answer, Lease):
             self._owes_wake = False
         elif isinstance(answer, Held):

@@ -7,7 +7,9 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from ..errors import DLockError
+from ..options.derived import SKEW
 from ..store.model import Identity
+from ..utils.clock import Clock, monotonic_clock_id
 from .publishing import Producers, publish
 from .validation import MAX_COUNT, is_count
 
@@ -18,6 +20,7 @@ __all__ = [
     "HEADER",
     "PROPERTY",
     "Delivery",
+    "FirstReceipt",
     "RawMessage",
     "RepublishHeader",
     "checked",
@@ -32,9 +35,12 @@ PROPERTY: Final = "dlock"
 #: The header of a republished message, see `RepublishHeader`.
 HEADER: Final = "dlock"
 
-#: The largest rank: Lua's numbers are exact up to it.
-_MAX_RANK_US: Final = 2**53
-_MAX_GRANT_ID: Final = 100
+#: The largest time: Lua's numbers are exact up to it.
+_MAX_US: Final = 2**53
+#: The longest grant id and clock id.
+_MAX_ID: Final = 100
+#: Longest age of a message in seconds that a header can give it. Done marks do not live so long.
+_MAX_AGE: Final = 30 * 24 * 3600.0
 
 
 class RawMessage(NamedTuple):
@@ -49,6 +55,41 @@ class RawMessage(NamedTuple):
     headers: Mapping[str, Any]
     properties: Mapping[str, Any]
     queue: str | None
+
+
+class FirstReceipt(NamedTuple):
+    """The time when a worker first received a message, or its ETA if that is later, by the clocks of that worker.
+
+    A republished message carries this time until the store has reported its rank.
+
+    Args:
+        wall_us: The wall clock, in microseconds since the epoch.
+        monotonic_us: The monotonic clock, in microseconds.
+        clock_id: The id of that monotonic clock; "" if the system did not tell it.
+    """
+
+    wall_us: int
+    monotonic_us: int
+    clock_id: str
+
+    @classmethod
+    def of(cls, delivery: Delivery, clock: Clock) -> FirstReceipt:
+        """Return the time that the delivery carries. Without one, this delivery is the first receipt."""
+        if delivery.first_receipt is not None:
+            return cls(*delivery.first_receipt)
+        age = max(0.0, clock.monotonic() - delivery.since)
+        return cls(round((clock.wall() - age) * 1e6), round(delivery.since * 1e6), monotonic_clock_id())
+
+    def age(self, clock: Clock) -> tuple[float, float]:
+        """Return the seconds since then, and by how many seconds the true age may be larger.
+
+        On another machine, wall clocks measure the age, and these may differ by ``SKEW``.
+        """
+        if self.clock_id and self.clock_id == monotonic_clock_id():
+            age, doubt = clock.monotonic() - self.monotonic_us / 1e6, 0.0
+        else:
+            age, doubt = clock.wall() - self.wall_us / 1e6, SKEW
+        return min(age, _MAX_AGE), doubt
 
 
 class Delivery(NamedTuple):
@@ -67,6 +108,7 @@ class Delivery(NamedTuple):
             or a duplicate delivery was running.
         redelivered: The broker had flagged the republished message as redelivered. If the message is done by now, this
             delivery must not run.
+        first_receipt: When the message was first received, if it was republished without a rank; else None.
         number: If the call may be parked, its number in :class:`~celery_dlock.messaging.receive_order.ReceiveOrder`.
         predecessor: The number of the message of the same lock name that this worker passed to the pool before; 0:
             none.
@@ -82,6 +124,7 @@ class Delivery(NamedTuple):
     grant_id: str = ""
     store_retries: int = 0
     redelivered: bool = False
+    first_receipt: tuple[int, int, str] | None = None
     number: int = 0
     predecessor: int = 0
 
@@ -99,6 +142,7 @@ class RepublishHeader(NamedTuple):
     grant_id: str = ""
     store_retries: int = 0
     redelivered: bool = False
+    first_receipt: FirstReceipt | None = None
 
     @classmethod
     def of(cls, header: Any, identity: Identity) -> RepublishHeader:
@@ -110,12 +154,13 @@ class RepublishHeader(NamedTuple):
             return cls()
         rank, grant = header.get("rank"), header.get("grant", "")
         conflict_retries, store_retries = header.get("conflict_retries"), header.get("store_retries", 0)
-        redelivered = header.get("redelivered", False)
+        redelivered, received = header.get("redelivered", False), header.get("received")
         if not _is_rank(rank) or not is_count(conflict_retries) or not is_count(store_retries):
             return cls()
-        if not _is_grant_id(grant) or not isinstance(redelivered, bool):
+        if not _is_id(grant) or not isinstance(redelivered, bool) or not _is_receipt(received):
             return cls()
-        return cls(rank, conflict_retries, grant, store_retries, redelivered)
+        first_receipt = None if received is None else FirstReceipt(*received)
+        return cls(rank, conflict_retries, grant, store_retries, redelivered, first_receipt)
 
 
 def next_count(count: int) -> int:
@@ -127,11 +172,21 @@ def next_count(count: int) -> int:
 
 
 def _is_rank(rank: object) -> TypeGuard[int | None]:
-    return rank is None or (type(rank) is int and 0 <= rank <= _MAX_RANK_US)
+    return rank is None or _is_time(rank)
 
 
-def _is_grant_id(grant: object) -> TypeGuard[str]:
-    return isinstance(grant, str) and len(grant) <= _MAX_GRANT_ID and grant.isascii()
+def _is_time(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_US
+
+
+def _is_id(text: object) -> TypeGuard[str]:
+    return isinstance(text, str) and len(text) <= _MAX_ID and text.isascii()
+
+
+def _is_receipt(value: object) -> TypeGuard[tuple[int, int, str] | None]:
+    if not isinstance(value, list | tuple) or len(value) != len(FirstReceipt._fields):
+        return value is None
+    return _is_time(value[0]) and _is_time(value[1]) and _is_id(value[2])
 
 
 def publish_again(
@@ -140,6 +195,7 @@ def publish_again(
     identity: Identity,
     *,
     rank_us: int | None,
+    first_receipt: FirstReceipt,
     delay: float,
     conflict: bool,
     redelivered: bool,
@@ -155,7 +211,8 @@ def publish_again(
         delivery: The delivery to republish.
         identity: The identity of its message.
         delay: Seconds from now to the ETA.
-        rank_us: The rank that the message keeps; None: it gets one at its next receipt.
+        rank_us: The rank that the message keeps; None: the store has not reported one.
+        first_receipt: When the message was first received. It is carried in place of a rank.
         conflict: The reason is a held lock, so this counts as a conflict retry.
         redelivered: This is a duplicate delivery: if the message is done by then, it must not run.
         expires: Keep the message's expiry. A duplicate of a running message has none: it must not end that run as
@@ -176,6 +233,8 @@ def publish_again(
         "store_retries": 0 if conflict else next_count(delivery.store_retries),
         "redelivered": redelivered,
     }
+    if rank_us is None:
+        headers[HEADER]["received"] = list(first_receipt)
     if delivery.grant_id:
         # The grant may still be valid. Without its id, the republished message would have to wait for its timeout.
         headers[HEADER]["grant"] = delivery.grant_id

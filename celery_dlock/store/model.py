@@ -159,6 +159,8 @@ class AcquireRequest(NamedTuple):
         min_hold_ms: Milliseconds from the acquisition that the lock stays held at least, even if it is released.
         queue: The part that the queue policy adds; None under every other policy.
         durability: The servers that must confirm that the lock was taken or the message parked.
+        doubt_us: Microseconds by which the true age of a ``republished`` copy may exceed ``age_us``, because the clocks
+            of two machines measured it.
     """
 
     requester: Requester
@@ -176,6 +178,7 @@ class AcquireRequest(NamedTuple):
     min_hold_ms: int = 0
     queue: QueueRequest | None = None
     durability: Durability = PRIMARY
+    doubt_us: int = 0
 
 
 class Acquired(NamedTuple):
@@ -268,7 +271,8 @@ class Unknown(NamedTuple):
 class Duplicate(NamedTuple):
     """The message has a done mark: an earlier delivery of it has finished. ``granted``: see :class:`Used`.
 
-    A message whose rank is later than its done mark is a new message with the same id, unless it is ``redelivered``.
+    A message whose rank, less its doubt, is later than its done mark is a new message with the same id, unless it is
+    ``redelivered``.
     """
 
     granted: Grant | None = None

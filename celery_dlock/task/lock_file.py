@@ -34,8 +34,7 @@ def take(run: Run, name: LockName) -> Held | None:
     holder = run.runtime.lock_files.acquire(name, context.owner, run, context.requester, digest)
     if holder is None:
         return None
-    rank_us = run.rank_us if run.rank_us is not None or run.delivery is None else run.delivery.rank_us
-    return Held(holder, same_message=holder.identity == digest, rank_us=rank_us)
+    return Held(holder, same_message=holder.identity == digest, rank_us=run.known_rank_us)
 
 
 def take_beside(run: Run, name: LockName, lease: Lease) -> Held | None:

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..keys.key_spec import LockName
 from ..locking.lease import BypassLease, LocalLease
-from ..messaging.message import publish_again
+from ..messaging.message import FirstReceipt, publish_again
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, store_queued, store_revoked
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
@@ -122,10 +122,9 @@ def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision
             )
             raise HandledElsewhere(reason)
         case RetryLater(delay) | RequeueDuplicate(delay):
-            rank_us = answer.rank_us if isinstance(answer, Held | Queued) else None
             duplicate = isinstance(decision, RequeueDuplicate)
             counts = isinstance(decision, RetryLater) and decision.counts
-            _republish(run, name, rank_us, delay, LockHeld(*facts), conflict=counts, duplicate=duplicate)
+            _republish(run, name, delay, LockHeld(*facts), conflict=counts, duplicate=duplicate)
             logger.info(_REPUBLISHED, *_task_and_id(run), delay, reason, extra=_extra(run, name))
             # Postponed sends task-retried, and monitors then show RETRY. They keep one state per task id. The other
             # delivery of a duplicate is running, so they must not show RETRY for it.
@@ -258,9 +257,7 @@ def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> B
     if policy == "fail":
         raise error
     if policy == "retry":
-        # If the reply to parking was lost, the parked copy may have run already. So keep the rank: if it is lower than
-        # the time in the done mark, the store drops the republished message.
-        _retry_uncounted(run, name, error, run.rank_us)
+        _retry_uncounted(run, name, error)
     if policy == "local":
         return _run_locally(run, name, error)
     logger.warning("Task %s[%s] runs without its lock %s: %s", *_task_and_id(run), name, error, extra=_extra(run, name))
@@ -274,7 +271,7 @@ def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLeas
         refusal = lock_file.take(run, name)
     except LockFilesUnusable as unusable:
         # Do not run the body without any lock, as on_store_error="run" would.
-        _retry_uncounted(run, name, StoreUnavailable(f"{error}; {unusable}"), run.rank_us)
+        _retry_uncounted(run, name, StoreUnavailable(f"{error}; {unusable}"))
     if refusal is not None:
         return refusal
     logger.warning(
@@ -288,25 +285,16 @@ def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLeas
 
 def rerun_after_loss(run: Run, name: LockName, error: LockLost) -> NoReturn:
     """Republish the message of a body that was stopped because its lease was lost (``after_lost="retry"``)."""
-    run.redelivered = False  # the body has to run again, so the store must not drop the message as a duplicate
     _retry_uncounted(run, name, error)
 
 
-def _retry_uncounted(run: Run, name: LockName, error: DLockError, rank_us: int | None = None) -> NoReturn:
-    """Republish the message without counting a retry, because no conflict caused it.
-
-    Args:
-        run: The run whose message is republished.
-        name: The run's lock name.
-        error: The error that caused it.
-        rank_us: The rank that the store reported in this run; None: the rank that the message carries, if any.
-    """
-    rank_us = rank_us if rank_us is not None or run.delivery is None else run.delivery.rank_us
+def _retry_uncounted(run: Run, name: LockName, error: DLockError) -> NoReturn:
+    """Republish the message without counting a retry, because no conflict caused it."""
     retries = run.delivery.store_retries if run.delivery else 0
     delay = min(STORE_RETRY_MAX, 2.0 ** min(retries, 10)) * (0.5 + 0.5 * rng.random())
     if isinstance(error, StoreQuarantined):
         delay = error.seconds + rng.random()  # after the quarantine, and not all messages at once
-    _republish(run, name, rank_us, delay, error, conflict=False)
+    _republish(run, name, delay, error, conflict=False)
     logger.warning(_REPUBLISHED, *_task_and_id(run), delay, f"{name}: {error}", extra=_extra(run, name))
     raise Postponed(str(error))
 
@@ -342,7 +330,6 @@ def skip(run: Run, name: LockName, error: CallSkipped) -> None:
 def _republish(
     run: Run,
     name: LockName,
-    rank_us: int | None,
     delay: float,
     otherwise: Exception,
     *,
@@ -350,6 +337,9 @@ def _republish(
     duplicate: bool = False,
 ) -> None:
     """Publish the message again. This happens before the acknowledgement, so that a crash cannot lose the message.
+
+    The message carries when it was first received, as its rank or by this worker's clocks. If another copy of it ends
+    in the meantime, the store compares that time with the done mark, and drops this copy.
 
     If the broker refuses the message and the task acknowledges late, the delivery is rejected and requeued. If the
     delivery was acknowledged early, the task fails with ``otherwise``. But a duplicate that was acknowledged early is
@@ -364,7 +354,8 @@ def _republish(
             task.app,
             delivery,
             run.identity,
-            rank_us=rank_us,
+            rank_us=run.known_rank_us,
+            first_receipt=FirstReceipt.of(delivery, run.runtime.clock),
             delay=delay,
             conflict=conflict,
             redelivered=run.redelivered,

@@ -91,6 +91,11 @@ class Run:
             self.context = OwnerContext(delivery.owner, by, name, task_id, delivered=True)
 
     @property
+    def known_rank_us(self) -> int | None:
+        """The rank that the store has reported, in this run or before it; None: it has not reported one."""
+        return self.rank_us if self.rank_us is not None or self.delivery is None else self.delivery.rank_us
+
+    @property
     def debounces(self) -> bool:
         """Whether the call waits for newer ones. A retry and an eager call do not."""
         return self.options.debounce is not None and self.delivery is not None and not self.identity.retries

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..messaging.message import FirstReceipt
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, QueueRequest
@@ -34,6 +35,7 @@ def acquire_request(run: Run) -> AcquireRequest:
     settings = runtime.settings
     info = run.request.delivery_info
     flagged = bool(info and info.get("redelivered"))
+    doubt_us = 0
     if delivery is None:
         age_us, rank_us, republished = 0, None, flagged
     else:
@@ -42,12 +44,17 @@ def acquire_request(run: Run) -> AcquireRequest:
         # holds for messages that are acknowledged late and for those that wait for their ETA.
         limit = settings.doubtful_after
         overdue = (limit is not None and now - delivered >= limit) or delivered <= runtime.disconnected_at
-        # A copy that carries a rank is judged by that rank, even if the broker flags the copy itself. The original may
-        # have been the first message of its id to be sent after an earlier end.
-        run.redelivered = delivery.redelivered or (flagged and rank_us is None)
         # If the broker did not receive the acknowledgement of a republished message, it delivers the original again.
         republished = overdue or flagged or delivery.is_copy
         age_us = max(0, round((now - delivery.since) * 1e6))
+        if republished:
+            # A copy that carries the time of its first receipt is judged by that time, even if the broker flags the
+            # copy itself. The original may have been the first message of its id to be sent after an earlier end.
+            dated = rank_us is not None or delivery.first_receipt is not None
+            run.redelivered = delivery.redelivered or (flagged and not dated)
+            if delivery.first_receipt is not None:
+                age, doubt = FirstReceipt(*delivery.first_receipt).age(runtime.clock)
+                age_us, doubt_us = max(age_us, round(age * 1e6)), round(doubt * 1e6)
     request = AcquireRequest(
         run.context.requester,
         run.identity,
@@ -55,6 +62,7 @@ def acquire_request(run: Run) -> AcquireRequest:
         republished=republished,
         age_us=age_us,
         rank_us=rank_us,
+        doubt_us=doubt_us,
         durability=settings.durability if options.durability is None else settings.confirmed_by(options.confirmation),
     )
     if options.is_simple:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from ..keys.key_spec import LockName
 from ..locking.lease_table import LeaseRecord
+from ..utils.clock import boot_and_times
 
 __all__ = ["HeldLease", "HostIdentity", "ProcessIdentity", "WorkerRecord", "current_host", "identify_process"]
 
@@ -62,13 +63,11 @@ class ProcessIdentity(NamedTuple):
 
 def current_host() -> HostIdentity | None:
     """Return the identity of the system that this process runs in; None if the system does not tell it."""
-    namespaces = Path("/proc/self/ns")
     try:
         if str(Path("/proc/self").readlink()) != str(os.getpid()):
             return None  # this is the /proc of another namespace
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        pids = str((namespaces / "pid").readlink())
-        times = str((namespaces / "time").readlink()) if (namespaces / "time").is_symlink() else ""
+        boot, times = boot_and_times()
+        pids = str(Path("/proc/self/ns/pid").readlink())
     except (OSError, ValueError):
         return None
     return HostIdentity(_machine_id(), boot, pids, times) if boot else None

@@ -133,13 +133,14 @@ class History:
         person = PEOPLE[step.who]
         identity = None if step.seldom(0) else Identity(f"{person}{step.name}", int(step.seldom(2)))
         by = Requester.of("t", identity and identity.task_id, "n", 1)
-        carries = step.seldom(8)
+        carries, republished = step.seldom(8), step.seldom(6)
         return AcquireRequest(
             by,
             identity,
             redelivered=step.seldom(4),
-            republished=step.seldom(6),
+            republished=republished,
             age_us=1000 * (step.pick % 3),
+            doubt_us=60_000_000 * (republished and step.seldom(5)),
             rank_us=self.ranks[step.pick % len(self.ranks)] if carries else None,
             once=step.flag(10) and step.name != SEATED,
             tick="" if step.flag(11) else "f" * 32,

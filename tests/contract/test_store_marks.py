@@ -162,6 +162,16 @@ def test_unflagged_copy_is_a_duplicate_only_if_it_arrived_before_the_end(
     assert take(store, "p.4", request_of("id1")).rank_us > done_at
 
 
+@pytest.mark.invariant("duplicates-do-not-run")
+@pytest.mark.core
+def test_republished_copy_of_doubtful_age_is_a_duplicate_within_its_doubt(store: RedisStore) -> None:
+    """Clocks of two machines measured the age. If they disagree, the copy may have been received before the end."""
+    leave_mark(store)
+    doubtful = request_of("id1", republished=True, doubt_us=60_000_000)
+    assert store.acquire(NAME, "p.1", TTL, doubtful) == Duplicate()
+    assert take(store, "p.2", doubtful._replace(doubt_us=0))
+
+
 @pytest.mark.core
 def test_a_done_mark_speaks_of_one_identity_only(store: RedisStore) -> None:
     """Retries and replacements of the same task id are other identities; so are other ids."""

@@ -15,6 +15,7 @@ expiry     a done mark expires, when no copy of its identity is left
 revoke     a user revokes a message
 lock       a plain Lock outside any message takes the free lock
 elsewhere  who grants cannot publish to the broker of the granted message, so that a sweep has to
+away       the store does not answer a message that arrives, so that its copy is published again without a rank
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.model.environment_steps import sweeps, users
-from tests.model.protocol import arrive, end_waiter, ended, granting, in_phase, ran, release
+from tests.model.protocol import arrive, end_waiter, ended, granting, in_phase, ran, release, unanswered
 from tests.model.state import (
     EVENTS,
     FREE,
@@ -91,6 +92,14 @@ def counted(s: State, run: Run, setup: Setup) -> State:
     return ran(s, run.message) if spent(s, "lease", setup) else ended(s, run.message)
 
 
+def begin(s: State, i: int, setup: Setup) -> Iterator[Step]:
+    """A message reaches its lock, or a store that does not answer."""
+    yield from arrive(s, i, setup)
+    run = s.running[i]
+    if left(s, "away"):
+        yield f"{run.message} meets no store", spend(in_phase(s, i, "parked", unanswered(run, setup)), "away")
+
+
 def body(s: State, i: int, setup: Setup) -> Iterator[Step]:
     """A holder ends, or ends badly."""
     run = s.running[i]
@@ -136,7 +145,7 @@ def noted(s: State, grant: Copy, i: int) -> State:
 
 
 PHASES: dict[str, Callable[[State, int, Setup], Iterator[Step]]] = {
-    "begin": arrive, "body": body, "stale": body, "parked": leave, "out": leave, "unwound": leave,
+    "begin": begin, "body": body, "stale": body, "parked": leave, "out": leave, "unwound": leave,
 }  # fmt: skip
 
 

@@ -23,6 +23,8 @@ hold    early acknowledgement is held back until the message is parked or holds
 due     a sweep publishes what is not known to be published, and returns a late grant to the waiters. It grants a
         free lock that has waiters
 claim   only a turn that was published can be lost
+first   a message that the store did not answer is republished with the time of its first receipt, and is judged by that
+        time. A copy that was flagged as redelivered keeps the flag
 
 This model is separate from `tests/contract/queue_model.py` on purpose. This one is written from the design, without any
 code, and shows that the design holds. The scripts are compared with the other one. If one model did both, a mistake in
@@ -105,6 +107,15 @@ def duplicate(s: State, run: Run, setup: Setup) -> bool:
     if run.kind == "f":
         return run.rank <= done and setup.has("gen")
     return run.rank <= done if run.kind in {"o", "p"} else True
+
+
+def unanswered(run: Run, setup: Setup) -> Copy:
+    """The copy that a worker publishes of a message for which the store gave no rank."""
+    if run.kind in {"o", "p"}:
+        return Copy(run.message, "o", run.rank, run.turn)
+    if run.kind == "f" and setup.has("first"):
+        return Copy(run.message, "o", run.rank)
+    return Copy(run.message, run.kind, 0)
 
 
 def take(s: State, i: int, setup: Setup) -> State:

@@ -17,9 +17,10 @@ EVENTS = (
     "revoke",
     "lock",
     "elsewhere",
+    "away",
 )
 RULES = frozenset(
-    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "copy", "rank", "turn", "hold", "due", "claim"]
+    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "copy", "rank", "turn", "hold", "due", "claim", "first"]
 )
 NOW = 99
 NEVER = -1

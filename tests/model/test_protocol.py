@@ -50,6 +50,11 @@ HOLDS = [
     # one message, many kinds of events
     "messages=1 redeliver=1 regrant=1 republish=1 lease=1 expiry=1",
     "messages=1 crash=1 redeliver=1 lock=1 elsewhere=1",
+    # a store that does not answer
+    "away=1 redeliver=1",
+    "away=1 republish=1",
+    "messages=1 away=2 redeliver=1 republish=1",
+    "messages=1 away=1 redeliver=1 lease=1",
 ]
 
 #: Those with the most states, far more than half of all.
@@ -70,6 +75,8 @@ WIDE = [
     "rare=0 redeliver=1 republish=1",
     "messages=1 crash=1 regrant=1 requeue=1 lock=1 revoke=1",
     "messages=1 early=1 crash=1 redeliver=1 lock=1 revoke=1",
+    "away=1 crash=1",
+    "away=1 redeliver=1 republish=1",
 ]
 
 LOST = "a message is lost"
@@ -91,6 +98,7 @@ NEEDED = [
     ("due", "crash=1", LOST),
     ("due", "lock=1 elsewhere=1", LOST),
     ("claim", "lock=1 elsewhere=1 tries=1", "a dead letter that was not lost"),
+    ("first", "messages=1 away=1 redeliver=1", TWICE),
 ]
 
 

@@ -206,7 +206,7 @@ def _acquire_queued(
 def _of_copy(request: AcquireRequest) -> tuple[str, ...]:
     may_be_copied = request.republished or request.redelivered
     rank_us = "" if request.rank_us is None else str(request.rank_us)
-    return "1" if request.redelivered else "0", "1" if may_be_copied else "0", rank_us
+    return "1" if request.redelivered else "0", "1" if may_be_copied else "0", rank_us, str(request.doubt_us)
 
 
 def _of_run(request: AcquireRequest) -> tuple[str, ...]:

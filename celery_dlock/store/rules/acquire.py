@@ -101,7 +101,8 @@ class _Call:
         if records.mark("tombstone", self.acquisition) is not None:
             return Tombstoned()
         finished_at = self.finished_at
-        if finished_at is not None and (self.request.redelivered or self.rank <= int(finished_at)):
+        request = self.request
+        if finished_at is not None and (request.redelivered or self.rank - request.doubt_us <= int(finished_at)):
             return Duplicate(self._end_waiting())
         if self.mark.state == "used":
             by = run_holder(self.mark)

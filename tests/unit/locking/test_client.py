@@ -130,6 +130,15 @@ def test_second_try_after_a_lost_reply_says_that_a_copy_may_have_met_the_first(h
     assert harness.store.ended == [("me.1", harness.context.rollback)]
 
 
+def test_second_try_after_a_lost_reply_sends_the_age_that_its_message_has_by_then(harness: LockClientHarness) -> None:
+    """Another copy of the message may have run and ended meanwhile: a stale age would make this one a new message."""
+    harness.store.failures = [ReplyLost("cut"), None]
+    harness.store.call_time = 2.0
+    harness.lock_client.acquire(NAME, harness.context, 30.0, AcquireRequest(harness.context.requester, age_us=5))
+    first, second = (request.age_us for request in harness.store.requests)
+    assert (first, second) == (5, 4_000_005)  # the lost call, and the release that rolls it back
+
+
 # The watchdog
 
 

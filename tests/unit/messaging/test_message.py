@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.messaging.message import Delivery, RawMessage, RepublishHeader
+from celery_dlock.messaging.message import Delivery, FirstReceipt, RawMessage, RepublishHeader
+from celery_dlock.options.derived import SKEW
 from celery_dlock.store.model import AcquireRequest, Identity, Requester
+from tests.unit.fakes import FakeClock
 
 IDENTITY = Identity("id1", 2, 1)
 
@@ -32,6 +34,41 @@ def test_republish_header_keeps_store_retries_and_redelivered() -> None:
 def test_republish_header_without_rank_keeps_conflict_retries() -> None:
     """Republished because the store did not answer: its delay grows with each try."""
     assert RepublishHeader.of(header(rank=None), IDENTITY) == RepublishHeader(None, 3)
+
+
+def test_republish_header_through_json_keeps_the_first_receipt() -> None:
+    given = json.loads(json.dumps(header(rank=None, received=[5, 6, "boot"])))
+    assert RepublishHeader.of(given, IDENTITY).first_receipt == FirstReceipt(5, 6, "boot")
+
+
+def a_delivery(since: float, **facts: Any) -> Delivery:
+    return Delivery("o", since, since, monitored=False, raw=(), **facts)
+
+
+def test_age_on_the_same_machine_is_exact_though_its_wall_clock_was_set() -> None:
+    clock = FakeClock()
+    receipt = FirstReceipt.of(a_delivery(clock.monotonic() - 3), clock)
+    clock.now += 10
+    clock.wall = lambda: 0.0  # type: ignore[method-assign]  # the wall clock of this machine
+    assert receipt.age(clock) == (pytest.approx(13.0), 0.0)
+
+
+@pytest.mark.parametrize("clock_id", ["another boot", ""])
+def test_age_on_another_machine_is_that_of_wall_clocks_with_a_doubt(clock_id: str) -> None:
+    """An empty id: that system does not tell which clock it has."""
+    clock = FakeClock()
+    receipt = FirstReceipt.of(a_delivery(clock.monotonic() - 3), clock)._replace(monotonic_us=1, clock_id=clock_id)
+    clock.now += 10
+    assert receipt.age(clock) == (pytest.approx(13.0), SKEW)
+
+
+def test_first_receipt_of_a_copy_is_the_one_that_it_carries() -> None:
+    carried = FirstReceipt(5, 6, "another boot")
+    assert FirstReceipt.of(a_delivery(9.0, first_receipt=tuple(carried)), FakeClock()) == carried
+
+
+def test_forged_first_receipt_long_ago_makes_its_message_a_month_old_at_most() -> None:
+    assert FirstReceipt(0, 0, "another boot").age(FakeClock())[0] <= 31 * 24 * 3600
 
 
 @pytest.mark.parametrize(
@@ -64,6 +101,14 @@ def test_republish_header_of_another_identity_is_empty(other: Identity) -> None:
         header(store_retries=2**31),
         header(store_retries="3"),
         header(redelivered=1),
+        header(received=5),
+        header(received="567"),
+        header(received=[5, 6]),
+        header(received=[5.5, 6, ""]),
+        header(received=[5, -1, ""]),
+        header(received=[2**53 + 1, 6, ""]),
+        header(received=[5, 6, None]),
+        header(received=[5, 6, "x" * 101]),
     ],
     ids=repr,
 )

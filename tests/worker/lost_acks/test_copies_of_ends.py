@@ -1,6 +1,8 @@
 """Copies of a message that has an end: what they meet on their way does not make them run."""
 
 import inspect
+import json
+import re
 import signal
 import time
 
@@ -15,6 +17,28 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
+
+
+def flagged_redelivered(text):
+    """Return a message of the broker with the flags with which kombu restores it."""
+    message = json.loads(text)
+    message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+    return json.dumps(message)
+
+
+@pytest.fixture
+def locks_of_one(urls, tmp_path, request):
+    """A worker that reaches the store through a proxy and consumes nothing yet, and one that consumes `other`."""
+    port = int(urls.lock.rpartition(":")[2].partition("/")[0])
+    with Proxy(port) as proxy:
+        behind = Urls(urls.broker, urls.result, urls.lock.replace(f":{port}", f":{proxy.port}"))
+        with (
+            running_worker(APP, "-Q", "none", folder=tmp_path, urls=behind, concurrency=1) as worker,
+            running_worker(APP, "-Q", "other", folder=tmp_path, urls=urls, concurrency=1) as other,
+        ):
+            request.node.stash[WORKERS] = [worker, other]
+            yield proxy, worker
+
 
 pytestmark = [pytest.mark.core, pytest.mark.celerys]
 #: From 5.6 on, Celery learns how what it cancelled has ended. A cold shutdown stores nothing of what is redelivered.
@@ -55,6 +79,34 @@ def test_a_copy_that_meets_a_store_which_is_away_does_not_run_behind_the_end(tmp
             worker.wait_for_log(rf"{result.id}\] is a duplicate", 20)
             eventually(lambda: all_heard(broker), 10)
             assert ran(tasks, "away") == 1
+
+
+@pytest.mark.invariant("duplicates-do-not-run")
+@pytest.mark.parametrize("policy", ["retry", "queue"])
+def test_copy_received_before_the_end_does_not_run_though_its_store_was_away(tasks, broker, urls, locks_of_one, policy):
+    """Two workers have a copy each: the store answers only the one whose body runs. The other copy is republished."""
+    n = f"first receipt {policy}"
+    proxy, worker = locks_of_one
+    proxy.set_mode("refuse")
+    result = tasks.late.apply_async((n,), dlock={"on_conflict": policy})
+    (message,) = eventually(lambda: broker.lrange("celery", 0, -1))
+    tasks.app.control.add_consumer("celery", destination=[worker.node])
+    worker.wait_for_log(rf"{result.id}\] is republished", 20)
+    broker.lpush("other", flagged_redelivered(message))
+    eventually(lambda: ran(tasks, n) == 1, 10)
+    eventually(lambda: is_marked(tasks, urls, result, n), 10)
+    proxy.set_mode("pass")
+    worker.wait_for_log(rf"{result.id}\] is a duplicate", 30)
+    eventually(lambda: all_heard(broker), 10)
+    assert ran(tasks, n) == 1
+    # The id is used again: this message was received after the end, and its store is away at first, too.
+    proxy.set_mode("refuse")
+    before = len(re.findall(rf"{result.id}\] is republished", worker.log()))
+    tasks.late.apply_async((n,), task_id=result.id, dlock={"on_conflict": policy})
+    eventually(lambda: len(re.findall(rf"{result.id}\] is republished", worker.log())) > before, 20)
+    proxy.set_mode("pass")
+    eventually(lambda: ran(tasks, n) == 2, 30)
+    eventually(lambda: all_heard(broker), 10)
 
 
 @pytest.mark.invariant("lost-ack-runs-nothing-twice")

@@ -25,6 +25,7 @@
 -- @args redelivered  "1" if the broker flagged this delivery, or the one that it copies, as redelivered [again]
 -- @args may_be_copied  "1" if other copies of this message may exist [again]
 -- @args rank_us  rank that a republished copy keeps, in us; "" for a new message [again]
+-- @args doubt_us  microseconds by which the rank may be too late; "0" unless workers' clocks measured the age [again]
 -- @args min_hold_ms  milliseconds from now that the lock stays held at least [hold]
 -- @args requester_json  task, id, node and pid as JSON [once]
 -- @args run_mark_ms  milliseconds that the mark of this run lives [once]
@@ -87,7 +88,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     end
   end
 
-  if finished_at and (redelivered == '1' or tonumber(rank) <= tonumber(finished_at)) then
+  if finished_at and (redelivered == '1' or rank - (doubt_us or 0) <= tonumber(finished_at)) then
     drop_reservation()
     return {'done'}
   end

@@ -36,6 +36,7 @@
 --   the delivery that it continues
 -- @args may_be_copied  "1" if other copies of this message may exist
 -- @args rank_us  rank that a republished copy keeps, in us; "" for a new message
+-- @args doubt_us  microseconds by which the rank may be too late; "0" unless workers' clocks measured the age
 -- @args lock_name  text of the lock name
 -- @args message  the message to park; "": do not park, and report that it has to wait
 -- @args queue_limit  highest number of waiters; "0": no limit
@@ -121,7 +122,7 @@ local function evicted_by_this()
   return its_message and evicted or '', its_message or '', (DEBOUNCE or REPLACE) and task_id or nil
 end
 
-if finished_at and (redelivered == '1' or tonumber(rank) <= tonumber(finished_at)) then
+if finished_at and (redelivered == '1' or rank - doubt_us <= tonumber(finished_at)) then
   return {'done', end_waiting()}
 end
 local previous_run, outcome_unknown = nil, false

@@ -52,6 +52,7 @@ def acquires() -> Iterator[Case]:
         request = AcquireRequest(
             REQUESTER, IDENTITY if message else None, again, False, 11, 12 if again else None, once, "t", 13,
             hold_if_unknown=True, notify=True, waited=True, min_hold_ms=14 if hold else 0,
+            doubt_us=20 if again else 0,
         )  # fmt: skip
         terms = ("5000", "6") if quarantine else ()
         values = {
@@ -61,7 +62,7 @@ def acquires() -> Iterator[Case]:
             **(QUARANTINE if quarantine else {}),
             **({"min_hold_ms": "14"} if hold else {}),
         }  # fmt: skip
-        copy = {"redelivered": "1", "may_be_copied": "1", "rank_us": "12"}
+        copy = {"redelivered": "1", "may_be_copied": "1", "rank_us": "12", "doubt_us": "20"}
         acquired = values | copy if again else values
         yield "acquire", commands.acquire(KEYS, "o.1", 10, request, terms), acquired
         if message:
@@ -75,7 +76,7 @@ def acquires() -> Iterator[Case]:
                 "evict_oldest": "1",
                 "after_us": "16",
             }
-            new = {"redelivered": "0", "may_be_copied": "0", "rank_us": ""}
+            new = {"redelivered": "0", "may_be_copied": "0", "rank_us": "", "doubt_us": "0"}
             asked = {**values, **(copy if again else new), **QUEUE, **more, "grant_id": "turn"}
             yield "acquire_queued", queued, asked
             debounced = {"debounced": KEYS.debounced(), "debounce_ms": "17", "debounce_max_ms": "18"}
