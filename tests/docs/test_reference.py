@@ -16,7 +16,13 @@ TOOL: dict[str, Any] = runpy.run_path(str(ROOT / "tools/reference.py"))
 
 @pytest.mark.parametrize(
     ("page", "text"),
-    [("OPTIONS", "options"), ("SETTINGS_PAGE", "settings"), ("SCRIPTS_PAGE", "scripts"), ("CLI_PAGE", "command_line")],
+    [
+        ("OPTIONS", "options"),
+        ("SETTINGS_PAGE", "settings"),
+        ("METRICS_PAGE", "metrics"),
+        ("SCRIPTS_PAGE", "scripts"),
+        ("CLI_PAGE", "command_line"),
+    ],
 )
 def test_reference_page_is_what_the_code_says(page, text):
     written = TOOL[page].read_text(encoding="utf-8")
