@@ -428,6 +428,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "killed-worker-runs-again": (
             "If a worker or child is killed, the redelivered message runs as its acknowledgement mode says."
         ),
+        "restored-snapshot-is-that-moment": (
+            "If the store is restored from an older snapshot, calls that ended since wait again, and calls parked "
+            "since are lost. A call that is dropped before workers start does not run again."
+        ),
         "queue-survives-faults": "A fault of broker, worker or child loses no waiter and keeps the order.",
         "republishing-is-confirmed": "A message that cannot be republished fails, runs or waits, and is not lost.",
         "claim-is-released": (

@@ -116,7 +116,14 @@ def _option(option: click.Option) -> str:
 def updated(page: str, text: str) -> str:
     """Return the page with `text` between the marks."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{_without_html(text.strip())}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _without_html(text: str) -> str:
+    """Return Markdown that shows `<id>` as text. Markdown shows an unescaped one as an HTML tag: not at all."""
+    parts = re.split(r"(`[^`]*`)", text)  # every second part is code
+    parts[::2] = [re.sub(r"<(?=[A-Za-z/!?])", r"\\<", prose) for prose in parts[::2]]
+    return "".join(parts)
 
 
 def options() -> str:

@@ -252,6 +252,8 @@ class LockControl(LockReader):
     def drop(self, name: str, identity: str, *, reason: str = "") -> bool:
         """End a waiter or a dead letter: its result becomes REVOKED, and its message does not run.
 
+        If the call has a stored end, as after the restore of an older store, that end stays.
+
         The task of the message must be registered in this app. Otherwise its end cannot be stored, and the message
         stays among the dead letters.
 
@@ -271,7 +273,7 @@ class LockControl(LockReader):
         publisher = self._runtime.grant_publisher
         why = f": {printable(reason)}" if reason else ""
         error = TaskRevokedError(f"{name}: dropped by operator {self._audit.user}@{self._audit.host}{why}")
-        ended = bool(taken.entry) and publisher.evict(lock_name, Grant(identity, taken.entry), error)
+        ended = bool(taken.entry) and publisher.evict(lock_name, Grant(identity, taken.entry), error, keeps_end=True)
         publisher.publish_next(lock_name, taken.granted)
         if taken.entry:
             result = "dropped" if ended else "took out of the queue, but could not store the end of"

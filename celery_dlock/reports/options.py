@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ..options.lock_options import LockOptions
 
-__all__ = ["option_lines"]
+__all__ = ["NOT_SHOWN", "option_lines"]
 
 _CONFLICT: Final = {
     "skip": "a call whose lock is held is skipped",
@@ -26,22 +26,25 @@ _CRASH: Final = {
     "run": "after a crash the next call runs",
     "hold": "after a crash calls fail until the outcome is settled",
 }
-#: Options whose value is shown only if it is not the default.
-_OTHERS: Final = (
-    "ttl", "min_hold", "max_hold", "retry_limit", "wait_timeout", "after_wait", "queue_limit", "queue_overflow",
-    "stop", "stop_grace", "replace_max", "on_duplicate", "on_used", "misfire_grace", "on_lost", "after_lost",
-    "on_store_error", "durability",
-)  # fmt: skip
+#: Options that have sentences of their own, or a part of one.
+_IN_SENTENCES: Final = frozenset((
+    "key", "scope", "limit", "on_conflict", "debounce", "debounce_max", "keep_on_retry", "unique", "once_per",
+    "after_crash",
+))  # fmt: skip
+#: Options that operators do not need. ``skip_result`` is a result, which may be secret.
+NOT_SHOWN: Final = frozenset(("skip_result",))
 
 
 def option_lines(options: LockOptions) -> list[str]:
-    """Return the options of a task as sentences for people. They show no result of the task (``skip_result``)."""
+    """Return the options of a task as sentences for operators. An option without a sentence is shown by its name."""
     return list(_lines(options))
 
 
 def _lines(options: LockOptions) -> Iterator[str]:
     shared = ", shared with other tasks" if options.scope == "shared" else ""
     yield f"the lock name is made of {_key(options.key)}{shared}"
+    if options.limit > 1:
+        yield f"up to {options.limit} calls of one lock name run at once"
     yield _CONFLICT.get(options.on_conflict, f"on_conflict is {options.on_conflict}")
     if options.debounce is not None:
         wait, longest = (ms / 1000 for ms in options.debounce_ms)
@@ -50,15 +53,23 @@ def _lines(options: LockOptions) -> Iterator[str]:
         yield "a retry keeps the lock"
     if options.unique:
         yield _UNIQUE.get(options.unique, f"unique is {options.unique}")
-    if options.once_per == "tick":
-        yield f"it runs once for each due time of its schedule entry; {_CRASH.get(options.after_crash, '')}"
-    elif options.once_per is not None:
-        period = "ten years" if options.once_per == "forever" else f"{_shown(options.once_per)} s"
-        yield f"a name stays used for {period} after a success; {_CRASH.get(options.after_crash, '')}"
-    for name in _OTHERS:
-        value = getattr(options, name)
-        if value != options.default(name):
-            yield f"{name} is {_shown(value)}"
+    if options.once_per is not None:
+        yield f"{_once(options.once_per)}; {_CRASH.get(options.after_crash, '')}"
+    for name in options.names():
+        if name not in _IN_SENTENCES | NOT_SHOWN and _is_chosen(options, name):
+            yield f"{name} is {_shown(getattr(options, name))}"
+
+
+def _once(period: object) -> str:
+    if period == "tick":
+        return "it runs once for each due time of its schedule entry"
+    return f"a name stays used for {'ten years' if period == 'forever' else _shown(period)} after a success"
+
+
+def _is_chosen(options: LockOptions, name: str) -> bool:
+    """Return whether the author chose the value. A ttl of 30 s may be chosen too, against the setting ``dlock_ttl``."""
+    value, default = getattr(options, name), options.default(name)
+    return value is not default if name == "ttl" else bool(value != default)
 
 
 def _key(key: object) -> str:
@@ -74,4 +85,4 @@ def _key(key: object) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g} s" if isinstance(value, float) else str(value)  # every float is a duration

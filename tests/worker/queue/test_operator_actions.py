@@ -35,3 +35,16 @@ def test_requeued_dead_letter_runs_and_dropped_ones_end_revoked(tmp_path: Path, 
             eventually(lambda result=result: result.state == "REVOKED", message="its end is not stored")
         with pytest.raises(TaskRevokedError, match=r"dropped by operator alice@.*: too late"):
             given_up.get(timeout=5)
+
+
+def test_dropped_waiter_whose_end_is_stored_keeps_that_end(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """After the restore of an older store, a call that has ended waits again. Its followers may be running."""
+    with running_environment(tmp_path) as environment, LockControl(environment.app) as control:
+        request.node.stash[WORKERS] = environment.workers
+        task, n = environment.tasks.parcel, environment.fresh()
+        with environment.hold(task, n):
+            (waiter,) = environment.park(task, n)
+            task.backend.mark_as_failure(waiter.id, ValueError("it ended"))
+            assert control.drop(task.lock_name(n), Identity(waiter.id).digest)
+            assert control.waiting() == ()
+            assert environment.state(waiter.id) == "FAILURE"
