@@ -41,8 +41,6 @@ def check_combinations(options: LockOptions) -> None:
 
 def _check_queue(options: LockOptions) -> None:
     overflow, limit = options.queue_overflow, options.queue_limit
-    if overflow == "keep_latest" and limit not in (None, 1):
-        raise invalid_value("queue_limit", limit, "None or 1 with queue_overflow='keep_latest'")
     if overflow in ("skip", "drop_oldest") and limit is None:
         raise unmet_requirement("queue_overflow", overflow, "a queue_limit")
 
@@ -54,7 +52,6 @@ def _check_debounce(options: LockOptions) -> None:
         raise invalid_value("debounce_max", options.debounce_max, f"None or at least debounce ({options.debounce})")
     reasons = {
         "queue_limit, because only the newest call waits": options.queue_limit is not None,
-        "queue_overflow, because a newer call replaces the waiting one": options.queue_overflow != "raise",
         "unique, because unique keeps the first call and debounce the last one": options.claims,
         "once_per='tick', because each tick is to run": options.once_per == "tick",
     }

@@ -112,11 +112,6 @@ class DerivedOptions:
         return self.unique == "queued" and skips
 
     @property
-    def most_waiting(self) -> int:
-        """The number of waiters allowed for one lock name; 0 for any number."""
-        return 1 if self.queue_overflow == "keep_latest" else self.queue_limit or 0
-
-    @property
     def debounce_ms(self) -> tuple[int, int]:
         """``debounce`` and ``debounce_max`` in milliseconds; (0, 0) if calls are not debounced."""
         if self.debounce is None:

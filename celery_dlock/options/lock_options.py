@@ -171,13 +171,13 @@ class LockOptions(DerivedOptions):
     """
 
     queue_overflow: str = "raise"
-    """The treatment of a call when the queue is full: ``queue_limit`` calls wait, or with ``"keep_latest"``, one.
+    """The treatment of a call when the queue is full, because ``queue_limit`` calls wait.
 
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"skip"``: the call is skipped. A call that ran before (``retries > 0``) is retried instead. Needs
       ``queue_limit``.
-    - ``"drop_oldest"``: the oldest waiter ends REVOKED, and the call waits. Needs ``queue_limit``.
-    - ``"keep_latest"``: all waiters end REVOKED, and the call waits alone. ``queue_limit`` must be 1 or ``None``.
+    - ``"drop_oldest"``: the oldest waiter ends REVOKED, and the call waits. Needs ``queue_limit``. With
+      ``queue_limit=1``, the name runs now, and once more with the newest arguments.
 
     Requires ``on_conflict='queue'``.
     """

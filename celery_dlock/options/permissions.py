@@ -22,8 +22,6 @@ BOUNDED: Final = "bounded"
 _ALL: Final = "all"
 #: The key of ``dlock=`` that switches the lock of a call off. It is no option of tasks.
 ENABLED: Final = "enabled"
-#: Values of ``queue_overflow`` that remove other waiters, which may belong to other tasks.
-_EVICTING: Final = ("drop_oldest", "keep_latest")
 
 
 class Permissions(NamedTuple):
@@ -184,5 +182,7 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "debounce_max": _debounce,
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),
     "on_conflict": _only_own_in_shared("on_conflict", "replace".__eq__),
-    "queue_overflow": _only_own_in_shared("queue_overflow", _EVICTING.__contains__),
+    "queue_overflow": _only_own_in_shared(
+        "queue_overflow", "drop_oldest".__eq__
+    ),  # it removes waiters, perhaps of other tasks,
 }

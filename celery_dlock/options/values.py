@@ -20,7 +20,7 @@ __all__ = [
 
 POLICIES: Final = ("skip", "retry", "queue", "wait", "raise", "replace")
 AFTER_WAIT: Final = ("raise", "skip", "retry")
-OVERFLOW: Final = ("raise", "skip", "drop_oldest", "keep_latest")
+OVERFLOW: Final = ("raise", "skip", "drop_oldest")
 UNIQUE: Final = ("queued", "queued+running")
 
 #: Compared by identity: if ``ttl`` is this object, the author wrote no ttl, and the setting ``dlock_ttl`` applies.
@@ -33,6 +33,9 @@ _KEYS: Final = (
     "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
 )
 _ONCE_PER: Final = f"'forever', 'tick', None, or seconds (int, float or timedelta) from 0.001 to {FOREVER:.10g}"
+
+#: Values of drafts of this library, and what replaces them.
+_REMOVED: Final = {"keep_latest": "queue_limit=1, queue_overflow='drop_oldest'"}
 
 _Check = Callable[[str, Any], Any]
 
@@ -86,7 +89,9 @@ def _one_of(*choices: str) -> _Check:
 
 
 def _similar(value: object, choices: Sequence[str]) -> str:
-    return did_you_mean(value, choices) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return f"; write {_REMOVED[value]}" if value in _REMOVED else did_you_mean(value, choices)
 
 
 def _seconds(minimum: float) -> _Check:

@@ -88,7 +88,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     """
     delivery, options = run.delivery, run.options
     predecessor = delivery.predecessor if delivery else 0
-    evicts_oldest = options.queue_overflow in ("drop_oldest", "keep_latest")
+    evicts_oldest = options.queue_overflow == "drop_oldest"
     after_us = run.runtime.receive_order.rank_us(predecessor) if predecessor else 0
     grant_id = delivery.grant_id if delivery else ""
     if options.replaces:
@@ -97,7 +97,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
         return QueueRequest(entry, 0, False, after_us, grant_id, (), (longest, again))  # noqa: FBT003  # as below
     if run.debounces:
         return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
-    return QueueRequest(entry, options.most_waiting, evicts_oldest, after_us, grant_id)
+    return QueueRequest(entry, options.queue_limit or 0, evicts_oldest, after_us, grant_id)
 
 
 def _debounce(run: Run) -> tuple[int, int]:

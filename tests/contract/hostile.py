@@ -184,7 +184,7 @@ _OTHERS: Final = (
 _OPTIONS: Final = (*LockOptions.names(), ENABLED, "unknown", "")
 _EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord", "args", "retries", "id", "properties", "dlock_execution")
 _WORDS: Final = (
-    "skip", "retry", "raise", "wait", "queue", "shared", "drop_oldest", "keep_latest", "queued", "running", "return",
+    "skip", "retry", "raise", "wait", "queue", "shared", "drop_oldest", "queued", "running", "return",
     "run", "hold", "abort", "fail", "primary", "queued+running",
 )  # fmt: skip
 

@@ -131,7 +131,7 @@ def take(s: State, i: int, setup: Setup) -> State:
 
 
 def overflowed(s: State, setup: Setup) -> State:
-    """Only the latest may wait: keep_latest where that is one, drop_oldest where it is more."""
+    """Only the latest may wait: drop_oldest."""
     for _, m in sorted(waiting(s, setup))[: -setup.overflow] if setup.overflow else ():
         s = with_entry(ended(s, m), m, None)
         s = marked(s, m, setup) if setup.has("end") else s

@@ -132,13 +132,14 @@ REFUSED = [
     ("queue_limit", 1.0, "None or a whole number of at least 1"),
     ("queue_limit", True, "None or a whole number of at least 1"),
     ("queue_limit", "3", "None or a whole number of at least 1"),
-    ("queue_overflow", "drop", "'raise', 'skip', 'drop_oldest' or 'keep_latest'"),
-    ("queue_overflow", None, "'raise', 'skip', 'drop_oldest' or 'keep_latest'"),
-    ("queue_overflow", ["skip"], "'raise', 'skip', 'drop_oldest' or 'keep_latest'"),
+    ("queue_overflow", "drop", "'raise', 'skip' or 'drop_oldest'"),
+    ("queue_overflow", None, "'raise', 'skip' or 'drop_oldest'"),
+    ("queue_overflow", ["skip"], "'raise', 'skip' or 'drop_oldest'"),
     ("queue_limit", 3, "it needs on_conflict='queue'"),
     ("wait_timeout", 5.0, "it needs on_conflict='wait'"),
     ("after_wait", "skip", "it needs on_conflict='wait'"),
-    ("queue_overflow", "keep_latest", "it needs on_conflict='queue'"),
+    ("queue_overflow", "skip", "it needs on_conflict='queue'"),
+    ("queue_overflow", "keep_latest", "write queue_limit=1, queue_overflow='drop_oldest'"),
     ("limit", 0, "a whole number from 1 to 100"),
     ("limit", 101, "a whole number from 1 to 100"),
     ("limit", True, "a whole number from 1 to 100"),
@@ -203,7 +204,6 @@ def test_option_without_effect_is_refused_with_its_requirement(
     ("chosen", "expected"),
     [
         ({"queue_limit": 3}, "None with queue_limit, because only the newest call waits"),
-        ({"queue_overflow": "keep_latest"}, "None with queue_overflow, because a newer call replaces the waiting one"),
         ({"unique": "queued"}, "None with unique, because unique keeps the first call and debounce the last one"),
         ({"once_per": "tick"}, "None with once_per='tick', because each tick is to run"),
     ],
@@ -346,29 +346,10 @@ def test_a_task_that_waits_may_wait_not_at_all_and_end_in_each_way(after: str) -
     assert (options.wait_timeout, options.after_wait) == (0.0, after)
 
 
-@pytest.mark.parametrize("overflow", ["raise", "skip", "drop_oldest"])
-def test_with_a_limit_any_number_may_wait_up_to_it(overflow: str) -> None:
-    assert LockOptions(on_conflict="queue", queue_limit=7, queue_overflow=overflow).most_waiting == 7
-
-
-def test_without_a_limit_any_number_waits_which_is_said_by_zero() -> None:
-    assert LockOptions().most_waiting == 0
-
-
-@pytest.mark.parametrize("limit", [None, 1])
-def test_to_keep_the_latest_is_a_limit_of_one(limit: int | None) -> None:
-    assert LockOptions(on_conflict="queue", queue_limit=limit, queue_overflow="keep_latest").most_waiting == 1
-
-
 @pytest.mark.parametrize("overflow", ["skip", "drop_oldest"])
 def test_without_a_limit_nothing_flows_over(overflow: str) -> None:
     with pytest.raises(InvalidLockOptions, match="it needs a queue_limit"):
         LockOptions(on_conflict="queue", queue_overflow=overflow)
-
-
-def test_to_keep_the_latest_leaves_no_room_for_another_limit() -> None:
-    with pytest.raises(InvalidLockOptions, match="invalid queue_limit=2: expected None or 1 with"):
-        LockOptions(on_conflict="queue", queue_limit=2, queue_overflow="keep_latest")
 
 
 def test_a_list_of_names_is_kept_as_a_tuple() -> None:

@@ -30,9 +30,7 @@ GRANT = Grant("d", "e", "5")
 
 
 def options(overflow: str = "raise", limit: int | None = 3, **more: Any) -> LockOptions:
-    return LockOptions(
-        on_conflict="queue", queue_limit=None if overflow == "keep_latest" else limit, queue_overflow=overflow, **more
-    )
+    return LockOptions(on_conflict="queue", queue_limit=limit, queue_overflow=overflow, **more)
 
 
 def queued(waiting: int = 2, holder: Holder | None = HOLDER) -> Queued:

@@ -117,7 +117,7 @@ class TestMonitorEvents:
         assert monitor.state.tasks[result.id].state == "SUCCESS"
 
     def test_waiter_that_ends_without_running_is_shown_as_revoked(self, environment, tasks):
-        n, latest = environment.fresh(), {"on_conflict": "queue", "queue_overflow": "keep_latest"}
+        n, latest = environment.fresh(), {"on_conflict": "queue", "queue_limit": 1, "queue_overflow": "drop_oldest"}
         with Monitor(environment.app) as monitor, environment.hold(tasks.skips, n):
             ousted = tasks.skips.apply_async((n,), dlock=latest)
             monitor.wait_for(ousted.id, "task-retried")
