@@ -268,9 +268,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "silent-store-is-reported": "If the store is silent, a running holder learns it before its lease ends.",
         "abort-strikes-in-the-body": "Under `abort`, the exception is raised in the body or not at all.",
         "caught-loss-is-raised-again": "If a body catches `LockLost`, every `ensure()` raises it again.",
-        "after-lost-retry-runs-again": (
-            'Under `after_lost="retry"`, the message runs again and keeps its own retries.'
-        ),
+        "autoretry-after-loss-runs-again": "With `autoretry_for=(LockLost,)`, a stopped body runs again.",
         "solo-pool-stops-no-body": "In the solo pool only `ensure()` raises. The worker warns at its start.",
         "late-release-frees-nothing": "A late holder's release does not free the lock of the next holder.",
         "max-hold-ends-a-hanging-body": (

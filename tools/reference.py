@@ -44,7 +44,7 @@ CHAPTERS: Final = {
     "How long": ("ttl", "min_hold", "max_hold", "keep_on_retry"),
     "After a success": ("once_per", "on_used", "after_crash", "misfire_grace"),
     "At publish time": ("unique", "on_duplicate", "queued_ttl"),
-    "A lost lease": ("on_lost", "after_lost"),
+    "A lost lease": ("on_lost",),
     "Store errors and failovers": ("on_store_error", "durability"),
 }  # fmt: skip
 MORE: Final = {

@@ -304,13 +304,9 @@ class LockOptions(DerivedOptions):
     raises :class:`LockLost` once in the body. If the store does not answer, the worker raises it before the lease
     expires. The exception does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops
     after that call. ``"abort"`` has no effect in the solo pool and in an eager call.
-    """
 
-    after_lost: str = "fail"
-    """The treatment of a task that ends with :class:`LockLost` because its lease was lost.
-
-    With ``"fail"`` it ends FAILURE. With ``"retry"`` its message is published again. That does not count towards the
-    task's ``max_retries``.
+    A body that raises :class:`LockLost` ends FAILURE. With Celery's ``autoretry_for=(LockLost,)`` it runs again, which
+    counts for the task's ``max_retries``.
     """
 
     on_store_error: str = "retry"

@@ -1,4 +1,4 @@
-"""The options of other lock libraries and their equivalents here, for the errors that a migration meets."""
+"""Options of other lock libraries and of drafts of this one, with their equivalents here, for errors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,19 @@ _EQUIVALENTS: Final = {
     "blocking": _WAIT,
     "blocking_timeout": _WAIT,
 }
+#: Options of drafts of this library.
+_REMOVED: Final = {
+    "after_lost": "use Celery's autoretry_for=(LockLost,)",
+}
 #: Names that mean an option of another lock library wherever they occur. Others are ambiguous: kombu has a ``timeout``.
 UNMISTAKABLE: Final = ("once", "unique_on", "raise_on_duplicate", "lock_expiry", "unlock_before_run")
 
 
 def equivalent(name: object) -> str:
-    """Return what to write instead of another library's option, for an error; "" if the option is unknown."""
-    found = _EQUIVALENTS.get(name) if isinstance(name, str) else None
+    """Return what to write instead of an option that does not exist here, for an error; "" if it is unknown."""
+    if not isinstance(name, str):
+        return ""
+    if name in _REMOVED:
+        return f" (removed: {_REMOVED[name]})"
+    found = _EQUIVALENTS.get(name)
     return f" (of another library: {found})" if found else ""

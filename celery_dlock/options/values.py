@@ -151,7 +151,6 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "after_crash": _one_of("run", "hold"),
     "misfire_grace": _seconds(1.0),
     "on_lost": _one_of("continue", "abort"),
-    "after_lost": _one_of("fail", "retry"),
     "on_store_error": _one_of("retry", "fail", "run", "local"),
     "durability": _durability,
 }

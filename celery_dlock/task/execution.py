@@ -63,7 +63,7 @@ class Execution(Run):
 
     #: The body is running. If it calls its own task directly, that call is a part of it.
     _in_body = False
-    _finished = _republished = False
+    _finished = False
     _reservation: RetryReservation | None = None
     #: The name that this message has claimed (``unique``). The claim is released once the run holds the lock, or when
     #: the message ends without it.
@@ -159,7 +159,7 @@ class Execution(Run):
         """
         if self._finished:
             return
-        ends = final and copies_end and not self._republished
+        ends = final and copies_end
         ending = release_request(self, final=ends, success=success, died=died)
         if not self.options.is_simple:
             ending = self._finish_options(ending, final=final)
@@ -185,15 +185,10 @@ class Execution(Run):
 
         Raises:
             Skipped: A newer call has replaced this one, and the end is stored.
-            Postponed: The lease was lost, and the message is republished (``after_lost="retry"``).
         """
-        if isinstance(error, Replaced):
-            if lease.replaced:
-                self.was_stopped = True
-                end_stopped(self, lease)
-        elif lease.lost and self.options.after_lost != "fail":
-            self._republished = True
-            outcomes.rerun_after_loss(self, lease.record.name, error)
+        if isinstance(error, Replaced) and lease.replaced:
+            self.was_stopped = True
+            end_stopped(self, lease)
 
     # -- releasing
 

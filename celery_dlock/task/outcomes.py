@@ -15,7 +15,6 @@ from ..errors import (
     DLockError,
     LockFilesUnusable,
     LockHeld,
-    LockLost,
     NameUsed,
     StoreQuarantined,
     StoreUnavailable,
@@ -56,7 +55,6 @@ __all__ = [
     "apply_on_store_error",
     "parked_entry",
     "report_misfire",
-    "rerun_after_loss",
     "skip",
     "store_skipped",
 ]
@@ -64,7 +62,7 @@ __all__ = [
 
 _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUsed, "unknown": UnknownOutcome}
 
-#: Longest delay in seconds of a message that is republished after a store error or a lost lease. But if a store is in
+#: Longest delay in seconds of a message that is republished after a store error. But if a store is in
 #: quarantine, the delay is the rest of the quarantine.
 STORE_RETRY_MAX = 60.0
 #: Seconds to wait before a message that could not be republished is returned to the broker.
@@ -281,11 +279,6 @@ def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLeas
     _emit(run, "bypassed", name, str(error), local=True)
     run.runtime.counts.count("bypassed_local", run.task.name)
     return LocalLease(name.text, run.context.owner)
-
-
-def rerun_after_loss(run: Run, name: LockName, error: LockLost) -> NoReturn:
-    """Republish the message of a body that was stopped because its lease was lost (``after_lost="retry"``)."""
-    _retry_uncounted(run, name, error)
 
 
 def _retry_uncounted(run: Run, name: LockName, error: DLockError) -> NoReturn:

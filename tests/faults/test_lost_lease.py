@@ -70,13 +70,13 @@ class TestAbort:
             rf"work under {body.key.partition(':lock:')[2]} has ended; its lease was lost before"
         )
 
-    @pytest.mark.invariant("after-lost-retry-runs-again")
-    def test_after_lost_retry_runs_the_message_again_and_keeps_its_retries(
+    @pytest.mark.invariant("autoretry-after-loss-runs-again")
+    def test_autoretry_for_lock_lost_runs_the_stopped_body_again(
         self, environment: LosingEnvironment, pool: str
     ) -> None:
         body = environment.begin(pool, "again", 15)
         environment.locks.delete(body.key)
-        assert ended(body) == [0]
+        assert ended(body) == [1]
         assert [word for word, _ in environment.words(body.row)] == ["start", "LockLost", "second"]
 
     def test_a_hung_body_is_stopped_when_max_hold_has_passed_and_the_next_one_runs(

@@ -150,7 +150,9 @@ debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
 replaces = singleton("replaces", "replace")
 replaces_kill = singleton("replaces_kill", "replace", stop="kill", stop_grace=0.5)
 waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
-aborts = singleton("aborts", "retry", on_lost="abort", after_lost="retry", **BACK)
+aborts = singleton(
+    "aborts", "retry", on_lost="abort", autoretry_for=(LockLost,), max_retries=None, default_retry_delay=0.3, **BACK
+)
 retries_early = singleton("retries_early", "retry", late=False, **BACK)
 seats = singleton("seats", "queue", key="chaos-seats:{name}", limit=LIMIT)
 seats_retry = singleton("seats_retry", "retry", key="chaos-seats:{name}", limit=LIMIT, **BACK)

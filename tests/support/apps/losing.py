@@ -37,7 +37,9 @@ def goes_on(row: str, seconds: float) -> str:
     return work(row, seconds)
 
 
-@singleton_task(app=app, key=["row"], ttl=TTL, on_lost="abort", after_lost="retry", bind=True)
+@singleton_task(
+    app=app, key=["row"], ttl=TTL, on_lost="abort", bind=True, autoretry_for=(LockLost,), default_retry_delay=0
+)
 def again(self: SingletonTask, row: str, seconds: float) -> list[int]:
     if not starts(row):
         work(row, seconds)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
         {"key": "order:{number}", "scope": "shared", "ttl": 5, "limit": 3, "durability": {"replicas": 1}},
         {"on_conflict": "retry", "retry_limit": 3},
         {"on_conflict": "raise", "on_store_error": "run"},
-        {"on_lost": "abort", "after_lost": "retry"},
+        {"on_lost": "abort"},
     ],
     ids=str,
 )

@@ -78,6 +78,15 @@ def test_option_of_another_library_is_refused_where_celery_takes_any_keyword(
 
 
 @pytest.mark.parametrize("path", EVERYWHERE)
+def test_removed_option_is_answered_with_what_replaces_it(path: Callable[[str], Any]) -> None:
+    with pytest.raises(
+        InvalidLockOptions,
+        match=r"unknown option 'after_lost' \(removed: use Celery's autoretry_for=\(LockLost,\)\); all options: ",
+    ):
+        path("after_lost")
+
+
+@pytest.mark.parametrize("path", EVERYWHERE)
 def test_misspelt_option_is_answered_with_the_one_that_was_meant(path: Callable[[str], Any]) -> None:
     with pytest.raises(
         InvalidLockOptions, match=r"unknown option 'on_conflct' \(did you mean 'on_conflict'\?\); all options: "

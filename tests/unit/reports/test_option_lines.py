@@ -38,7 +38,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "after_crash": ({"once_per": 3600}, "hold"),
     "misfire_grace": ({"once_per": "tick"}, 45),
     "on_lost": ({}, "abort"),
-    "after_lost": ({}, "retry"),
     "on_store_error": ({}, "fail"),
     "durability": ({}, {"replicas": 1}),
 }

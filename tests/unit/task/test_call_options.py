@@ -24,7 +24,6 @@ OPTIONS: dict[str, Any] = {
     "queue_limit": 2,
     "queue_overflow": "skip",
     "on_lost": "abort",
-    "after_lost": "retry",
     "min_hold": 1.0,
     "max_hold": 60.0,
     "keep_on_retry": True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.errors import LockLost, StoreUnavailable
+from celery_dlock.errors import StoreUnavailable
 from celery_dlock.messaging.message import Delivery, FirstReceipt
 from celery_dlock.store.model import Identity
 from celery_dlock.task import outcomes
@@ -32,16 +32,6 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     copies: list[dict[str, Any]] = []
     monkeypatch.setattr(outcomes, "publish_again", lambda *_, **facts: copies.append(facts))
     return copies
-
-
-@pytest.mark.invariant("duplicates-do-not-run")
-def test_message_whose_lease_was_lost_keeps_its_rank_and_its_flag(published: list[dict[str, Any]]) -> None:
-    """Another copy may have taken the lock and ended: then this one must not run again."""
-    run = a_run(FakeClock())
-    run.rank_us, run.redelivered = 7, True
-    with pytest.raises(outcomes.Postponed):
-        outcomes.rerun_after_loss(run, NAME, LockLost("gone"))
-    assert [(copy["rank_us"], copy["redelivered"]) for copy in published] == [(7, True)]
 
 
 @pytest.mark.invariant("duplicates-do-not-run")
