@@ -24,7 +24,7 @@ class Run:
     main: int
     start: float
     end: float = NEVER
-    #: "return", the name of an exception, "killed" by its worker (`stop="kill"`), "died", or "open": unknown.
+    #: "return", the name of an exception, "killed" by its worker (`stop` with seconds), "died", or "open": unknown.
     how: str = "open"
     #: When it saw that its lease was over.
     told: float = NEVER

@@ -30,7 +30,6 @@ class DerivedOptions:
     queue_limit: int | None
     queue_overflow: str
     stop: str
-    stop_grace: Seconds
     debounce: Seconds | None
     debounce_max: Seconds | None
     unique: str | None
@@ -103,7 +102,7 @@ class DerivedOptions:
     @property
     def kill_after(self) -> float | None:
         """Seconds after which a replaced body that has not ended is killed; None if it is never killed."""
-        return as_seconds(self.stop_grace) if self.replaces and self.stop == "kill" else None
+        return self.stop if self.replaces and isinstance(self.stop, float) else None
 
     @property
     def loses_published_calls(self) -> bool:

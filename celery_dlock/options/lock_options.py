@@ -182,28 +182,21 @@ class LockOptions(DerivedOptions):
     Requires ``on_conflict='queue'``.
     """
 
-    stop: str = "raise"
+    stop: Seconds | str = "raise"
     """The way in which a newer call stops the running body.
 
     - ``"raise"``: the worker raises :class:`Replaced`, which derives from Celery's ``Ignore``, once in the body. That
       does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops after that call.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
-    - ``"kill"``: as ``"raise"``. If the body has not ended ``stop_grace`` later, the worker kills the pool child that
-      runs it. Only a prefork pool can kill. In the pools ``threads``, ``gevent`` and ``eventlet``, ``"kill"`` works as
-      ``"raise"``.
+    - Seconds: as ``"raise"``. If the body has not ended this much later, the worker kills the pool child that runs it.
+      A killed call ends REVOKED, like every replaced call. Its chain and chord end as for a skipped call. Its message
+      is acknowledged and is not delivered again. Only a prefork pool can kill. In the pools ``threads``, ``gevent`` and
+      ``eventlet``, seconds work as ``"raise"``.
 
     The worker learns of the newer call at the next renewal of the lease. Under ``'replace'``, a lease is renewed every
     second, or after a third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped.
-    In the solo pool and in an eager call, ``"raise"`` and ``"kill"`` work as ``"ask"``. If the body does not stop, the
+    In the solo pool and in an eager call, ``"raise"`` and seconds work as ``"ask"``. If the body does not stop, the
     newer call waits for its end. Requires ``on_conflict='replace'``.
-    """
-
-    stop_grace: Seconds = 30.0
-    """The time that a replaced body has to end before its pool child is killed; at least 0 s.
-
-    The time counts from the moment when the worker learns of the newer call. It is also the time in which the body can
-    clean up after :class:`Replaced`. A killed call ends REVOKED, like every replaced call. Its chain and chord end as
-    for a skipped call. Its message is acknowledged and is not delivered again. Requires ``stop='kill'``.
     """
 
     replace_max: Seconds = 3600.0

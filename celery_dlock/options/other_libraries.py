@@ -33,6 +33,7 @@ _EQUIVALENTS: Final = {
 }
 #: Options of drafts of this library.
 _REMOVED: Final = {
+    "stop_grace": "use stop=<seconds>",
     "after_lost": "use Celery's autoretry_for=(LockLost,)",
 }
 #: Names that mean an option of another lock library wherever they occur. Others are ambiguous: kombu has a ``timeout``.

@@ -121,12 +121,11 @@ def _limit(own: LockOptions, call: LockOptions, _ttl: float) -> str:
 
 def _stop(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     """A kill leaves half-done work, so the author of the task decides about it."""
-    return "" if call.stop != "kill" or own.stop == "kill" else f"the task's own ({written(own.stop)})"
-
-
-def _stop_grace(own: LockOptions, call: LockOptions, _ttl: float) -> str:
-    limit = as_seconds(own.stop_grace)
-    return "" if as_seconds(call.stop_grace) >= limit else f"at least the task's own ({limit:g})"
+    if not isinstance(call.stop, float):
+        return ""
+    if not isinstance(own.stop, float):
+        return f"'raise' or 'ask', because the task's own is {written(own.stop)}"
+    return "" if call.stop >= own.stop else f"at least the task's own ({own.stop:g})"
 
 
 def _once(own: LockOptions, call: LockOptions, _ttl: float) -> str:
@@ -177,7 +176,6 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "wait_timeout": _at_most("wait_timeout"),
     "replace_max": _at_most("replace_max"),
     "stop": _stop,
-    "stop_grace": _stop_grace,
     "debounce": _debounce,
     "debounce_max": _debounce,
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),

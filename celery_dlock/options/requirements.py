@@ -68,9 +68,6 @@ REQUIRES: Final[Mapping[str, Requirement]] = {
     "queue_limit": _QUEUE,
     "queue_overflow": _QUEUE,
     "stop": _REPLACE,
-    "stop_grace": Requirement(
-        "stop", lambda options: options.stop == "kill" and options.on_conflict == "replace", "stop='kill'"
-    ),
     "replace_max": _REPLACE,
     "debounce": _QUEUE,
     "debounce_max": Requirement(

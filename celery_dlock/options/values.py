@@ -32,10 +32,14 @@ MAX_LIMIT: Final = 100
 _KEYS: Final = (
     "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
 )
+_STOP: Final = "'raise', 'ask', or seconds (int, float or timedelta) of at least 0"
 _ONCE_PER: Final = f"'forever', 'tick', None, or seconds (int, float or timedelta) from 0.001 to {FOREVER:.10g}"
 
 #: Values of drafts of this library, and what replaces them.
-_REMOVED: Final = {"keep_latest": "queue_limit=1, queue_overflow='drop_oldest'"}
+_REMOVED: Final = {
+    "keep_latest": "queue_limit=1, queue_overflow='drop_oldest'",
+    "kill": "stop=<seconds>, the time that the body has before it is killed",
+}
 
 _Check = Callable[[str, Any], Any]
 
@@ -117,6 +121,17 @@ def _limit(option: str, value: object) -> object:
     return value
 
 
+def _stop(option: str, value: object) -> object:
+    if isinstance(value, str):
+        if value in ("raise", "ask"):
+            return value
+        raise invalid_value(option, value, f"{_STOP}{_similar(value, ('raise', 'ask'))}")
+    try:
+        return seconds_within(option, value, 0.0)
+    except InvalidLockOptions:
+        raise invalid_value(option, value, _STOP) from None
+
+
 def _anything(_option: str, value: object) -> object:
     return value
 
@@ -138,8 +153,7 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "after_wait": _one_of(*AFTER_WAIT),
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
-    "stop": _one_of("raise", "ask", "kill"),
-    "stop_grace": _seconds(0.0),
+    "stop": _stop,
     "replace_max": _seconds(1.0),
     "debounce": _seconds_or_none(0.001),
     "debounce_max": _seconds_or_none(0.001),

@@ -249,6 +249,6 @@ def _warn_that_no_body_is_killed(tasks: Sequence[SingletonTask], pool: type) -> 
     kills = [task.name for task in tasks if task.lock_options.kill_after is not None]
     if kills:
         logger.warning(
-            "stop='kill' of %s works as %r: the pool %s cannot kill a body, only prefork can",
+            "seconds for stop of %s work as %r: the pool %s cannot kill a body, only prefork can",
             ", ".join(kills), "ask" if aborter_for_pool(pool) is None else "raise", pool.__module__,
         )  # fmt: skip

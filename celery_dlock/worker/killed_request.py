@@ -1,4 +1,4 @@
-"""The end of a call whose body the worker has killed because a newer call replaces it (``stop="kill"``)."""
+"""The end of a call whose body the worker has killed because a newer call replaces it (``stop`` with seconds)."""
 
 from __future__ import annotations
 

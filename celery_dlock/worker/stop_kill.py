@@ -1,4 +1,4 @@
-"""The kill of pool children whose bodies do not stop when a newer call replaces them (``stop="kill"``).
+"""The kill of pool children whose bodies do not stop when a newer call replaces them (``stop`` with seconds).
 
 The watchdog's thread kills. Celery's thread then ends the call (:mod:`.killed_request`).
 """
@@ -98,7 +98,7 @@ class BodyKiller:
             if not stands_still and self._delayed != record.acquisition and not child.gone():
                 self._delayed = record.acquisition
                 logger.warning(
-                    "Task %s cannot be killed yet (stop_grace), because pool child %d does not pause; retrying",
+                    "Task %s cannot be killed yet (stop), because pool child %d does not pause; retrying",
                     call, child.pid, extra=fields,
                 )  # fmt: skip
             if not stands_still or not record.must_end:
@@ -113,7 +113,7 @@ class BodyKiller:
             self.soon(request.dlock_on_killed)
         logger.warning(
             "Task %s is killed with pool child %d: a newer call has replaced it, and it has not ended within %g s "
-            "(stop_grace)", call, child.pid, record.kill_after, extra=fields,
+            "(stop)", call, child.pid, record.kill_after, extra=fields,
         )  # fmt: skip
 
     def knows(self, owner: str) -> bool:

@@ -55,7 +55,7 @@ def note_acknowledgements() -> None:
 
 
 def note_kills() -> None:
-    """Note when a worker's main process kills a pool child whose body does not stop (`stop="kill"`)."""
+    """Note when a worker's main process kills a pool child whose body does not stop (`stop` with seconds)."""
     send = ChildWatch.send
 
     def noting(child: ChildWatch, number: int) -> None:
@@ -78,7 +78,7 @@ def body(task: Any, name: str, number: int, seconds: float, end: str) -> None:
     )  # fmt: skip
     try:
         written(run, name, lease.token, task.request.id)
-        (inside_deaf if task.lock_options.stop == "kill" else inside)(run, lease, seconds)
+        (inside_deaf if task.lock_options.kill_after is not None else inside)(run, lease, seconds)
         if end == "exit" and first_time(task.request.id):
             noted("exit", run=run, pid=os.getpid(), log=os.environ["DLOCK_CHAOS_LOG"])
             os._exit(3)
@@ -148,7 +148,7 @@ retries = singleton("retries", "retry", **BACK)
 queues = singleton("queues", "queue")
 debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
 replaces = singleton("replaces", "replace")
-replaces_kill = singleton("replaces_kill", "replace", stop="kill", stop_grace=0.5)
+replaces_kill = singleton("replaces_kill", "replace", stop=0.5)
 waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
 aborts = singleton(
     "aborts", "retry", on_lost="abort", autoretry_for=(LockLost,), max_retries=None, default_retry_delay=0.3, **BACK

@@ -81,12 +81,12 @@ early = define("early", acks_late=False)
 asked = define("asked", stop="ask")
 impatient = define("impatient", replace_max=3)
 protected = define("protected", min_hold=3)
-killed = define("killed", stop="kill", stop_grace=1, ttl=3, reject_on_worker_lost=True)
-killed_early = define("killed_early", stop="kill", stop_grace=1, ttl=3, acks_late=False)
+killed = define("killed", stop=1, ttl=3, reject_on_worker_lost=True)
+killed_early = define("killed_early", stop=1, ttl=3, acks_late=False)
 killed_early.retry_on_worker_lost = True  # read by Celery 5.7 and newer; older ones have no such option
-killed_at_once = define("killed_at_once", stop="kill", stop_grace=0, ttl=3)
-spared = define("spared", stop="kill", stop_grace=20, ttl=3)
-limited = define("limited", stop="kill", stop_grace=3, ttl=3, time_limit=3)
+killed_at_once = define("killed_at_once", stop=0, ttl=3)
+spared = define("spared", stop=20, ttl=3)
+limited = define("limited", stop=3, ttl=3, time_limit=3)
 retried = define("retried", autoretry_for=(Exception,), retry_kwargs={"countdown": 0})
 
 

@@ -31,7 +31,6 @@ DEFAULTS = {
     "queue_limit": None,
     "queue_overflow": "raise",
     "stop": "raise",
-    "stop_grace": 30.0,
     "replace_max": 3600.0,
     "debounce": None,
     "debounce_max": None,
@@ -96,9 +95,10 @@ REFUSED = [
     ("on_conflict", "Skip", "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
     ("on_conflict", None, "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
     ("stop", "ask", "it needs on_conflict='replace'"),
-    ("stop", "killed", "'raise', 'ask' or 'kill' (did you mean 'kill'?)"),
-    ("stop_grace", 5.0, "it needs stop='kill'"),
-    ("stop_grace", -1, "seconds from 0"),
+    ("stop", 5.0, "it needs on_conflict='replace'"),
+    ("stop", -1, "'raise', 'ask', or seconds (int, float or timedelta) of at least 0"),
+    ("stop", "asks", "or seconds (int, float or timedelta) of at least 0 (did you mean 'ask'?)"),
+    ("stop", "kill", "write stop=<seconds>"),
     ("replace_max", 60.0, "it needs on_conflict='replace'"),
     ("replace_max", 0.5, "seconds from 1"),
     ("on_conflict", ["skip"], "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
@@ -269,14 +269,14 @@ def test_body_is_stopped_for_the_reasons_that_the_options_name() -> None:
     assert LockOptions(on_conflict="replace").stop_reasons == ("replaced",)
     assert LockOptions(on_conflict="replace", stop="ask", on_lost="abort").stop_reasons == ("lost",)
     assert LockOptions(on_conflict="replace", on_lost="abort").stop_reasons == ("lost", "replaced")
-    assert LockOptions(on_conflict="replace", stop="kill").stop_reasons == ("replaced",)
+    assert LockOptions(on_conflict="replace", stop=30).stop_reasons == ("replaced",)
     assert not LockOptions().stop_reasons
 
 
-def test_body_is_killed_only_with_stop_kill() -> None:
-    assert LockOptions(on_conflict="replace", stop="kill").kill_after == 30.0
-    assert LockOptions(on_conflict="replace", stop="kill", stop_grace=timedelta(minutes=1)).kill_after == 60.0
-    assert LockOptions(on_conflict="replace", stop="kill", stop_grace=0).kill_after == 0.0
+def test_body_is_killed_only_with_seconds() -> None:
+    assert LockOptions(on_conflict="replace", stop=30).kill_after == 30.0
+    assert LockOptions(on_conflict="replace", stop=timedelta(minutes=1)).kill_after == 60.0
+    assert LockOptions(on_conflict="replace", stop=0).kill_after == 0.0
     assert LockOptions(on_conflict="replace").kill_after is None
     assert LockOptions().kill_after is None
 

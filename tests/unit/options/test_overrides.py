@@ -74,10 +74,9 @@ def test_unique_task_that_keeps_published_calls_warns_of_nothing(
 
 
 @pytest.mark.parametrize("chosen", [{"stop": "ask"}, {"on_conflict": "skip"}])
-def test_override_resets_the_options_of_a_kill_that_it_leaves_without_effect(chosen: dict[str, str]) -> None:
-    own = LockOptions(on_conflict="replace", stop="kill", stop_grace=5)
-    made = overridden(own, chosen)
-    assert (made.stop, made.stop_grace, made.kill_after) == (chosen.get("stop", "raise"), 30.0, None)
+def test_override_resets_the_seconds_of_a_kill_that_it_leaves_without_effect(chosen: dict[str, str]) -> None:
+    made = overridden(LockOptions(on_conflict="replace", stop=5), chosen)
+    assert (made.stop, made.kill_after) == (chosen.get("stop", "raise"), None)
 
 
 def test_shared_task_overrides_the_options_of_its_base() -> None:

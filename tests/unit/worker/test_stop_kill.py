@@ -195,7 +195,7 @@ def test_body_that_blocks_all_signals_is_killed(
     (line,) = caplog.messages
     assert line == (
         f"Task shop.deploy[older] is killed with pool child {child.watch.pid}: a newer call has replaced it, and it "
-        "has not ended within 0 s (stop_grace)"
+        "has not ended within 0 s (stop)"
     )
 
 
@@ -237,7 +237,7 @@ def test_kill_waits_for_a_child_that_does_not_pause_and_says_so_once(
             deliveries.body_killer.kill(child.watch, record)
     assert not child.watch.gone()
     (line,) = caplog.messages
-    assert f"cannot be killed yet (stop_grace), because pool child {child.watch.pid} does not pause" in line
+    assert f"cannot be killed yet (stop), because pool child {child.watch.pid} does not pause" in line
     monkeypatch.undo()
     deliveries.body_killer.kill(child.watch, record)
     assert child.is_killed()

@@ -1,4 +1,4 @@
-"""``stop="kill"`` at work: a body that does not stop is killed, and its call ends as every replaced one."""
+"""``stop`` with seconds at work: a body that does not stop is killed, and its call ends as every replaced one."""
 
 import itertools
 import json
@@ -350,7 +350,7 @@ def test_newest_call_of_a_burst_runs_although_no_body_stops(own, count):
 @pytest.mark.parametrize(("pool", "works_as"), [("threads", "raise"), ("solo", "ask")])
 def test_pool_that_cannot_kill_says_so_at_its_start_and_the_newest_call_waits(tmp_path, pool, works_as):
     with running_environment(tmp_path, app=APP, pool=pool, concurrency=2) as made:
-        line = made.worker.wait_for_log(r"stop='kill' of (.*) works as '(\w+)': the pool (\S+) cannot kill a body")
+        line = made.worker.wait_for_log(r"seconds for stop of (.*) work as '(\w+)': the pool (\S+) cannot kill a body")
         assert "replacing.killed," in line[1]
         assert line[2] == works_as
         n = made.fresh()
