@@ -30,7 +30,7 @@ REPLICAS_1: dict[str, Any] = {"dlock_durability": {"replicas": 1}}
 REPLICAS_2: dict[str, Any] = {"dlock_durability": {"replicas": 2}}
 FSYNC_LOCAL: dict[str, Any] = {"dlock_durability": {"fsync": "local"}}
 FSYNC_1: dict[str, Any] = {"dlock_durability": {"fsync": 1, "timeout": 10}}
-QUARANTINE: dict[str, Any] = {"dlock_failover_quarantine": 1}
+QUARANTINE: dict[str, Any] = {"dlock_quarantine": 1}
 #: The baseline of the comparison.
 PLAIN = ("one server", "primary")
 #: A replica reports its disk writes once a second, so this case has one cycle in each tenth round.
@@ -73,7 +73,7 @@ def started(folder: Path, stack: ExitStack) -> Settings:
         ("Cluster", "replicas 1"): {"dlock_url": cluster.url(), **REPLICAS_1},
         ("Cluster", "quarantine"): {"dlock_url": cluster.url(), **QUARANTINE},
         **{
-            (name, "restart delay"): {"dlock_url": nodes.urls(), "dlock_restart_delay": 1}
+            (name, "restart delay"): {"dlock_url": nodes.urls(), "dlock_quarantine": 1}
             for name, nodes in redlock.items()
         },
     }  # fmt: skip

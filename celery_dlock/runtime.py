@@ -263,12 +263,10 @@ class Runtime:
 
     @functools.cached_property
     def _quarantine(self) -> Quarantine | None:
-        settings = self.settings
-        if len(settings.locations) == 1:
-            delay = settings.failover_quarantine
-            return Quarantine(delay) if delay else None
-        delay = self._longest_ttl() if settings.restart_delay is None else settings.restart_delay
-        return Quarantine(delay, "dlock_restart_delay") if delay else None
+        delay = self.settings.quarantine
+        if delay is None and len(self.settings.locations) > 1:
+            delay = self._longest_ttl()
+        return Quarantine(delay) if delay else None
 
     def _longest_ttl(self) -> float:
         ours = (getattr(task, "lock_options", None) for task in self.app.tasks.values())

@@ -324,7 +324,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "An acquire without its confirmations is rolled back, and nothing runs under it."
         ),
         "quarantine-delays-grants": (
-            "With `dlock_failover_quarantine`, nothing new is granted until all leases that may be lost are over."
+            "With `dlock_quarantine`, nothing new is granted until all leases that may be lost are over."
         ),
         "old-sentinel-is-ignored": "A sentinel that returns with an old configuration is not followed.",
         "foreign-cluster-is-refused": "A node or Cluster that replaced another one at its address gets no lock.",

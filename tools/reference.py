@@ -60,7 +60,7 @@ SEE: Final = {
     "dlock_url": f"{EXPLANATION}/topologies.md",
     "dlock_transport_options": f"{EXPLANATION}/topologies.md",
     "dlock_durability": f"{EXPLANATION}/topologies.md",
-    "dlock_failover_quarantine": f"{HOW_TO}/survive-a-failover.md",
+    "dlock_quarantine": f"{HOW_TO}/survive-a-failover.md",
     "dlock_call_options": f"{EXPLANATION}/security.md",
     "dlock_run_dir": f"{HOW_TO}/run-in-production.md#the-run-directory",
     "dlock_enabled": f"{HOW_TO}/test-your-tasks.md",

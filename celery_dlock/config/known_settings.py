@@ -171,17 +171,12 @@ SETTINGS: Final = {
         "workers, with mode 0700, and is created if it is missing.",
         "``celery-dlock-<uid>`` in the directory for temporary files",
     ),
-    "dlock_failover_quarantine": Setting(
-        0.0,
+    "dlock_quarantine": Setting(
+        None,
         _seconds(0.0),
         "Seconds for which a server grants nothing new after it was started, emptied or promoted. 0: off. "
         "Set it to the longest ttl, the same in all workers.",
-    ),
-    "dlock_restart_delay": Setting(
-        None,
-        _seconds(0.0),
-        "The quarantine, in seconds, of each server of a Redlock. 0: off.",
-        "the longest ttl of the app's tasks, at least ``dlock_ttl``",
+        "on a Redlock, the longest ttl of the app's tasks, at least ``dlock_ttl``; on any other store 0",
     ),
     "dlock_grant_timeout": Setting(
         60.0,

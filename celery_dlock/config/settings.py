@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport import get_transport_cls
 
@@ -11,7 +11,6 @@ from ..errors import InvalidLockOptions, NoLockStore
 from ..options.durability import PRIMARY, Durability, check_timeout
 from ..options.durability import shown as shown_durability
 from ..options.permissions import Permissions
-from ..options.validation import invalid_value, unmet_requirement
 from ..store.location import StoreLocation, shown
 from ..utils.text import did_you_mean
 from .celery_connections import location_from_broker, location_from_result_backend
@@ -58,8 +57,7 @@ class Settings:
 
     durability: Durability
     run_dir: str | None
-    failover_quarantine: float
-    restart_delay: float | None
+    quarantine: float | None
     broker: str | None
     metrics_port: tuple[str, int] | None
     opentelemetry: bool
@@ -100,16 +98,19 @@ class Settings:
         conf = app.conf
         unknown = sorted(key for key in _keys(conf) if key.lower().startswith("dlock_") and key not in _KNOWN)
         if unknown:
-            alike = did_you_mean(unknown[0].lower(), _KNOWN, "dlock_")
+            alike = _REMOVED.get(unknown[0].lower()) or did_you_mean(unknown[0].lower(), _KNOWN, "dlock_")
             raise InvalidLockOptions(f"unknown setting {unknown[0]!r}{alike}; all settings: docs/reference/settings.md")
         permissions_of(app)
         plain = {name: _value(app, setting) for name in _FIELDS if (setting := f"dlock_{name}") in SETTINGS}
         settings = cls(locations=_locations(app), doubtful_after=_doubtful_after(app), **plain)
         settings.confirmed_by(settings.durability, "dlock_durability")
-        _check_pauses(settings)
         return settings
 
 
+#: Settings of drafts of this library, and what replaces them.
+_REMOVED: Final = dict.fromkeys(
+    ("dlock_failover_quarantine", "dlock_restart_delay"), " (removed: use dlock_quarantine)"
+)
 _FIELDS = tuple(field.name for field in fields(Settings))
 
 
@@ -137,19 +138,6 @@ def _keys(conf: Any) -> set[str]:
     ours = {key.removeprefix(prefix).lower() for key in keys if key.startswith(prefix)}
     # With a namespace, an upper-case name without its prefix is not a setting of Celery.
     return ours | {key for key in keys if not key.isupper()}
-
-
-def _check_pauses(settings: Settings) -> None:
-    """Refuse a setting for a pause that has no effect on this store.
-
-    The pause after a restart is ``restart_delay`` on a Redlock, and ``failover_quarantine`` on any other store.
-    """
-    redlock, quarantine, delay = len(settings.locations) > 1, settings.failover_quarantine, settings.restart_delay
-    if redlock and quarantine:
-        reason = "0 on a Redlock; set dlock_restart_delay instead"
-        raise invalid_value("dlock_failover_quarantine", quarantine, reason)
-    if delay and not redlock:
-        raise unmet_requirement("dlock_restart_delay", delay, "a Redlock; set dlock_failover_quarantine instead")
 
 
 def _locations(app: Celery) -> tuple[StoreLocation, ...]:

@@ -29,7 +29,7 @@ class DerivedOptions:
     on_conflict: str
     queue_limit: int | None
     queue_overflow: str
-    stop: str
+    stop: Seconds | str
     debounce: Seconds | None
     debounce_max: Seconds | None
     unique: str | None

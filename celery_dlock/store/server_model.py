@@ -32,11 +32,9 @@ class Quarantine(NamedTuple):
 
     Args:
         delay: Seconds that a quarantine lasts. No lease may last longer.
-        setting: The name of the setting that defines the delay, for error messages.
     """
 
     delay: float
-    setting: str = "dlock_failover_quarantine"
 
     @property
     def delay_ms(self) -> str:

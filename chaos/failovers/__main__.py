@@ -18,10 +18,10 @@ Way = tuple[dict[str, object], bool]
 #: Settings, and whether a failover may then lose a lease before its holder is notified.
 PRIMARY: Way = {}, True
 REPLICAS: Way = {"dlock_durability": {"replicas": 1, "timeout": 0.5}}, False
-QUARANTINE: Way = {"dlock_failover_quarantine": TTL + 1}, False
+QUARANTINE: Way = {"dlock_quarantine": TTL + 1}, False
 FSYNC: Way = {"dlock_durability": {"fsync": "local", "timeout": 0.5}}, False
 DEFAULT: Way = {}, False
-AT_ONCE: Way = {"dlock_restart_delay": 0}, True
+AT_ONCE: Way = {"dlock_quarantine": 0}, True
 
 WAYS = {
     "standalone": {"primary": PRIMARY, "quarantine": QUARANTINE, "fsync": FSYNC},

@@ -84,7 +84,7 @@ class TestBegins:
         began = time.monotonic()
         assert refusal(store) == (
             "the lock store was started, emptied or promoted to primary a moment ago: it grants nothing new for "
-            "another 0.6 s, until the leases that it may have lost have expired (dlock_failover_quarantine)"
+            "another 0.6 s, until the leases that it may have lost have expired (dlock_quarantine)"
         )
         eventually(lambda: _granted(store, "x"), within=DELAY + 20, every=0.01)
         assert time.monotonic() - began > DELAY
@@ -308,7 +308,7 @@ def written_by(server: Server) -> bytes:
 def of_redlock(delay: float) -> Quarantine:
     """As the members of a Redlock have it."""
     app = Celery("here", broker="memory://", set_as_current=False)
-    app.conf.update(dlock_url=["redis://a", "redis://b", "redis://c"], dlock_restart_delay=delay)
+    app.conf.update(dlock_url=["redis://a", "redis://b", "redis://c"], dlock_quarantine=delay)
     found = Runtime.of(app)._quarantine
     assert found is not None
     return found

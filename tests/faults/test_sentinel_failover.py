@@ -155,8 +155,8 @@ def test_sentinels_are_asked_as_the_user_of_sentinel_kwargs(sentinels: SentinelS
         return {"master_name": MASTER_NAME, "sentinel_kwargs": {"username": "asks", "password": password}}
 
     assert not lock_at(url, dlock_transport_options=options("of-the-sentinels")).locked()
-    quarantined = lock_at(url, dlock_transport_options=options("of-the-sentinels"), dlock_failover_quarantine=5)
-    with pytest.raises(StoreRefused, match="SENTINEL master, which dlock_failover_quarantine needs"):
+    quarantined = lock_at(url, dlock_transport_options=options("of-the-sentinels"), dlock_quarantine=5)
+    with pytest.raises(StoreRefused, match="SENTINEL master, which dlock_quarantine needs"):
         quarantined.acquire(blocking=False)
     with pytest.raises(StoreRefused) as raised:
         lock_at(url, dlock_transport_options=options("s3cret")).locked()

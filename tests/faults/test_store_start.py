@@ -113,7 +113,7 @@ def two(own_server: OwnServer) -> tuple[Server, Server]:
 def test_one_server_under_two_names(two: tuple[Server, Server], start: Start, caplog: Any) -> None:
     one, other = two
     urls = [f"redis://{HOST}:{one.port}", f"redis://localhost:{one.port}", other.url()]
-    app = app_at(urls, dlock_restart_delay=0)
+    app = app_at(urls, dlock_quarantine=0)
     wrong = f"{urls[0]} and {urls[1]} are the same server"
     assert start(app).startswith(f"invalid dlock_url for Redlock: {wrong}")
     assert [record.levelname for record in caplog.records if record.module == "store_check"] == ["ERROR"]
@@ -166,7 +166,7 @@ def test_single_server_that_refuses_is_logged_once(
     node = own_server()
     with node.client() as client:
         client.acl_setuser("default", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-hset"])
-        app = app_at([*redlock_set.urls()[:2], node.url()], dlock_restart_delay=0)
+        app = app_at([*redlock_set.urls()[:2], node.url()], dlock_quarantine=0)
         for name in ("x", "y", "z"):
             with Lock(name, app=app):
                 pass

@@ -85,7 +85,7 @@ class LockKeys(NamedTuple):
         return f"{self.root}absent"
 
     def quarantine(self) -> str:
-        """Return the key of the bucket's quarantine record (``dlock_failover_quarantine``)."""
+        """Return the key of the bucket's quarantine record (``dlock_quarantine``)."""
         return f"{self.root}quarantine"
 
     def quarantines(self) -> list[str]:

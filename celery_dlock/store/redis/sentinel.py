@@ -135,7 +135,7 @@ class SentinelEndpoint:
     def failover_epoch(self) -> int:
         self.address()
         if self._epoch is None:
-            missing = "a permission is missing: SENTINEL master, which dlock_failover_quarantine needs"
+            missing = "a permission is missing: SENTINEL master, which dlock_quarantine needs"
             raise StoreRefused(f"the sentinels of {self._place.shown} refused: {missing}")
         return self._epoch
 

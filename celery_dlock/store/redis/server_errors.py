@@ -7,7 +7,6 @@ import re
 from typing import Final
 
 from ...errors import StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
-from ..server_model import Quarantine
 
 __all__ = ["error_from_reply", "error_from_tls", "overwritten", "quarantined", "right_missing"]
 
@@ -103,11 +102,11 @@ def _code(text: str) -> str:
     return next((code for spelling, code in _SPELLINGS if re.search(spelling, text)), "")
 
 
-def quarantined(left_ms: int, quarantine: Quarantine) -> StoreQuarantined:
+def quarantined(left_ms: int) -> StoreQuarantined:
     """Return the exception for an acquire that a quarantine refused (``scripts/lib/quarantine.lua``)."""
     return StoreQuarantined(
         "the lock store was started, emptied or promoted to primary a moment ago: it grants nothing new for another "
         f"{math.ceil(left_ms / 100) / 10:.1f} s, until the leases that it may have lost have expired "
-        f"({quarantine.setting})",
+        "(dlock_quarantine)",
         left_ms / 1000,
     )

@@ -86,7 +86,7 @@ class RedisStore:
             return Acquired(int(token), since_us / 1e6, rank_us)
         self._checked(reply)
         if self._quarantine is not None:
-            self._raise_if_quarantined(reply, self._quarantine, keys, quarantine_args)
+            self._raise_if_quarantined(reply, keys, quarantine_args)
         return replies.refusal(reply, request.identity.digest if request.identity else "")
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
@@ -317,15 +317,13 @@ class RedisStore:
     def _quarantine_args(self, keys: LockKeys, quarantine: Quarantine) -> tuple[str, ...]:
         return quarantine.delay_ms, str(self._topology.failover_epoch(keys.lock))
 
-    def _raise_if_quarantined(
-        self, reply: Any, quarantine: Quarantine, keys: LockKeys, quarantine_args: tuple[str, ...]
-    ) -> None:
+    def _raise_if_quarantined(self, reply: Any, keys: LockKeys, quarantine_args: tuple[str, ...]) -> None:
         """Raise StoreQuarantined if that is the reply."""
         if reply[0] == b"quarantined":
             _, left_ms, began = reply
             if began == b"1":
                 self._start_quarantines(keys, *quarantine_args)
-            raise quarantined(left_ms, quarantine)
+            raise quarantined(left_ms)
 
     def _start_quarantines(self, keys: LockKeys, delay_ms: str, failover_epoch: str) -> None:
         """Start the quarantine of every bucket when the first one has started."""

@@ -36,7 +36,7 @@ STEP = 131
 
 @pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet, make_app: Any) -> None:
-    app = make_app(five.lock_urls(), dlock_restart_delay=0, result_backend="cache+memory://")
+    app = make_app(five.lock_urls(), dlock_quarantine=0, result_backend="cache+memory://")
     runtime = Runtime.of(app)
     assert runtime.watchdog._loop.running.take()  # the test is its scheduler
     ended = set()

@@ -284,7 +284,7 @@ def test_server_that_missed_a_release_gets_it_when_it_answers_again(five: Redloc
 def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_over(five: RedlockSet) -> None:
     """One of three was away when the lock was taken, and another loses it: those two together must not give it away."""
     three = five.nodes[:3]
-    with closing(open_store_at(three, quarantine=Quarantine(3.0, "dlock_restart_delay"))) as store:
+    with closing(open_store_at(three, quarantine=Quarantine(3.0))) as store:
         eventually(lambda: can_acquire(store, "w"), within=15)
         hold(three[0], "o.1")
         hold(three[1], "o.1")
@@ -295,7 +295,7 @@ def test_a_server_that_restarted_empty_takes_no_part_until_the_longest_ttl_is_ov
         assert can_acquire(store, "p")  # of the two that kept what they knew
         three[0].pause()
         # One that was slow a moment ago is not asked, and says that instead.
-        eventually(lambda: re.search("grants nothing new .*dlock_restart_delay", refusal(store, "p.2")))
+        eventually(lambda: re.search("grants nothing new .*dlock_quarantine", refusal(store, "p.2")))
         eventually(lambda: can_acquire(store, "p"), within=10)
 
 

@@ -12,7 +12,7 @@ app = make_app(
     "durability",
     dlock_timeout=8,
     dlock_durability={"replicas": 1, "timeout": 0.8},
-    dlock_failover_quarantine=float(os.environ.get("DLOCK_TEST_QUARANTINE", "0")),
+    dlock_quarantine=float(os.environ.get("DLOCK_TEST_QUARANTINE", "0")),
     worker_prefetch_multiplier=1,
 )
 

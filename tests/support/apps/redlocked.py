@@ -13,7 +13,7 @@ PLACES = os.environ["DLOCK_TEST_LOCK_URL"].split(",")
 app = Celery("redlocked", broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
 app.conf.update(
     dlock_url=PLACES if len(PLACES) > 1 else PLACES[0],
-    dlock_restart_delay=0,
+    dlock_quarantine=0,
     broker_connection_retry_on_startup=True,
 )
 

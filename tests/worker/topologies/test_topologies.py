@@ -28,7 +28,7 @@ def _conf(kind, request):
     if kind == "cluster":
         return {"dlock_url": request.getfixturevalue("cluster_set").lock_url()}
     # Without the delay, because such servers would grant nothing for a ttl from their first start on.
-    return {"dlock_url": request.getfixturevalue("redlock_set").lock_urls()[:3], "dlock_restart_delay": 0}
+    return {"dlock_url": request.getfixturevalue("redlock_set").lock_urls()[:3], "dlock_quarantine": 0}
 
 
 @contextmanager
