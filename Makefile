@@ -27,7 +27,7 @@ INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 .PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention bench-seats \
   bench-server chaos dist \
   test-servers test-slow histories lock clean \
-  invariants reference $(LANES:%=lane-%)
+  invariants reference size $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
 help:
@@ -57,6 +57,7 @@ help:
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make invariants    write docs/contributing/invariants.md from the tests'
 	@echo 'make reference     write the options, settings and scripts into docs/ from the code'
+	@echo 'make size          code lines, options, settings and words of documentation'
 	@echo 'make lock          solve requirements/*.in anew'
 	@echo 'make clean         remove venvs and caches'
 
@@ -245,6 +246,9 @@ invariants: .venv/.ready
 
 reference: .venv/.ready
 	$(BIN)/python tools/reference.py
+
+size: .venv/.ready
+	$(BIN)/python tools/size.py
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
