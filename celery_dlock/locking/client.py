@@ -179,7 +179,7 @@ class LockClient:
         lost = lease.record.lost
         ours = self._free(lease, context, ending)
         context.held.pop((self, lease.lock_name), None)
-        context.open_acquisitions.discard(lease.record.acquisition)
+        context.open_acquisitions.pop(lease.record.acquisition, None)
         if not ours:
             self.lose(lease, Loss(LossCause.FORGOTTEN, "found at its release"))
         lease.over = True
@@ -199,13 +199,18 @@ class LockClient:
         signals does not help: a signal mask covers one thread only. The system would deliver the signal to another
         thread, and Python would still run its handler in the main thread.
         """
-        for acquisition in context.open_acquisitions - {lease.acquisition for lease in context.entered}:
+        if context.pid != os.getpid():
+            return  # the body forked this process, which must not release its parent's leases
+        entered = {lease.acquisition for lease in context.entered}
+        for acquisition, client in list(context.open_acquisitions.items()):
+            if client is not self or acquisition in entered:
+                continue
             record = self._lease_table.find(acquisition)
             if record is not None and record.state is not LeaseState.RELEASE_DELEGATED:
                 record.delegate_release(context.rollback.text)
             for key in [key for key, lease in context.held.items() if lease.acquisition == acquisition]:
                 del context.held[key]
-            context.open_acquisitions.discard(acquisition)
+            context.open_acquisitions.pop(acquisition, None)
         self._wake()
 
     def announce_release(self, lease: Lease, reserved_for: str = "") -> None:
@@ -288,7 +293,7 @@ class LockClient:
         self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest, shard: int
     ) -> Lease | Refusal:
         for attempt in range(ATTEMPTS):
-            acquisition = context.next_acquisition()
+            acquisition = context.next_acquisition(self)
             # Record the acquisition first. If this process dies before the reply, the watchdog must find it.
             record = self._lease_table.open(name, acquisition, ttl, request.durability)
             sent = self._clock.monotonic()
@@ -356,7 +361,7 @@ class LockClient:
 
     def _forget(self, record: LeaseRecord, context: OwnerContext) -> None:
         record.clear()
-        context.open_acquisitions.discard(record.acquisition)
+        context.open_acquisitions.pop(record.acquisition, None)
 
     def _enter_again(self, lease: Lease, context: OwnerContext) -> Lease:
         # Send the absolute count: if an increment were sent twice, it would count twice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import DLockError, LockLost, StoreUnavailable
 from ..keys.lock_name import idempotency_key
@@ -15,7 +15,10 @@ from ..utils.clock import Clock, SystemClock
 from .events import Loss, LossCause
 from .lease_table import LeaseRecord
 
-__all__ = ["BypassLease", "Lease", "LocalLease", "NullLease", "Renewer", "drift_margin", "loss_grace"]
+if TYPE_CHECKING:
+    from .owner import OwnerContext
+
+__all__ = ["BypassLease", "Lease", "LeaseClient", "LocalLease", "NullLease", "drift_margin", "loss_grace"]
 
 
 def drift_margin(ttl: float) -> float:
@@ -34,8 +37,8 @@ def loss_grace(ttl: float) -> float:
     return min(0.2, ttl * 0.1)
 
 
-class Renewer(Protocol):
-    """The part of the lock client that a lease uses."""
+class LeaseClient(Protocol):
+    """The lock client, as its leases and their owners use it. One owner may hold leases of several apps."""
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
         """Renew the lease. If the store no longer has it, mark it as lost and return false."""
@@ -43,6 +46,14 @@ class Renewer(Protocol):
 
     def lose(self, lease: Lease, reason: Loss) -> None:
         """Mark the lease as lost and report it, once."""
+        ...
+
+    def release(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest = ...) -> bool:
+        """Leave the lease once. Return false if it was lost before."""
+        ...
+
+    def delegate_release(self, context: OwnerContext) -> None:
+        """Delegate the release of the owner's interrupted acquisitions to the watchdog."""
         ...
 
 
@@ -97,7 +108,7 @@ class Lease:
         record: LeaseRecord,
         acquired: Acquired,
         clock: Clock,
-        renewer: Renewer,
+        client: LeaseClient,
         *,
         owner: str,
         task: str | None = None,
@@ -111,7 +122,8 @@ class Lease:
         self.task_id = task_id
         self.pid = os.getpid()
         self._clock = clock
-        self._renewer = renewer
+        #: The lock client that acquired the lease, and so the only one that can release it.
+        self.client = client
 
     def __repr__(self) -> str:
         return f"<Lease {self.name} token={self.token} remaining={self.remaining():.3f}>"
@@ -183,7 +195,7 @@ class Lease:
         """
         if not self.over and not self.record.lost:
             try:
-                if self._renewer.renew(self, self.ttl):
+                if self.client.renew(self, self.ttl):
                     if self.stop_error is not None and self.record.replaced:
                         reason = f"{self.name}: replaced by {self.replaced_by}"
                         raise self.stop_error(reason, self.name, self.replaced_by)
@@ -192,7 +204,7 @@ class Lease:
                 if self.remaining() > loss_grace(self.ttl):
                     return
                 reason = f"no renewal was confirmed before its deadline: {error}"
-                self._renewer.lose(self, Loss(LossCause.UNANSWERED, reason))
+                self.client.lose(self, Loss(LossCause.UNANSWERED, reason))
         raise LockLost(f"the lease of {self.name} is over")
 
     def extend(self, seconds: Seconds) -> None:
@@ -203,7 +215,7 @@ class Lease:
             StoreUnavailable: The store did not answer. The lease is unchanged.
         """
         seconds = seconds_within("extend: seconds", seconds, 0.001)
-        if self.over or self.record.lost or not self._renewer.renew(self, seconds):
+        if self.over or self.record.lost or not self.client.renew(self, seconds):
             raise LockLost(f"the lease of {self.name} is over")
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from ..keys.lock_name import LockName
 from ..store.base import ReleaseRequest
 from ..store.model import Requester
-from .lease import Lease
+from .lease import Lease, LeaseClient
 
 __all__ = ["OwnerContext", "current_context", "enter", "entered"]
 
@@ -58,8 +58,9 @@ class OwnerContext:
         self.delivered = delivered
         self.pid = os.getpid()
         self.ident = threading.get_ident()
-        #: The acquisitions that have begun and not ended. One without a lease in ``entered`` was interrupted.
-        self.open_acquisitions: set[str] = set()
+        #: The acquisitions that have begun and not ended, each with its lock client. One without a lease in ``entered``
+        #: was interrupted.
+        self.open_acquisitions: dict[str, LeaseClient] = {}
         #: The leases that this owner has entered and not left, innermost last. A re-entered lease occurs several times.
         self.entered: list[Lease] = []
         #: The leases that can be re-entered, by lock client and lock name.
@@ -92,10 +93,10 @@ class OwnerContext:
                 del entered[index]
                 return
 
-    def next_acquisition(self) -> str:
-        """Return a new acquisition id: the owner and a number."""
+    def next_acquisition(self, client: LeaseClient) -> str:
+        """Return a new acquisition id for this lock client: the owner and a number."""
         acquisition = f"{self.owner}.{next(self.acquisition_numbers)}"
-        self.open_acquisitions.add(acquisition)
+        self.open_acquisitions[acquisition] = client
         return acquisition
 
 

@@ -207,7 +207,7 @@ class Execution(Run):
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:
-        lock_client, context = self.runtime.lock_client, self.context
+        context = self.context
         while len(context.entered) > (self.lease is not None):
             lease = context.entered[-1]
             logger.warning(
@@ -216,11 +216,11 @@ class Execution(Run):
             )  # fmt: skip
             # If self.lease is None, the acquire may have been interrupted after the store granted it: roll it back.
             rollback = context.rollback if self.lease is None else ReleaseRequest()
-            lock_client.release(lease, context, ending if lease is self.lease else rollback)
+            lease.client.release(lease, context, ending if lease is self.lease else rollback)
         if self.lease is not None:
-            lock_client.release(self.lease, context, ending)
-        if context.open_acquisitions:
-            lock_client.delegate_release(context)
+            self.lease.client.release(self.lease, context, ending)
+        for client in set(context.open_acquisitions.values()):
+            client.delegate_release(context)
 
     # -- acquiring
 

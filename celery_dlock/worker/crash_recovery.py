@@ -13,7 +13,9 @@ from ..utils.log import log_fields, logger
 from .crash_record import HeldLease, WorkerRecord
 
 if TYPE_CHECKING:
+    from ..locking.watchdog import Watchdog
     from ..runtime import Runtime
+    from ..store.queue_base import QueueStore
 
 __all__ = ["CrashRecovery"]
 
@@ -40,17 +42,26 @@ class CrashRecovery:
         node: The worker's name. Two live workers may have the same name.
         goes_on: Called before each round; false ends the thread.
         mine: This worker's record, still empty.
+        other: The store of another app, and the watchdog of the leases that this worker's children hold there. None:
+            the store of the worker's own app.
     """
 
-    def __init__(self, runtime: Runtime, node: str, goes_on: Callable[[], bool], mine: WorkerRecord) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        node: str,
+        goes_on: Callable[[], bool],
+        mine: WorkerRecord,
+        other: tuple[QueueStore, Watchdog] | None = None,
+    ) -> None:
         self._runtime = runtime
         self._mine = mine
         self._clock = runtime.clock
-        self._watchdog = runtime.watchdog
         self._goes_on = goes_on
         self._node = node
+        self._is_other = other is not None
         # Open it before the thread starts, because it imports modules. A fork during an import would break the child.
-        self._store = runtime.open_store(runtime.settings.timeout)
+        self._store, self._watchdog = other or (runtime.open_store(runtime.settings.timeout), runtime.watchdog)
         #: The records of predecessors that may still live, by worker id; None until they were read.
         self._predecessors: dict[str, WorkerRecord] | None = None
         self._look_until = 0.0
@@ -133,7 +144,8 @@ class CrashRecovery:
                 "%s is released: process %d of an earlier worker of this name held it and has ended",
                 lease.name, lease.holder.pid, extra=log_fields(lock_name=lease.name.text),
             )  # fmt: skip
-        self._runtime.worker.hand_off(lease.name, released.granted)
+        if not self._is_other:  # this worker cannot publish the messages of another app; that app's workers do
+            self._runtime.worker.hand_off(lease.name, released.granted)
 
     # This worker's record
 

@@ -201,7 +201,7 @@ class TestTakenBack:
         assert (kinds, party.lease_table.records(), party.context.open_acquisitions) == (
             ["last", "tombstone"],
             [],
-            set(),
+            {},
         )
 
     def test_the_next_try_is_as_good_as_the_first(self, party: Party, servers: ReplicaSet) -> None:

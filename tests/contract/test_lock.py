@@ -15,6 +15,7 @@ from typing_extensions import Self
 from celery_dlock import InvalidLockOptions, Lock, LockLost, singleton_task
 from celery_dlock.errors import NotHeld
 from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.runtime import Runtime
 from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.conftest import MakeApp
 from tests.contract.helpers import commands_seen
@@ -247,6 +248,33 @@ def test_two_apps_with_different_prefixes_or_stores_share_nothing(redis_url: str
 def test_two_apps_of_one_store_exclude_each_other(make_app: MakeApp) -> None:
     with Other(Lock("x", app=make_app())):
         assert not Lock("x", app=make_app()).acquire(blocking=False)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_locks_of_another_app_that_a_body_leaves_held_are_released_at_its_store(
+    redis_url: str, make_app: MakeApp, error: type[Exception] | None
+) -> None:
+    """Also the lock of the same name, and the locks of both apps in any order."""
+    app, other = make_app(), make_app(redis_url[:-1] + "1")
+    lost: list[Any] = []
+    for each in (app, other):
+        Runtime.of(each).listeners.add(lost.append, lambda kind: kind == "lost")
+    left = [Lock(name, app=each) for name, each in (("x", other), ("y", app), ("x", app), ("z", other))]
+
+    @singleton_task(app=app, shared=False, name="leaving")
+    def leaving() -> list[bool]:
+        for lock in left:
+            lock.acquire()
+        left[0].acquire()  # a second entry
+        if error is not None:
+            raise error
+        return [lock.locked() for lock in left]
+
+    result = leaving.apply()
+    assert result.result == [True] * len(left) if error is None else isinstance(result.result, error)
+    assert [lock.locked() for lock in left] == [False] * len(left)
+    assert not lost
 
 
 @pytest.mark.core

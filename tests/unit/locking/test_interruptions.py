@@ -14,6 +14,7 @@ import pytest
 from celery_dlock.errors import LockLost
 from celery_dlock.locking import client, lease, lease_table, owner
 from celery_dlock.locking.lease_source import LocalLeaseSource
+from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity
@@ -79,7 +80,8 @@ def end(harness: LockClientHarness) -> None:
             break
         last = len(harness.context.entered) == 1
         harness.lock_client.release(harness.context.entered[-1], harness.context, FINAL if last else ReleaseRequest())
-    harness.lock_client.delegate_release(harness.context)
+    for each in {harness.lock_client, *harness.context.open_acquisitions.values()}:
+        each.delegate_release(harness.context)
 
 
 def trouble_after(harness: LockClientHarness) -> str:
@@ -116,6 +118,18 @@ def test_interruption_at_any_line_leaves_no_lock_and_the_owner_can_acquire_again
             troubles.append(f"{where}: {trouble}")
     assert line > 10
     assert not troubles
+
+
+def test_acquisition_interrupted_at_two_apps_is_left_to_the_watchdog_of_its_own_app() -> None:
+    """The second strike hits the step that gives the acquisition to the watchdog, so the end of the run does it."""
+    ours, other = LockClientHarness(), LockClientHarness()
+    acquisition = ours.context.next_acquisition(other.lock_client)
+    record = other.lease_table.open(a_name(), acquisition, 30.0)
+    ours.lock_client.delegate_release(ours.context)
+    assert record.state is LeaseState.ACQUIRING
+    end(ours)
+    assert record.state is LeaseState.RELEASE_DELEGATED
+    assert not ours.context.open_acquisitions
 
 
 def test_an_interruption_at_any_line_of_a_release_does_not_lose_what_the_end_means() -> None:
