@@ -7,7 +7,7 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery import bootsteps
 from celery.apps.worker import Worker
@@ -31,6 +31,7 @@ from .crash_record import WorkerRecord
 from .crash_recovery import CrashRecovery
 from .delivery_registry import DeliveryRegistry
 from .other_stores import OtherStores
+from .overdue_messages import OverdueMessages
 from .pool_children import PoolChildren
 from .queue_sweeper import QueueSweeper
 from .request import SingletonRequest
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 __all__ = ["SingletonRequest", "SingletonStep"]
 
 
+class _Thread(Protocol):
+    """A part of the worker that runs in its own thread."""
+
+    def start(self) -> None: ...
+
+
 class SingletonStep(bootsteps.StartStopStep):
     """Starts the watchdog and the background threads with the worker.
 
@@ -49,7 +56,7 @@ class SingletonStep(bootsteps.StartStopStep):
     """
 
     def __init__(self, _worker: Any, **_kwargs: Any) -> None:
-        self._threads: list[CrashRecovery | OtherStores | StoreCheck | BrokerCheck | QueueSweeper | ClaimRenewer] = []
+        self._threads: list[_Thread] = []
         self._handle: _WorkerHandle
         self._collector: WorkerCollector | None = None
 
@@ -103,7 +110,7 @@ class SingletonStep(bootsteps.StartStopStep):
         # Also if no task claims, because a call may choose to.
         claim_renewer = ClaimRenewer(deliveries.runtime, deliveries.with_claims, handle.goes_on)
         deliveries.attach(sweeper, claim_renewer)
-        self._threads += [sweeper, claim_renewer]
+        self._threads += [sweeper, claim_renewer, *_searches_for_overdue_messages(worker, handle)]
 
     def _watch_children(self, deliveries: DeliveryRegistry, others: OtherStores) -> None:
         deliveries.body_killer.announce = self._handle.announce_kill
@@ -210,6 +217,12 @@ class _WorkerHandle:
         lost = broken is not None and (connection is None or connection is broken)
         return consumer.blueprint.state == RUN and not lost
 
+    def channel(self) -> Any:
+        """Return the channel that consumes tasks; None while there is none."""
+        worker = self._worker()
+        consumer = None if worker is None else worker.consumer
+        return getattr(getattr(consumer, "task_consumer", None), "channel", None)
+
     def announce_kill(self, pid: int) -> None:
         """Tell the pool that this worker ends a child that is paused: Celery's pool has no method for that alone."""
         worker = self._worker()
@@ -221,6 +234,12 @@ class _WorkerHandle:
         worker = self._worker()
         if worker is not None and worker.consumer is not None:
             worker.consumer.call_soon(call)
+
+
+def _searches_for_overdue_messages(worker: Any, handle: _WorkerHandle) -> list[OverdueMessages]:
+    if worker.use_eventloop or worker.app.connection_for_read().transport.driver_type != "redis":
+        return []
+    return [OverdueMessages(worker.app, handle.channel, handle.goes_on)]
 
 
 def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) -> None:

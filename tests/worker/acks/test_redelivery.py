@@ -87,6 +87,24 @@ def test_the_copy_runs_after_its_holders_worker_was_killed(tmp_path, show):
         assert len(environment.history(what="in", id=holding.id)) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.invariant("killed-worker-runs-again")
+def test_message_of_a_killed_greenlet_worker_is_delivered_to_another_one(tmp_path, show):
+    """There, kombu itself looks for overdue messages at a worker's start only."""
+    # Longer than the ttl, so that the copy finds the lock free.
+    options = {**REDELIVERING["broker_transport_options"], "visibility_timeout": 6}
+    conf = {**REDELIVERING, "broker_transport_options": options}
+    with running_environment(tmp_path, workers=2, concurrency=2, pool="gevent", conf=conf) as made:
+        environment = show(made)
+        holding = environment.hold(environment.tasks.short_lived, environment.fresh())
+        (body,) = environment.history(what="in", id=holding.id)
+        next(worker for worker in environment.workers if worker.node == body["node"]).kill()
+        environment.entered(40, id=holding.id, count=2)
+        environment.open(holding.gate)  # not before: the dead body may still listen at its gate
+        assert holding.result.get(timeout=15) == holding.n
+        environment.wait_until_drained(30)
+
+
 @pytest.fixture(scope="module")
 def lone(tmp_path_factory):
     """One worker with one slot: its copies queue up behind the body. They are made as soon as may be."""
