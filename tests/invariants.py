@@ -122,8 +122,13 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "queue-steps-are-constant": (
             "A queue step costs the same for ten waiters and for twenty thousand. Every key is declared."
         ),
-        "queue-order-is-by-rank": "Waiters are granted by rank. A message that is parked twice keeps its place.",
-        "rank-follows-receipt": "Within a worker, the rank is the order of receipt.",
+        "queue-order-is-by-rank": (
+            "Waiters are granted by place: the rank, moved by at most 10 s to the time of publication. A message that "
+            "is parked twice keeps its place."
+        ),
+        "rank-follows-receipt": (
+            "Within a worker, ranks follow the order of receipt. Waiters keep the order of publication."
+        ),
         "waiters-are-not-overtaken": (
             "A free lock is not taken past a waiter of a lower rank. A `Lock` meets a grant as a held lock."
         ),

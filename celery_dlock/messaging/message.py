@@ -10,6 +10,7 @@ from ..errors import DLockError
 from ..options.derived import SKEW
 from ..store.model import Identity
 from ..utils.clock import Clock, monotonic_clock_id
+from .message_times import SENT_HEADER
 from .publishing import Producers, publish
 from .validation import MAX_COUNT, is_count
 
@@ -27,6 +28,7 @@ __all__ = [
     "next_count",
     "publish_again",
     "publish_parked",
+    "sent_us",
 ]
 
 #: The key in the request's ``properties`` under which the main process passes a delivery to the pool child. A
@@ -187,6 +189,12 @@ def _is_receipt(value: object) -> TypeGuard[tuple[int, int, str] | None]:
     if not isinstance(value, list | tuple) or len(value) != len(FirstReceipt._fields):
         return value is None
     return _is_time(value[0]) and _is_time(value[1]) and _is_id(value[2])
+
+
+def sent_us(headers: Mapping[str, Any]) -> int:
+    """Return when the message was published (:data:`SENT_HEADER`); 0 if it carries no valid time."""
+    sent = headers.get(SENT_HEADER)
+    return sent if _is_time(sent) else 0
 
 
 def publish_again(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-__all__ = ["seconds_until", "start_delay"]
+__all__ = ["SENT_HEADER", "seconds_until", "start_delay", "with_sent_time"]
+
+#: The header of a call under ``on_conflict="queue"``: when it was published, or its ETA if that is later. In
+#: microseconds since the epoch, by the publisher's clock.
+SENT_HEADER: Final = "dlock_sent"
 
 
 def seconds_until(value: Any) -> float | None:
@@ -44,3 +50,11 @@ def start_delay(options: Mapping[str, Any]) -> float:
     if options.get("countdown"):
         return max(0.0, float(options["countdown"]))
     return max(0.0, seconds_until(options.get("eta") or None) or 0.0)
+
+
+def with_sent_time(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers of a call that is published now with these options of ``apply_async``."""
+    delay = 0.0
+    with suppress(TypeError, ValueError):  # Celery itself reports an invalid ETA
+        delay = start_delay(options)
+    return {**(options.get("headers") or {}), SENT_HEADER: round((time.time() + delay) * 1e6)}

@@ -114,7 +114,8 @@ class LockOptions(DerivedOptions):
 
     - ``"skip"``: the call ends REVOKED. A call that ran before (``retries > 0``) is retried instead.
     - ``"retry"``: the message is published again after a delay, unchanged except for its ETA.
-    - ``"queue"``: the call waits in the lock store, without a worker slot. The calls run in the order of receipt.
+    - ``"queue"``: the call waits in the lock store, without a worker slot. Calls that wait run in the order in which
+      they were sent.
     - ``"wait"``: the call blocks its worker slot for at most ``wait_timeout``; then ``after_wait`` applies.
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs

@@ -115,6 +115,7 @@ class QueueRequest(NamedTuple):
         debounce: ``LockOptions.debounce_ms`` of a debounced call.
         replace: Under ``on_conflict="replace"``: ``replace_max`` in milliseconds, and ``is_retry`` of the
             script.
+        sent_us: The time of publication in microseconds, by the publisher's clock; 0: the message does not carry it.
     """
 
     entry: str = ""
@@ -124,6 +125,7 @@ class QueueRequest(NamedTuple):
     grant_id: str = ""
     debounce: tuple[int, int] | tuple[()] = ()
     replace: tuple[int, int] | tuple[()] = ()
+    sent_us: int = 0
 
 
 class Grant(NamedTuple):

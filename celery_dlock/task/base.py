@@ -19,6 +19,7 @@ from ..keys.key_spec import KeySpec
 from ..lock import Lock
 from ..locking.lease import BypassLease, Lease, NullLease
 from ..messaging import ticks
+from ..messaging.message_times import with_sent_time
 from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..options.permissions import Permissions
 from ..runtime import Runtime
@@ -326,7 +327,10 @@ class SingletonTask(_Task):
         """
         reject_argument_of_body(self, args[1] if len(args) > 1 else kwargs.get("kwargs"))
         self._carry(kwargs)
-        check_topology_support(self.app.conf.get("dlock_url"), options_of(self, kwargs.get("headers")), self.name)
+        options = options_of(self, kwargs.get("headers"))
+        check_topology_support(self.app.conf.get("dlock_url"), options, self.name)
+        if options is not None and options.on_conflict == "queue" and options.debounce is None:
+            kwargs["headers"] = with_sent_time(kwargs)
         return unique.publish(self, super().apply_async, args, kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> EagerResult[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..messaging.message import FirstReceipt
+from ..messaging.message import FirstReceipt, RawMessage, sent_us
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, QueueRequest
@@ -97,7 +97,8 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
         return QueueRequest(entry, 0, False, after_us, grant_id, (), (longest, again))  # noqa: FBT003  # as below
     if run.debounces:
         return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
-    return QueueRequest(entry, options.queue_limit or 0, evicts_oldest, after_us, grant_id)
+    sent = sent_us(RawMessage(*delivery.raw).headers) if delivery else 0
+    return QueueRequest(entry, options.queue_limit or 0, evicts_oldest, after_us, grant_id, sent_us=sent)
 
 
 def _debounce(run: Run) -> tuple[int, int]:

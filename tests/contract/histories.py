@@ -197,9 +197,15 @@ class History:
             grant_id=grants[-1] if grants and newest else grants[0] if grants and step.flag(28) else "",
             debounce=() if identity.retries or step.name == SEATED else debounce,
             replace=(replace[0], 1) if replace and identity.retries else replace,
+            sent_us=0 if debounce or replace else self.sent(step),
         )
         by = Requester.of("t", identity.task_id, "n", 1)
         return self.send(step, request._replace(requester=by, identity=identity, queue=place, notify=False))
+
+    def sent(self, step: Step) -> int:
+        """Return when a message was published: near a known rank, far from it, or 0."""
+        near = self.ranks[step.bits % len(self.ranks)] + 1000 * (step.pick % 3 - 1)
+        return max(0, [0, 0, near, near - 60_000_000 * step.who][step.bits >> 3 & 3])
 
     def ask(self, step: Step) -> Ask | None:
         # Of the names that keep more than a lock, mostly one that holds it. Otherwise one of the newest.

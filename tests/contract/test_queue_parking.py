@@ -206,3 +206,67 @@ def test_a_newcomer_older_than_all_who_wait_is_itself_the_one_that_goes(store: R
     parked = park(store, "a.1", "a", rank_us=10, limit=1, evict_oldest=True)
     assert parked.evicted == Grant(digest("a"), entry_of("a"))
     assert waiting(client) == [digest("b")]
+
+
+# The time of publication
+
+
+@pytest.mark.invariant("queue-order-is-by-rank")
+@pytest.mark.core
+def test_calls_received_in_the_wrong_order_wait_in_that_of_publication(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    now = now_us(client)
+    second = park(store, "b.1", "b", sent_us=now - 1000)
+    first = park(store, "a.1", "a", sent_us=now - 2000, after_us=second.rank_us)
+    assert (second.position, first.position) == (1, 1)
+    assert waiting(client) == [digest("a"), digest("b")]
+    assert first.rank_us > second.rank_us  # the rank stays the time of receipt
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_wrong_clock_of_a_publisher_moves_a_call_by_ten_seconds(
+    store: RedisStore, client: redis.Redis, hours: int
+) -> None:
+    take(store, "h.1", "h")
+    for who in "ab":  # a constant error of the clock changes no order
+        rank = park(store, f"{who}.1", who, sent_us=now_us(client) + hours * 3600 * SECOND).rank_us
+        assert rank_in(client, who) == rank + hours * 10 * SECOND
+    assert waiting(client) == [digest("a"), digest("b")]
+    assert park(store, "c.1", "c", rank_us=5, sent_us=1).rank_us == 5
+    assert rank_in(client, "c") == 1
+
+
+@pytest.mark.core
+def test_duplicate_of_a_waiter_keeps_its_place_and_its_time_of_receipt(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    sent = now_us(client) - 3600 * SECOND
+    first = park(store, "a.1", "a", sent_us=sent)
+    assert park(store, "a.2", "a", sent_us=sent, redelivered=True).rank_us == first.rank_us
+    assert rank_in(client, "a") == first.rank_us - 10 * SECOND
+
+
+@pytest.mark.invariant("waiters-are-not-overtaken")
+@pytest.mark.core
+def test_call_that_was_published_before_all_waiters_takes_the_free_lock(store: RedisStore, client: redis.Redis) -> None:
+    take(store, "h.1", "h")
+    now = now_us(client)
+    park(store, "b.1", "b", sent_us=now - 1000)
+    expire(client)
+    assert isinstance(ask(store, "c.1", "c", sent_us=now), Queued)
+    take(store, "a.1", "a", sent_us=now - 2000)
+
+
+@pytest.mark.invariant("duplicates-do-not-run")
+@pytest.mark.core
+def test_new_message_published_before_the_end_of_its_id_is_no_copy(store: RedisStore, client: redis.Redis) -> None:
+    """Its id was used before. It was published before that call ended, and received afterwards."""
+    take(store, "a.1", "a", redelivered=True)
+    sent = now_us(client) - SECOND
+    store.release(NAME, "a.1", ending("a"))
+    take(store, "h.1", "h")
+    parked = park(store, "a.2", "a", sent_us=sent)
+    granted = store.release(NAME, "h.1", ending("h")).granted
+    assert granted
+    assert whose(granted) == digest("a")
+    take(store, "a.3", "a", rank_us=parked.rank_us, sent_us=sent, republished=True, grant_id=granted.grant_id)

@@ -182,6 +182,7 @@ def _acquire_queued(
         str(place.limit),
         "1" if place.evict_oldest else "0",
         str(place.after_us),
+        str(place.sent_us),
         place.grant_id,
     )
     if request.min_hold_ms:

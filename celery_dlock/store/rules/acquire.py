@@ -28,6 +28,9 @@ from .views import holder_of, run_holder
 
 __all__ = ["acquire"]
 
+#: The time of publication moves a call by this at most, however wrong the publisher's clock is.
+_SENT_MARGIN_US = 10_000_000
+
 
 def acquire(records: Records, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
     """Take the lock, or return why it was refused. The answers and their order are those of the store contract."""
@@ -59,6 +62,11 @@ class _Call:
         if self.queue is not None and self.rank <= self.queue.after_us:
             # Keep the order in which the worker received its messages.
             self.rank = self.queue.after_us + 1
+        #: The place among the waiters. The time of publication moves it.
+        self.place = self.rank
+        if self.queue is not None and self.queue.sent_us:
+            earliest, latest = self.rank - _SENT_MARGIN_US, self.rank + _SENT_MARGIN_US
+            self.place = max(0, earliest, min(latest, self.queue.sent_us))
         holder = self.lock.acquisition if self.lock else ""
         #: keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
         self.reserved = self.identity != "" and holder == f"reserved:{self.identity}"
@@ -173,7 +181,7 @@ class _Call:
             # its grant may take the lock. A message that is not queued takes it if all waiters have later ranks.
             first = records.first_in("waiting", 1)
             found.has_waiters = first != []
-            preceded = queued or (first != [] and first[0][1] < self.rank)
+            preceded = queued or (first != [] and first[0][1] < self.place)
         elif held is not None:
             self._repair_expiry(held)
             if not held.acquisition.startswith("grant:") and self.identity in (held.identity, held.reserved_for):
@@ -217,11 +225,12 @@ class _Call:
 
     def _keep_place(self) -> None:
         """A message that is queued keeps its place, whichever of its copies arrives."""
-        rank = self.records.score("waiting", self.identity)
-        if rank is None:
-            rank, _ = self.records.lost_grants(self.identity)
-        if rank is not None:
-            self.rank = min(rank, self.rank)
+        place = self.records.score("waiting", self.identity)
+        if place is None:
+            place, _ = self.records.lost_grants(self.identity)
+        if place is not None and place < self.place:
+            self.rank = min(self.rank, place + self.rank - self.place)
+            self.place = place
 
     def _park(self, place: QueueRequest, lock: LockRecord | None, *, queued: bool) -> Refusal:
         records = self.records
@@ -235,14 +244,14 @@ class _Call:
         if full:
             evicted = self._evict_oldest()
             if evicted is None:
-                # This message itself has the lowest rank, so it is the one to evict.
+                # This message itself has the first place, so it is the one to evict.
                 return Parked(self.rank, 0, None, Grant(self.identity, place.entry))
         records.put_entry(self.identity, place.entry)
         records.take_from("delayed", self.identity)
         records.drop_dead(self.identity)
         # Forget the grants that the message has lost: this delivery shows that the broker still has the message.
         records.put_lost_grants(self.identity, None, 0)
-        records.put_in("waiting", self.identity, self.rank)
+        records.put_in("waiting", self.identity, self.place)
         if lock is not None:
             lock.has_waiters = True
             records.put_lock(lock)
@@ -268,11 +277,11 @@ class _Call:
         records = self.records
         waiting = records.first_in("waiting", 1)
         if waiting:
-            oldest, rank = waiting[0]
+            oldest, its_place = waiting[0]
         else:
             oldest = records.first_in("delayed", 1)[0][0]
-            rank = records.lost_grants(oldest)[0] or 0
-        if rank > self.rank:
+            its_place = records.lost_grants(oldest)[0] or 0
+        if its_place > self.place:
             return None
         entry = records.entry(oldest) or ""
         records.drop_waiter(oldest)

@@ -54,6 +54,25 @@ def test_calls_of_one_name_run_one_at_a_time_in_the_order_of_receipt(environment
     assert environment.locks.exists(keys.lock, *keys.queue()[:3], keys.dead()) == 0
 
 
+@pytest.mark.invariant("rank-follows-receipt")
+def test_calls_received_in_the_wrong_order_wait_in_that_of_publication(small, request):
+    """Two workers may do so to two messages. Here, one worker receives each message before the one sent before it."""
+    request.node.stash[WORKERS] = small.workers
+    task, n, queue = small.tasks.late, small.fresh(), f"unread-{small.fresh()}"
+    holding = small.hold(task, n)
+    sent = [task.apply_async((n,), queue=queue) for _ in range(4)]
+    (key,) = small.broker.keys(queue)
+    messages = small.broker.lrange(key, 0, -1)
+    small.broker.delete(key)
+    small.broker.rpush(key, *reversed(messages))
+    small.consume(queue)
+    small.parked(task, n, *sent)
+    holding.let_go()
+    for result in sent:
+        result.get(timeout=15)
+    assert small.order(n) == [holding.id, *(result.id for result in sent)]
+
+
 @pytest.fixture
 def environment_with_slots(environment, pool):
     """Solo has one slot, so that nothing runs beside anything."""

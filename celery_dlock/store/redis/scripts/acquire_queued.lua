@@ -13,7 +13,7 @@
 -- @keys done  string: the message has finished; server time in us
 -- @keys run  string: lib/run_mark [once]
 -- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
--- @keys waiting  sorted set: identities of the waiters, by rank
+-- @keys waiting  sorted set: identities of the waiters, by place
 -- @keys messages  hash: identity to parked message. Also <identity>:rank and :tries of waiters that lost a grant.
 --   <identity>:evicted is the identity of the waiter that this one evicted, <identity>:over as in lib/over
 -- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
@@ -42,6 +42,7 @@
 -- @args queue_limit  highest number of waiters; "0": no limit
 -- @args evict_oldest  "1": if the queue is full, the oldest waiter makes room
 -- @args after_us  rank of the message that the same worker received before this one
+-- @args sent_us  time of publication by the publisher's clock; "0" if the message does not carry it
 -- @args grant_id  id of the grant for which this copy was published, or ""
 -- @args min_hold_ms  milliseconds from now that the lock stays held at least [hold]
 -- @args requester_json  task, id, node and pid as JSON [once]
@@ -98,6 +99,13 @@ if tonumber(rank) <= tonumber(after_us) then
   -- Keep the order in which the worker received its messages. The delay of this command makes ranks inexact.
   rank = decimal(after_us + 1)
 end
+-- The place among the waiters. Two workers may receive the calls of one publisher in the wrong order, so the time of
+-- publication decides. It moves a call by SENT_MARGIN_US at most, however wrong the publisher's clock is.
+local SENT_MARGIN_US = 10000000
+local place = rank
+if sent_us ~= '0' then
+  place = decimal(math.max(0, rank - SENT_MARGIN_US, math.min(rank + SENT_MARGIN_US, tonumber(sent_us))))
+end
 
 -- keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
 local reserved = holder == 'reserved:' .. identity
@@ -141,9 +149,10 @@ local refused = outcome_unknown and hold_if_unknown == '1'
 local queued = redis.call('HEXISTS', messages, identity) == 1
 if queued then
   -- The message keeps its place, whichever of its copies runs this script.
-  local its_rank = redis.call('ZSCORE', waiting, identity) or redis.call('HGET', messages, identity .. ':rank')
-  if its_rank and tonumber(its_rank) < tonumber(rank) then
-    rank = decimal(its_rank)
+  local its_place = redis.call('ZSCORE', waiting, identity) or redis.call('HGET', messages, identity .. ':rank')
+  if its_place and tonumber(its_place) < tonumber(place) then
+    rank = decimal(math.min(rank, its_place + (rank - place)))
+    place = decimal(its_place)
   end
 end
 
@@ -173,7 +182,7 @@ elseif not holder then
   -- The lock is free. Find waiters ranked before this message; later ones do not block it. If this message is already
   -- queued, it was delivered twice: only the copy published for its grant may take the lock.
   first_waiter = redis.call('ZRANGE', waiting, '0', '0', 'WITHSCORES')
-  preceded = queued or (first_waiter[1] and tonumber(first_waiter[2]) < tonumber(rank))
+  preceded = queued or (first_waiter[1] and tonumber(first_waiter[2]) < tonumber(place))
 end
 
 local held = holder and not (reserved or granted)
@@ -204,7 +213,7 @@ local function evict_oldest_waiter()
     oldest = redis.call('ZRANGE', delayed, '0', '0')
     oldest[2] = redis.call('HGET', messages, oldest[1] .. ':rank') or '0'
   end
-  if tonumber(oldest[2]) > tonumber(rank) then
+  if tonumber(oldest[2]) > tonumber(place) then
     return nil
   end
   local its_message = redis.call('HGET', messages, oldest[1]) or ''
@@ -222,7 +231,7 @@ local function park()
   redis.call('HDEL', dead, identity)
   -- Forget the grants that the message has lost: this delivery shows that the broker still has the message.
   redis.call('HDEL', messages, identity .. ':rank', identity .. ':tries')
-  redis.call('ZADD', waiting, rank, identity)
+  redis.call('ZADD', waiting, place, identity)
   if held then
     redis.call('HSET', lock, 'has_waiters', '1')
     redis.call('ZADD', queues, 'LT', decimal(now + math.max(0, remaining_ms()) * 1000), lock_name)
@@ -244,7 +253,7 @@ if held or preceded then
   if full then
     evicted, evicted_message = evict_oldest_waiter()
     if not evicted then
-      -- This message itself has the lowest rank, so it is the one to evict.
+      -- This message itself has the first place, so it is the one to evict.
       return {'parked', rank, '0', '', '', '', identity, message}
     end
   elseif queued then

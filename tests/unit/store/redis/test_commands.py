@@ -66,7 +66,7 @@ def acquires() -> Iterator[Case]:
         acquired = values | copy if again else values
         yield "acquire", commands.acquire(KEYS, "o.1", 10, request, terms), acquired
         if message:
-            place = QueueRequest("entry", 15, True, 16, "turn")
+            place = QueueRequest("entry", 15, True, 16, "turn", sent_us=21)
             queued = commands.acquire(KEYS, "o.1", 10, request._replace(queue=place), terms)
             more = {
                 "dead": KEYS.dead(),
@@ -75,6 +75,7 @@ def acquires() -> Iterator[Case]:
                 "queue_limit": "15",
                 "evict_oldest": "1",
                 "after_us": "16",
+                "sent_us": "21",
             }
             new = {"redelivered": "0", "may_be_copied": "0", "rank_us": "", "doubt_us": "0"}
             asked = {**values, **(copy if again else new), **QUEUE, **more, "grant_id": "turn"}
