@@ -119,7 +119,8 @@ class LockOptions(DerivedOptions):
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs
       after it. If newer calls come meanwhile, only the newest of them waits; the others end REVOKED ("replaced by
-      <id>"). Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
+      <id>"). After an hour in which newer calls have stopped one body after another, the running one is left
+      alone. Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
     """
 
     skip_result: Any = UNSET
@@ -197,15 +198,6 @@ class LockOptions(DerivedOptions):
     second, or after a third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped.
     In the solo pool and in an eager call, ``"raise"`` and seconds work as ``"ask"``. If the body does not stop, the
     newer call waits for its end. Requires ``on_conflict='replace'``.
-    """
-
-    replace_max: Seconds = 3600.0
-    """The longest time for which newer calls may stop one body after another; at least 1 s.
-
-    The time begins when a body starts. If newer calls stop this body, the time goes on through the bodies that follow.
-    When the time is over, newer calls do not stop the body that runs then. So one body finishes, even if newer calls
-    never cease. After a body has ended by itself, the time begins again with the start of the next body. Requires
-    ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None

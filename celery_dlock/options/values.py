@@ -154,7 +154,6 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
     "stop": _stop,
-    "replace_max": _seconds(1.0),
     "debounce": _seconds_or_none(0.001),
     "debounce_max": _seconds_or_none(0.001),
     "unique": _unique,

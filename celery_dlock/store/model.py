@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..keys.lock_name import LockName
 from ..options.durability import PRIMARY, Durability
@@ -103,6 +103,11 @@ class Requester(NamedTuple):
         return json.dumps(self)
 
 
+#: Milliseconds for which newer calls may stop one body after another (``on_conflict="replace"``). The body that runs
+#: after this time is left alone, so that one body finishes even if newer calls never cease.
+REPLACE_MAX_MS: Final = 3_600_000
+
+
 class QueueRequest(NamedTuple):
     """The part of an acquire request that the queue policy adds.
 
@@ -113,8 +118,7 @@ class QueueRequest(NamedTuple):
         after_us: The rank of the message that the worker received before this one. This message is ranked after it.
         grant_id: The id of the grant for which this copy was published; "" for any other copy.
         debounce: ``LockOptions.debounce_ms`` of a debounced call.
-        replace: Under ``on_conflict="replace"``: ``replace_max`` in milliseconds, and ``is_retry`` of the
-            script.
+        replace: Under ``on_conflict="replace"``: ``replace_max_ms`` and ``is_retry`` of the script.
     """
 
     entry: str = ""

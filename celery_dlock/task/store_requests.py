@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..messaging.message import FirstReceipt
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
-from ..store.model import AcquireRequest, QueueRequest
+from ..store.model import REPLACE_MAX_MS, AcquireRequest, QueueRequest
 
 if TYPE_CHECKING:
     from .run import Run
@@ -93,8 +93,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     grant_id = delivery.grant_id if delivery else ""
     if options.replaces:
         again = 1 if run.identity.retries else 2 if run.identity.nesting else 0
-        longest = round(as_seconds(options.replace_max) * 1000)
-        return QueueRequest(entry, 0, False, after_us, grant_id, (), (longest, again))  # noqa: FBT003  # as below
+        return QueueRequest(entry, 0, False, after_us, grant_id, (), (REPLACE_MAX_MS, again))  # noqa: FBT003  # as below
     if run.debounces:
         return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
     return QueueRequest(entry, options.queue_limit or 0, evicts_oldest, after_us, grant_id)

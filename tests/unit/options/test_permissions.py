@@ -41,7 +41,6 @@ REFUSED: list[Any] = [
         "queue_overflow='drop_oldest'",
     ),
     (SHARED, {"on_conflict": "replace"}, "on_conflict='replace'"),
-    ({}, {"on_conflict": "replace", "replace_max": 7200}, "replace_max=7200.0"),
     ({}, {"on_conflict": "replace", "stop": 5}, "stop=5.0"),
     ({"on_conflict": "replace", "stop": "ask"}, {"stop": 60}, "stop=60.0"),
     ({"on_conflict": "replace", "stop": 60}, {"stop": 59}, "stop=59.0"),
