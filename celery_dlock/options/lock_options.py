@@ -7,7 +7,7 @@ the first sentence is the summary, and the rest is the detail. These docstrings 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -310,20 +310,6 @@ class LockOptions(DerivedOptions):
     Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
     ``on_lost='abort'``. For a body that runs in either way, ``min_hold``, ``max_hold`` and ``keep_on_retry`` have no
     effect.
-    """
-
-    durability: str | Mapping[str, Any] | None = None
-    """The servers that must confirm a write about the lock before it counts.
-
-    - ``"primary"``: only the server that executes it.
-    - ``{"replicas": n, "timeout": s}``: that server, and n of its replicas.
-    - ``{"fsync": "local", "timeout": s}``: that server, after it wrote to its disk.
-    - ``{"fsync": n, "timeout": s}``: that server and n of its replicas, after each wrote to its disk. Needs a ``ttl``
-      of at least 15 s.
-
-    ``n`` is 1 to 1000. ``timeout`` is optional: 0.001 to 30 s, at most half of ``dlock_timeout``; 0.5 s by default, and
-    1.5 s for disks. If a write is not confirmed in time, the lock is released and ``on_store_error`` applies. ``None``
-    uses the setting ``dlock_durability``, which is ``"primary"`` by default.
     """
 
     if not TYPE_CHECKING:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ..keys.lock_name import LockName
-from ..options.durability import PRIMARY, Durability
 from .holder_model import Holder
 
 __all__ = [
@@ -162,7 +161,6 @@ class AcquireRequest(NamedTuple):
         waited: The caller has waited. Others may still wait, so its own release must wake one. Needs ``notify``.
         min_hold_ms: Milliseconds from the acquisition that the lock stays held at least, even if it is released.
         queue: The part that the queue policy adds; None under every other policy.
-        durability: The servers that must confirm that the lock was taken or the message parked.
         doubt_us: Microseconds by which the true age of a ``republished`` copy may exceed ``age_us``, because the clocks
             of two machines measured it.
     """
@@ -181,7 +179,6 @@ class AcquireRequest(NamedTuple):
     waited: bool = False
     min_hold_ms: int = 0
     queue: QueueRequest | None = None
-    durability: Durability = PRIMARY
     doubt_us: int = 0
 
 
@@ -301,7 +298,6 @@ class Renewal(NamedTuple):
         acquisition: The acquisition: owner and number.
         ttl_ms: Milliseconds from now that the lock is held at least. A later deadline is not moved.
         fields: Names and values of fields to set in the lock, if the acquisition still holds it.
-        durability: The servers that must confirm the renewal.
         stoppable: Newer calls may ask the holder to stop (``on_conflict="replace"``).
     """
 
@@ -309,7 +305,6 @@ class Renewal(NamedTuple):
     acquisition: str
     ttl_ms: int
     fields: tuple[tuple[str, str], ...] = ()
-    durability: Durability = PRIMARY
     stoppable: bool = False
 
 

@@ -63,7 +63,6 @@ def acquire_request(run: Run) -> AcquireRequest:
         age_us=age_us,
         rank_us=rank_us,
         doubt_us=doubt_us,
-        durability=settings.durability if options.durability is None else settings.confirmed_by(options.confirmation),
     )
     if options.is_simple:
         return request

@@ -43,7 +43,6 @@ DEFAULTS = {
     "max_hold": None,
     "keep_on_retry": False,
     "on_store_error": "retry",
-    "durability": None,
     "unique": None,
     "on_duplicate": "return",
     "queued_ttl": 3600.0,

@@ -158,7 +158,7 @@ def test_every_option_has_been_thought_of() -> None:
     bounded = {next(iter(reversed(chosen))) for _, chosen, _ in REFUSED} | {"scope"}
     harmless = {
         "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "after_wait", "queue_limit",
-        "on_used", "after_crash", "unique", "on_duplicate", "on_store_error", "durability", "on_lost",
+        "on_used", "after_crash", "unique", "on_duplicate", "on_store_error", "on_lost",
     }  # fmt: skip
     assert bounded | harmless == set(LockOptions.names())
     assert not bounded & harmless

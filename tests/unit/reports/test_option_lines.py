@@ -37,7 +37,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "misfire_grace": ({"once_per": "tick"}, 45),
     "on_lost": ({}, "abort"),
     "on_store_error": ({}, "fail"),
-    "durability": ({}, {"replicas": 1}),
 }
 
 
