@@ -152,7 +152,7 @@ class StoreQuarantined(StoreNotReady):
 
 
 class NotConfirmed(StoreNotReady):
-    """The primary carried out a command, but too few other servers confirmed it (``durability``). It is rolled back."""
+    """Too few servers confirmed a command that the primary carried out (``dlock_durability``). It is rolled back."""
 
 
 class ReplyLost(StoreUnavailable):

@@ -11,7 +11,7 @@ from celery.app import app_or_default
 from .errors import LockHeld, LockLost, NotHeld
 from .keys.key_spec import LockName, shared_name
 from .locking.lease import Lease, NullLease
-from .options.durability import durability_of
+from .options.durability import check_ttl
 from .options.validation import Seconds, invalid_value, seconds_within, ttl_seconds
 from .runtime import Runtime
 from .store.holder_model import Holder, held_by
@@ -49,16 +49,12 @@ class Lock:
         app: The app whose lock store and settings are used. Default: the current app.
         ttl: Seconds (or a ``timedelta``) from a renewal to the end of the lease, from 1 s to 366 days. If the process
             dies, its lease ends by itself after this time. Default: the setting ``dlock_ttl``.
-        durability: The servers that must confirm each write, as in the task option ``durability``. Default: the setting
-            ``dlock_durability``.
 
     Raises:
         InvalidLockOptions: An argument is invalid.
     """
 
-    def __init__(
-        self, name: str | LockName, *, app: Celery | None = None, ttl: object = None, durability: object = None
-    ) -> None:
+    def __init__(self, name: str | LockName, *, app: Celery | None = None, ttl: object = None) -> None:
         given: object = name  # the annotation does not stop a caller from passing another type
         if isinstance(given, LockName):
             self._name = given
@@ -70,7 +66,6 @@ class Lock:
             raise invalid_value(f"Lock({name}): app", app, "a Celery app, or none for the current app")
         self._runtime = Runtime.of(app if app is not None else app_or_default())
         self._ttl = None if ttl is None else ttl_seconds(f"Lock({name}): ttl", ttl)
-        self._durability = None if durability is None else durability_of(f"Lock({name}): durability", durability)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name}>"
@@ -179,9 +174,10 @@ class Lock:
         runtime = self._runtime
         if not runtime.enabled:
             return _NULL_LEASE
-        context, ttl = runtime.owner_context(), self._ttl or runtime.settings.ttl
-        durability = runtime.settings.confirmed_by(self._durability)
-        request = AcquireRequest(context.requester, notify=timeout != 0, durability=durability)
+        context, settings = runtime.owner_context(), runtime.settings
+        ttl = self._ttl or settings.ttl
+        check_ttl(f"Lock({self.name}): ttl", settings.durability, ttl)
+        request = AcquireRequest(context.requester, notify=timeout != 0)
         answer = runtime.lock_client.acquire_within(self._name, context, ttl, request, timeout)
         if isinstance(answer, Held):
             runtime.listeners.emit("refused", name=self.name, owner=context.owner, reason=held_by(answer.holder))

@@ -260,7 +260,13 @@ class Runtime:
 
     def open_store(self, timeout: float) -> QueueStore:
         settings = self.settings
-        return open_store(settings.locations, timeout=timeout, prefix=settings.prefix, quarantine=self._quarantine)
+        return open_store(
+            settings.locations,
+            timeout=timeout,
+            prefix=settings.prefix,
+            quarantine=self._quarantine,
+            durability=settings.durability,
+        )
 
     @functools.cached_property
     def _quarantine(self) -> Quarantine | None:

@@ -322,7 +322,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "A store that may evict or forget keys is reported once at the worker's start."
         ),
         "failover-loss-is-reported": (
-            'Under `durability="primary"`, a holder whose lock a failover lost learns it at its next renewal.'
+            'Under `dlock_durability="primary"`, a holder whose lock a failover lost learns it at its next renewal.'
         ),
         "confirmed-locks-survive-failover": "With confirmed replicas, a promoted replica knows every granted lock.",
         "unconfirmed-acquire-is-released": (

@@ -39,13 +39,13 @@ CHAPTERS: Final = {
     "What is locked": ("key", "scope", "limit"),
     "A held lock": (
         "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "wait_timeout", "after_wait",
-        "queue_limit", "queue_overflow", "stop", "replace_max", "debounce", "debounce_max",
+        "queue_limit", "queue_overflow", "stop", "debounce", "debounce_max",
     ),
     "How long": ("ttl", "min_hold", "max_hold", "keep_on_retry"),
     "After a success": ("once_per", "on_used", "after_crash", "misfire_grace"),
     "At publish time": ("unique", "on_duplicate", "queued_ttl"),
     "A lost lease": ("on_lost",),
-    "Store errors and failovers": ("on_store_error", "durability"),
+    "Store errors": ("on_store_error",),
 }  # fmt: skip
 MORE: Final = {
     "What is locked": ("choose a lock key", f"{HOW_TO}/choose-a-lock-key.md"),
@@ -54,12 +54,12 @@ MORE: Final = {
     "After a success": ("exactly once", f"{EXPLANATION}/exactly-once.md"),
     "At publish time": ("reject duplicates when publishing", f"{HOW_TO}/reject-duplicates-when-publishing.md"),
     "A lost lease": ("protect a resource with a fencing token", f"{HOW_TO}/use-fencing-tokens.md"),
-    "Store errors and failovers": ("topologies", f"{EXPLANATION}/topologies.md"),
+    "Store errors": ("topologies", f"{EXPLANATION}/topologies.md"),
 }
 SEE: Final = {
     "dlock_url": f"{EXPLANATION}/topologies.md",
     "dlock_transport_options": f"{EXPLANATION}/topologies.md",
-    "dlock_durability": f"{EXPLANATION}/topologies.md",
+    "dlock_durability": f"{HOW_TO}/survive-a-failover.md",
     "dlock_quarantine": f"{HOW_TO}/survive-a-failover.md",
     "dlock_call_options": f"{EXPLANATION}/security.md",
     "dlock_run_dir": f"{HOW_TO}/run-in-production.md#the-run-directory",

@@ -139,8 +139,13 @@ SETTINGS: Final = {
     ),
     "dlock_durability": Setting(
         "primary",
-        _Values("as the option ``durability``", durability_of),
-        "The ``durability`` of tasks and locks that set none: what must confirm each write of a lock.",
+        _Values(
+            '``"primary"``, ``{"replicas": n, "timeout": s}``, ``{"fsync": "local", "timeout": s}`` or '
+            '``{"fsync": n, "timeout": s}``, the timeout optional',
+            durability_of,
+        ),
+        "The servers that must confirm a write about a lock before it counts: the server that executes it, n of its "
+        "replicas, or their disks.",
     ),
     "dlock_enabled": Setting(
         True,  # noqa: FBT003  # the default of a setting

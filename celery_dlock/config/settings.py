@@ -62,31 +62,6 @@ class Settings:
     metrics_port: tuple[str, int] | None
     opentelemetry: bool
 
-    def confirmed_by(self, own: Durability | None, option: str = "durability") -> Durability:
-        """Return the durability that each write of a lock must have.
-
-        Args:
-            own: The durability that the lock's task, call or ``Lock`` sets; None if it sets none.
-            option: The name of the option in an error.
-
-        Raises:
-            InvalidLockOptions: The lock store of this app cannot confirm that durability.
-        """
-        if own is None:
-            return self.durability
-        if own != PRIMARY and len(self.locations) > 1:
-            raise InvalidLockOptions(
-                f"invalid {option}={shown_durability(own)}: expected 'primary' on a Redlock, because its servers have "
-                "no replicas"
-            )
-        if own != PRIMARY and self.locations[0].kind == "memory":
-            raise InvalidLockOptions(
-                f"invalid {option}={shown_durability(own)}: expected 'primary' with dlock_url='memory://', which has "
-                "neither replicas nor a disk"
-            )
-        check_timeout(option, own, self.timeout)
-        return own
-
     @classmethod
     def of(cls, app: Celery) -> Settings:
         """Read and check the settings of ``app``.
@@ -103,7 +78,7 @@ class Settings:
         permissions_of(app)
         plain = {name: _value(app, setting) for name in _FIELDS if (setting := f"dlock_{name}") in SETTINGS}
         settings = cls(locations=_locations(app), doubtful_after=_doubtful_after(app), **plain)
-        settings.confirmed_by(settings.durability, "dlock_durability")
+        _check_durability(settings)
         return settings
 
 
@@ -112,6 +87,21 @@ _REMOVED: Final = dict.fromkeys(
     ("dlock_failover_quarantine", "dlock_restart_delay"), " (removed: use dlock_quarantine)"
 )
 _FIELDS = tuple(field.name for field in fields(Settings))
+
+
+def _check_durability(settings: Settings) -> None:
+    own = settings.durability
+    if own != PRIMARY and len(settings.locations) > 1:
+        raise InvalidLockOptions(
+            f"invalid dlock_durability={shown_durability(own)}: expected 'primary' on a Redlock, because its servers "
+            "have no replicas"
+        )
+    if own != PRIMARY and settings.locations[0].kind == "memory":
+        raise InvalidLockOptions(
+            f"invalid dlock_durability={shown_durability(own)}: expected 'primary' with dlock_url='memory://', which "
+            "has neither replicas nor a disk"
+        )
+    check_timeout(own, settings.timeout)
 
 
 def permissions_of(app: Celery) -> Permissions:

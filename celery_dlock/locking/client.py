@@ -234,7 +234,7 @@ class LockClient:
             self.lose(lease, Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows"))
             return False
         renewal = Renewal(
-            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes, lease.record.durability,
+            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes,
             lease.stop_error is not None,
         )  # fmt: skip
         # A reply that comes after the lease's end is of no use to the caller.
@@ -295,7 +295,7 @@ class LockClient:
         for attempt in range(ATTEMPTS):
             acquisition = context.next_acquisition(self)
             # Record the acquisition first. If this process dies before the reply, the watchdog must find it.
-            record = self._lease_table.open(name, acquisition, ttl, request.durability)
+            record = self._lease_table.open(name, acquisition, ttl)
             sent = self._clock.monotonic()
             try:
                 answer = self._breaker.call(
@@ -387,9 +387,7 @@ class LockClient:
             shard = self._store.shard(name) if self._has_shards else 0
             if self._breaker.failed_at[shard] and context.delivered:
                 self._breaker.before_call(shard)  # otherwise, each body would wait for a dead store's timeout
-            released = self._breaker.call(
-                self._store.release, name, record.acquisition, ending, record.durability, shard=shard
-            )
+            released = self._breaker.call(self._store.release, name, record.acquisition, ending, shard=shard)
             if released.granted:
                 # Publish now: a crash after the acknowledgement, or after the record is cleared, would lose the grant.
                 self._publisher(name, released.granted)

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from ..keys.key_spec import LockName
 from ..options.derived import StopReason
-from ..options.durability import PRIMARY, Durability
 
 __all__ = [
     "BodyAborter",
@@ -57,10 +56,6 @@ class LeaseRecord(Protocol):
     # Seconds from a renewal to the end of the lease.
     @property
     def ttl(self) -> float: ...
-    @property
-    def durability(self) -> Durability:
-        """The servers that must confirm each write."""
-        ...
 
     @property
     def pid(self) -> int:
@@ -136,7 +131,7 @@ class LeaseRecord(Protocol):
 class LeaseTable(Protocol):
     """The records of all leases of one process."""
 
-    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LeaseRecord:
+    def open(self, name: LockName, acquisition: str, ttl: float) -> LeaseRecord:
         """Return a record for a new acquisition, in the state ``ACQUIRING``.
 
         Open it before the acquire is sent. If the process dies or is interrupted, the record shows what to release.
@@ -164,18 +159,15 @@ class LocalLeaseRecord:
     """The record of an acquisition, in a process that runs its own watchdog."""
 
     __slots__ = (
-        "_stop", "_table", "acquisition", "deadline", "durability", "ending", "has_deadline_entry", "look_at", "lost",
+        "_stop", "_table", "acquisition", "deadline", "ending", "has_deadline_entry", "look_at", "lost",
         "max_hold_until", "name", "put_off", "replaced", "state", "stoppable", "ttl",
     )  # fmt: skip
 
-    def __init__(
-        self, records: LocalLeaseTable, name: LockName, acquisition: str, ttl: float, durability: Durability
-    ) -> None:
+    def __init__(self, records: LocalLeaseTable, name: LockName, acquisition: str, ttl: float) -> None:
         self._table = records
         self.name = name
         self.acquisition = acquisition
         self.ttl = ttl
-        self.durability = durability
         self.deadline = self.max_hold_until = 0.0
         self._stop: Callable[[StopReason], None] | None = None
         self.lost = self.stoppable = self.replaced = False
@@ -255,8 +247,8 @@ class LocalLeaseTable:
         #: Set by the lease source of the watchdog.
         self.scanned_at = 0.0
 
-    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> LocalLeaseRecord:
-        record = self._taken[acquisition] = LocalLeaseRecord(self, name, acquisition, ttl, durability)
+    def open(self, name: LockName, acquisition: str, ttl: float) -> LocalLeaseRecord:
+        record = self._taken[acquisition] = LocalLeaseRecord(self, name, acquisition, ttl)
         self._changed[acquisition] = record
         return record
 

@@ -27,7 +27,6 @@ from typing import Final, TypeAlias
 from ..errors import DLockError
 from ..keys.key_spec import LockName
 from ..options.derived import StopReason
-from ..options.durability import PRIMARY, Durability, as_number, from_number
 from .lease_table import LeaseState
 
 __all__ = ["SharedLeaseTable"]
@@ -43,11 +42,11 @@ _PID, _LOOKED, _STORE_LENGTH = range(3)
 _STORE: Final = 3 * 8
 #: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). _STOPS is
 #: the generation while the body runs and the main process may interrupt it by a signal.
-_SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
+_SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _STATE, _STOPS = range(9)
 #: The words from _GENERATION to _STATE, which are written together under the sequence number. The native format ("@")
 #: stores each number in one step. `_is_free` reads the state without the sequence number, so it gets the old or the new
 #: one, never a mix.
-_HEAD: Final = struct.Struct("@QddIIHHIdQQ")
+_HEAD: Final = struct.Struct("@QddIIHHIdQ")
 #: The word _BUCKET: the bucket, and the number of seats.
 _PLACE: Final = struct.Struct("@II")
 #: The three lengths in the word _LENGTHS: release request, acquisition id, lock name. The release request says which
@@ -55,14 +54,14 @@ _PLACE: Final = struct.Struct("@II")
 _TEXT_LENGTHS: Final = struct.Struct("@HHI")
 #: The child sets _STOPPABLE to the generation if the policy is ``replace``: newer calls may ask the holder to stop. If
 #: one has asked, the process that learns it first sets _REPLACED to the generation.
-_STOPPABLE, _REPLACED = 10, 11
+_STOPPABLE, _REPLACED = 9, 10
 #: The words of a record that the main process writes; the child writes _LOST, too. _RENEWED_UNTIL is the deadline after
 #: the renewal that _RENEWED marks.
-_RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(12, 16)
+_RENEWED, _RENEWED_UNTIL, _LOST, _CLEARED = range(11, 15)
 #: The child sets _KILLABLE to the generation while its body may be killed: _KILL_AFTER seconds after a stop request.
-_KILLABLE, _KILL_AFTER = range(16, 18)
+_KILLABLE, _KILL_AFTER = range(15, 17)
 #: The number of words before the text of a record.
-_NUMBERS: Final = 18
+_NUMBERS: Final = 17
 #: The offset of the text in a record, in bytes: lock name, acquisition id, release request.
 _TEXT: Final = _NUMBERS * 8
 #: The maximum length of the text in bytes.
@@ -138,7 +137,7 @@ class SharedLeaseTable:
         self._opening = threading.Lock()
         self.words[_PID] = os.getpid()
 
-    def open(self, name: LockName, acquisition: str, ttl: float, durability: Durability = PRIMARY) -> SharedLeaseRecord:
+    def open(self, name: LockName, acquisition: str, ttl: float) -> SharedLeaseRecord:
         """Return a record for a new acquisition. Called by the child.
 
         Raises:
@@ -147,7 +146,7 @@ class SharedLeaseTable:
         with self._opening:
             for slot in self._slots:
                 if _is_free(slot[2]):
-                    record = SharedLeaseRecord(self, slot, next(self._generations), name, acquisition, ttl, durability)
+                    record = SharedLeaseRecord(self, slot, next(self._generations), name, acquisition, ttl)
                     self._opened[slot[0]] = record
                     record.write(_ACQUIRING)
                     return record
@@ -183,8 +182,7 @@ class SharedLeaseTable:
         bucket, seats = _PLACE.unpack_from(memory, _BUCKET * 8)
         name = LockName(str(memory[_TEXT:middle], "ascii", "replace"), bucket, seats)
         acquisition = str(memory[middle:end], "ascii", "replace")
-        durability, ttl = from_number(words[_DURABILITY]), floats[_TTL]
-        record = WatchdogRecord(self, slot, words[_GENERATION], name, acquisition, ttl, durability)
+        record = WatchdogRecord(self, slot, words[_GENERATION], name, acquisition, floats[_TTL])
         record.ending = str(memory[end : end + of_ending], "utf-8", "replace")
         return record if words[_SEQUENCE] == sequence else None
 
@@ -208,7 +206,7 @@ class SharedLeaseRecord:
 
     __slots__ = (
         "_base", "_floats", "_generation", "_memory", "_table", "_words",
-        "acquisition", "durability", "ending", "name", "ttl",
+        "acquisition", "ending", "name", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -219,7 +217,6 @@ class SharedLeaseRecord:
         name: LockName,
         acquisition: str,
         ttl: float,
-        durability: Durability = PRIMARY,
     ) -> None:
         self._table = records
         self._base, self._memory, self._words, self._floats = slot
@@ -227,7 +224,6 @@ class SharedLeaseRecord:
         self.name = name
         self.acquisition = acquisition
         self.ttl = ttl
-        self.durability = durability
         self.ending = ""
 
     @property
@@ -352,7 +348,7 @@ class SharedLeaseRecord:
         memory[_TEXT : _TEXT + size] = data
         _HEAD.pack_into(
             memory, 8, self._generation, deadline, self.ttl, bucket, seats, len(ending), len(acquisition),
-            len(text), until, 0 if self.durability is PRIMARY else as_number(self.durability), state,
+            len(text), until, state,
         )  # fmt: skip
         words[_SEQUENCE] = sequence + 1
 

@@ -355,7 +355,7 @@ class Watchdog:
     def _end(self, source: LeaseSource, record: LeaseRecord) -> bool:
         ending = ReleaseRequest.from_text(record.ending) if record.ending else ReleaseRequest(outcome_unknown=True)
         try:
-            released = self._store.release(record.name, record.acquisition, ending, record.durability)
+            released = self._store.release(record.name, record.acquisition, ending)
         except StoreUnavailable as error:
             refused = isinstance(error, StoreRefused)
             self._not_ended(record, error, refused=refused)
@@ -402,4 +402,4 @@ class Watchdog:
 def _renewal(record: LeaseRecord, *, duplicate: bool) -> Renewal:
     facts = (("dup", "1"),) if duplicate else ()
     ttl_ms = round(record.ttl * 1000)
-    return Renewal(record.name, record.acquisition, ttl_ms, facts, record.durability, record.stoppable)
+    return Renewal(record.name, record.acquisition, ttl_ms, facts, record.stoppable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from .validation import as_seconds, invalid_value, unmet_requirement
 
@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from .lock_options import LockOptions
 
 __all__ = ["check_combinations"]
-
-#: A renewal can wait for the disks of replicas only with a ttl of this many seconds or more.
-DISKS_TTL: Final = 15.0
 
 
 def check_combinations(options: LockOptions) -> None:
@@ -36,7 +33,6 @@ def check_combinations(options: LockOptions) -> None:
     _check_replace(options)
     _check_window(options)
     _check_store_error(options)
-    _check_durability(options)
 
 
 def _check_queue(options: LockOptions) -> None:
@@ -130,10 +126,3 @@ def _check_lock_files(options: LockOptions) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise invalid_value("on_store_error", "local", f"'retry', 'fail' or 'run' {reason}")
-
-
-def _check_durability(options: LockOptions) -> None:
-    durability = options.confirmation
-    if durability is not None and durability.fsync and durability.replicas and as_seconds(options.ttl) < DISKS_TTL:
-        needed = f"a ttl of at least {DISKS_TTL:g}, because a replica reports once a second what it wrote to disk"
-        raise unmet_requirement("durability", options.durability, needed)

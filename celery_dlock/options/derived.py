@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from .durability import Durability, durability_of
 from .validation import FOREVER, Seconds, as_seconds
 
 __all__ = ["SKEW", "DerivedOptions", "StopReason", "tick_mark_ttl"]
@@ -38,7 +36,6 @@ class DerivedOptions:
     after_wait: str
     on_lost: str
     on_store_error: str
-    durability: str | Mapping[str, Any] | None
 
     @property
     def once_seconds(self) -> float | None:
@@ -118,11 +115,6 @@ class DerivedOptions:
         wait = as_seconds(self.debounce)
         last = 10 * wait if self.debounce_max is None else as_seconds(self.debounce_max)
         return round(wait * 1000), round(last * 1000)
-
-    @property
-    def confirmation(self) -> Durability | None:
-        """The parsed ``durability``; None if the setting ``dlock_durability`` applies."""
-        return None if self.durability is None else durability_of("durability", self.durability)
 
 
 def tick_mark_ttl(misfire_grace: float) -> float:

@@ -1,8 +1,8 @@
-"""The option ``durability``: the servers that must confirm a write before it counts."""
+"""The setting ``dlock_durability``: the servers that must confirm a write before it counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ..errors import NotConfirmed
@@ -11,13 +11,11 @@ from .validation import invalid_value, seconds_within
 __all__ = [
     "PRIMARY",
     "Durability",
-    "as_number",
     "check_timeout",
+    "check_ttl",
     "durability_of",
-    "from_number",
     "shortfall",
     "shown",
-    "strongest",
     "wait_command",
 ]
 
@@ -41,8 +39,10 @@ PRIMARY: Final = Durability()
 #: Default seconds that a write waits for its confirmations. A replica reports once a second what it wrote to disk, and
 #: a primary with ``appendfsync everysec`` writes to its disk once a second.
 DEFAULT_TIMEOUT, DEFAULT_DISK_TIMEOUT = 0.5, 1.5
-#: The largest number of replicas. It fits into one word of a lease record, and no deployment has that many.
+#: The largest number of replicas. No deployment has that many.
 MAX_REPLICAS: Final = 1000
+#: A renewal can wait for the disks of replicas only with a ttl of this many seconds or more.
+DISKS_TTL: Final = 15.0
 _MIN_TIMEOUT: Final = 0.001
 _EXPECTED: Final = (
     "'primary', {'replicas': n, 'timeout': s}, {'fsync': 'local', 'timeout': s} or {'fsync': n, 'timeout': s}, "
@@ -51,7 +51,7 @@ _EXPECTED: Final = (
 
 
 def durability_of(option: str, value: object) -> Durability:
-    """Return the parsed value of the option or the setting.
+    """Return the parsed value of the setting.
 
     Raises:
         InvalidLockOptions: The value is invalid.
@@ -76,7 +76,7 @@ def _wait_ms(durability: Durability, timeout: float) -> int:
     return max(1, min(durability.timeout_ms, int(timeout * 500)))
 
 
-def check_timeout(option: str, durability: Durability, timeout: float) -> None:
+def check_timeout(durability: Durability, timeout: float) -> None:
     """Check that a write can wait for its confirmations within ``dlock_timeout``.
 
     Raises:
@@ -85,7 +85,18 @@ def check_timeout(option: str, durability: Durability, timeout: float) -> None:
     seconds = durability.timeout_ms / 1000
     if seconds > timeout / 2:
         expected = f"seconds up to half of dlock_timeout ({timeout:g}); lower it, or raise dlock_timeout"
-        raise invalid_value(f"{option}['timeout']", seconds, expected)
+        raise invalid_value("dlock_durability['timeout']", seconds, expected)
+
+
+def check_ttl(option: str, durability: Durability, ttl: float) -> None:
+    """Check that a renewal can wait for its confirmations within the ttl.
+
+    Raises:
+        InvalidLockOptions: The disks of replicas must confirm it, and the ttl is too short for them.
+    """
+    if durability.fsync and durability.replicas and ttl < DISKS_TTL:
+        reason = f"dlock_durability={shown(durability)}, because a replica reports once a second what it wrote to disk"
+        raise invalid_value(option, ttl, f"seconds from {DISKS_TTL:g} with {reason}")
 
 
 def wait_command(durability: Durability, timeout: float) -> bytes:
@@ -118,7 +129,7 @@ def shortfall(durability: Durability, local: int, replicas: int, timeout: float)
         counts = f"the primary did not write to disk within {seconds:g} s"
     else:
         return None
-    return NotConfirmed(f"{counts} (durability={shown(durability)})")
+    return NotConfirmed(f"{counts} (dlock_durability={shown(durability)})")
 
 
 def shown(durability: Durability) -> str:
@@ -126,27 +137,3 @@ def shown(durability: Durability) -> str:
     if durability == PRIMARY:
         return repr("primary")
     return repr({"fsync" if durability.fsync else "replicas": durability.replicas or "local"})
-
-
-def strongest(durabilities: Iterable[Durability]) -> list[Durability]:
-    """Return the strongest durability of each kind: one with replicas in memory, one with disks.
-
-    The strongest needs the most replicas; of equal ones, it has the longest timeout. If its writes are confirmed, those
-    of all others of its kind are confirmed too.
-    """
-    found: dict[bool, Durability] = {}
-    for one in durabilities:
-        if one != PRIMARY:
-            known = found.get(one.fsync, one)
-            found[one.fsync] = max(one, known, key=lambda each: (each.replicas, each.timeout_ms))
-    return list(found.values())
-
-
-def as_number(durability: Durability) -> int:
-    """Return the durability as one whole number, for a lease record."""
-    return durability.replicas << 33 | int(durability.fsync) << 32 | durability.timeout_ms
-
-
-def from_number(number: int) -> Durability:
-    """Return the durability that :func:`as_number` turned into ``number``."""
-    return Durability(number >> 33, bool(number >> 32 & 1), number & 0xFFFFFFFF) if number else PRIMARY

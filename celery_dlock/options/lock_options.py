@@ -7,7 +7,7 @@ the first sentence is the summary, and the rest is the detail. These docstrings 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -120,7 +120,8 @@ class LockOptions(DerivedOptions):
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs
       after it. If newer calls come meanwhile, only the newest of them waits; the others end REVOKED ("replaced by
-      <id>"). Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
+      <id>"). After an hour in which newer calls have stopped one body after another, the running one is left
+      alone. Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
     """
 
     skip_result: Any = UNSET
@@ -198,15 +199,6 @@ class LockOptions(DerivedOptions):
     second, or after a third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped.
     In the solo pool and in an eager call, ``"raise"`` and seconds work as ``"ask"``. If the body does not stop, the
     newer call waits for its end. Requires ``on_conflict='replace'``.
-    """
-
-    replace_max: Seconds = 3600.0
-    """The longest time for which newer calls may stop one body after another; at least 1 s.
-
-    The time begins when a body starts. If newer calls stop this body, the time goes on through the bodies that follow.
-    When the time is over, newer calls do not stop the body that runs then. So one body finishes, even if newer calls
-    never cease. After a body has ended by itself, the time begins again with the start of the next body. Requires
-    ``on_conflict='replace'``.
     """
 
     debounce: Seconds | None = None
@@ -319,20 +311,6 @@ class LockOptions(DerivedOptions):
     Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
     ``on_lost='abort'``. For a body that runs in either way, ``min_hold``, ``max_hold`` and ``keep_on_retry`` have no
     effect.
-    """
-
-    durability: str | Mapping[str, Any] | None = None
-    """The servers that must confirm a write about the lock before it counts.
-
-    - ``"primary"``: only the server that executes it.
-    - ``{"replicas": n, "timeout": s}``: that server, and n of its replicas.
-    - ``{"fsync": "local", "timeout": s}``: that server, after it wrote to its disk.
-    - ``{"fsync": n, "timeout": s}``: that server and n of its replicas, after each wrote to its disk. Needs a ``ttl``
-      of at least 15 s.
-
-    ``n`` is 1 to 1000. ``timeout`` is optional: 0.001 to 30 s, at most half of ``dlock_timeout``; 0.5 s by default, and
-    1.5 s for disks. If a write is not confirmed in time, the lock is released and ``on_store_error`` applies. ``None``
-    uses the setting ``dlock_durability``, which is ``"primary"`` by default.
     """
 
     if not TYPE_CHECKING:

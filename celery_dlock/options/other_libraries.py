@@ -34,6 +34,8 @@ _EQUIVALENTS: Final = {
 #: Options of drafts of this library.
 _REMOVED: Final = {
     "stop_grace": "use stop=<seconds>",
+    "replace_max": "it is always one hour",
+    "durability": "use the setting dlock_durability",
     "after_lost": "use Celery's autoretry_for=(LockLost,)",
 }
 #: Names that mean an option of another lock library wherever they occur. Others are ambiguous: kombu has a ``timeout``.

@@ -174,7 +174,6 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "misfire_grace": _once,
     "queued_ttl": _at_most("queued_ttl"),
     "wait_timeout": _at_most("wait_timeout"),
-    "replace_max": _at_most("replace_max"),
     "stop": _stop,
     "debounce": _debounce,
     "debounce_max": _debounce,

@@ -68,7 +68,6 @@ REQUIRES: Final[Mapping[str, Requirement]] = {
     "queue_limit": _QUEUE,
     "queue_overflow": _QUEUE,
     "stop": _REPLACE,
-    "replace_max": _REPLACE,
     "debounce": _QUEUE,
     "debounce_max": Requirement(
         "debounce", lambda options: options.debounce is not None and options.on_conflict == "queue", "debounce"

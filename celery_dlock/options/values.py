@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from ..errors import InvalidLockOptions
 from ..utils.text import did_you_mean
-from .durability import durability_of
 from .validation import FOREVER, either, invalid_value, seconds_within, ttl_seconds
 
 __all__ = [
@@ -69,12 +68,6 @@ def _unique(option: str, value: object) -> object:
     if value is None or (isinstance(value, str) and value in UNIQUE):
         return value
     raise invalid_value(option, value, f"None, {either(UNIQUE)}{_similar(value, UNIQUE)}")
-
-
-def _durability(option: str, value: object) -> object:
-    if value is not None:
-        durability_of(option, value)
-    return value
 
 
 def _flag(option: str, value: object) -> object:
@@ -154,7 +147,6 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
     "stop": _stop,
-    "replace_max": _seconds(1.0),
     "debounce": _seconds_or_none(0.001),
     "debounce_max": _seconds_or_none(0.001),
     "unique": _unique,
@@ -166,5 +158,4 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "misfire_grace": _seconds(1.0),
     "on_lost": _one_of("continue", "abort"),
     "on_store_error": _one_of("retry", "fail", "run", "local"),
-    "durability": _durability,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -83,6 +83,4 @@ def _key(key: object) -> str:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
     return f"{value:g} s" if isinstance(value, float) else str(value)  # every float is a duration

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import ReplyLost, ReplyTimeout
 from ..keys.lock_name import LockName
-from ..options.durability import PRIMARY, Durability
 from .holder_model import Holder
 from .model import Acquired, AcquireRequest, Refusal, Released, Renewal, RenewalResult, Requester
 
@@ -142,7 +141,7 @@ class LockStore(Protocol):
 
         Raises:
             InvalidLockOptions: The request is one of the queue policy, and this store has no queues.
-            NotConfirmed: Too few servers confirmed the write (``durability``). The caller must release the acquisition.
+            NotConfirmed: Too few servers confirmed the write (``dlock_durability``). Release the acquisition.
             StoreQuarantined: The store may have lost leases, and grants nothing new for a while.
         """
         ...
@@ -161,13 +160,11 @@ class LockStore(Protocol):
         """
         ...
 
-    def release(
-        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
-    ) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         """End an acquisition, set its marks, and grant the lock to the next waiter.
 
         If another acquisition holds the lock, the lock does not change, but the marks are set. If too few servers
-        confirm the marks (``durability``), the release still counts. The store logs the first such case.
+        confirm the marks (``dlock_durability``), the release still counts. The store logs the first such case.
         """
         ...
 

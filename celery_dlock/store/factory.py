@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InvalidLockOptions
+from ..options.durability import PRIMARY, Durability
 from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
@@ -59,7 +60,12 @@ class StoreDescription(NamedTuple):
 
 
 def open_store(
-    locations: Sequence[StoreLocation], *, timeout: float, prefix: str, quarantine: Quarantine | None = None
+    locations: Sequence[StoreLocation],
+    *,
+    timeout: float,
+    prefix: str,
+    quarantine: Quarantine | None = None,
+    durability: Durability = PRIMARY,
 ) -> QueueStore:
     """Return the store at these locations. Opens no connection.
 
@@ -68,6 +74,7 @@ def open_store(
         timeout: Seconds after which a command counts as unanswered.
         prefix: The start of every key of this app.
         quarantine: The quarantine of a server that may have lost leases; None: no quarantine.
+        durability: The servers that must confirm each write. Neither a Redlock nor ``memory://`` has any.
 
     Raises:
         InvalidLockOptions: No connection can be configured from the options of a location.
@@ -83,7 +90,7 @@ def open_store(
         names: dict[str, str] = {}
         members = [RedisStore(_topology(location, timeout, names), prefix, quarantine) for location in locations]
         return RedlockStore(members, [location.shown for location in locations], timeout=timeout)
-    return RedisStore(_topology(locations[0], timeout), prefix, quarantine)
+    return RedisStore(_topology(locations[0], timeout), prefix, quarantine, durability)
 
 
 def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, prefix: str) -> OperatorStore:

@@ -9,10 +9,9 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..keys.lock_name import LockName
-from ..options.durability import PRIMARY, Durability
 from .holder_model import Holder
 
 __all__ = [
@@ -103,6 +102,11 @@ class Requester(NamedTuple):
         return json.dumps(self)
 
 
+#: Milliseconds for which newer calls may stop one body after another (``on_conflict="replace"``). The body that runs
+#: after this time is left alone, so that one body finishes even if newer calls never cease.
+REPLACE_MAX_MS: Final = 3_600_000
+
+
 class QueueRequest(NamedTuple):
     """The part of an acquire request that the queue policy adds.
 
@@ -113,8 +117,7 @@ class QueueRequest(NamedTuple):
         after_us: The rank of the message that the worker received before this one. This message is ranked after it.
         grant_id: The id of the grant for which this copy was published; "" for any other copy.
         debounce: ``LockOptions.debounce_ms`` of a debounced call.
-        replace: Under ``on_conflict="replace"``: ``replace_max`` in milliseconds, and ``is_retry`` of the
-            script.
+        replace: Under ``on_conflict="replace"``: ``replace_max_ms`` and ``is_retry`` of the script.
         sent_us: The time of publication in microseconds, by the publisher's clock; 0: the message does not carry it.
     """
 
@@ -160,7 +163,6 @@ class AcquireRequest(NamedTuple):
         waited: The caller has waited. Others may still wait, so its own release must wake one. Needs ``notify``.
         min_hold_ms: Milliseconds from the acquisition that the lock stays held at least, even if it is released.
         queue: The part that the queue policy adds; None under every other policy.
-        durability: The servers that must confirm that the lock was taken or the message parked.
         doubt_us: Microseconds by which the true age of a ``republished`` copy may exceed ``age_us``, because the clocks
             of two machines measured it.
     """
@@ -179,7 +181,6 @@ class AcquireRequest(NamedTuple):
     waited: bool = False
     min_hold_ms: int = 0
     queue: QueueRequest | None = None
-    durability: Durability = PRIMARY
     doubt_us: int = 0
 
 
@@ -299,7 +300,6 @@ class Renewal(NamedTuple):
         acquisition: The acquisition: owner and number.
         ttl_ms: Milliseconds from now that the lock is held at least. A later deadline is not moved.
         fields: Names and values of fields to set in the lock, if the acquisition still holds it.
-        durability: The servers that must confirm the renewal.
         stoppable: Newer calls may ask the holder to stop (``on_conflict="replace"``).
     """
 
@@ -307,7 +307,6 @@ class Renewal(NamedTuple):
     acquisition: str
     ttl_ms: int
     fields: tuple[tuple[str, str], ...] = ()
-    durability: Durability = PRIMARY
     stoppable: bool = False
 
 

@@ -47,7 +47,7 @@ class ClaimStore(Protocol):
 
         Raises:
             InvalidLockOptions: This store has no claims.
-            NotConfirmed: Too few servers confirmed a claim (``durability``). The caller must release all of them.
+            NotConfirmed: Too few servers confirmed a claim (``dlock_durability``). The caller must release all of them.
         """
         ...
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..options.durability import PRIMARY, Durability
 from .holder_model import shown_time
 from .model import Requester
 
@@ -22,7 +21,6 @@ class ClaimRequest(NamedTuple):
         refuse_while_running: Refuse the claim also while another call runs.
         requester: The task and the process that publish it.
         attempt: The id of this publication, because one task id may be published twice.
-        durability: The servers that must confirm the claim.
     """
 
     task_id: str
@@ -31,7 +29,6 @@ class ClaimRequest(NamedTuple):
     refuse_while_running: bool
     requester: Requester
     attempt: str
-    durability: Durability = PRIMARY
 
 
 @dataclass(frozen=True, slots=True)

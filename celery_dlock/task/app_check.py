@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import InvalidLockOptions
 from ..messaging.results import has_backend
+from ..options.durability import check_ttl
 from ..options.lock_options import LockOptions
 from .base import SingletonTask
 from .validation import check_topology_support
@@ -14,12 +15,10 @@ from .validation import check_topology_support
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..options.durability import Durability
-
 __all__ = ["check_task", "singleton_tasks", "unlocked_tasks"]
 
 #: Lock options that a plain task may have as attributes for another purpose.
-_COMMON: Final = ("key", "scope", "ttl", "unique", "durability", "retry_delay", "retry_delay_max", "retry_limit")
+_COMMON: Final = ("key", "scope", "ttl", "unique", "retry_delay", "retry_delay_max", "retry_limit")
 _UNMISTAKABLE: Final = [name for name in LockOptions.names() if name not in _COMMON]
 
 
@@ -28,8 +27,8 @@ def singleton_tasks(app: Celery) -> list[SingletonTask]:
     return [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
 
 
-def check_task(task: SingletonTask) -> Durability:
-    """Check a task's key and options against the settings of its app. Return the durability of its writes.
+def check_task(task: SingletonTask) -> None:
+    """Check a task's key and options against the settings of its app.
 
     Raises:
         InvalidLockOptions: A setting, the task's key or one of its options is invalid.
@@ -40,7 +39,7 @@ def check_task(task: SingletonTask) -> Durability:
     check_topology_support(task.app.conf.get("dlock_url"), task.lock_options, task.name)
     if task.lock_options.skips_with_result and has_backend(task):
         _refuse_unstorable(task)
-    return settings.confirmed_by(task.lock_options.confirmation, f"task {task.name!r}: durability")
+    check_ttl(f"task {task.name!r}: ttl", settings.durability, task.lock_options.ttl_or(settings.ttl))
 
 
 def unlocked_tasks(app: Celery) -> Iterator[tuple[str, str]]:

@@ -171,7 +171,7 @@ class SingletonTask(_Task):
         """
         options = self.lock_options
         ttl = None if options.ttl is DEFAULT_TTL else options.ttl
-        return Lock(self.lock_spec.name_of(args, kwargs), app=self.app, ttl=ttl, durability=options.durability)
+        return Lock(self.lock_spec.name_of(args, kwargs), app=self.app, ttl=ttl)
 
     def waiting(self, *args: Any, **kwargs: Any) -> Waiting:
         """Return the calls that wait for this call's lock under ``on_conflict="queue"``.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..messaging.message import FirstReceipt, RawMessage, sent_us
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
-from ..store.model import AcquireRequest, QueueRequest
+from ..store.model import REPLACE_MAX_MS, AcquireRequest, QueueRequest
 
 if TYPE_CHECKING:
     from .run import Run
@@ -63,7 +63,6 @@ def acquire_request(run: Run) -> AcquireRequest:
         age_us=age_us,
         rank_us=rank_us,
         doubt_us=doubt_us,
-        durability=settings.durability if options.durability is None else settings.confirmed_by(options.confirmation),
     )
     if options.is_simple:
         return request
@@ -93,8 +92,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     grant_id = delivery.grant_id if delivery else ""
     if options.replaces:
         again = 1 if run.identity.retries else 2 if run.identity.nesting else 0
-        longest = round(as_seconds(options.replace_max) * 1000)
-        return QueueRequest(entry, 0, False, after_us, grant_id, (), (longest, again))  # noqa: FBT003  # as below
+        return QueueRequest(entry, 0, False, after_us, grant_id, (), (REPLACE_MAX_MS, again))  # noqa: FBT003  # as below
     if run.debounces:
         return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
     sent = sent_us(RawMessage(*delivery.raw).headers) if delivery else 0

@@ -206,7 +206,6 @@ def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _C
         call.options.unique == "queued+running",
         Requester.of(task.name, task_id, runtime.node, os.getpid()),
         uuid(),
-        runtime.settings.confirmed_by(call.options.confirmation),
     )
     return _ClaimingCall(task, name, call.options, request, follows)
 

@@ -12,11 +12,10 @@ from ..errors import DLockError
 from ..keys.key_spec import shared_name
 from ..keys.lock_name import LockName
 from ..messaging.results import CallSkipped
-from ..options.validation import as_seconds
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
 from ..store.memory.store import MemoryStore
-from ..store.model import Acquired, AcquireRequest, Identity, Parked, QueueRequest, Requester
+from ..store.model import REPLACE_MAX_MS, Acquired, AcquireRequest, Identity, Parked, QueueRequest, Requester
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -74,9 +73,9 @@ def ask_to_stop(
         acquisition: The acquisition of the newer call.
         ttl_ms: Its ttl in milliseconds.
     """
-    task_id, replace_max_ms = str(uuid.uuid4()), round(as_seconds(task.lock_options.replace_max) * 1000)
+    task_id = str(uuid.uuid4())
     identity, by = Identity(task_id), Requester.of(task.name, task_id, ELSEWHERE, 1)
-    place = QueueRequest(json.dumps([task.name, task_id]), replace=(replace_max_ms, 0))
+    place = QueueRequest(json.dumps([task.name, task_id]), replace=(REPLACE_MAX_MS, 0))
     answer = store.acquire(name, acquisition, ttl_ms, AcquireRequest(by, identity, queue=place))
     if isinstance(answer, Acquired):
         store.release(name, acquisition, ReleaseRequest(rolled_back=True, outcome_unknown=True))

@@ -95,8 +95,7 @@ class SingletonStep(bootsteps.StartStopStep):
         if mine is not None:
             self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine))
         parks = any(task.lock_options.parks for task in tasks)
-        replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
-        self._threads.append(StoreCheck(deliveries.runtime, handle.goes_on, parks=parks, replicas=replicas))
+        self._threads.append(StoreCheck(deliveries.runtime, handle.goes_on, parks=parks))
         self._threads.append(BrokerCheck(worker.app, handle.goes_on))
         # Also if no task queues, because a call may choose to.
         sweeper = QueueSweeper(
@@ -167,9 +166,8 @@ def _has_store(worker: Any, tasks: list[SingletonTask]) -> bool:
 
 def _check(tasks: list[SingletonTask]) -> None:
     """Check settings and keys, so that an invalid one stops the worker here and does not fail the first task."""
-    durabilities = {}
     for task in tasks:
-        durabilities[task.name] = check_task(task)
+        check_task(task)
         request = symbol_by_name(task.Request)
         if not issubclass(request, SingletonRequest):
             raise InvalidLockOptions(
@@ -180,7 +178,7 @@ def _check(tasks: list[SingletonTask]) -> None:
             tasks[0].dlock.lock_files.directory.check()
         except LockFilesUnusable as error:
             raise InvalidLockOptions(f"on_store_error='local': {error}") from error
-    refuse_without_disk(tasks[0].dlock, durabilities)
+    refuse_without_disk(tasks[0].dlock)
 
 
 class _WorkerHandle:

@@ -12,7 +12,6 @@ from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
 
 if TYPE_CHECKING:
-    from ..options.durability import Durability
     from ..runtime import Runtime
     from ..store.server_model import StoreInfo
 
@@ -27,18 +26,14 @@ _NO_ANSWER: Final = "the lock store did not answer: "
 _REFUSED: Final = "the lock store refused: "
 
 
-def refuse_without_disk(runtime: Runtime, durabilities: Mapping[str, Durability]) -> None:
-    """Check that the store can confirm that a write is on disk, if a task asks for that.
-
-    Args:
-        runtime: The runtime whose store to ask.
-        durabilities: The durability of each task, by the task's name.
+def refuse_without_disk(runtime: Runtime) -> None:
+    """Check that the store can confirm that a write is on disk, if ``dlock_durability`` requires that.
 
     Raises:
         InvalidLockOptions: The store cannot confirm it. If the store does not answer, the first task finds out.
     """
-    asks = [name for name, durability in durabilities.items() if durability.fsync]
-    if not asks:
+    durability = runtime.settings.durability
+    if not durability.fsync:
         return
     store = runtime.open_store(runtime.settings.timeout)
     try:
@@ -50,8 +45,8 @@ def refuse_without_disk(runtime: Runtime, durabilities: Mapping[str, Durability]
         store.close()
     if not fsyncs:
         raise InvalidLockOptions(
-            f"task {asks[0]!r}: invalid durability={shown(durabilities[asks[0]])}: the lock store cannot confirm that "
-            "a write is on disk; expected Redis 7.2 or Valkey, with appendonly yes on every server"
+            f"invalid dlock_durability={shown(durability)}: the lock store cannot confirm that a write is on disk; "
+            "expected Redis 7.2 or Valkey, with appendonly yes on every server"
         )
 
 
@@ -82,17 +77,16 @@ class StoreCheck:
     Args:
         runtime: The runtime whose store to ask.
         parks: Whether there are tasks that wait in the store.
-        replicas: The largest number of replicas that a task requires to confirm a write.
         goes_on: Called before each question; false ends the thread.
     """
 
-    def __init__(self, runtime: Runtime, goes_on: Callable[[], bool], *, parks: bool, replicas: int = 0) -> None:
+    def __init__(self, runtime: Runtime, goes_on: Callable[[], bool], *, parks: bool) -> None:
         settings = runtime.settings
         self._place = ", ".join(location.shown for location in settings.locations)
         self._locations = settings.locations
         self._prefix = settings.prefix
         self._parks = parks
-        self._replicas = replicas
+        self._replicas = runtime.settings.durability.replicas
         self._goes_on = goes_on
         # Opened here: if this process forks while a thread imports, the import is never finished in the child.
         self._store = runtime.open_store(settings.timeout)
@@ -180,7 +174,7 @@ class StoreCheck:
             )  # fmt: skip
         if info.replicas is not None and info.replicas < self._replicas:
             logger.warning(
-                "durability requires %d replicas but a lock server has %d connected; locks on it fail until more "
+                "dlock_durability requires %d replicas but a lock server has %d connected; locks on it fail until more "
                 "replicas connect",
                 self._replicas, info.replicas,
             )  # fmt: skip

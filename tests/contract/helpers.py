@@ -16,6 +16,7 @@ from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
 from celery_dlock.locking.watchdog import Watchdog
+from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
@@ -97,15 +98,15 @@ class Party:
     The watchdog's thread runs only where the lock client wakes it: after an acquire, or a release that failed.
     """
 
-    def __init__(self, url: str | list[str], *, timeout: float = 0.5) -> None:
+    def __init__(self, url: str | list[str], *, timeout: float = 0.5, durability: Durability = PRIMARY) -> None:
         self.told: list[Event] = []
         places = locations_from_settings(url, {})
-        self.store = open_store(places, timeout=timeout, prefix="dlock")
+        self.store = open_store(places, timeout=timeout, prefix="dlock", durability=durability)
         self.lease_table = LocalLeaseTable()
         listeners = Listeners()
         listeners.add(self.told.append)
         self.lost: list[str] = []
-        kept = open_store(places, timeout=timeout, prefix="dlock")
+        kept = open_store(places, timeout=timeout, prefix="dlock", durability=durability)
         self.watchdog = Watchdog(kept, SystemClock(), timeout, self._lost)
         source = LocalLeaseSource(self.lease_table, lambda record, released: None)
         self.lock_client = LockClient(

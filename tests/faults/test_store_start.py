@@ -42,9 +42,9 @@ def start(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(inspection, "AGAIN", 0.0)
     caplog.set_level(logging.INFO, "celery_dlock")
 
-    def inspected(app: Celery, **options: Any) -> str:
+    def inspected(app: Celery) -> str:
         tries = iter([True])
-        StoreCheck(Runtime.of(app), lambda: next(tries, False), parks=False, **options)._loop.run()
+        StoreCheck(Runtime.of(app), lambda: next(tries, False), parks=False)._loop.run()
         (line,) = [
             record.getMessage()
             for record in caplog.records
@@ -97,8 +97,10 @@ def test_a_number_of_a_database_that_is_not_there(clean_server: Server, start: S
 
 
 def test_durability_that_no_lock_will_have(clean_server: Server, start: Start) -> None:
-    line = start(app_at(clean_server.lock_url()), replicas=1)
-    assert line.startswith("durability requires 1 replicas but a lock server has 0 connected; locks on it fail")
+    app = app_at(clean_server.lock_url())
+    app.conf.dlock_durability = {"replicas": 1, "timeout": 0.1}
+    line = start(app)
+    assert line.startswith("dlock_durability requires 1 replicas but a lock server has 0 connected; locks on it fail")
 
 
 # Redlock

@@ -14,7 +14,6 @@ from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
 from celery_dlock.locking.watchdog import TICK, Watchdog
-from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.runtime import WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseListener, ReleaseRequest
 from celery_dlock.store.holder_model import Holder
@@ -52,7 +51,6 @@ class FakeStore:
         asked: Every renewal asked for.
         withins: After how many seconds the answer was of no use, of every call that renews.
         ended: Every release asked for.
-        ended_durably: Which confirmation every release asked for.
         inspected: Every key that was inspected.
         woken_by: Every key whose release was waited for.
         failures: What the next calls raise, each once; None: nothing.
@@ -69,7 +67,6 @@ class FakeStore:
         self.asked: list[Renewal] = []
         self.withins: list[float | None] = []
         self.ended: list[tuple[str, ReleaseRequest]] = []
-        self.ended_durably: list[Durability] = []
         self.inspected: list[LockName] = []
         self.woken_by: list[LockName] = []
         self.passed_on: list[float] = []
@@ -97,12 +94,9 @@ class FakeStore:
         self._call(within)
         return [self._renew(renewal) for renewal in renewals]
 
-    def release(
-        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
-    ) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         self._call()
         self.ended.append((acquisition, ending))
-        self.ended_durably.append(durability)
         kept = self._kept(name)
         if kept is None or kept.acquisition != acquisition:
             return Released(ours=False, duplicate_seen=False)
@@ -170,7 +164,7 @@ class SlowerStore(FakeStore):
         self.origin = origin
         self.timeout = timeout
         self.locks, self.asked, self.ended = origin.locks, origin.asked, origin.ended
-        self.requests, self.withins, self.ended_durably = origin.requests, origin.withins, origin.ended_durably
+        self.requests, self.withins = origin.requests, origin.withins
 
     def _call(self, within: float | None = None) -> None:
         if self.origin.away is None:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...errors import NotConfirmed, StoreUnavailable
+from ...errors import StoreUnavailable
 from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
-from ...options.durability import PRIMARY, Durability
 from ..base import ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
@@ -51,7 +50,6 @@ class MemoryStore:
     # -- locks
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
-        _confirm(request.durability)
         with self.memory.records(name) as records:
             if _has_seats(name):
                 return seats.acquire(records, name.seats, acquisition, ttl_ms, request)
@@ -60,7 +58,7 @@ class MemoryStore:
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
         del within
         answers: list[RenewalResult] = []
-        for name, acquisition, ttl_ms, facts, _, stoppable in renewals:
+        for name, acquisition, ttl_ms, facts, stoppable in renewals:
             with self.memory.records(name) as records:
                 if _has_seats(name):
                     answers.append(seats.renew(records, name.seats, acquisition, ttl_ms, facts))
@@ -68,10 +66,7 @@ class MemoryStore:
                     answers.append(release.renew(records, acquisition, ttl_ms, facts, stoppable=stoppable))
         return answers
 
-    def release(
-        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
-    ) -> Released:
-        del durability
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         with self.memory.records(name) as records:
             if _has_seats(name):
                 return seats.release(records, name.seats, acquisition, ending)
@@ -112,7 +107,6 @@ class MemoryStore:
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
         answers = []
         for name, request in publications:
-            _confirm(request.durability)
             with self.memory.records(name) as records:
                 answers.append(claims.claim(records, request))
         return answers
@@ -350,11 +344,6 @@ def _in_use(name: LockName, data: NameData, now: int) -> Iterator[tuple[LockName
 def _has_seats(name: LockName) -> bool:
     """Return whether a command for this name concerns its seats (``limit``). The name of one seat is one lock."""
     return name.seats not in (1, ONE_SEAT)
-
-
-def _confirm(durability: Durability) -> None:
-    if durability != PRIMARY:
-        raise NotConfirmed("the store memory:// has no replicas and no disk: expected durability='primary'")
 
 
 class _Listener:

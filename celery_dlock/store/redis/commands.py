@@ -215,7 +215,7 @@ def _of_run(request: AcquireRequest) -> tuple[str, ...]:
 
 
 def renew(lock: str, renewal: Renewal) -> Command:
-    _, acquisition, ttl_ms, fields, _, stoppable = renewal
+    _, acquisition, ttl_ms, fields, stoppable = renewal
     texts = lock, acquisition, str(ttl_ms)
     variant = _RENEW_STOPPABLE if stoppable else _RENEW
     return variant, (*texts, *(text for fact in fields for text in fact)) if fields else texts
@@ -318,7 +318,7 @@ def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command
 
 
 def claim(keys: LockKeys, request: ClaimRequest) -> Command:
-    task_id, generation, life_ms, running, by, attempt, _ = request
+    task_id, generation, life_ms, running, by, attempt = request
     waiting, messages, delayed, _ = keys.queue()
     names = (keys.claim(), keys.lock, waiting, messages, delayed, keys.tombstone(attempt))
     args = (task_id, str(life_ms), "1" if running else "0", str(generation), by.task, by.node, by.task_id, attempt)

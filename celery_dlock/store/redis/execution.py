@@ -1,20 +1,18 @@
-"""Execution of script commands on one connection, with the wait for their confirmations (``durability=``), if any."""
+"""Execution of script commands on one connection, and the wait for their confirmations (``dlock_durability``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...errors import NotConfirmed
-from ...options.durability import PRIMARY, Durability, shortfall, strongest, wait_command
+from ...options.durability import PRIMARY, Durability, shortfall, wait_command
+from .commands import Command
 from .connection import ErrorReply, RespConnection
 from .scripts import ScriptVariant
 from .server_errors import error_from_reply
 
-__all__ = ["Call", "ExistsPipeline", "ScriptPipeline", "execute", "execute_confirmed", "read_hash"]
-
-#: A command, and the confirmation that its writes need.
-Call: TypeAlias = tuple[ScriptVariant, tuple[str, ...], Durability]
+__all__ = ["ExistsPipeline", "ScriptPipeline", "execute", "execute_confirmed", "read_hash"]
 
 
 def execute(connection: RespConnection, variant: ScriptVariant, texts: Sequence[str]) -> Any:
@@ -57,40 +55,41 @@ def execute_confirmed(
 
 
 class ScriptPipeline:
-    """Many commands in one write, followed by at most one WAIT and one WAITAOF.
+    """Many commands in one write, and the wait for the confirmation of their writes behind them.
 
-    Each of these two commands waits for the strongest confirmation of its kind that one of the commands needs.
-    If a command is not confirmed, a :class:`~celery_dlock.errors.NotConfirmed` replaces its reply.
+    If the writes are not confirmed, a :class:`~celery_dlock.errors.NotConfirmed` replaces the reply of each command
+    that wrote.
 
     Args:
+        durability: Confirmation that the writes need.
         wrote: Returns whether a reply means that the command wrote something.
     """
 
-    def __init__(self, wrote: Callable[[Any], bool] = bool) -> None:
+    def __init__(self, durability: Durability = PRIMARY, wrote: Callable[[Any], bool] = bool) -> None:
+        self._durability = durability
         self._wrote = wrote
 
-    def send(self, connection: RespConnection, calls: Sequence[Call]) -> None:
-        commands = [variant.packed(texts) for variant, texts, _ in calls]
-        connection.send(b"".join(commands + [wait_command(wait, connection.timeout) for wait in _waits(calls)]))
+    def send(self, connection: RespConnection, calls: Sequence[Command]) -> None:
+        commands = [variant.packed(texts) for variant, texts in calls]
+        if self._durability != PRIMARY:
+            commands.append(wait_command(self._durability, connection.timeout))
+        connection.send(b"".join(commands))
 
-    def read(self, connection: RespConnection, calls: Sequence[Call]) -> list[Any]:
-        waits = _waits(calls)
+    def read(self, connection: RespConnection, calls: Sequence[Command]) -> list[Any]:
         replies = connection.read_all(len(calls))
-        counts = connection.read_all(len(waits))
+        confirmed = None if self._durability == PRIMARY else connection.read()
         missing = [index for index, reply in enumerate(replies) if _script_missing(reply)]
         for index in missing:
-            variant, texts, _ = calls[index]
+            variant, texts = calls[index]
             replies[index] = connection.ask(variant.packed(texts, whole=True))
-        if missing:
-            counts = [connection.ask(wait_command(wait, connection.timeout)) for wait in waits]
-        by_kind = {wait.fsync: count for wait, count in zip(waits, counts, strict=True)}
-        if not by_kind:
+        if self._durability == PRIMARY:
             return replies
-        for index, (_, _, durability) in enumerate(calls):
-            reply = replies[index]
-            if durability != PRIMARY and type(reply) is not ErrorReply and self._wrote(reply):
-                replies[index] = _shortfall(durability, by_kind[durability.fsync], connection.timeout) or reply
-        return replies
+        if missing:
+            confirmed = connection.ask(wait_command(self._durability, connection.timeout))
+        missed = _shortfall(self._durability, confirmed, connection.timeout)
+        if missed is None:
+            return replies
+        return [missed if type(reply) is not ErrorReply and self._wrote(reply) else reply for reply in replies]
 
 
 class ExistsPipeline:
@@ -107,11 +106,6 @@ class ExistsPipeline:
 def read_hash(connection: RespConnection, key: str) -> Any:
     """Return the fields and values of a hash as one list: field, value, field, value."""
     return connection.ask(b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key.encode()), key.encode()))
-
-
-def _waits(calls: Sequence[Call]) -> list[Durability]:
-    needed = [call[2] for call in calls if call[2] is not PRIMARY]  # usually none
-    return strongest(needed) if needed else []
 
 
 def _script_missing(reply: Any) -> bool:

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, name_from_member
-from ...options.durability import PRIMARY
 from ..model import Grant
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView, shown_acquisition
@@ -127,7 +126,7 @@ class RedisOperatorStore(RedisStore):
                     yield view
 
     def _views(self, found: Sequence[_Found]) -> list[LockView | None]:
-        calls = [(*commands.describe(self._keys(one.name), one.tick), PRIMARY) for one in found]
+        calls = [commands.describe(self._keys(one.name), one.tick) for one in found]
         views: list[LockView | None] = []
         for one, reply in zip(found, self._each_safe(ScriptPipeline(), calls), strict=True):
             if isinstance(reply, StoreUnavailable):
@@ -154,14 +153,14 @@ class RedisOperatorStore(RedisStore):
     def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
         for batch in _batches(self._indexed(LockKeys.unsettled, _run_of, after)):
             found = [(name, tick) for name, tick, _ in batch]
-            calls = [(*commands.check_run(self._keys(name), tick), PRIMARY) for name, tick in found]
+            calls = [commands.check_run(self._keys(name), tick) for name, tick in found]
             for (name, tick), reply in zip(found, self._run_batches(ScriptPipeline(), calls), strict=True):
                 if reply and (run := replies.run_view(name, tick, reply)):
                     yield run
 
     def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
         for batch in _batches(self._indexed(LockKeys.dead_letters, _letter_of, after)):
-            calls = [(*commands.check_dead_letter(self._keys(name), identity), PRIMARY) for name, identity, _ in batch]
+            calls = [commands.check_dead_letter(self._keys(name), identity) for name, identity, _ in batch]
             answers = self._run_batches(ScriptPipeline(), calls)
             for (name, identity, since), names in zip(batch, answers, strict=True):
                 if names != 0:
@@ -245,7 +244,7 @@ class RedisOperatorStore(RedisStore):
         first = 0
         while parts:
             built = [commands.list_index([indexes[at] for at in part], first, first + MEMBERS - 1) for part in parts]
-            answers = self._run_batches(ScriptPipeline(), [(*one, PRIMARY) for one in built])
+            answers = self._run_batches(ScriptPipeline(), built)
             full: list[list[int]] = []
             for part, answer in zip(parts, answers, strict=True):
                 for place, members in zip(answer[::2], answer[1::2], strict=True):

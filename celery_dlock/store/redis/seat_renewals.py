@@ -16,10 +16,9 @@ from ...options.values import MAX_LIMIT
 from ..model import Renewal
 from . import commands
 from .commands import Command
-from .execution import ScriptPipeline
 from .keys import LockKeys
 from .scripts.seated import seat_command
-from .topology import Topology
+from .topology import Pipeline, Topology
 
 __all__ = ["send_renewals"]
 
@@ -27,11 +26,14 @@ _NOT_HELD: Final = 0
 _RENEWED: Final = 1
 
 
-def send_renewals(topology: Topology, prefix: str, renewals: Sequence[Renewal], within: float | None) -> list[Any]:
+def send_renewals(
+    topology: Topology, pipeline: Pipeline, prefix: str, renewals: Sequence[Renewal], within: float | None
+) -> list[Any]:
     """Return the reply to each renewal, or the error instead of it.
 
     Args:
         topology: Sends the commands.
+        pipeline: Writes them, and waits for their confirmations.
         prefix: The prefix of all keys.
         renewals: The renewals.
         within: Seconds to wait, as for :meth:`Topology.each`.
@@ -42,16 +44,18 @@ def send_renewals(topology: Topology, prefix: str, renewals: Sequence[Renewal], 
     # Not from the cache of keys: a process may hold more leases than the cache has entries.
     locks = [LockKeys.lock_of(prefix, one.name) for one in renewals]
     calls = [
-        (lock, (*(commands.renew(lock, one) if one.name.seats == 1 else _of_seat(prefix, one, lock)), one.durability))
+        (lock, commands.renew(lock, one) if one.name.seats == 1 else _of_seat(prefix, one, lock))
         for lock, one in zip(locks, renewals, strict=True)
     ]
     try:
-        answers = topology.each(ScriptPipeline(), calls, within, awaits_moves=False)
+        answers = topology.each(pipeline, calls, within, awaits_moves=False)
     except StoreNotReady as error:
         answers = [error] * len(renewals)
     if StoreNotReady in map(type, answers):
         answers = [
-            _renew_each_seat(topology, prefix, one, answer, within) if _half_moved(one.name, answer) else answer
+            _renew_each_seat(topology, pipeline, prefix, one, answer, within)
+            if _half_moved(one.name, answer)
+            else answer
             for one, answer in zip(renewals, answers, strict=True)
         ]
         if all(type(answer) is StoreNotReady for answer in answers):
@@ -69,16 +73,16 @@ def _half_moved(name: LockName, answer: Any) -> bool:
 
 
 def _renew_each_seat(
-    topology: Topology, prefix: str, renewal: Renewal, error: StoreNotReady, within: float | None
+    topology: Topology, pipeline: Pipeline, prefix: str, renewal: Renewal, error: StoreNotReady, within: float | None
 ) -> Any:
     """Return the reply about the seat that the acquisition holds, or the error if it is unknown which seat it holds."""
     name, limit = renewal.name, max(1, renewal.name.seats)
     # A worker with a larger limit may have given this lease a seat above the limit of its own worker.
     for seats in (range(limit), range(limit, MAX_LIMIT)):
         locks = [LockKeys.lock_of(prefix, one_seat(name, seat) if seat else name) for seat in seats]
-        calls = [(lock, (*commands.renew(lock, renewal), renewal.durability)) for lock in locks]
+        calls = [(lock, commands.renew(lock, renewal)) for lock in locks]
         try:
-            answers = topology.each(ScriptPipeline(), calls, within)
+            answers = topology.each(pipeline, calls, within)
         except StoreUnavailable:
             return error
         if _RENEWED in answers:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from ...keys.lock_name import LockName, name_from_member
-from ...options.durability import PRIMARY, Durability
+from ...options.durability import PRIMARY, Durability, check_ttl
 from ...utils.log import logger
 from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
 from ..holder_model import Holder, LastRun
@@ -53,14 +53,24 @@ class RedisStore:
         topology: The servers.
         prefix: Start of every key.
         quarantine: Quarantine of a server that may have lost leases; None: no quarantine.
+        durability: Confirmation that each write about a lock or a claim needs.
     """
 
-    def __init__(self, topology: Topology, prefix: str, quarantine: Quarantine | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        prefix: str,
+        quarantine: Quarantine | None = None,
+        durability: Durability = PRIMARY,
+    ) -> None:
         self._topology = topology
         self._prefix = prefix
         #: Cached, because a run needs the keys of its lock four times.
         self._keys: Callable[[LockName], LockKeys] = functools.lru_cache(NAMES)(functools.partial(LockKeys.of, prefix))
         self._quarantine = quarantine
+        self._durability = durability
+        self._renewals = ScriptPipeline(durability)
+        self._claims = ScriptPipeline(durability, operator.not_)
         self._wakeups = Wakeups(topology, self._exception_for)
         self._warned = False
 
@@ -70,10 +80,11 @@ class RedisStore:
         variant, texts = commands.acquire(keys, acquisition, ttl_ms, request, quarantine_args)
         if name.seats != 1:
             variant, texts = seat_command((variant, texts), keys, name.seats)
-        if request.durability is PRIMARY:
+        if self._durability is PRIMARY:
             reply = self._topology.call(keys.lock, execute, variant, texts)
         else:
-            reply, unconfirmed = self._run_confirmed((variant, texts), request.durability)
+            check_ttl("ttl", self._durability, ttl_ms / 1000)
+            reply, unconfirmed = self._run_confirmed((variant, texts), self._durability)
             # Of the refusals, only parking wrote something that needs a confirmation.
             if unconfirmed is not None and (type(reply) is bytes or reply[0] == b"parked"):
                 raise unconfirmed
@@ -94,7 +105,7 @@ class RedisStore:
         refusals: list[ErrorReply] = []
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
-            answered = send_renewals(self._topology, self._prefix, batch, within)
+            answered = send_renewals(self._topology, self._renewals, self._prefix, batch, within)
             if set(map(type, answered)) == {int}:
                 answers += map(bool, answered)
             else:
@@ -107,13 +118,12 @@ class RedisStore:
                 raise error
         return answers
 
-    def release(
-        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
-    ) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         keys = self._keys(name)
         variant, texts = commands.release(keys, acquisition, ending)
         if name.seats != 1:
             variant, texts = seat_command((variant, texts), keys, name.seats)
+        durability = self._durability
         if durability is not PRIMARY and not (ending.final or ending.used_ms or ending.once):
             durability = PRIMARY  # this release sets no mark; if a failover restores the lock, the lock expires
         try:
@@ -181,15 +191,15 @@ class RedisStore:
     # -- claims of published messages
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
-        calls = [(*commands.claim(self._keys(name), request), request.durability) for name, request in publications]
-        return list(map(replies.first, self._run_batches(ScriptPipeline(operator.not_), calls)))
+        calls = [commands.claim(self._keys(name), request) for name, request in publications]
+        return list(map(replies.first, self._run_batches(self._claims, calls)))
 
     def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
         return bool(self._run_safe(commands.release_claim(self._keys(name), task_id, generation, attempt)))
 
     def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
         built = [commands.extend_claim(self._keys(name), task_id, life_ms) for name, task_id, life_ms in claims]
-        self._run_batches(ScriptPipeline(), [(*one, PRIMARY) for one in built])
+        self._run_batches(ScriptPipeline(), built)
 
     # -- queues
 
@@ -239,7 +249,7 @@ class RedisStore:
         # One script reads all buckets. In a Cluster their slots differ, so each index that exists gets its own script.
         parts = self._existing(indexes, buckets, refusals) if self.clustered else [list(buckets)]
         built = [commands.list_due_queues([indexes[bucket] for bucket in part], most, within_us) for part in parts]
-        found_replies = self._collect(ScriptPipeline(), [(*one, PRIMARY) for one in built], refusals) if built else []
+        found_replies = self._collect(ScriptPipeline(), built, refusals) if built else []
         # If a server does not answer or refuses, the next round reads its buckets.
         answered = [(part, reply) for part, reply in zip(parts, found_replies, strict=True) if isinstance(reply, list)]
         found = [(part[number - 1], names) for part, reply in answered for number, names in replies.pairs(reply)]
@@ -330,7 +340,7 @@ class RedisStore:
         records = keys.quarantines()
         for start in range(0, len(records), BATCH):
             batch = records[start : start + BATCH]
-            calls = [(*commands.start_quarantine(record, delay_ms, failover_epoch), PRIMARY) for record in batch]
+            calls = [commands.start_quarantine(record, delay_ms, failover_epoch) for record in batch]
             try:
                 self._each(ScriptPipeline(), calls)
             except StoreUnavailable:

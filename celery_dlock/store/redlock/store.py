@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from ...errors import ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
-from ...options.durability import PRIMARY, Durability
 from ...utils.clock import Clock, SystemClock
 from ..base import ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
@@ -120,9 +119,7 @@ class RedlockStore(QueuesUnsupported):
             raise self._quorum.no_majority(replies, no_effect=False)
         return renewed
 
-    def release(
-        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
-    ) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         replies = self._quorum.ask(
             lambda member: member.release(name, acquisition, ending),
             settle=RELEASE_SETTLE,

@@ -22,7 +22,7 @@ _NO_RETRY, _RETRY = 0, 1
 
 
 def _options_of(place: QueueRequest) -> tuple[int, int]:
-    """Return ``replace_max`` in milliseconds, and ``is_retry`` of the script."""
+    """Return ``replace_max_ms`` and ``is_retry`` of the script."""
     replace_max_ms, is_retry = (*place.replace, 0, 0)[:2]
     return replace_max_ms, is_retry
 
@@ -39,7 +39,7 @@ class ReplacingCall(ReplaceableCall):
         self.calls = calls = self.records.replaced() or ReplacedCalls()
         self.replace_max_ms, self.is_retry = _options_of(self.place)
         busy_us = 0 if calls.busy_since is None else self.records.now - calls.busy_since
-        #: No body has ended by itself for replace_max, so the running one is left alone.
+        #: No body has ended by itself for replace_max_ms, so the running one is left alone.
         self.left_alone = calls.busy_since is not None and busy_us >= self.replace_max_ms * 1000
         #: The newest call, if it waits and is not this one.
         self.pending = self._pending()
@@ -76,7 +76,7 @@ class ReplacingCall(ReplaceableCall):
         if by is None:
             return None
         if self.calls.busy_since is None:
-            # No body starts while each granted call finds a newer one. So the time for replace_max begins here.
+            # No body starts while each granted call finds a newer one. So the time for replace_max_ms begins here.
             self.calls.busy_since = self.records.now
             self._keep_calls()
         self._forget_stop()

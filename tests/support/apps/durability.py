@@ -1,4 +1,4 @@
-"""Tasks that want different confirmations of their locks, and different things where those are missing."""
+"""Tasks whose locks need confirmations, and which want different things where those are missing."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from tests.support.apps.marks import mark
 app = make_app(
     "durability",
     dlock_timeout=8,
-    dlock_durability={"replicas": 1, "timeout": 0.8},
+    dlock_durability={"fsync": "local"} if "DLOCK_TEST_FSYNC" in os.environ else {"replicas": 1, "timeout": 0.8},
     dlock_quarantine=float(os.environ.get("DLOCK_TEST_QUARANTINE", "0")),
     worker_prefetch_multiplier=1,
 )
@@ -28,12 +28,10 @@ def singleton(name: str, **options: Any) -> Any:
     return made(body)
 
 
-unconfirmed = singleton("unconfirmed", durability="primary", on_store_error="fail")
 failing = singleton("failing", on_store_error="fail")
 bypassing = singleton("bypassing", on_store_error="run")
 returning = singleton("returning")
-queueing = singleton("queueing", on_conflict="queue", durability="primary")
-parking = singleton("parking", on_conflict="queue")
+queueing = singleton("queueing", on_conflict="queue")
 
 
 @singleton_task(app=app, name="durability.working", ttl=3, on_lost="abort")
@@ -43,7 +41,3 @@ def working(row: str) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         time.sleep(0.02)
-
-
-if "DLOCK_TEST_FSYNC" in os.environ:
-    on_disk = singleton("on_disk", durability={"fsync": "local"})

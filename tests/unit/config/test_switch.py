@@ -56,7 +56,7 @@ def test_call_without_a_lock_needs_no_lock_name() -> None:
         {"unique": "queued+running", "on_conflict": "retry"},
         {"once_per": 60},
         {"once_per": "tick"},
-        {"on_lost": "abort", "keep_on_retry": True, "min_hold": 9, "durability": {"replicas": 1}},
+        {"on_lost": "abort", "keep_on_retry": True, "min_hold": 9},
     ],
 )
 def test_disabled_app_runs_tasks_of_every_policy_without_a_store(off: Celery, options: Any) -> None:

@@ -13,7 +13,6 @@ from celery_dlock.errors import ReplyLost, StoreRefused
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
 from celery_dlock.locking.watchdog import TICK, Watchdog
-from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.runtime import PATIENT_TIMEOUTS, WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Released, Renewal
@@ -48,13 +47,11 @@ class WaitingStore(FakeStore):
         if harness.answers_in > patience:
             raise ReplyLost("no answer")
 
-    def release(
-        self, name: LockName, acquisition: str, ending: ReleaseRequest, durability: Durability = PRIMARY
-    ) -> Released:
+    def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         if acquisition in self.harness.refused:
             self._call()
             raise StoreRefused("WRONGTYPE")
-        released = super().release(name, acquisition, ending, durability)
+        released = super().release(name, acquisition, ending)
         self.harness.ends.append((acquisition, ending))
         return released
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.core
     "options",
     [
         {},
-        {"key": "order:{number}", "scope": "shared", "ttl": 5, "limit": 3, "durability": {"replicas": 1}},
+        {"key": "order:{number}", "scope": "shared", "ttl": 5, "limit": 3},
         {"on_conflict": "retry", "retry_limit": 3},
         {"on_conflict": "raise", "on_store_error": "run"},
         {"on_lost": "abort"},

@@ -6,20 +6,16 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_dlock import InvalidLockOptions, Lock, LockOptions
+from celery_dlock import InvalidLockOptions, Lock, singleton_task
 from celery_dlock.config.settings import Settings
-from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 from celery_dlock.options.durability import (
     PRIMARY,
     Durability,
-    as_number,
     durability_of,
-    from_number,
     shortfall,
-    strongest,
     wait_command,
 )
-from tests.unit.fakes import a_name
+from celery_dlock.task.app_check import check_task
 
 SERVER = "redis://host:6379/0"
 SERVERS = ["redis://a:1/0", "redis://b:1/0", "redis://c:1/0"]
@@ -44,7 +40,7 @@ def settings(**conf: Any) -> Settings:
     ],
 )
 def test_each_form_means_so_many_confirmations(value: Any, meant: Durability) -> None:
-    assert LockOptions(durability=value).confirmation == meant == settings(dlock_durability=value).durability
+    assert settings(dlock_durability=value).durability == meant
 
 
 @pytest.mark.parametrize(
@@ -59,15 +55,12 @@ def test_any_other_form_is_refused_with_what_is_allowed(value: Any) -> None:
     with pytest.raises(InvalidLockOptions) as raised:
         settings(dlock_durability=value)
     assert str(raised.value).startswith(f"invalid dlock_durability={value!r}: expected 'primary', {{'replicas':")
-    if value is not None:
-        with pytest.raises(InvalidLockOptions, match=r"^invalid durability="):
-            LockOptions(durability=value)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 31, "1", None, True])
 def test_a_timeout_is_0001_to_30_seconds(timeout: Any) -> None:
-    with pytest.raises(InvalidLockOptions, match=r"^invalid durability\['timeout'\]=.*: expected seconds"):
-        LockOptions(durability={"replicas": 1, "timeout": timeout})
+    with pytest.raises(InvalidLockOptions, match=r"^invalid dlock_durability\['timeout'\]=.*: expected seconds"):
+        settings(dlock_durability={"replicas": 1, "timeout": timeout})
 
 
 def test_a_timeout_leaves_half_of_dlock_timeout_for_the_answer() -> None:
@@ -78,13 +71,6 @@ def test_a_timeout_leaves_half_of_dlock_timeout_for_the_answer() -> None:
         "invalid dlock_durability['timeout']=0.6: expected seconds up to half of dlock_timeout (1); "
         "lower it, or raise dlock_timeout"
     )
-
-
-def test_a_lock_and_a_call_may_ask_for_no_more_than_their_app_can_have() -> None:
-    app = Celery("a", broker="memory://", set_as_current=False)
-    app.conf.update(dlock_url=SERVER, dlock_timeout=0.5)
-    with pytest.raises(InvalidLockOptions, match=r"^invalid durability\['timeout'\]=0.5: "):
-        Lock("x", app=app, durability={"replicas": 1}).acquire(blocking=False)
 
 
 def test_independent_servers_have_no_replicas_to_ask() -> None:
@@ -98,20 +84,27 @@ def test_independent_servers_have_no_replicas_to_ask() -> None:
 
 
 def test_disks_of_replicas_need_a_ttl_in_which_the_watchdog_can_wait_for_them() -> None:
-    LockOptions(durability={"fsync": 1}, ttl=15)
-    LockOptions(durability={"fsync": "local"}, ttl=1)
+    def checked(durability: Any, ttl: float) -> None:
+        app = Celery("a", broker="memory://", set_as_current=False)
+        app.conf.update(dlock_url=SERVER, dlock_durability=durability)
+        made: Any = singleton_task(app=app, name="a.post", ttl=ttl)
+
+        def body() -> None: ...
+
+        check_task(made(body))
+
+    checked({"fsync": 1}, 15)
+    checked({"fsync": "local"}, 1)
     with pytest.raises(InvalidLockOptions) as raised:
-        LockOptions(durability={"fsync": 1}, ttl=14)
+        checked({"fsync": 1}, 14)
     assert str(raised.value) == (
-        "invalid durability={'fsync': 1}: it needs a ttl of at least 15, because "
-        "a replica reports once a second what it wrote to disk"
+        "task 'a.post': invalid ttl=14.0: expected seconds from 15 with dlock_durability={'fsync': 1}, because a "
+        "replica reports once a second what it wrote to disk"
     )
-
-
-def test_what_a_task_says_goes_before_what_the_app_says() -> None:
-    found = settings(dlock_durability={"replicas": 2})
-    assert found.confirmed_by(None) == Durability(2, fsync=False, timeout_ms=500)
-    assert found.confirmed_by(PRIMARY) == PRIMARY
+    app = Celery("a", broker="memory://", set_as_current=False)
+    app.conf.update(dlock_url=SERVER, dlock_durability={"fsync": 1})
+    with pytest.raises(InvalidLockOptions, match=r"^Lock\(.*\): invalid ttl=14.0: expected seconds from 15 with"):
+        Lock("x", app=app, ttl=14).acquire(blocking=False)
 
 
 def test_the_server_waits_no_longer_than_half_of_what_the_connection_does() -> None:
@@ -134,11 +127,16 @@ def test_the_server_waits_no_longer_than_half_of_what_the_connection_does() -> N
     [
         ({"replicas": 2}, 1, 2, None),
         ({"replicas": 2}, 1, 3, None),
-        ({"replicas": 2}, 1, 1, "only 1 of 2 replicas confirmed within 0.5 s (durability={'replicas': 2})"),
+        ({"replicas": 2}, 1, 1, "only 1 of 2 replicas confirmed within 0.5 s (dlock_durability={'replicas': 2})"),
         ({"fsync": "local"}, 1, 0, None),
-        ({"fsync": "local"}, 0, 2, "the primary did not write to disk within 1.5 s (durability={'fsync': 'local'})"),
-        ({"fsync": 2}, 1, 1, "only 1 of 2 replicas wrote to disk within 1.5 s (durability={'fsync': 2})"),
-        ({"fsync": 2}, 0, 2, "the primary did not write to disk within 1.5 s (durability={'fsync': 2})"),
+        (
+            {"fsync": "local"},
+            0,
+            2,
+            "the primary did not write to disk within 1.5 s (dlock_durability={'fsync': 'local'})",
+        ),
+        ({"fsync": 2}, 1, 1, "only 1 of 2 replicas wrote to disk within 1.5 s (dlock_durability={'fsync': 2})"),
+        ({"fsync": 2}, 0, 2, "the primary did not write to disk within 1.5 s (dlock_durability={'fsync': 2})"),
     ],
 )
 def test_every_confirmation_counts_and_what_is_missing_is_said(
@@ -146,26 +144,3 @@ def test_every_confirmation_counts_and_what_is_missing_is_said(
 ) -> None:
     short = shortfall(durability_of("durability", asked), local, replicas, 3.0)
     assert (str(short) if short else None) == said
-
-
-def test_one_wait_of_each_kind_confirms_a_batch() -> None:
-    few, many = Durability(1, fsync=False, timeout_ms=900), Durability(3, fsync=False, timeout_ms=100)
-    disk = Durability(0, fsync=True, timeout_ms=50)
-    assert strongest([PRIMARY, few, disk, many, PRIMARY]) == [many, disk], (
-        "who asks for more waits no longer than it asked to"
-    )
-    assert strongest([PRIMARY]) == []
-
-
-@pytest.mark.parametrize(
-    "durability",
-    [PRIMARY, Durability(1, fsync=False, timeout_ms=1), Durability(0, fsync=True, timeout_ms=30_000),
-     Durability(1000, fsync=True, timeout_ms=30_000)],
-)  # fmt: skip
-def test_the_watchdog_reads_from_a_record_what_the_child_asked_for(durability: Durability) -> None:
-    lease_table = SharedLeaseTable()
-    lease_table.adopt()
-    lease_table.open(a_name(), "o.1", 30.0, durability)
-    assert (
-        [record.durability for record in lease_table.records()] == [durability] == [from_number(as_number(durability))]
-    )

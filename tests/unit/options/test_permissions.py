@@ -41,7 +41,6 @@ REFUSED: list[Any] = [
         "queue_overflow='drop_oldest'",
     ),
     (SHARED, {"on_conflict": "replace"}, "on_conflict='replace'"),
-    ({}, {"on_conflict": "replace", "replace_max": 7200}, "replace_max=7200.0"),
     ({}, {"on_conflict": "replace", "stop": 5}, "stop=5.0"),
     ({"on_conflict": "replace", "stop": "ask"}, {"stop": 60}, "stop=60.0"),
     ({"on_conflict": "replace", "stop": 60}, {"stop": 59}, "stop=59.0"),
@@ -159,7 +158,7 @@ def test_every_option_has_been_thought_of() -> None:
     bounded = {next(iter(reversed(chosen))) for _, chosen, _ in REFUSED} | {"scope"}
     harmless = {
         "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "after_wait", "queue_limit",
-        "on_used", "after_crash", "unique", "on_duplicate", "on_store_error", "durability", "on_lost",
+        "on_used", "after_crash", "unique", "on_duplicate", "on_store_error", "on_lost",
     }  # fmt: skip
     assert bounded | harmless == set(LockOptions.names())
     assert not bounded & harmless

@@ -26,7 +26,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "queue_limit": ({"on_conflict": "queue"}, 5),
     "queue_overflow": ({"on_conflict": "queue", "queue_limit": 5}, "skip"),
     "stop": ({"on_conflict": "replace"}, 6.0),
-    "replace_max": ({"on_conflict": "replace"}, 120),
     "debounce": ({"on_conflict": "queue"}, 5),
     "debounce_max": ({"on_conflict": "queue", "debounce": 5}, 20),
     "unique": ({}, "queued"),
@@ -38,7 +37,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "misfire_grace": ({"once_per": "tick"}, 45),
     "on_lost": ({}, "abort"),
     "on_store_error": ({}, "fail"),
-    "durability": ({}, {"replicas": 1}),
 }
 
 

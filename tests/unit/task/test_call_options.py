@@ -149,7 +149,7 @@ def test_malformed_options_header_is_an_error(task: Any, header: Any) -> None:
         '{"once_per": [1]}',
         '{"%s": 1}' % ("x" * 100_000),
         '{"retry_limit": 1e400}',
-        '{"durability": {"replicas": 1%s}}' % ("0" * 400),
+        '{"stop": {"replicas": 1%s}}' % ("0" * 400),
     ],
 )  # fmt: skip
 def test_huge_header_value_gives_a_short_error(task: Any, options: str) -> None:

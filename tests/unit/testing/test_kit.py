@@ -288,14 +288,14 @@ def test_eager_call_is_stopped_by_a_newer_one(kit: DLockKit, app: Celery) -> Non
     assert task.delay(1).state == "REVOKED"
 
 
-def test_running_call_is_left_alone_after_replace_max(kit: DLockKit, app: Celery) -> None:
+def test_running_call_is_left_alone_after_an_hour(kit: DLockKit, app: Celery) -> None:
     def body() -> str:
-        kit.travel(61)
+        kit.travel(3601)
         kit.replace(task, 1)
         task.lease.ensure()
         return "done"
 
-    task = task_of(app, body, on_conflict="replace", replace_max=60, ttl=3600)
+    task = task_of(app, body, on_conflict="replace", ttl=7200)
     assert task.delay(1).get() == "done"
 
 

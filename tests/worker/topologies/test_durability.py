@@ -66,7 +66,7 @@ def in_office(environment: Environment) -> None:
     """All buckets of the lock store grant."""
 
     def ran() -> bool:
-        _, sent = environment.send("unconfirmed")
+        _, sent = environment.send("failing")
         return bool(sent.get(timeout=30, propagate=False) is True)
 
     eventually(lambda: all(ran() for _ in range(5)), within=60, every=0.2)
@@ -79,11 +79,10 @@ def error_of(sent: "AsyncResult[Any]") -> str:
 
 
 @pytest.mark.invariant("unconfirmed-acquire-is-released")
-def test_each_task_of_a_worker_has_its_own_durability(environment: Environment) -> None:
+def test_call_whose_lock_is_not_confirmed_fails_and_holds_nothing(environment: Environment) -> None:
     with environment.nobody_confirms():
-        assert environment.send("unconfirmed")[1].get(timeout=30) is True
         row, sent = environment.send("failing")
-        assert error_of(sent) == "only 0 of 1 replicas confirmed within 0.8 s (durability={'replicas': 1})"
+        assert error_of(sent) == "only 0 of 1 replicas confirmed within 0.8 s (dlock_durability={'replicas': 1})"
         assert environment.starts(row) == 0
     assert environment.send("failing", row)[1].get(timeout=30) is True, "what was taken was not given back"
 
@@ -103,8 +102,8 @@ def test_on_store_error_retry_is_republished_until_it_is_confirmed(environment: 
 
 def test_a_message_whose_parking_was_not_confirmed_runs_once(environment: Environment) -> None:
     """It is parked and republished, too. The republished copy finds that the message had its grant and has ended."""
-    with environment.tasks.parking.lock_for("twice"), environment.nobody_confirms():
-        _, sent = environment.send("parking", "twice")
+    with environment.tasks.queueing.lock_for("twice"), environment.nobody_confirms():
+        _, sent = environment.send("queueing", "twice")
         eventually(lambda: f"{sent.id}] is republished" in environment.worker.log(), within=30)
     assert sent.get(timeout=30) is True
     with redis.Redis.from_url(environment.urls.broker) as client:
@@ -113,7 +112,6 @@ def test_a_message_whose_parking_was_not_confirmed_runs_once(environment: Enviro
 
 
 def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_over(environment: Environment) -> None:
-    """The watchdog in the main process knows from the child's slot what its task asked for."""
     row, sent = environment.send("working")
     eventually(lambda: environment.starts(row) == 1, within=20)
     with environment.nobody_confirms():
@@ -127,7 +125,7 @@ def test_a_body_whose_renewals_are_not_confirmed_is_stopped_before_its_lease_is_
 def test_emptied_store_starts_no_task_and_loses_none_until_its_quarantine_is_over(environment: Environment) -> None:
     """Under every policy; the error of "fail" says for how long."""
     environment.locks.primary.flush()
-    _, failed = environment.send("unconfirmed")
+    _, failed = environment.send("failing")
     assert "grants nothing new for another" in error_of(failed)
     sent = [environment.send(name) for name in ("returning", "queueing", "queueing")]
     assert [result.get(timeout=60) for _, result in sent] == [True] * 3
@@ -151,7 +149,6 @@ def test_granted_waiter_takes_the_lock_when_the_quarantine_is_over(environment: 
 
 
 def test_a_worker_does_not_start_where_no_disk_can_confirm(environment: Environment) -> None:
-    """And says which task asks for it."""
     names = {"BROKER": environment.urls.broker, "RESULT": environment.urls.result, "LOCK": environment.urls.lock}
     ours = {f"DLOCK_TEST_{name}_URL": url for name, url in names.items()}
     ended = subprocess.run(
@@ -164,6 +161,6 @@ def test_a_worker_does_not_start_where_no_disk_can_confirm(environment: Environm
     )
     assert ended.returncode != 0
     assert (
-        "task 'durability.on_disk': invalid durability={'fsync': 'local'}: the lock store cannot confirm that a "
-        "write is on disk; expected Redis 7.2 or Valkey, with appendonly yes on every server"
+        "invalid dlock_durability={'fsync': 'local'}: the lock store cannot confirm that a write is on disk; "
+        "expected Redis 7.2 or Valkey, with appendonly yes on every server"
     ) in ended.stderr

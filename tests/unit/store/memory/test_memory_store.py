@@ -11,9 +11,7 @@ from celery_dlock import InvalidLockOptions, Lock, StoreUnavailable
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.config.settings import Settings
 from celery_dlock.control import LockControl
-from celery_dlock.errors import NotConfirmed
 from celery_dlock.keys.key_spec import shared_name
-from celery_dlock.options.durability import Durability
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.records import Memory, MemoryClock
@@ -121,10 +119,7 @@ def test_expired_records_do_not_stay_for_ever(store: MemoryStore, clock: MemoryC
     assert store.memory.bucket(NAME).marks == {}
 
 
-def test_durability_is_refused(store: MemoryStore) -> None:
-    replicas = Durability(replicas=1)
-    with pytest.raises(NotConfirmed, match="has no replicas and no disk"):
-        store.acquire(NAME, "o.1", 30_000, REQUEST._replace(durability=replicas))
+def test_durability_is_refused() -> None:
     with pytest.raises(InvalidLockOptions, match="expected 'primary' with dlock_url='memory://'"):
         Settings.of(app_of(dlock_durability={"replicas": 1}))
 

@@ -3,7 +3,7 @@
 -- @uses lock waiting messages delayed dead replaced identity task_id message replace_max_ms is_retry replace
 -- @after time grant ended_grant unpublished_grant conflict over
 --
--- replaced is a hash. It lives a day longer than replace_max. Its fields:
+-- replaced is a hash. It lives a day longer than replace_max_ms. Its fields:
 --   newest, newest_rank, newest_id    identity, rank and task id of the newest call that waits or has waited
 --   started_rank, started_id          the last call that started
 --   busy_since                        time (us) of the first start since a body ended by itself. It may also be the
@@ -24,7 +24,7 @@ local record = redis.call('HMGET', replaced, 'newest', 'newest_rank', 'newest_id
                           'busy_since', 'stop:' .. identity)
 local newest, newest_rank, newest_id, started_rank, started_id, busy_since, stopped_by = unpack(record)
 local over = queued and redis.call('HGET', messages, identity .. ':over')
--- No body has ended by itself for replace_max, so the running one is left alone.
+-- No body has ended by itself for replace_max_ms, so the running one is left alone.
 local left_alone = busy_since and now - busy_since >= replace_max_ms * 1000
 local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
 local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
@@ -61,7 +61,7 @@ if for_this_grant then
   if by then
     local its_message = redis.call('HGET', messages, identity)
     if not busy_since then
-      -- No body starts while each granted call finds a newer one. So the time for replace_max begins here.
+      -- No body starts while each granted call finds a newer one. So the time for replace_max_ms begins here.
       redis.call('HSET', replaced, 'busy_since', decimal(now))
       redis.call('PEXPIRE', replaced, decimal(REPLACED_MS + replace_max_ms))
     end
