@@ -465,6 +465,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         "dashboard-access-is-asked": (
             "The dashboard shows nothing and does nothing that access() does not permit. By default it only reads."
         ),
+        "dashboard-limits-its-clients": (
+            "No client uses up the connections of the dashboard's own server, or its checks of passwords. A connection "
+            "that waits for its client ends after a time, and at once if a new one needs its place."
+        ),
         "dashboard-shows-text-as-text": (
             "Text of tasks and operators is never markup or a script on a page of the dashboard."
         ),

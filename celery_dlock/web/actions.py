@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from ..control import ActionRefused, LockControl
@@ -148,10 +148,13 @@ async def _form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(400, "expected a form")
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LONGEST:
-            raise HTTPException(413, f"A form has at most {LONGEST} bytes.")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LONGEST:
+                raise HTTPException(413, f"A form has at most {LONGEST} bytes.")
+    except ClientDisconnect as error:  # else the server logs a traceback
+        raise HTTPException(400, "the form is not complete") from error
     try:
         text = body.decode("ascii")
         return dict(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS))

@@ -8,6 +8,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -15,10 +16,11 @@ from typing import Any, Final
 
 from starlette.authentication import AuthCredentials, SimpleUser
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import InvalidLockOptions
+from .peers import peer_of
 
 __all__ = ["BasicAuth", "PasswordFile"]
 
@@ -28,6 +30,11 @@ _SCHEMES: Final = ("bcrypt", "sha512_crypt", "sha256_crypt")
 _REMEMBERED: Final = 1000
 #: Passwords that are checked at once. Others wait, so that guesses take no threads from pages.
 _CHECKS_AT_ONCE: Final = 2
+#: Checks that run or wait at a time: of all addresses, and of one. So a user waits for a few of them at most.
+_CHECKS: Final = 16
+_CHECKS_OF_ONE: Final = 8
+#: Seconds after which those checks have ended.
+_RETRY_AFTER: Final = 2
 
 
 class PasswordFile:
@@ -104,23 +111,39 @@ class BasicAuth:
     def __init__(self, app: ASGIApp, passwords: PasswordFile) -> None:
         self._app = app
         self._passwords = passwords
-        self._checks = ThreadPoolExecutor(_CHECKS_AT_ONCE, "dlock-password")
+        self._threads = ThreadPoolExecutor(_CHECKS_AT_ONCE, "dlock-password")
+        #: The checks that run or wait, by the address that asked.
+        self._checks_of: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].removeprefix(scope.get("root_path", "")) != "/healthz":
             user, password = _credentials(Headers(scope=scope).get("authorization", ""))
-            if not user or not await self._knows(user, password):
-                asked = {"WWW-Authenticate": 'Basic realm="celery-dlock", charset="UTF-8"'}
-                await PlainTextResponse("a user name and a password are needed\n", 401, asked)(scope, receive, send)
+            if refusal := await self._refusal(user, password, peer_of(scope)):
+                await refusal(scope, receive, send)
                 return
             scope["user"], scope["auth"] = SimpleUser(user), AuthCredentials(["authenticated"])
         await self._app(scope, receive, send)
 
-    async def _knows(self, user: str, password: str) -> bool:
-        if self._passwords.remembers(user, password):
-            return True
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._checks, self._passwords.check, user, password)
+    async def _refusal(self, user: str, password: str, peer: str) -> Response | None:
+        """Return the answer to a request that is not let in; None if it is."""
+        if user and self._passwords.remembers(user, password):
+            return None
+        if user:
+            if self._checks_of.total() >= _CHECKS or self._checks_of[peer] >= _CHECKS_OF_ONE:
+                text = "too many passwords are being checked: try again in a moment\n"
+                return PlainTextResponse(text, 429, {"Retry-After": str(_RETRY_AFTER)})
+            if await self._check(user, password, peer):
+                return None
+        asked = {"WWW-Authenticate": 'Basic realm="celery-dlock", charset="UTF-8"'}
+        return PlainTextResponse("a user name and a password are needed\n", 401, asked)
+
+    async def _check(self, user: str, password: str, peer: str) -> bool:
+        self._checks_of[peer] += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._passwords.check, user, password)
+        finally:
+            self._checks_of -= Counter((peer,))  # which also removes a count of 0
 
 
 def _credentials(header: str) -> tuple[str, str]:
