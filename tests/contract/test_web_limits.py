@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from celery_dlock.web import dashboard
 from celery_dlock.web.basic_auth import BasicAuth, PasswordFile
-from celery_dlock.web.connections import Connection, ConnectionLimits
+from celery_dlock.web.connections import OPTIONS, ConnectionLimits
 from celery_dlock.web.peers import PEER, network_of, peer_of
 from tests.contract.test_cli import module  # noqa: F401  # fixtures are found by being here
 from tests.support.polling import eventually
@@ -122,7 +122,7 @@ def limited(app: Any, **limits: Any) -> Iterator[tuple[ConnectionLimits, int]]:
     """Serve an app with other limits in a thread, as the dashboard's server does, and yield its limits and its port."""
     made = ConnectionLimits(app, **limits)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(made, http=Connection, ws="none", lifespan="off", log_config=None))
+        server = uvicorn.Server(uvicorn.Config(made, log_config=None, **OPTIONS))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
