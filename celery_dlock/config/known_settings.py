@@ -202,7 +202,8 @@ SETTINGS: Final = {
     "dlock_metrics_port": Setting(
         None,
         _Values("a port, or ``host:port``", _address),
-        "Where each worker serves its metrics for Prometheus. A port alone is bound to 127.0.0.1; 0 is any free port.",
+        "Where each worker serves its metrics for Prometheus. A port alone is bound to 127.0.0.1; 0 is any free port. "
+        "``celery worker --dlock-metrics-port`` or the variable ``DLOCK_METRICS_PORT`` sets it for one worker.",
         "off",
     ),
     "dlock_opentelemetry": Setting(

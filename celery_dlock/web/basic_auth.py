@@ -30,9 +30,11 @@ _SCHEMES: Final = ("bcrypt", "sha512_crypt", "sha256_crypt")
 _REMEMBERED: Final = 1000
 #: Passwords that are checked at once. Others wait, so that guesses take no threads from pages.
 _CHECKS_AT_ONCE: Final = 2
-#: Checks that run or wait at a time: of all addresses, and of one. So a user waits for a few of them at most.
-_CHECKS: Final = 16
+#: Checks that run or wait at a time: of one address, and of all. So a user waits for a few of them at most.
 _CHECKS_OF_ONE: Final = 8
+_CHECKS: Final = 16
+#: The same of all, for an address without a check. So two addresses that guess keep no user of another one out.
+_CHECKS_WITH_FIRST: Final = 32
 #: Seconds after which those checks have ended.
 _RETRY_AFTER: Final = 2
 
@@ -129,7 +131,8 @@ class BasicAuth:
         if user and self._passwords.remembers(user, password):
             return None
         if user:
-            if self._checks_of.total() >= _CHECKS or self._checks_of[peer] >= _CHECKS_OF_ONE:
+            mine = self._checks_of[peer]
+            if mine >= _CHECKS_OF_ONE or self._checks_of.total() >= (_CHECKS if mine else _CHECKS_WITH_FIRST):
                 text = "too many passwords are being checked: try again in a moment\n"
                 return PlainTextResponse(text, 429, {"Retry-After": str(_RETRY_AFTER)})
             if await self._check(user, password, peer):

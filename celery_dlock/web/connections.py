@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .peers import PEER, network_of
 
-__all__ = ["BACKLOG", "Connection", "ConnectionLimits"]
+__all__ = ["OPTIONS", "Connection", "ConnectionLimits"]
 
 #: Connections that are open at a time. Each costs a file, of which a process often has only 256.
 CONNECTIONS: Final = 64
@@ -173,3 +173,14 @@ class Connection(H11Protocol):
             self.drop()
         else:
             self._check_later(left)
+
+
+#: The options of uvicorn under which the limits hold. With WebSocket, a connection would change to another class. A
+#: shutdown waits for answers, and a client that does not read its answer would delay it.
+OPTIONS: Final[dict[str, Any]] = {
+    "http": Connection,
+    "ws": "none",
+    "backlog": BACKLOG,
+    "timeout_graceful_shutdown": 10,
+    "lifespan": "off",
+}

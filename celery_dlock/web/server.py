@@ -85,12 +85,11 @@ def serve(made: ASGIApp, host: str, port: int, root_path: str = "", *, ready: Ca
     """
     import uvicorn  # noqa: PLC0415  # the dashboard needs it only for this command
 
-    from .connections import BACKLOG, Connection, ConnectionLimits  # noqa: PLC0415
+    from .connections import OPTIONS, ConnectionLimits  # noqa: PLC0415
 
     if ready:
         ready()
-    # Without ws="none", a connection that changes to WebSocket would escape the limits.
     uvicorn.run(
-        ConnectionLimits(made), http=Connection, ws="none", backlog=BACKLOG, host=host, port=port, root_path=root_path,
-        timeout_graceful_shutdown=10, log_level="warning", access_log=False, lifespan="off", server_header=False,
+        ConnectionLimits(made), host=host, port=port, root_path=root_path, log_level="warning", access_log=False,
+        server_header=False, **OPTIONS,
     )  # fmt: skip

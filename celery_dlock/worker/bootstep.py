@@ -15,6 +15,7 @@ from celery.bootsteps import RUN, TERMINATE  # type: ignore[attr-defined]  # mis
 from celery.concurrency import prefork
 from celery.utils.imports import symbol_by_name
 
+from ..config.known_settings import SETTINGS
 from ..errors import InvalidLockOptions, LockFilesUnusable, NoLockStore
 from ..messaging.results import has_backend
 from ..metrics.server import serve
@@ -55,9 +56,11 @@ class SingletonStep(bootsteps.StartStopStep):
     They are never stopped: a body may run until the very end of a warm shutdown, and the threads die with the process.
     """
 
-    def __init__(self, _worker: Any, **_kwargs: Any) -> None:
+    def __init__(self, _worker: Any, dlock_metrics_port: str | None = None, **_kwargs: Any) -> None:
         self._threads: list[_Thread] = []
         self._handle: _WorkerHandle
+        self._metrics_port = dlock_metrics_port
+        self._metrics_address: tuple[str, int] | None = None
         self._collector: WorkerCollector | None = None
 
     def include_if(self, worker: Any) -> bool:
@@ -119,10 +122,11 @@ class SingletonStep(bootsteps.StartStopStep):
 
     def _count(self, runtime: Runtime, tasks: list[SingletonTask]) -> None:
         """Begin to count if metrics are on. Call this before any part of this process is created, and before forks."""
-        port = runtime.settings.metrics_port
-        if port is not None or runtime.counts.wanted:
+        address = SETTINGS["dlock_metrics_port"].value("--dlock-metrics-port", self._metrics_port)
+        self._metrics_address = address = address or runtime.settings.metrics_port
+        if address is not None or runtime.counts.wanted:
             runtime.counts.start(task.name for task in tasks)
-        if port is not None:
+        if address is not None:
             self._collector = WorkerCollector(runtime.app)
 
     def start(self, worker: Any) -> None:
@@ -132,9 +136,8 @@ class SingletonStep(bootsteps.StartStopStep):
         threads.preload_imports()
         for thread in self._threads:
             thread.start()
-        port = Runtime.of(worker.app).settings.metrics_port
-        if self._collector is not None and port is not None:
-            serve(port, [self._collector])
+        if self._collector is not None and self._metrics_address is not None:
+            serve(self._metrics_address, [self._collector])
 
 
 @contextmanager

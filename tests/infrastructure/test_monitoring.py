@@ -1,9 +1,10 @@
-"""The files in monitoring/ name only metrics and labels that exist, and the alert rules fire as their tests say."""
+"""The files for Prometheus and Grafana name only metrics and labels that exist, and alerts fire as their tests say."""
 
 import json
 import re
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.support.processes import ROOT
 
 promql = pytest.importorskip("promql_parser", reason="installed in the main lane only")
 
-ALERTS = ROOT / "monitoring/alerts.yml"
-DASHBOARD = ROOT / "monitoring/grafana/celery-dlock.json"
+ALERTS = ROOT / "celery_dlock/monitoring/alerts.yml"
+DASHBOARD = ROOT / "celery_dlock/monitoring/grafana/celery-dlock.json"
 #: Labels that Prometheus itself adds.
 ADDED = {"job", "instance"}
 #: What Grafana puts in place of its variables.
@@ -91,10 +92,33 @@ def test_comparison_finds_unknown_metrics_and_labels(expression: str, unknown: l
     assert unknown_names(expression) == unknown
 
 
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
 def test_alert_rules_name_exported_metrics_and_labels() -> None:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-    assert len(rules) == 7
-    assert {rule["alert"]: unknown_names(rule["expr"]) for rule in rules} == {rule["alert"]: [] for rule in rules}
+    assert len(RULES) == 13
+    assert {rule["alert"]: unknown_names(rule["expr"]) for rule in RULES} == {rule["alert"]: [] for rule in RULES}
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_alert_rule_says_what_to_do_and_links_a_section_of_the_guide(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    urls = dict(url.split(", ") for url in metadata("celery-dlock").get_all("Project-URL") or [])
+    path, _, anchor = rule["annotations"]["runbook_url"].removeprefix(f"{urls['Source']}/blob/main/").partition("#")
+    assert anchor in anchors(ROOT / path)
+
+
+def test_each_alert_rule_has_a_test() -> None:
+    groups = yaml.safe_load((ALERTS.parent / "alerts_test.yml").read_text())["tests"]
+    fired = {test["alertname"] for group in groups for test in group["alert_rule_test"] if test["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in RULES}
 
 
 @pytest.mark.servers
