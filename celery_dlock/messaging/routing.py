@@ -15,7 +15,7 @@ from kombu.transport.virtual.exchange import TopicExchange
 if TYPE_CHECKING:
     from .message import RawMessage
 
-__all__ = ["DELIVERY_COUNT", "counts_deliveries", "source_queue"]
+__all__ = ["DELIVERY_COUNT", "counts_deliveries", "declared_limit", "is_quorum", "source_queue"]
 
 #: The header in which RabbitMQ counts how often a message of a quorum queue was requeued.
 DELIVERY_COUNT: Final = "x-delivery-count"
@@ -71,6 +71,16 @@ def _routes(kind: str, binding: str, routing_key: str) -> bool:
     return kind == "direct" and binding == routing_key
 
 
+def is_quorum(queue: Any) -> bool:
+    """Return whether the app declares this queue as a quorum queue."""
+    return (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+
+
+def declared_limit(queue: Any) -> int | None:
+    """Return the delivery limit with which the app declares this queue; None: without one, or not as a quorum queue."""
+    return (queue.queue_arguments or {}).get("x-delivery-limit") if is_quorum(queue) else None
+
+
 def counts_deliveries(queues: Any, raw: RawMessage, delivery_info: Mapping[str, Any]) -> bool:
     """Return whether the broker counts how often this message is requeued, and drops it after too many times.
 
@@ -78,6 +88,6 @@ def counts_deliveries(queues: Any, raw: RawMessage, delivery_info: Mapping[str, 
     but only after the first requeue, and a message that another one of a quorum queue inherited it from has it too.
     """
     queue = queues.get(raw.queue)
-    if queue is not None and (queue.queue_arguments or {}).get("x-queue-type") == "quorum":
+    if queue is not None and is_quorum(queue):
         return True
     return DELIVERY_COUNT in raw.headers and bool(delivery_info.get("redelivered"))
