@@ -13,6 +13,8 @@ pytestmark = pytest.mark.servers
 
 #: A user who may do everything but write to the default exchange.
 ALL_BUT_DEFAULT = r"^(?!amq\.default$).*"
+#: Nor may such a user delay messages.
+NO_DELAYED = r"^(?!amq\.default$|celery_delayed_).*"
 LIMIT = 3
 CONF = {
     "task_queues": {
@@ -91,3 +93,16 @@ def test_call_that_cannot_be_republished_for_long_ends_with_a_stored_failure(ref
             call.get(timeout=90)
     assert "ERROR" in refusing.wait_for_line(call.id, "cannot be republished; it fails")
     assert refusing.history(id=call.id) == []
+
+
+@pytest.mark.invariant("killed-worker-runs-again")
+def test_redelivery_that_cannot_be_republished_runs_when_the_dead_lease_ends(refusing, broker):
+    task, n = refusing.tasks.late, refusing.fresh()
+    holding = refusing.hold(task, n, dlock={**RETRIES, "ttl": 10})
+    killed = refusing.worker
+    refusing.start()
+    broker.grant("counting", writes=NO_DELAYED)
+    killed.kill()
+    refusing.wait_for_line(holding.id, "cannot be republished", 20)
+    assert holding.result.get(timeout=40) == n
+    assert len(refusing.history(id=holding.id, what="in")) == 2
