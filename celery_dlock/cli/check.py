@@ -1,10 +1,10 @@
-"""The command ``check``: the store's setup, the operator's rights, and thresholds, for monitoring by exit code."""
+"""The command ``check``: setup of store and queues, the operator's rights, thresholds; for monitoring by exit code."""
 
 from __future__ import annotations
 
 import click
 
-from ..reports.checks import limit_items, store_items
+from ..reports.checks import limit_items, queue_items, store_items
 from .options import DURATION, listing, option
 from .output import Column
 from .session import NOTHING, UNAVAILABLE, session
@@ -26,7 +26,10 @@ __all__ = ["check"]
 )  # fmt: skip
 @listing
 def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, form: str | None) -> None:
-    """Check the store, the rights of this user, and what waits for a decision. Exit code 1 if there is a problem."""
+    """Check the store, the rights of this user, what waits for a decision, and the delivery limits of queues.
+
+    Exit code 1 if there is a problem.
+    """
     columns: list[Column] = [
         ("RESULT", lambda one: one["result"]),
         ("CHECK", lambda one: one["check"]),
@@ -42,6 +45,7 @@ def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, for
         items += limit_items(
             opened.control.counts(), max_wait=max_wait, max_hold=max_hold, max_dead=max_dead, max_unknown=max_unknown
         )
+        items += queue_items(opened.app)
         opened.out.show(items, columns)
         if any(item["result"] == "PROBLEM" for item in items):
             context.exit(NOTHING)

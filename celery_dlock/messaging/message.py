@@ -12,6 +12,7 @@ from ..store.model import Identity
 from ..utils.clock import Clock, monotonic_clock_id
 from .message_times import SENT_HEADER
 from .publishing import Producers, publish
+from .routing import DELIVERY_COUNT
 from .validation import MAX_COUNT, is_count
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ def checked(given: tuple[Any, ...]) -> RawMessage:
 
 def _publish(app: Celery, producers: Producers, raw: RawMessage, headers: dict[str, Any], delay: float = 0.0) -> None:
     properties = raw.properties
+    headers.pop(DELIVERY_COUNT, None)  # RabbitMQ's count of the message that this one replaces
     fields = {
         "content_type": raw.content_type,
         "content_encoding": raw.content_encoding,

@@ -48,8 +48,9 @@ _NO_ROUTE: Final = 312
 _CANNOT_DELAY: Final = frozenset({_ACCESS_REFUSED, 404})
 #: RabbitMQ refuses longer expirations. The worker that receives the message reads its header ``expires`` anyway.
 _MAX_EXPIRATION: Final = (2**32 - 1) / 1000
-#: The attribute in which a connection keeps its confirming channel.
+#: The attributes in which a connection keeps its confirming channel, and that its last message had no answer.
 _CHANNEL: Final = "_celery_dlock_channel"
+_UNANSWERED: Final = "_celery_dlock_unanswered"
 
 
 def confirms(connection: Any) -> bool:
@@ -119,9 +120,8 @@ def refused_right(connection: Any) -> str:
     Raises:
         Exception: The broker did not answer, or answered something else.
     """
-    probe = {"body": "", "exchange": "", "routing_key": f"celery-dlock-probe-{uuid.uuid4().hex}"}
     try:
-        if not _send_confirmed(connection, probe):
+        if not _send_confirmed(connection, _probe()):
             raise TimeoutError("the broker does not answer")
     except connection.channel_errors as error:
         code = getattr(error, "reply_code", None)
@@ -130,6 +130,19 @@ def refused_right(connection: Any) -> str:
         if code != _NO_ROUTE:
             raise
     return ""
+
+
+def _probe() -> dict[str, str]:
+    """Return a message for a queue that does not exist. It has a body, because an alarm lets empty messages pass."""
+    return {"body": "probe", "exchange": "", "routing_key": f"celery-dlock-probe-{uuid.uuid4().hex}"}
+
+
+def _answers(connection: Any) -> bool:
+    """Return whether the broker answers a message: confirms, returns or refuses it."""
+    try:
+        return _send_confirmed(connection, _probe())
+    except connection.channel_errors:
+        return True
 
 
 def _is_message_error(error: Exception) -> bool:
@@ -171,11 +184,17 @@ def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[
     Such a message is not published again at once, because each attempt would wait as long. After a broken connection,
     it is.
 
+    While an alarm of RabbitMQ lasts, it does not read what a connection publishes. It publishes that when the alarm is
+    over, although the connection is closed by then. So the next message waits until the broker has answered a message
+    for a queue that does not exist. Otherwise each attempt would add a copy.
+
     Args:
         connection: The connection to use.
         message: The arguments of ``Producer.publish``.
         binding: The queue, exchange and routing key to bind before.
     """
+    if vars(connection).pop(_UNANSWERED, False) and not _answers(connection):
+        return False
     amqp = connection.ensure_connection(max_retries=1, interval_start=0, reraise_as_library_errors=False).connection
     sending = False
     try:
@@ -194,6 +213,7 @@ def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[
         connection.collect()
         if not sending:
             raise
+        vars(connection)[_UNANSWERED] = True
         return False
     vars(connection)[_CHANNEL] = channel
     return True

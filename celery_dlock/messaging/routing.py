@@ -1,4 +1,4 @@
-"""The queue that a message came from, to which it is republished.
+"""The queue that a message came from, to which it is republished, and whether that queue counts deliveries.
 
 It is not republished through its exchange, which may lead to other queues too. The transport of a pool child may not
 even know that exchange. kombu's virtual transports drop a message that they cannot route, without an error.
@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport.virtual.exchange import TopicExchange
 
-__all__ = ["source_queue"]
+if TYPE_CHECKING:
+    from .message import RawMessage
+
+__all__ = ["DELIVERY_COUNT", "counts_deliveries", "declared_limit", "is_quorum", "source_queue"]
+
+#: The header in which RabbitMQ counts how often a message of a quorum queue was requeued.
+DELIVERY_COUNT: Final = "x-delivery-count"
 
 
 def source_queue(queues: Any, delivery_info: Mapping[str, Any], tags: Callable[[], Mapping[str, str]]) -> str | None:
@@ -63,3 +69,25 @@ def _routes(kind: str, binding: str, routing_key: str) -> bool:
         return re.match(TopicExchange(None).key_to_pattern(binding), routing_key) is not None
     # A fanout exchange copies each message to all its consumers. Over Redis there is no queue to publish to.
     return kind == "direct" and binding == routing_key
+
+
+def is_quorum(queue: Any) -> bool:
+    """Return whether the app declares this queue as a quorum queue."""
+    return (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+
+
+def declared_limit(queue: Any) -> int | None:
+    """Return the delivery limit with which the app declares this queue; None: without one, or not as a quorum queue."""
+    return (queue.queue_arguments or {}).get("x-delivery-limit") if is_quorum(queue) else None
+
+
+def counts_deliveries(queues: Any, raw: RawMessage, delivery_info: Mapping[str, Any]) -> bool:
+    """Return whether the broker counts how often this message is requeued, and drops it after too many times.
+
+    Quorum queues do. The app's settings may not tell: a virtual host has a default type of queue. The header tells,
+    but only after the first requeue, and a message that another one of a quorum queue inherited it from has it too.
+    """
+    queue = queues.get(raw.queue)
+    if queue is not None and is_quorum(queue):
+        return True
+    return DELIVERY_COUNT in raw.headers and bool(delivery_info.get("redelivered"))

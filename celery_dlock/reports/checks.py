@@ -1,4 +1,4 @@
-"""The checks of a store, as items of a list: its setup, and what waits for a decision."""
+"""The checks as items of a list: the store's setup, what waits for a decision in it, and the queues of the app."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from ..control import Counts, Health
 
-__all__ = ["MAX_HOLD", "MAX_WAIT", "check_item", "limit_items", "store_items"]
+__all__ = ["MAX_HOLD", "MAX_WAIT", "check_item", "limit_items", "queue_items", "store_items"]
 
 #: Seconds by which the clock of a server may differ.
 CLOCK: Final = 1.0
 #: The default age in seconds of the oldest waiter, and of the oldest lock, above which a check finds a problem.
 MAX_WAIT, MAX_HOLD = 600.0, 6 * 3600.0
+#: The smallest delivery limit that is no problem. Each restart and each lost connection of a worker counts once.
+MIN_DELIVERY_LIMIT: Final = 5
 
 
 def check_item(name: str, found: str, *, problem: bool) -> dict[str, Any]:
@@ -53,3 +57,25 @@ def limit_items(
     dead, unknown = sum(counts.dead_letters.values()), sum(counts.unknown_outcomes.values())
     yield check_item("dead letters", str(dead), problem=dead > max_dead)
     yield check_item("unknown outcomes", str(unknown), problem=unknown > max_unknown)
+
+
+def queue_items(app: Celery) -> Iterator[dict[str, Any]]:
+    """Yield the checks of the queues that the app declares, if its broker is RabbitMQ.
+
+    A quorum queue drops a message at its delivery limit. Over AMQP, only the declared arguments are visible: a policy
+    may set a lower limit.
+    """
+    from ..messaging.publishing import confirms  # noqa: PLC0415  # every celery command imports this module
+    from ..messaging.routing import declared_limit, is_quorum  # noqa: PLC0415
+
+    if not confirms(app.connection_for_write()):
+        return
+    for name, queue in sorted(app.amqp.queues.items()):
+        limit = declared_limit(queue)
+        if not is_quorum(queue):
+            found = "not declared as a quorum queue"
+        elif limit is None:
+            found = "quorum queue, no delivery limit declared: 20 in RabbitMQ 4, none in RabbitMQ 3, or a policy's"
+        else:
+            found = f"quorum queue, delivery limit {limit}, or a policy's if that is lower"
+        yield check_item(f"queue {name}", found, problem=limit is not None and limit < MIN_DELIVERY_LIMIT)

@@ -228,9 +228,17 @@ class Execution(Run):
         if not self.options.is_simple and (rollback := rollback_request(self)):
             self.context.rollback = rollback
         request = acquire_request(self)
-        refusal = self._try_acquire(name, request)
-        if refusal is not None:
-            self._settle(name, request, refusal)
+        while True:
+            try:
+                refusal = self._try_acquire(name, request)
+                if refusal is not None:
+                    self._settle(name, request, refusal)
+            except outcomes.NotRepublished as refused:
+                delay = refused.delay
+            else:
+                return
+            time.sleep(delay)
+            request = acquire_request(self)._replace(rank_us=self.known_rank_us)
 
     def _settle(self, name: LockName, request: AcquireRequest, refusal: Refusal) -> None:
         """Apply the policy to a refusal. Return if a later attempt acquired the lock, or if the body is skipped."""

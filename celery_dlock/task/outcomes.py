@@ -22,9 +22,10 @@ from ..errors import (
 )
 from ..keys.key_spec import LockName
 from ..locking.lease import BypassLease, LocalLease
-from ..messaging.message import FirstReceipt, publish_again
+from ..messaging.message import Delivery, FirstReceipt, RawMessage, publish_again
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, store_queued, store_revoked
+from ..messaging.routing import counts_deliveries
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HandledElsewhere",
+    "NotRepublished",
     "Postponed",
     "SelfReplaced",
     "Skipped",
@@ -67,6 +69,9 @@ _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUse
 STORE_RETRY_MAX = 60.0
 #: Seconds to wait before a message that could not be republished is returned to the broker.
 REQUEUE_DELAY = 1.0
+#: Seconds for which a counted delivery is kept while its republication is refused. Then the call ends.
+#: The other two values are the shortest and the longest delay between two attempts.
+KEEP_FOR, KEEP_DELAY, KEEP_DELAY_MAX = 30.0, 1.0, 8.0
 
 
 class Skipped(Ignore):
@@ -96,12 +101,25 @@ class SelfReplaced(Ignore):
     """Raised to end a run whose task has replaced itself."""
 
 
+class NotRepublished(Exception):
+    """Raised if the broker refused to take a message, and the run is to ask for its lock again.
+
+    Args:
+        delay: Seconds until then.
+    """
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+
 def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision) -> None:
     """Apply the policy's decision. Returns only if the task is to return ``skip_value`` without running its body.
 
     Raises:
         Skipped, HandledElsewhere: The message is dealt with and is to be acknowledged.
         LockHeld, NameUsed, UnknownOutcome: The task is to fail.
+        NotRepublished: The broker refused the republished message. Ask for the lock again.
         Reject: The broker refused the republished message, so this delivery is requeued.
     """
     reason = f"{name}: {decision.reason}"
@@ -248,6 +266,7 @@ def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> B
 
     Raises:
         HandledElsewhere: The message is dealt with and is to be acknowledged.
+        NotRepublished: The message could not be republished. Ask for the lock again.
         Reject: The message could not be republished, so this delivery is requeued.
         StoreUnavailable: The task is to fail.
     """
@@ -334,10 +353,10 @@ def _republish(
     The message carries when it was first received, as its rank or by this worker's clocks. If another copy of it ends
     in the meantime, the store compares that time with the done mark, and drops this copy.
 
-    If the broker refuses the message and the task acknowledges late, the delivery is rejected and requeued. If the
-    delivery was acknowledged early, the task fails with ``otherwise``. But a duplicate that was acknowledged early is
-    dropped, because the running delivery stores the result. An eager run has no message, so it fails with
-    ``otherwise``.
+    If the broker refuses the message and the task acknowledges late, the delivery is rejected and requeued. But if the
+    broker drops a message that is requeued too often, the delivery is kept instead (:func:`_keep`). If the delivery was
+    acknowledged early, the task fails with ``otherwise``. But a duplicate that was acknowledged early is dropped,
+    because the running delivery stores the result. An eager run has no message, so it fails with ``otherwise``.
     """
     task, delivery = run.task, run.delivery
     if delivery is None:
@@ -357,6 +376,9 @@ def _republish(
     except Exception as error:
         # A message that can never be published (protocol 1, fanout exchange) must not be requeued for ever.
         requeues = task.acks_late and not isinstance(error, DLockError)
+        if requeues and _requeue_is_counted(run, delivery):
+            _keep(run, name, error, duplicate=duplicate)
+            requeues = False
         logger.exception(
             "Task %s[%s] cannot be republished; %s", *_task_and_id(run),
             "the broker requeues it" if requeues else "this copy is dropped" if duplicate else "it fails",
@@ -369,6 +391,32 @@ def _republish(
             raise HandledElsewhere("this copy is dropped: the running copy has the result") from error
         raise otherwise from error
     run.keeps_claim = True
+
+
+def _requeue_is_counted(run: Run, delivery: Delivery) -> bool:
+    # If the connection was lost, the broker has counted and delivered the message again. A requeue then does nothing.
+    queues, lost = run.task.app.amqp.queues, delivery.delivered <= run.runtime.disconnected_at
+    return not lost and counts_deliveries(queues, RawMessage(*delivery.raw), run.request.delivery_info or {})
+
+
+def _keep(run: Run, name: LockName, error: Exception, *, duplicate: bool) -> None:
+    """Have the run ask for its lock again, while it keeps its delivery. Return if the call is to end.
+
+    A duplicate of a running message is kept as long as that one runs. If it ended here and the running one died, the
+    message would be lost.
+    """
+    now = run.runtime.clock.monotonic()
+    if run.refused_since is None:
+        run.refused_since = now
+    kept = now - run.refused_since
+    delay = min(KEEP_DELAY_MAX, max(KEEP_DELAY, kept))  # about doubles the time
+    if kept + delay > KEEP_FOR and not duplicate:
+        return
+    logger.warning(
+        "Task %s[%s] cannot be republished, keeping its delivery and asking for the lock again in %.3g s: %r",
+        *_task_and_id(run), delay, error, extra=_extra(run, name),
+    )  # fmt: skip
+    raise NotRepublished(delay) from error
 
 
 def _task_and_id(run: Run) -> tuple[str, str]:

@@ -62,6 +62,8 @@ class Run:
     tick: Tick | None = None
     #: The message's rank among the waiters of its lock, once the store has reported it.
     rank_us: int | None = None
+    #: When the broker first refused to take the message again, on the monotonic clock. The run has kept its delivery.
+    refused_since: float | None = None
 
     def __init__(self, task: LockedTask) -> None:
         self.task = task

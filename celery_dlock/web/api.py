@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from ..reports.checks import limit_items, store_items
+from ..reports.checks import limit_items, queue_items, store_items
 from ..reports.documents import document
 from ..reports.durations import parse_duration
 from .board import Visit
@@ -112,8 +112,8 @@ def workers(visit: Visit) -> Response:
 
 def check(visit: Visit) -> Response:
     """``celery dlock check``."""
-    items = [*store_items(visit.board.health()), *limit_items(visit.board.counts())]
-    return _list(visit, items)
+    board = visit.board
+    return _list(visit, [*store_items(board.health()), *limit_items(board.counts()), *queue_items(board.app)])
 
 
 RESOURCES: Final[Mapping[str, Callable[[Visit], Response]]] = {

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..control import Counts, LockView, Workers
-from ..reports.checks import limit_items, store_items
+from ..reports.checks import limit_items, queue_items, store_items
 from ..reports.durations import parse_duration
 from ..reports.facts import facts_of
 from ..reports.options import option_lines
@@ -227,7 +227,8 @@ def workers(visit: Visit) -> Response:
 
 def health(visit: Visit) -> Response:
     """Show the checks that ``celery dlock check`` does."""
-    items = [*store_items(visit.board.health()), *limit_items(visit.board.counts())]
+    board = visit.board
+    items = [*store_items(board.health()), *limit_items(board.counts()), *queue_items(board.app)]
     return visit.page("health.html", items=items)
 
 

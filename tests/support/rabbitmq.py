@@ -80,6 +80,15 @@ class RabbitMQ:
         """Change what a user may write to; a running connection may learn of it some seconds later."""
         self._control("set_permissions", user, ".*", writes, ".*")
 
+    @contextmanager
+    def alarm(self) -> Iterator[None]:
+        """The broker is short of memory: it reads nothing more from connections that publish."""
+        self._control("set_vm_memory_high_watermark", "absolute", "1")
+        try:
+            yield
+        finally:
+            self._control("set_vm_memory_high_watermark", "0.4")
+
     def _control(self, *words: str) -> None:
         command = [str(CONTROL), "--node", self._environ["RABBITMQ_NODENAME"], *words]
         subprocess.run(

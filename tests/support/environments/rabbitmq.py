@@ -77,6 +77,6 @@ def running_environment(folder, broker, conf=None):
         environment = RabbitMQEnvironment(server, urls, tasks, folder)
         environment.holdings, environment.stack = [], stack
         environment.environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
-        environment.locks = lock.client(2)
+        environment.lock_server, environment.locks = lock, lock.client(2)
         environment.start()
         yield environment

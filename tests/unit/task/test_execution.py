@@ -1,4 +1,4 @@
-"""A call that had read QUEUED reads STARTED when its body starts."""
+"""The start of a run: the state STARTED after QUEUED, and the lock of a run that keeps its delivery."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 
+from celery_dlock.store.model import AcquireRequest
 from celery_dlock.task import execution
 from celery_dlock.task.execution import Execution
+from celery_dlock.task.outcomes import NotRepublished
+from tests.unit.fakes import a_name
 
 NOT_QUEUED = {"rank_us": None, "grant_id": "", "is_copy": False}
 
@@ -69,3 +72,25 @@ def test_soft_limit_while_the_start_is_stored_ends_the_run(monkeypatch: pytest.M
     monkeypatch.setattr(execution, "store_started", limited)
     with pytest.raises(SoftTimeLimitExceeded):
         a_run(grant_id="t")._store_started()
+
+
+def test_run_that_keeps_its_delivery_asks_again_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run()
+    run.options, run.rank_us = SimpleNamespace(is_simple=True), None
+    asked, slept = [], []
+
+    def ask(_name: Any, request: AcquireRequest) -> None:
+        asked.append(request.rank_us)
+        run.rank_us = 7
+        if len(asked) < 3:
+            raise NotRepublished(len(asked))
+
+    run._try_acquire = ask
+    monkeypatch.setattr(execution, "acquire_request", lambda _run: SimpleNamespace(rank_us=None, _replace=replaced))
+    monkeypatch.setattr(execution.time, "sleep", slept.append)
+    run._acquire(a_name())
+    assert (asked, slept) == ([None, 7, 7], [1, 2])
+
+
+def replaced(**facts: Any) -> SimpleNamespace:
+    return SimpleNamespace(**facts)

@@ -1,4 +1,4 @@
-"""The facts that a republished message carries."""
+"""The facts that a republished message carries, and what becomes of a run whose message the broker refuses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.exceptions import Reject
+from kombu import Queue
 
-from celery_dlock.errors import StoreUnavailable
+from celery_dlock.errors import LockHeld, StoreUnavailable, Unpublishable
 from celery_dlock.messaging.message import Delivery, FirstReceipt
 from celery_dlock.store.model import Identity
 from celery_dlock.task import outcomes
@@ -20,10 +23,10 @@ NAME = a_name()
 def a_run(clock: FakeClock, **of_delivery: Any) -> Run:
     run = object.__new__(Run)
     run.task = SimpleNamespace(name="app.pay", app=None, acks_late=True)  # type: ignore[assignment]  # what is read
-    run.request = SimpleNamespace(id="id1")
-    run.runtime = SimpleNamespace(clock=clock)  # type: ignore[assignment]  # what is read
+    run.request = SimpleNamespace(id="id1", delivery_info={})
+    run.runtime = SimpleNamespace(clock=clock, disconnected_at=0.0)  # type: ignore[assignment]  # what is read
     run.identity = Identity("id1")
-    run.delivery = Delivery("o", clock.now, clock.now, monitored=False, raw=(), **of_delivery)
+    run.delivery = Delivery("o", clock.now, clock.now, **{"monitored": False, "raw": (), **of_delivery})
     return run
 
 
@@ -46,3 +49,99 @@ def test_message_that_the_store_did_not_answer_carries_its_first_receipt(publish
         assert (published[-1]["rank_us"], published[-1]["first_receipt"]) == (None, received)
         # The next delivery of the copy, by another machine.
         run = a_run(FakeClock(), first_receipt=received)
+
+
+QUORUM = Celery("a", broker="amqp://", set_as_current=False)
+QUORUM.conf.task_queues = [Queue("counted", queue_arguments={"x-queue-type": "quorum"}), Queue("plain")]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """The error of each publication is the last one of this list."""
+    errors: list[Exception] = [ConnectionError("refused")]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise errors[-1]
+
+    monkeypatch.setattr(outcomes, "publish_again", refuse)
+    return errors
+
+
+def a_counted_run(clock: FakeClock, *, queue: str = "counted", count: int | None = None, late: bool = True) -> Run:
+    headers = {} if count is None else {"x-delivery-count": count}
+    run = a_run(clock, raw=("[]", "application/json", "utf-8", headers, {}, queue))
+    run.task.app, run.task.acks_late = QUORUM, late  # type: ignore[misc]  # what is read
+    run.request.delivery_info = {"redelivered": bool(count)}
+    return run
+
+
+def republish(run: Run, *, duplicate: bool = False) -> None:
+    outcomes._republish(run, NAME, 0.1, LockHeld("held"), conflict=True, duplicate=duplicate)
+
+
+@pytest.mark.invariant("republishing-is-confirmed")
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize(("queue", "count"), [("counted", None), ("counted", 2), ("plain", 1), ("another", 1)])
+def test_counted_delivery_is_kept_for_a_while_and_ends_with_an_error(
+    queue: str, count: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each requeue would count, and RabbitMQ drops the message at its limit."""
+    clock = FakeClock()
+    delays = []
+    run = a_counted_run(clock, queue=queue, count=count)
+    for _ in range(20):
+        try:
+            republish(run)
+        except outcomes.NotRepublished as kept:
+            delays.append(kept.delay)
+            clock.now += kept.delay
+        except LockHeld:
+            break
+    assert delays == [1, 1, 2, 4, 8, 8]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 6 + ["ERROR"]
+    assert "cannot be republished; it fails" in caplog.text
+
+
+@pytest.mark.invariant("republishing-is-confirmed")
+@pytest.mark.usefixtures("refused")
+def test_counted_duplicate_is_kept_as_long_as_the_other_one_runs() -> None:
+    clock = FakeClock()
+    run = a_counted_run(clock)
+    for _ in range(100):
+        with pytest.raises(outcomes.NotRepublished):
+            republish(run, duplicate=True)
+        clock.now += 8
+
+
+@pytest.mark.usefixtures("refused")
+def test_delivery_that_no_limit_counts_is_requeued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "REQUEUE_DELAY", 0.0)
+    with pytest.raises(Reject) as rejected:
+        republish(a_counted_run(FakeClock(), queue="plain"))
+    assert rejected.value.requeue
+
+
+@pytest.mark.usefixtures("refused")
+def test_delivery_of_a_lost_connection_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker delivers it again, so a failure would be stored of a call that runs."""
+    monkeypatch.setattr(outcomes, "REQUEUE_DELAY", 0.0)
+    clock = FakeClock()
+    run = a_counted_run(clock)
+    run.runtime.disconnected_at = clock.now + 1
+    with pytest.raises(Reject):
+        republish(run)
+
+
+@pytest.mark.usefixtures("refused")
+def test_delivery_that_is_acknowledged_already_fails_at_once() -> None:
+    run = a_counted_run(FakeClock(), late=False)
+    with pytest.raises(LockHeld):
+        republish(run)
+    with pytest.raises(outcomes.HandledElsewhere, match="this copy is dropped"):
+        republish(run, duplicate=True)
+
+
+def test_counted_message_that_can_never_be_published_fails_at_once(refused: list[Exception]) -> None:
+    refused.append(Unpublishable("protocol 1"))
+    with pytest.raises(LockHeld):
+        republish(a_counted_run(FakeClock()))

@@ -116,6 +116,20 @@ def test_broker_that_does_not_answer_holds_up_for_a_bounded_time(app, broker, mo
     eventually(lambda: sent(app, "plain") is None, 20)
 
 
+@pytest.mark.invariant("republishing-is-confirmed")
+def test_broker_with_an_alarm_gets_one_copy_however_often_it_is_tried(app, broker, monkeypatch):
+    """RabbitMQ publishes what it has not read so far when the alarm is over, also of connections that are closed."""
+    monkeypatch.setattr(publishing, "CONFIRM_TIMEOUT", 1.0)
+    sent(app, "plain")
+    with broker.alarm():
+        for _ in range(4):
+            with pytest.raises(TimeoutError, match="did not confirm"):
+                sent(app, "plain")
+    eventually(lambda: lying(app, "plain") == 2, 20)
+    sent(app, "plain")
+    assert lying(app, "plain") == 3
+
+
 def test_connection_that_broke_is_made_anew(app, broker):
     sent(app, "plain")
     broker.kill()
