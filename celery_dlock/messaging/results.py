@@ -93,7 +93,7 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
     REVOKED is stored for:
 
     - the task itself;
-    - every later member of its chain: groups, nested chains and chord bodies;
+    - every later member of its chain: groups, nested chains, chords with their headers;
     - the tasks after a chord that can no longer complete, and those after the chords that contain this chord.
 
     It is not stored for a task whose result is ignored, unless the task is a member of a chord. The chord looks up the
@@ -101,7 +101,6 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
 
     Celery's own limits stay:
 
-    - Ids inside a chord header that was never sent stay PENDING. The chord itself ends.
     - The body of a chord with a skipped member becomes FAILURE with ``ChordError`` when the whole header has ended.
       Then Celery calls that body's errbacks.
     - A body that is a canvas, or that belongs to an outer chord, is REVOKED at once. Celery may also end some of the
@@ -184,16 +183,15 @@ class _End(NamedTuple):
 
 
 def _never_run(task: ResultTask, request: Any) -> Iterator[_End]:
-    for signature in _followers(request.chain or (), request.chord):
+    for signature, unsent in _followers(request.chain or (), request.chord):
         options = signature["options"]
         # None if the task belongs to another app. Then only its options are known.
         follower = task.app.tasks.get(signature["task"])
-        yield _End(
-            follower.backend if follower else task.backend,
-            # The request that the task would have had, made as Celery does when it fails a chain.
-            Context({**signature, **options, "id": options["task_id"], "group": options.get("group_id")}),
-            ignored=_ignored(follower, options),
-        )
+        # The request that the task would have had, made as Celery does when it fails a chain.
+        known = {**signature, **options, "id": options["task_id"], "group": options.get("group_id")}
+        if unsent:
+            known["chord"] = None  # a chord that was never sent counts no ends
+        yield _End(follower.backend if follower else task.backend, Context(known), ignored=_ignored(follower, options))
 
 
 def _with_body_id(request: Any) -> Any:
@@ -220,30 +218,34 @@ def _ignored(task: ResultTask | None, options: Mapping[str, Any]) -> bool:
     return bool(explicit)
 
 
-def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[Signature]:
-    """Yield each single task that would have run after a task with this chain and this chord body, once."""
+def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[tuple[Signature, bool]]:
+    """Yield each single task that would have run after a task with this chain and this chord body, once.
+
+    With each task comes whether it is in the header of a chord that is never sent.
+    """
     seen = set()
-    pending = deque((later, False) for later in chain)
+    pending = deque((later, False, False) for later in chain)
     if body:
-        pending.append((body, True))
+        pending.append((body, True, False))
     while pending:
-        signature, is_body = pending.popleft()
+        signature, is_body, unsent = pending.popleft()
         options = signature.get("options") or {}
-        pending.extend((later, False) for later in options.get("chain") or ())
+        pending.extend((later, False, unsent) for later in options.get("chain") or ())
         parts = _parts(signature)
         if parts is not None:
-            pending.extend((part, False) for part in parts)
+            pending.extend((part, False, unsent) for part in parts)
+            pending.extend((member, False, True) for member in _header(signature))
             continue
-        task_id, outer_body = options.get("task_id"), options.get("chord")
+        task_id, outer_body = options.get("task_id"), None if unsent else options.get("chord")
         # All members of a group have the same chord body. Visit it once.
         if not task_id or task_id in seen:
             continue
         seen.add(task_id)
         if outer_body:
-            pending.append((outer_body, True))
+            pending.append((outer_body, True, False))
         # Celery itself ends the plain body of a failed chord, but never returns that body's part to an outer chord.
         if outer_body or not is_body:
-            yield signature
+            yield signature, unsent
 
 
 def _parts(signature: Signature) -> list[Signature] | None:
@@ -254,3 +256,9 @@ def _parts(signature: Signature) -> list[Signature] | None:
     if kind in {"group", "chain"}:
         return list(kwargs["tasks"])
     return None
+
+
+def _header(signature: Signature) -> list[Signature]:
+    """Return the signatures in the header of a chord; empty for another canvas."""
+    header = signature["kwargs"].get("header") if signature.get("subtask_type") == "chord" else None
+    return [header] if isinstance(header, Mapping) else list(header or ())
