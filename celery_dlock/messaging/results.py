@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, TaskRevokedError
 
 from ..errors import CallNotRun
@@ -135,8 +136,15 @@ def has_backend(task: ResultTask) -> bool:
 
 
 def has_end(task: ResultTask, task_id: str) -> bool:
-    """Return whether the end of a task is stored. An error of the result backend is not caught."""
-    return has_backend(task) and task.backend.get_state(task_id) in states.READY_STATES
+    """Return whether the end of a task is stored. An error of the result backend is not caught.
+
+    Over ``rpc://`` that is unknown, and the answer is False: only the process that published the call can read it.
+    """
+    return _is_readable(task.backend) and task.backend.get_state(task_id) in states.READY_STATES
+
+
+def _is_readable(backend: Any) -> bool:
+    return not isinstance(backend, DisabledBackend | RPCBackend)
 
 
 def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | None:
@@ -169,7 +177,7 @@ def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, 
     """
     if _ignored(task, vars(request)) or not has_backend(task):
         return
-    if not copied or task.backend.get_state(request.id) not in states.READY_STATES:
+    if not copied or (_is_readable(task.backend) and not has_end(task, request.id)):
         meta = {"position": position, "reason": reason}
         task.backend.store_result(request.id, meta, QUEUED, request=request)
 
@@ -189,6 +197,8 @@ def _never_run(task: ResultTask, request: Any) -> Iterator[_End]:
         follower = task.app.tasks.get(signature["task"])
         # The request that the task would have had, made as Celery does when it fails a chain.
         known = {**signature, **options, "id": options["task_id"], "group": options.get("group_id")}
+        # Over rpc://, the end is sent to the process that published the canvas.
+        known["reply_to"] = options.get("reply_to") or request.reply_to
         if unsent:
             known["chord"] = None  # a chord that was never sent counts no ends
         yield _End(follower.backend if follower else task.backend, Context(known), ignored=_ignored(follower, options))
