@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
 from ..counters.meter import Counts
@@ -287,7 +286,7 @@ def end(app: Celery, entry: str, reason: TaskRevokedError, *, keeps_end: bool = 
             return False
         if keeps_end and has_end(task, parked.task_id):
             return True
-        store_revoked(task, Context({**parked.raw.headers, **parked.embedded(app)}), reason)
+        store_revoked(task, parked.request(app), reason)
         logger.info("Task %s[%s] is revoked: %s", parked.task, parked.task_id, reason, extra=facts)
     except SoftTimeLimitExceeded:
         raise

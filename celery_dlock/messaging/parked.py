@@ -6,6 +6,7 @@ import base64
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery.app.task import Context
 from kombu.serialization import loads, prepare_accept_content
 from kombu.utils import json
 
@@ -148,6 +149,12 @@ class ParkedMessage(NamedTuple):
         """Whether the message's expiry has passed."""
         left = seconds_until(self.raw.headers.get("expires"))
         return left is not None and left <= 0
+
+    def request(self, app: Celery) -> Context:
+        """Return the request that the task would have had, without its arguments, to store its end."""
+        # Over rpc://, the result backend sends the end to `reply_to`.
+        origin = {name: self.raw.properties.get(name) for name in ("reply_to", "correlation_id")}
+        return Context({**self.raw.headers, **self.embedded(app), **origin})
 
     def embedded(self, app: Celery) -> dict[str, Any]:
         """Return the callbacks, errbacks, chain and chord in the body; empty if the body cannot be read."""

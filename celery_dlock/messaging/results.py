@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, TaskRevokedError
 
 from ..errors import CallNotRun
@@ -93,7 +94,7 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
     REVOKED is stored for:
 
     - the task itself;
-    - every later member of its chain: groups, nested chains and chord bodies;
+    - every later member of its chain: groups, nested chains, chords with their headers;
     - the tasks after a chord that can no longer complete, and those after the chords that contain this chord.
 
     It is not stored for a task whose result is ignored, unless the task is a member of a chord. The chord looks up the
@@ -101,7 +102,6 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
 
     Celery's own limits stay:
 
-    - Ids inside a chord header that was never sent stay PENDING. The chord itself ends.
     - The body of a chord with a skipped member becomes FAILURE with ``ChordError`` when the whole header has ended.
       Then Celery calls that body's errbacks.
     - A body that is a canvas, or that belongs to an outer chord, is REVOKED at once. Celery may also end some of the
@@ -136,8 +136,15 @@ def has_backend(task: ResultTask) -> bool:
 
 
 def has_end(task: ResultTask, task_id: str) -> bool:
-    """Return whether the end of a task is stored. An error of the result backend is not caught."""
-    return has_backend(task) and task.backend.get_state(task_id) in states.READY_STATES
+    """Return whether the end of a task is stored. An error of the result backend is not caught.
+
+    Over ``rpc://`` that is unknown, and the answer is False: only the process that published the call can read it.
+    """
+    return _is_readable(task.backend) and task.backend.get_state(task_id) in states.READY_STATES
+
+
+def _is_readable(backend: Any) -> bool:
+    return not isinstance(backend, DisabledBackend | RPCBackend)
 
 
 def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | None:
@@ -170,7 +177,7 @@ def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, 
     """
     if _ignored(task, vars(request)) or not has_backend(task):
         return
-    if not copied or task.backend.get_state(request.id) not in states.READY_STATES:
+    if not copied or (_is_readable(task.backend) and not has_end(task, request.id)):
         meta = {"position": position, "reason": reason}
         task.backend.store_result(request.id, meta, QUEUED, request=request)
 
@@ -184,16 +191,17 @@ class _End(NamedTuple):
 
 
 def _never_run(task: ResultTask, request: Any) -> Iterator[_End]:
-    for signature in _followers(request.chain or (), request.chord):
+    for signature, unsent in _followers(request.chain or (), request.chord):
         options = signature["options"]
         # None if the task belongs to another app. Then only its options are known.
         follower = task.app.tasks.get(signature["task"])
-        yield _End(
-            follower.backend if follower else task.backend,
-            # The request that the task would have had, made as Celery does when it fails a chain.
-            Context({**signature, **options, "id": options["task_id"], "group": options.get("group_id")}),
-            ignored=_ignored(follower, options),
-        )
+        # The request that the task would have had, made as Celery does when it fails a chain.
+        known = {**signature, **options, "id": options["task_id"], "group": options.get("group_id")}
+        # Over rpc://, the end is sent to the process that published the canvas.
+        known["reply_to"] = options.get("reply_to") or request.reply_to
+        if unsent:
+            known["chord"] = None  # a chord that was never sent counts no ends
+        yield _End(follower.backend if follower else task.backend, Context(known), ignored=_ignored(follower, options))
 
 
 def _with_body_id(request: Any) -> Any:
@@ -220,30 +228,34 @@ def _ignored(task: ResultTask | None, options: Mapping[str, Any]) -> bool:
     return bool(explicit)
 
 
-def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[Signature]:
-    """Yield each single task that would have run after a task with this chain and this chord body, once."""
+def _followers(chain: Iterable[Signature], body: Signature | None) -> Iterator[tuple[Signature, bool]]:
+    """Yield each single task that would have run after a task with this chain and this chord body, once.
+
+    With each task comes whether it is in the header of a chord that is never sent.
+    """
     seen = set()
-    pending = deque((later, False) for later in chain)
+    pending = deque((later, False, False) for later in chain)
     if body:
-        pending.append((body, True))
+        pending.append((body, True, False))
     while pending:
-        signature, is_body = pending.popleft()
+        signature, is_body, unsent = pending.popleft()
         options = signature.get("options") or {}
-        pending.extend((later, False) for later in options.get("chain") or ())
+        pending.extend((later, False, unsent) for later in options.get("chain") or ())
         parts = _parts(signature)
         if parts is not None:
-            pending.extend((part, False) for part in parts)
+            pending.extend((part, False, unsent) for part in parts)
+            pending.extend((member, False, True) for member in _header(signature))
             continue
-        task_id, outer_body = options.get("task_id"), options.get("chord")
+        task_id, outer_body = options.get("task_id"), None if unsent else options.get("chord")
         # All members of a group have the same chord body. Visit it once.
         if not task_id or task_id in seen:
             continue
         seen.add(task_id)
         if outer_body:
-            pending.append((outer_body, True))
+            pending.append((outer_body, True, False))
         # Celery itself ends the plain body of a failed chord, but never returns that body's part to an outer chord.
         if outer_body or not is_body:
-            yield signature
+            yield signature, unsent
 
 
 def _parts(signature: Signature) -> list[Signature] | None:
@@ -254,3 +266,9 @@ def _parts(signature: Signature) -> list[Signature] | None:
     if kind in {"group", "chain"}:
         return list(kwargs["tasks"])
     return None
+
+
+def _header(signature: Signature) -> list[Signature]:
+    """Return the signatures in the header of a chord; empty for another canvas."""
+    header = signature["kwargs"].get("header") if signature.get("subtask_type") == "chord" else None
+    return [header] if isinstance(header, Mapping) else list(header or ())

@@ -246,7 +246,7 @@ def _refused(
     )  # fmt: skip
     if id_given and first.task_id != task_id and not _id_may_be_in_use(claiming, given):
         # The caller or a canvas knows this id. If no end were stored, waiting for its result would never return.
-        store_revoked(task, _request(given), CallSkipped(*held.args))
+        store_revoked(task, _request(task, given), CallSkipped(*held.args))
     return task.AsyncResult(first.task_id or task_id)
 
 
@@ -264,11 +264,12 @@ def _id_may_be_in_use(claiming: _ClaimingCall, given: Mapping[str, Any]) -> bool
     return holder is not None and holder.task_id == task_id[:CUT]
 
 
-def _request(given: Mapping[str, Any]) -> Context:
+def _request(task: LockedTask, given: Mapping[str, Any]) -> Context:
     """Return the request that the call would have had, without its arguments, which may hold secrets."""
     named = ("chain", "chord", "group_index", "ignore_result", "parent_id", "root_id")
     facts = {name: given[name] for name in named if given.get(name) is not None}
-    return Context({**facts, "id": given["task_id"], "group": given.get("group_id")})
+    origin = {"reply_to": given.get("reply_to") or task.app.thread_oid}  # over rpc://, the end is sent there
+    return Context({**facts, **origin, "id": given["task_id"], "group": given.get("group_id")})
 
 
 def _claim(runtime: Runtime, calls: list[_ClaimingCall]) -> list[_Answer]:
