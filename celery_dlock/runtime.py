@@ -25,13 +25,14 @@ from .locking.client import LockClient
 from .locking.events import Listeners, Loss
 from .locking.lease_source import LocalLeaseSource
 from .locking.lease_table import BodyAborter, LeaseRecord, LeaseTable, LocalLeaseTable
+from .locking.other_tables import NoOtherTable, other_table
 from .locking.owner import OwnerContext, current_context
 from .locking.watchdog import LINGER, Watchdog
 from .messaging.handoff import GrantPublisher
 from .messaging.receive_order import ReceiveOrder
 from .options.lock_options import LockOptions
 from .store.circuit_breaker import CircuitBreaker, shared_states
-from .store.factory import open_store
+from .store.factory import StoreDescription, open_store
 from .store.model import owner_of
 from .store.server_model import Quarantine
 from .tracing import NO_SPANS, NoSpans, spans_of
@@ -292,20 +293,10 @@ class Runtime:
 
     def _begin(self, kept: LeaseTable | None) -> _Process:
         settings = self.settings
-        notifier = _LossNotifier(self)
         recorder = None if self.counts.meter is None else self.counts.meter.recorder
-        margin = functools.partial(recorder.observe, "renewal_margin_seconds") if recorder else _uncounted
-        watchdog = Watchdog(
-            self._watchdog_store(WATCHDOG_TIMEOUT, recorder),
-            self.clock,
-            WATCHDOG_TIMEOUT,
-            notifier.lost,
-            self._may_be_redelivered,
-            {timeout: self._watchdog_store(timeout, recorder) for timeout in PATIENT_TIMEOUTS},
-            max(LINGER, RELEASE_STEPS * settings.timeout),
-            self._kill_deadline,
-            margin,
-        )
+        watchdog = self.new_watchdog(self.open_store, settings.timeout, self._may_be_redelivered)
+        if kept is None and settings.locations[0].kind != "memory":
+            kept = self._other_table()
         lease_table: LeaseTable
         if kept is None:
             own = LocalLeaseTable()
@@ -338,12 +329,43 @@ class Runtime:
         unsure = ClaimRollback(lambda: self.open_store(settings.timeout), self.clock)
         return _Process(lease_table, watchdog, lock_client, grant_publisher, store, unsure, wake)
 
-    def _watchdog_store(self, timeout: float, recorder: Recorder | None) -> QueueStore:
-        store = self.open_store(timeout)
-        if recorder is not None:
-            for command in ("renew", "release"):
-                vars(store)[command] = recorder.timed(command, getattr(store, command))
-        return store
+    def new_watchdog(
+        self,
+        open_store: Callable[[float], QueueStore],
+        timeout: float,
+        doubtful: Callable[[str], bool] = lambda acquisition: False,
+    ) -> Watchdog:
+        """Return a watchdog for the leases in one store. It reports losses as this app's.
+
+        Args:
+            open_store: Opens the store, with a timeout.
+            timeout: The timeout of the lock clients of that store.
+            doubtful: As for :class:`Watchdog`.
+        """
+        recorder = None if self.counts.meter is None else self.counts.meter.recorder
+        return Watchdog(
+            _watchdog_store(open_store(WATCHDOG_TIMEOUT), recorder),
+            self.clock,
+            WATCHDOG_TIMEOUT,
+            _LossNotifier(self).lost,
+            doubtful,
+            {timeout: _watchdog_store(open_store(timeout), recorder) for timeout in PATIENT_TIMEOUTS},
+            max(LINGER, RELEASE_STEPS * timeout),
+            self._kill_deadline,
+            functools.partial(recorder.observe, "renewal_margin_seconds") if recorder else _uncounted,
+        )
+
+    def _other_table(self) -> LeaseTable | None:
+        """Return a lease table that the worker of another app reads, if this process is a child of such a worker."""
+        settings = self.settings
+        try:
+            return other_table(StoreDescription(settings.locations, settings.prefix, settings.timeout).text)
+        except NoOtherTable as reason:
+            logger.warning(
+                "this pool child renews the locks of app %r itself, and if it dies, they are held until their ttl "
+                "ends: %s", self.app.main, reason,
+            )  # fmt: skip
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +410,13 @@ class _LossNotifier:
             facts = self._runtime.worker.describe(owner)
             self._runtime.counts.count("lost", facts.get("task", task_of_name(name)), reason.cause.value)
             self._runtime.listeners.emit("lost", name=name.text, owner=owner, reason=reason, **facts)
+
+
+def _watchdog_store(store: QueueStore, recorder: Recorder | None) -> QueueStore:
+    if recorder is not None:
+        for command in ("renew", "release"):
+            vars(store)[command] = recorder.timed(command, getattr(store, command))
+    return store
 
 
 def _uncounted(_fact: object) -> None:

@@ -36,8 +36,11 @@ __all__ = ["SharedLeaseTable"]
 _SIZE: Final = 4096
 _COUNT: Final = 64
 _WORDS: Final = _SIZE // 8
-#: The words before the first record: the child's pid, and the time of the watchdog's last scan (monotonic clock).
-_PID, _LOOKED = range(2)
+#: The words before the first record: the child's pid, the time of the watchdog's last scan (monotonic clock), and the
+#: length of a text. The text follows and describes the store. It is empty for the store of the worker's own app.
+_PID, _LOOKED, _STORE_LENGTH = range(3)
+#: The offset of that text in bytes.
+_STORE: Final = 3 * 8
 #: The words of a record that the child writes. _UNTIL is the time of the last allowed renewal (``max_hold``). _STOPS is
 #: the generation while the body runs and the main process may interrupt it by a signal.
 _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _DURABILITY, _STATE, _STOPS = range(10)
@@ -115,6 +118,19 @@ class SharedLeaseTable:
     @scanned_at.setter
     def scanned_at(self, now: float) -> None:
         self.floats[_LOOKED] = now
+
+    @property
+    def store(self) -> bytes:
+        """The description of the store of these leases (:class:`OtherTables`); empty if the child has set none."""
+        return self.memory[_STORE : _STORE + self.words[_STORE_LENGTH]]
+
+    def describe_store(self, text: bytes) -> bool:
+        """Set the description of the store, once. Return false if it is too long. Called by the child."""
+        if len(text) > _SIZE - _STORE:
+            return False
+        self.memory[_STORE : _STORE + len(text)] = text
+        self.words[_STORE_LENGTH] = len(text)  # last: the main process reads the text once this is set
+        return True
 
     def adopt(self) -> None:
         """Make this the table of the calling child."""

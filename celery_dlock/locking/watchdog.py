@@ -126,6 +126,11 @@ class Watchdog:
         return [record for source in list(self._sources) for record in source.held()]
 
     @property
+    def has_sources(self) -> bool:
+        """Whether a process is watched. A process is until it is dead and its leases are released."""
+        return bool(self._sources)
+
+    @property
     def running(self) -> bool:
         """Whether the thread runs. It ends when there is nothing to watch."""
         return self._loop.running.taken

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InvalidLockOptions
 from .location import StoreLocation, safe_error_text
@@ -15,7 +17,45 @@ if TYPE_CHECKING:
     from .redis.topology import Topology
     from .server_model import Quarantine
 
-__all__ = ["open_operator_store", "open_store"]
+__all__ = ["StoreDescription", "open_operator_store", "open_store"]
+
+
+class StoreDescription(NamedTuple):
+    """A store, as one process of a worker describes it to another one.
+
+    Args:
+        locations: As for :func:`open_store`.
+        prefix: As for :func:`open_store`.
+        timeout: The setting ``dlock_timeout`` of the store's app.
+    """
+
+    locations: tuple[StoreLocation, ...]
+    prefix: str
+    timeout: float
+
+    def text(self) -> bytes | None:
+        """Return the description for :meth:`from_text`. It contains the secrets of the locations.
+
+        Return None if an option cannot be passed to another process: a ``credential_provider`` that holds a
+        connection, for example.
+        """
+        # What the processes have learned of the servers is their own, and can hold locks.
+        bare = self._replace(locations=tuple(replace(each, shared={}, logged=set()) for each in self.locations))
+        try:
+            text = pickle.dumps(tuple(bare))
+            pickle.loads(text)  # noqa: S301  # it was made in the line above
+        except Exception:  # noqa: BLE001  # an option may be any object, and its methods raise anything
+            return None
+        return text
+
+    @classmethod
+    def from_text(cls, text: bytes) -> StoreDescription:
+        """Read a description. Call this only with a text that a process of this worker has written."""
+        return cls(*pickle.loads(text))  # noqa: S301  # see above
+
+    def open(self, timeout: float) -> QueueStore:
+        """Open the store. It grants no locks, so it needs no quarantine. Opens no connection."""
+        return open_store(self.locations, timeout=timeout, prefix=self.prefix)
 
 
 def open_store(

@@ -30,6 +30,7 @@ from .claim_renewal import ClaimRenewer
 from .crash_record import WorkerRecord
 from .crash_recovery import CrashRecovery
 from .delivery_registry import DeliveryRegistry
+from .other_stores import OtherStores
 from .pool_children import PoolChildren
 from .queue_sweeper import QueueSweeper
 from .request import SingletonRequest
@@ -48,7 +49,7 @@ class SingletonStep(bootsteps.StartStopStep):
     """
 
     def __init__(self, _worker: Any, **_kwargs: Any) -> None:
-        self._threads: list[CrashRecovery | StoreCheck | BrokerCheck | QueueSweeper | ClaimRenewer] = []
+        self._threads: list[CrashRecovery | OtherStores | StoreCheck | BrokerCheck | QueueSweeper | ClaimRenewer] = []
         self._handle: _WorkerHandle
         self._collector: WorkerCollector | None = None
 
@@ -76,19 +77,15 @@ class SingletonStep(bootsteps.StartStopStep):
         deliveries.aborter = aborter_for_pool(worker.pool_cls)
         if deliveries.aborter is None:
             _warn_of_options_without_effect(tasks, worker.pool_cls)
-        returning = [task for task in tasks if task.lock_options.on_used == "return"]
-        unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
-        if unreturned:
-            logger.warning(
-                "on_used='return' of %s has no effect: no result is stored (no result backend, or ignore_result), so a "
-                "call of a used name is skipped",
-                ", ".join(unreturned),
-            )
+        _warn_of_missing_results(tasks)
+        mine = WorkerRecord.of_this_process()
         if issubclass(worker.pool_cls, prefork.TaskPool):
-            self._watch_children(deliveries)
+            others = OtherStores(deliveries.runtime, worker.hostname, handle.goes_on, mine)
+            self._threads.append(others)
+            self._watch_children(deliveries, others)
         else:
             _warn_that_no_body_is_killed(tasks, worker.pool_cls)
-        if (mine := WorkerRecord.of_this_process()) is not None:
+        if mine is not None:
             self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine))
         parks = any(task.lock_options.parks for task in tasks)
         replicas = max(task.dlock.settings.confirmed_by(task.lock_options.confirmation).replicas for task in tasks)
@@ -108,10 +105,10 @@ class SingletonStep(bootsteps.StartStopStep):
         deliveries.attach(sweeper, claim_renewer)
         self._threads += [sweeper, claim_renewer]
 
-    def _watch_children(self, deliveries: DeliveryRegistry) -> None:
+    def _watch_children(self, deliveries: DeliveryRegistry, others: OtherStores) -> None:
         deliveries.body_killer.announce = self._handle.announce_kill
         deliveries.body_killer.soon = self._handle.soon
-        deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed, deliveries.body_killer)
+        deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed, deliveries.body_killer, others.add)
         deliveries.children.map_before_forks()
 
     def _count(self, runtime: Runtime, tasks: list[SingletonTask]) -> None:
@@ -243,6 +240,17 @@ def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) 
             "stop='raise' of %s works as 'ask': the pool %s cannot stop a body, and only lease.ensure() raises",
             ", ".join(raises), pool.__module__,
         )  # fmt: skip
+
+
+def _warn_of_missing_results(tasks: Sequence[SingletonTask]) -> None:
+    returning = [task for task in tasks if task.lock_options.on_used == "return"]
+    unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
+    if unreturned:
+        logger.warning(
+            "on_used='return' of %s has no effect: no result is stored (no result backend, or ignore_result), so a "
+            "call of a used name is skipped",
+            ", ".join(unreturned),
+        )
 
 
 def _warn_that_no_body_is_killed(tasks: Sequence[SingletonTask], pool: type) -> None:

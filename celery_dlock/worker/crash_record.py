@@ -126,11 +126,14 @@ class WorkerRecord(NamedTuple):
         host: The system that its processes run in.
         main: Its main process.
         leases: The leases of the main process and of the pool children.
+        number: 0 for the store of the worker's app. The records for other apps, whose leases may be in the same store,
+            have other numbers. It is no part of the text.
     """
 
     host: HostIdentity
     main: ProcessIdentity
     leases: tuple[HeldLease, ...] = ()
+    number: int = 0
 
     @classmethod
     def of_this_process(cls) -> WorkerRecord | None:
@@ -140,8 +143,9 @@ class WorkerRecord(NamedTuple):
 
     @property
     def worker_id(self) -> str:
-        """The id of this worker's process. Another worker of the same node name has another id."""
-        return f"{self.host.boot}/{self.host.pids}/{self.main.pid}/{self.main.started}"
+        """The id of this worker's record. Another worker of the same node name has other ids."""
+        process = f"{self.host.boot}/{self.host.pids}/{self.main.pid}/{self.main.started}"
+        return f"{process}/{self.number}" if self.number else process
 
     def with_leases(self, records: Sequence[LeaseRecord]) -> WorkerRecord:
         """Return the worker's record with the leases of these records.

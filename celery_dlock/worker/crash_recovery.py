@@ -13,7 +13,9 @@ from ..utils.log import log_fields, logger
 from .crash_record import HeldLease, WorkerRecord
 
 if TYPE_CHECKING:
+    from ..locking.watchdog import Watchdog
     from ..runtime import Runtime
+    from ..store.queue_base import QueueStore
 
 __all__ = ["CrashRecovery"]
 
@@ -40,27 +42,46 @@ class CrashRecovery:
         node: The worker's name. Two live workers may have the same name.
         goes_on: Called before each round; false ends the thread.
         mine: This worker's record, still empty.
+        other: The store of another app, and the watchdog of the leases that this worker's children hold there. None:
+            the store of the worker's own app.
     """
 
-    def __init__(self, runtime: Runtime, node: str, goes_on: Callable[[], bool], mine: WorkerRecord) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        node: str,
+        goes_on: Callable[[], bool],
+        mine: WorkerRecord,
+        other: tuple[QueueStore, Watchdog] | None = None,
+    ) -> None:
         self._runtime = runtime
         self._mine = mine
         self._clock = runtime.clock
-        self._watchdog = runtime.watchdog
         self._goes_on = goes_on
         self._node = node
+        self._is_other = other is not None
         # Open it before the thread starts, because it imports modules. A fork during an import would break the child.
-        self._store = runtime.open_store(runtime.settings.timeout)
+        self._store, self._watchdog = other or (runtime.open_store(runtime.settings.timeout), runtime.watchdog)
         #: The records of predecessors that may still live, by worker id; None until they were read.
         self._predecessors: dict[str, WorkerRecord] | None = None
         self._look_until = 0.0
         self._seen: frozenset[str] = frozenset()
         self._saved: frozenset[str] = frozenset()
         self._next_look = self._next_save = self._fresh_until = 0.0
-        self._loop = Loop("crash recovery", self._run_round, close=self._close, begin=begin_thread("crash-recovery"))
+        self._loop = Loop(
+            "crash recovery",
+            self._run_round,
+            needed=goes_on if other else lambda: False,
+            close=self._close,
+            begin=begin_thread("crash-recovery"),
+        )
 
     def start(self) -> None:
         self._loop.start()
+
+    def wake(self) -> None:
+        """Make sure that the thread runs. For the store of another app, which may be used again after a pause."""
+        self._loop.wake()
 
     def _run_round(self) -> float | None:
         if not self._goes_on():
@@ -133,7 +154,8 @@ class CrashRecovery:
                 "%s is released: process %d of an earlier worker of this name held it and has ended",
                 lease.name, lease.holder.pid, extra=log_fields(lock_name=lease.name.text),
             )  # fmt: skip
-        self._runtime.worker.hand_off(lease.name, released.granted)
+        if not self._is_other:  # this worker cannot publish the messages of another app; that app's workers do
+            self._runtime.worker.hand_off(lease.name, released.granted)
 
     # This worker's record
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..locking.lease_source import ScannedLeaseSource
+from ..locking.other_tables import OtherTables
 from ..locking.shared_lease_table import SharedLeaseTable
 from ..utils import threads
 from ..utils.log import log_fields, logger
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..store.model import Released
 
-__all__ = ["ChildWatch", "PoolChildren"]
+__all__ = ["ChildWatch", "PoolChild", "PoolChildren"]
 
 #: Ticks of the watchdog after which a fork that has not stored its pid counts as failed.
 MAX_TICKS_WITHOUT_PID = 150
@@ -154,10 +155,18 @@ class PoolChildren:
         runtime: The app's runtime. In the child, it uses the mapped table.
         freed: Called with each lease that the watchdog released after the child's death.
         killer: Kills the children whose bodies do not stop in time.
+        others: Called after each fork with the child and its lease tables for the stores of other apps.
     """
 
-    def __init__(self, runtime: Runtime, freed: Callable[[LeaseRecord, Released], None], killer: BodyKiller) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        freed: Callable[[LeaseRecord, Released], None],
+        killer: BodyKiller,
+        others: Callable[[PoolChild, OtherTables], None] = lambda child, tables: None,
+    ) -> None:
         self._runtime = runtime
+        self._others = others
         self._freed = freed
         self._killer = killer
         self._main_pid = os.getpid()
@@ -182,17 +191,20 @@ class PoolChildren:
 
     def _before(self) -> None:
         # Reset first. If the mapping fails, the fork continues, and the child must not get an earlier child's table.
-        self._forking.table = self._forking.counters = None
+        self._forking.table = self._forking.others = self._forking.counters = None
         # If a task body in a child forks, these hooks run there too. Only the main process maps tables.
         if os.getpid() == self._main_pid:
             self._forking.table = SharedLeaseTable()
+            self._forking.others = OtherTables()
             if (meter := self._runtime.counts.meter) is not None:
                 self._forking.counters = meter.open_table()
 
     def _in_parent(self) -> None:
         if self._forking.table is not None:
-            child = _Child(self._forking.table, self._freed, self._killer)
+            child = PoolChild(self._forking.table, self._freed, self._killer)
             self._runtime.watchdog.watch(child)
+            if self._forking.others is not None:
+                self._others(child, self._forking.others)
             if self._runtime.counts.meter is not None and self._forking.counters is not None:
                 self._runtime.counts.meter.watch(self._forking.counters, child.ended)
 
@@ -203,16 +215,21 @@ class PoolChildren:
             self._forking.table.adopt()
             if self._runtime.counts.meter is not None and self._forking.counters is not None:
                 self._runtime.counts.meter.adopt(self._forking.counters)
+            if self._forking.others is not None:
+                self._forking.others.adopt()
             self._runtime.adopt(self._forking.table)
 
 
-class _Child(ScannedLeaseSource):
-    """One pool child, as the watchdog sees it."""
+class PoolChild(ScannedLeaseSource):
+    """One pool child and its leases in one store, as the watchdog of that store sees them."""
 
     _scanned: Sequence[WatchdogRecord] = ()
 
     def __init__(
-        self, table: SharedLeaseTable, freed: Callable[[LeaseRecord, Released], None], killer: BodyKiller
+        self,
+        table: SharedLeaseTable,
+        freed: Callable[[LeaseRecord, Released], None] | None = None,
+        killer: BodyKiller | None = None,
     ) -> None:
         self._table = table
         self._on_freed = freed
@@ -251,7 +268,7 @@ class _Child(ScannedLeaseSource):
         if now:  # 0: the watchdog ends. Keep the old time, so that the child notices the missing scans.
             self._table.scanned_at = now
             for record in self._stop_deadlines.overdue(self._scanned, now):
-                if self._watch is not None:
+                if self._watch is not None and self._killer is not None:
                     self._killer.kill(self._watch, record)
 
     def on_released(self, record: LeaseRecord, released: Released) -> None:
@@ -260,4 +277,5 @@ class _Child(ScannedLeaseSource):
                 "%s is released: pool child %d held it and has ended",
                 record.name, self._table.pid, extra=log_fields(lock_name=record.name.text),
             )  # fmt: skip
-        self._on_freed(record, released)
+        if self._on_freed is not None:
+            self._on_freed(record, released)
