@@ -68,10 +68,20 @@ class CrashRecovery:
         self._seen: frozenset[str] = frozenset()
         self._saved: frozenset[str] = frozenset()
         self._next_look = self._next_save = self._fresh_until = 0.0
-        self._loop = Loop("crash recovery", self._run_round, close=self._close, begin=begin_thread("crash-recovery"))
+        self._loop = Loop(
+            "crash recovery",
+            self._run_round,
+            needed=goes_on if other else lambda: False,
+            close=self._close,
+            begin=begin_thread("crash-recovery"),
+        )
 
     def start(self) -> None:
         self._loop.start()
+
+    def wake(self) -> None:
+        """Make sure that the thread runs. For the store of another app, which may be used again after a pause."""
+        self._loop.wake()
 
     def _run_round(self) -> float | None:
         if not self._goes_on():

@@ -39,6 +39,16 @@ class _Child:
     watched: list[SharedLeaseTable] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Store:
+    watchdog: Watchdog
+    recovery: CrashRecovery | None = None
+
+    def is_used(self) -> bool:
+        """Return whether a child that has taken a lock here lives, or has ended a moment ago."""
+        return self.watchdog.has_sources or self.watchdog.running
+
+
 class OtherStores:
     """Watches the leases that pool children hold in other stores than their worker's.
 
@@ -55,7 +65,8 @@ class OtherStores:
         self._goes_on = goes_on
         self._mine = mine
         self._children: list[_Child] = []
-        self._watchdogs: dict[bytes, Watchdog] = {}
+        #: By description.
+        self._stores: dict[bytes, _Store] = {}
         self._numbers = itertools.count(1)
         self._loop = Loop("other stores", self._run_round)
 
@@ -80,29 +91,30 @@ class OtherStores:
         return TICK
 
     def _watch(self, table: SharedLeaseTable) -> None:
-        store = table.store
+        description = table.store
         try:
-            watchdog = self._watchdogs.get(store)
-            if watchdog is not None and watchdog.has_sources:
-                watchdog.watch(PoolChild(table))
-                return
-            self._watchdogs = {each: its for each, its in self._watchdogs.items() if its.has_sources}
-            with no_fork():  # opening a store imports modules
-                self._watchdogs[store] = self._open(StoreDescription.from_text(store), PoolChild(table))
+            if (store := self._stores.get(description)) is None:
+                self._stores = {each: its for each, its in self._stores.items() if its.is_used()}
+                with no_fork():  # opening a store imports modules
+                    store = self._stores[description] = self._open(StoreDescription.from_text(description))
         except Exception:
             logger.exception(
                 "the leases of pool child %d in the store of another app are not renewed, and end with their ttl",
                 table.pid,
             )
+            return
+        store.watchdog.watch(PoolChild(table))
+        if store.recovery is not None:
+            store.recovery.wake()
 
-    def _open(self, store: StoreDescription, child: PoolChild) -> Watchdog:
-        watchdog = self._runtime.new_watchdog(store.open, store.timeout)
-        watchdog.watch(child)
+    def _open(self, description: StoreDescription) -> _Store:
+        watchdog = self._runtime.new_watchdog(description.open, description.timeout)
+        store = _Store(watchdog)
         if self._mine is not None:
             # This worker's records in different stores, or of different apps in one store, have different ids.
             mine = self._mine._replace(number=next(self._numbers))
-            goes_on, opened = self._goes_on, store.open(store.timeout)
-            CrashRecovery(
-                self._runtime, self._node, lambda: goes_on() and watchdog.has_sources, mine, (opened, watchdog)
-            ).start()
-        return watchdog
+            opened, goes_on = description.open(description.timeout), self._goes_on
+            store.recovery = CrashRecovery(
+                self._runtime, self._node, lambda: goes_on() and store.is_used(), mine, (opened, watchdog)
+            )
+        return store

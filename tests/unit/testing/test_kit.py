@@ -53,6 +53,16 @@ def test_settings_and_store_of_the_app_are_restored(app: Celery) -> None:
     assert (app.conf.task_always_eager, runtime.enabled, app.conf.dlock_url) == (False, False, "redis://127.0.0.1:1/0")
 
 
+def test_lock_of_another_app_that_a_body_leaves_held_is_released_in_its_own_kit(app: Celery, kit: DLockKit) -> None:
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.dlock_url = "redis://127.0.0.1:1/0"
+    task = task_of(app, Lock("stock", app=other).acquire)
+    with DLockKit(other) as its:
+        assert task.delay(1).result is True  # at its end, each kit checks that no lock is held
+        assert [event.kind for event in its.events] == ["acquired", "released"]
+    assert [event.kind for event in kit.events] == ["acquired", "released"]
+
+
 def test_two_kits_share_no_lock(app: Celery) -> None:
     task = task_of(app, once_per=60)
     for _ in range(2):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from celery_dlock.counters.meter import Counts
-from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.runtime import NO_WORKER
+from celery_dlock.store.model import Grant, Released
 from celery_dlock.store.redis.keys import node_key
 from celery_dlock.worker.crash_record import HeldLease, HostIdentity, ProcessIdentity, WorkerRecord
 from celery_dlock.worker.crash_recovery import TICK, CrashRecovery
@@ -46,7 +47,7 @@ class Harness:
         self.clock, self.store, self.lease_table = FakeClock(), FakeNotes(), LocalLeaseTable()
         self.watchdog = SimpleNamespace(held=())
         settings = SimpleNamespace(prefix="dlock", timeout=3.0)
-        runtime: Any = SimpleNamespace(
+        self.runtime: Any = SimpleNamespace(
             counts=Counts(),
             clock=self.clock,
             watchdog=self.watchdog,
@@ -54,7 +55,7 @@ class Harness:
             worker=NO_WORKER,
             open_store=lambda timeout: self.store,
         )
-        self.notes = CrashRecovery(runtime, NODE, lambda: True, ME)
+        self.notes = CrashRecovery(self.runtime, NODE, lambda: True, ME)
 
     def hold(self, text: str, ttl: float = 30.0) -> LeaseRecord:
         record = self.lease_table.open(shared_name(text), f"owner.{text}", ttl)
@@ -203,3 +204,28 @@ def test_a_node_has_one_key_of_printable_text_in_a_bucket() -> None:
     assert key.isascii()
     assert key.count("{") == 1
     assert " " not in key
+
+
+class HandingOff:
+    """The worker of the app, which can publish the messages of that app only."""
+
+    def __init__(self) -> None:
+        self.published: list[Grant | None] = []
+
+    def hand_off(self, name: LockName, grant: Grant | None) -> None:
+        self.published.append(grant)
+
+
+@pytest.mark.parametrize("of_another_app", [False, True])
+def test_waiter_of_another_app_is_left_to_the_workers_of_that_app(*, of_another_app: bool) -> None:
+    harness, grant, worker = Harness(), Grant("identity", "message", "1"), HandingOff()
+    dead = ME._replace(main=ProcessIdentity(ME.main.pid, ME.main.started - 1))
+    lease = _kept("x", 30.0)._replace(holder=dead.main)
+    harness.store.others = {dead.worker_id: dead._replace(leases=(lease,)).text}
+    harness.runtime.worker = worker
+    store: Any = harness.store
+    store.release = lambda *_: Released(ours=True, duplicate_seen=False, granted=grant)
+    store.save_worker_record = lambda *_: None
+    other = (store, harness.runtime.watchdog) if of_another_app else None
+    CrashRecovery(harness.runtime, NODE, lambda: True, ME, other).release_dead_leases()
+    assert worker.published == ([] if of_another_app else [grant])

@@ -102,7 +102,7 @@ class Harness:
 
     def watched(self) -> int:
         self.stores._run_round()
-        return len(self.stores._watchdogs)
+        return len(self.stores._stores)
 
 
 def test_table_that_a_child_has_used_is_watched_once(tables: OtherTables, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +129,19 @@ def test_store_that_cannot_be_opened_is_logged_and_the_others_are_watched(
     assert line == (
         f"the leases of pool child {os.getpid()} in the store of another app are not renewed, and end with their ttl"
     )
+
+
+def test_children_that_use_a_store_one_after_the_other_have_one_watchdog(tables: OtherTables) -> None:
+    """Otherwise a worker with one task per child would have a thread for each child of the last 10 s."""
+    harness = Harness()
+    harness.stores.add(harness.child, tables)
+    table_of(an_app())
+    assert harness.watched() == 1
+    (store,) = harness.stores._stores.values()
+    store.watchdog._sources.clear()  # as after the child's death
+    again = OtherTables()
+    again.tables[0].describe_store(tables.tables[0].store)
+    harness.stores.add(PoolChild(SharedLeaseTable()), again)
+    assert harness.watched() == 1
+    assert list(harness.stores._stores.values()) == [store]
+    assert store.watchdog.has_sources

@@ -4,6 +4,7 @@ The ttl is 60 s in all rows but that one, so a lock that is free within seconds 
 seconds of each row.
 """
 
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -175,6 +176,18 @@ def shut_down(environment: WorkerEnvironment) -> Mapping[str, int]:
 @pytest.mark.parametrize("row", [*WARM, *COLD], ids=lambda row: row.name)
 def test_a_lock_is_free_when_its_worker_ends(environment: WorkerEnvironment, row: Row) -> None:
     check(environment, row)
+
+
+@pytest.mark.invariant("dead-owner-is-released")
+def test_sigterm_to_all_processes_of_a_worker_ends_it_and_frees_its_locks(environment: WorkerEnvironment) -> None:
+    """As systemd sends it by default. One child runs a body, the other is idle."""
+    worker = environment.start("-Q", "all")
+    row = Row("SIGTERM to all processes", "early", "sleep", "SystemExit")
+    environment.send(row, queue="all")
+    environment.wait_for_body(row)
+    os.killpg(worker.pid, signal.SIGTERM)
+    check(environment, row)
+    assert worker.process.wait(30) == 0
 
 
 @pytest.mark.parametrize("row", DEAD, ids=lambda row: row.name)
