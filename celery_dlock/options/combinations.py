@@ -50,6 +50,7 @@ def _check_debounce(options: LockOptions) -> None:
         "queue_limit, because only the newest call waits": options.queue_limit is not None,
         "unique, because unique keeps the first call and debounce the last one": options.claims,
         "once_per='tick', because each tick is to run": options.once_per == "tick",
+        "wait, because the call waits in the lock store from the start": bool(options.wait),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -24,6 +24,7 @@ class DerivedOptions:
     min_hold: Seconds
     max_hold: Seconds | None
     keep_on_retry: bool
+    wait: Seconds
     on_conflict: str
     queue_limit: int | None
     queue_overflow: str
@@ -33,7 +34,6 @@ class DerivedOptions:
     unique: str | None
     once_per: Seconds | str | None
     misfire_grace: Seconds
-    after_wait: str
     on_lost: str
     on_store_error: str
 
@@ -62,7 +62,7 @@ class DerivedOptions:
         return not (
             self.parks
             or self.claims
-            or self.on_conflict == "wait"
+            or self.wait
             or self.once_per is not None
             or self.min_hold
             or self.max_hold is not None
@@ -104,8 +104,7 @@ class DerivedOptions:
     @property
     def loses_published_calls(self) -> bool:
         """Whether a call that is published while the first one runs will be skipped."""
-        skips = self.on_conflict == "skip" or (self.on_conflict == "wait" and self.after_wait == "skip")
-        return self.unique == "queued" and skips
+        return self.unique == "queued" and self.on_conflict == "skip"
 
     @property
     def debounce_ms(self) -> tuple[int, int]:

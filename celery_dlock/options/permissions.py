@@ -173,7 +173,7 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "once_per": _once,
     "misfire_grace": _once,
     "queued_ttl": _at_most("queued_ttl"),
-    "wait_timeout": _at_most("wait_timeout"),
+    "wait": _at_most("wait"),
     "stop": _stop,
     "debounce": _debounce,
     "debounce_max": _debounce,

@@ -10,15 +10,13 @@ from ..utils.text import did_you_mean
 from .validation import FOREVER, either, invalid_value, seconds_within, ttl_seconds
 
 __all__ = [
-    "AFTER_WAIT",
     "CHECKS",
     "DEFAULT_TTL",
     "OVERFLOW",
     "POLICIES",
 ]
 
-POLICIES: Final = ("skip", "retry", "queue", "wait", "raise", "replace")
-AFTER_WAIT: Final = ("raise", "skip", "retry")
+POLICIES: Final = ("skip", "retry", "queue", "raise", "replace")
 OVERFLOW: Final = ("raise", "skip", "drop_oldest")
 UNIQUE: Final = ("queued", "queued+running")
 
@@ -37,6 +35,7 @@ _ONCE_PER: Final = f"'forever', 'tick', None, or seconds (int, float or timedelt
 #: Values of drafts of this library, and what replaces them.
 _REMOVED: Final = {
     "keep_latest": "queue_limit=1, queue_overflow='drop_oldest'",
+    "wait": "wait=<seconds>, after which on_conflict applies",
     "kill": "stop=<seconds>, the time that the body has before it is killed",
 }
 
@@ -137,13 +136,12 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "max_hold": _seconds_or_none(1.0),
     "limit": _limit,
     "keep_on_retry": _flag,
+    "wait": _seconds(0.0),
     "on_conflict": _one_of(*POLICIES),
     "skip_result": _anything,
     "retry_delay": _seconds(0.01),
     "retry_delay_max": _seconds(0.01),
     "retry_limit": _count_or_none(0),
-    "wait_timeout": _seconds(0.0),
-    "after_wait": _one_of(*AFTER_WAIT),
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
     "stop": _stop,

@@ -72,7 +72,7 @@ def acquire_request(run: Run) -> AcquireRequest:
         tick=tick,
         run_mark_ms=_run_mark_ms(run, window_ms) if window_ms else 0,
         hold_if_unknown=options.after_crash == "hold",
-        notify=options.on_conflict == "wait",
+        notify=bool(options.wait),
         min_hold_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
         queue=queue_request(run) if run.queues else None,
     )
