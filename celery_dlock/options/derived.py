@@ -29,8 +29,7 @@ class DerivedOptions:
     queue_limit: int | None
     queue_overflow: str
     stop: Seconds | str
-    debounce: Seconds | None
-    debounce_max: Seconds | None
+    debounce: Seconds | tuple[Seconds, Seconds] | None
     unique: str | None
     once_per: Seconds | str | None
     misfire_grace: Seconds
@@ -108,12 +107,11 @@ class DerivedOptions:
 
     @property
     def debounce_ms(self) -> tuple[int, int]:
-        """``debounce`` and ``debounce_max`` in milliseconds; (0, 0) if calls are not debounced."""
+        """``debounce`` and the longest delay in milliseconds; (0, 0) if calls are not debounced."""
         if self.debounce is None:
             return 0, 0
-        wait = as_seconds(self.debounce)
-        last = 10 * wait if self.debounce_max is None else as_seconds(self.debounce_max)
-        return round(wait * 1000), round(last * 1000)
+        wait, longest = self.debounce if isinstance(self.debounce, tuple) else (self.debounce, 10 * self.debounce)
+        return round(as_seconds(wait) * 1000), round(as_seconds(longest) * 1000)
 
 
 def tick_mark_ttl(misfire_grace: float) -> float:

@@ -192,8 +192,12 @@ class LockOptions(DerivedOptions):
     newer call waits for its end. Requires ``on_conflict='replace'``.
     """
 
-    debounce: Seconds | None = None
+    debounce: Seconds | tuple[Seconds, Seconds] | None = None
     """The time for which a call waits for newer calls of its lock name; from 0.001 s.
+
+    A pair, such as ``(5, 60)``, is that time, and the longest time for which newer calls delay the body, counted from
+    the first waiting call. When that is over, the newest call is due, even if newer calls are still coming. Without a
+    pair, the longest time is ten times the first.
 
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
     the last call of a burst runs, once. If the lock is held when the time is over, the call goes on waiting. A running
@@ -202,13 +206,6 @@ class LockOptions(DerivedOptions):
     worker received it. Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the
     option off. Cannot be combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
     ``on_conflict='queue'``.
-    """
-
-    debounce_max: Seconds | None = None
-    """The longest time for which newer calls delay the body, counted from the first waiting call.
-
-    When this time is over, the newest call is due, even if newer calls are still coming. ``None`` means ten times
-    ``debounce``. Must be at least ``debounce``. Requires ``debounce``.
     """
 
     unique: str | None = None

@@ -35,6 +35,7 @@ _EQUIVALENTS: Final = {
 _REMOVED: Final = {
     "wait_timeout": "use wait=<seconds>",
     "after_wait": "use on_conflict, which applies after wait=<seconds>",
+    "debounce_max": "use a pair, debounce=(seconds, longest)",
     "stop_grace": "use stop=<seconds>",
     "replace_max": "it is always one hour",
     "durability": "use the setting dlock_durability",

@@ -58,9 +58,6 @@ REQUIRES: Final[Mapping[str, Requirement]] = {
     "queue_overflow": _QUEUE,
     "stop": _REPLACE,
     "debounce": _QUEUE,
-    "debounce_max": Requirement(
-        "debounce", lambda options: options.debounce is not None and options.on_conflict == "queue", "debounce"
-    ),
     "on_duplicate": _UNIQUE,
     "queued_ttl": _UNIQUE,
     "on_used": _ONCE_PER,

@@ -30,6 +30,7 @@ _KEYS: Final = (
     "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
 )
 _STOP: Final = "'raise', 'ask', or seconds (int, float or timedelta) of at least 0"
+_DEBOUNCE: Final = "None, seconds from 0.001 (int, float or timedelta), or a pair of them, the longer one last"
 _ONCE_PER: Final = f"'forever', 'tick', None, or seconds (int, float or timedelta) from 0.001 to {FOREVER:.10g}"
 
 #: Values of drafts of this library, and what replaces them.
@@ -124,6 +125,17 @@ def _stop(option: str, value: object) -> object:
         raise invalid_value(option, value, _STOP) from None
 
 
+def _debounce(option: str, value: object) -> object:
+    try:
+        if isinstance(value, list | tuple):
+            wait, longest = value
+            wait = seconds_within(option, wait, 0.001)
+            return wait, seconds_within(option, longest, wait)
+        return None if value is None else seconds_within(option, value, 0.001)
+    except ValueError:
+        raise invalid_value(option, value, _DEBOUNCE) from None
+
+
 def _anything(_option: str, value: object) -> object:
     return value
 
@@ -145,8 +157,7 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
     "stop": _stop,
-    "debounce": _seconds_or_none(0.001),
-    "debounce_max": _seconds_or_none(0.001),
+    "debounce": _debounce,
     "unique": _unique,
     "on_duplicate": _one_of("return", "raise"),
     "queued_ttl": _seconds(1.0),

@@ -27,7 +27,7 @@ _CRASH: Final = {
 }
 #: Options that have sentences of their own, or a part of one.
 _IN_SENTENCES: Final = frozenset((
-    "key", "scope", "limit", "wait", "on_conflict", "debounce", "debounce_max", "keep_on_retry", "unique", "once_per",
+    "key", "scope", "limit", "wait", "on_conflict", "debounce", "keep_on_retry", "unique", "once_per",
     "after_crash",
 ))  # fmt: skip
 #: Options that operators do not need. ``skip_result`` is a result, which may be secret.

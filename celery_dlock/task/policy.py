@@ -207,7 +207,7 @@ def _queue_policy(waiting: int, holder: Holder | None, options: LockOptions, con
         return Fail(f"{reason}; an eager call has no message to park")
     if not context.parking:
         if options.debounce is not None and not context.retries:
-            reason = f"waits until no newer call has come for {as_seconds(options.debounce):g} s (debounce)"
+            reason = f"waits until no newer call has come for {options.debounce_ms[0] / 1000:g} s (debounce)"
             return Park(1, reason)
         return Park(1 if options.replaces else waiting + 1, reason)
     # The queue is full. If the holder is about to release the lock, the first waiter leaves the queue: retry then.

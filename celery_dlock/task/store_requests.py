@@ -99,7 +99,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
 
 
 def _debounce(run: Run) -> tuple[int, int]:
-    """Return the milliseconds of ``debounce`` that are left, and ``debounce_max``. The time until an ETA counts."""
+    """Return the milliseconds of ``debounce`` that are left, and its longest delay. The time until an ETA counts."""
     wait_ms, last_ms = run.options.debounce_ms
     delivery = run.delivery
     waited_ms = round((delivery.since - delivery.delivered) * 1000) if delivery else 0

@@ -146,7 +146,7 @@ BACK: dict[str, Any] = {"retry_delay": 0.3, "retry_delay_max": 2.0}
 skips = singleton("skips", "skip")
 retries = singleton("retries", "retry", **BACK)
 queues = singleton("queues", "queue")
-debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
+debounces = singleton("debounces", "queue", debounce=(0.5, 2))
 replaces = singleton("replaces", "replace")
 replaces_kill = singleton("replaces_kill", "replace", stop=0.5)
 waits = singleton("waits", "retry", wait=1, **BACK)

@@ -31,7 +31,6 @@ DEFAULTS = {
     "queue_overflow": "raise",
     "stop": "raise",
     "debounce": None,
-    "debounce_max": None,
     "limit": 1,
     "once_per": None,
     "misfire_grace": 86400.0,
@@ -137,7 +136,9 @@ REFUSED = [
     ("limit", None, "a whole number from 1 to 100"),
     ("debounce", 5.0, "it needs on_conflict='queue'"),
     ("debounce", 0, "seconds from 0.001"),
-    ("debounce_max", 5.0, "it needs debounce"),
+    ("debounce", [5, 6, 7], "or a pair of them, the longer one last"),
+    ("debounce", (5, 4), "or a pair of them, the longer one last"),
+    ("debounce", ("5", 6), "or a pair of them, the longer one last"),
     ("once_per", 0, "seconds (int, float or timedelta) from 0.001"),
     ("once_per", -60, "seconds (int, float or timedelta) from 0.001"),
     ("once_per", True, "seconds (int, float or timedelta) from 0.001"),
@@ -273,12 +274,10 @@ def test_body_is_killed_only_with_seconds() -> None:
     assert LockOptions().kill_after is None
 
 
-def test_debounce_max_is_at_least_debounce_and_ten_times_it_by_default() -> None:
+def test_longest_delay_of_debounce_is_ten_times_the_first_by_default() -> None:
     assert LockOptions(on_conflict="queue", debounce=5).debounce_ms == (5000, 50_000)
-    assert LockOptions(on_conflict="queue", debounce=5, debounce_max=5).debounce_ms == (5000, 5000)
+    assert LockOptions(on_conflict="queue", debounce=[5, timedelta(seconds=5)]).debounce_ms == (5000, 5000)
     assert LockOptions().debounce_ms == (0, 0)
-    with pytest.raises(InvalidLockOptions, match=r"invalid debounce_max=4.0: expected None or at least debounce"):
-        LockOptions(on_conflict="queue", debounce=5, debounce_max=4)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
     "queue_overflow": ({"on_conflict": "queue", "queue_limit": 5}, "skip"),
     "stop": ({"on_conflict": "replace"}, 6.0),
     "debounce": ({"on_conflict": "queue"}, 5),
-    "debounce_max": ({"on_conflict": "queue", "debounce": 5}, 20),
     "unique": ({}, "queued"),
     "on_duplicate": ({"unique": "queued"}, "raise"),
     "queued_ttl": ({"unique": "queued"}, 600),

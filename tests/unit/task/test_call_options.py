@@ -55,6 +55,7 @@ def test_call_options_arrive_unchanged(task: Any) -> None:
     assert {**seen, "key": list(seen["key"]), "enabled": call.enabled} == OPTIONS
     waiting = carried(a_task(wait=5), on_conflict="retry", wait=4.0).options
     assert (waiting.on_conflict, waiting.wait) == ("retry", 4.0)
+    assert carried(a_task(), on_conflict="queue", debounce=(5, 60)).options.debounce == (5.0, 60.0)
     assert carried(task, on_conflict="retry", retry_limit=3).options.retry_limit == 3
 
 
