@@ -1,7 +1,7 @@
 """Many callers wait for one lock: `make bench-contention`, about 4 minutes.
 
 32 threads of two processes take turns on one lock, with a blocking `Lock` and with redis-py's. Then 10 and 300 calls
-with `on_conflict="wait"` wait in the slots of two workers. All kinds of a comparison alternate in one run.
+with `wait=600` wait in the slots of two workers. All kinds of a comparison alternate in one run.
 
 Exits with status 1 if a target is missed. docs/explanation/benchmarks.md says how to read the figures.
 """
@@ -199,7 +199,7 @@ def calls(server: Server, folder: Path, rounds: int) -> list[Target]:
         for _ in range(rounds):
             for number, rows in figures.items():
                 rows.append(waited(contention_tasks.waits, client, folder, number))
-    print("\n  calls with on_conflict='wait' in the slots of two workers, bodies of 10 ms\n")
+    print("\n  calls with wait=600 in the slots of two workers, bodies of 10 ms\n")
     by_number = {number: [mean(column) for column in zip(*rows, strict=True)] for number, rows in figures.items()}
     head = ("calls", "hand-off ms", "scripts a body", "BLPOP a body")
     shown = [(str(number), *(f"{value:.2f}" for value in values)) for number, values in by_number.items()]

@@ -17,7 +17,7 @@ app = Celery("contention", broker=f"{_SERVER}/0", set_as_current=False)
 app.conf.update(dlock_url=f"{_SERVER}/2", worker_prefetch_multiplier=1, task_ignore_result=True)
 
 
-@singleton_task(app=app, name="waits", key="waits", on_conflict="wait", wait_timeout=600)
+@singleton_task(app=app, name="waits", key="waits", wait=600, on_conflict="raise")
 def waits(number: int) -> None:
     started = time.monotonic()
     time.sleep(BODY)

@@ -14,7 +14,7 @@ from chaos.timeline import NEVER, Run, Story
 #: Seconds within which a key has to be free after this kind of death; of the others, a lease (and a look at it).
 CHILD_BOUND = 1.0
 KINDS_OF_CHILD = ("kill child", "exit in body")
-#: The task with `debounce`, and its seconds of `debounce` and `debounce_max`.
+#: The task with `debounce`, and the two seconds of its `debounce`.
 DEBOUNCES, DEBOUNCE, DEBOUNCE_MAX = "chaos.debounces", 0.5, 2.0
 
 

@@ -13,8 +13,8 @@ from chaos.history import History
 
 #: As in tests.support.apps.chaos; one that stands twice is sent twice as often.
 TASKS = (
-    "skips", "retries", "queues", "queues", "debounces", "replaces", "replaces_kill", "waits", "aborts", "seats",
-    "seats", "seats_retry", "retries_early", "queues_early",
+    "skips", "retries", "queues", "queues", "debounces", "replaces", "replaces_kill", "waits", "waits_queues", "aborts",
+    "seats", "seats", "seats_retry", "retries_early", "queues_early",
 )  # fmt: skip
 #: Seconds inside: most are short, some longer than a lease.
 SECONDS = ((0.05, 0.4), (0.05, 0.4), (0.4, 1.5), (2.0, 4.0))

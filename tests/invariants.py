@@ -182,7 +182,7 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "A worker without queues asks the store twice a minute. Its publishers ask nothing."
         ),
         "debounce-runs-the-newest-call": (
-            "Of the calls of a burst, only the newest starts, once, and after debounce_max at the latest. "
+            "Of the calls of a burst, only the newest starts, once, and after the longest delay at the latest. "
             "The others end REVOKED."
         ),
         "newest-call-stops-the-running-one": (

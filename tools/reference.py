@@ -38,8 +38,8 @@ HOW_TO, EXPLANATION = "../how-to", "../explanation"
 CHAPTERS: Final = {
     "What is locked": ("key", "scope", "limit"),
     "A held lock": (
-        "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit", "wait_timeout", "after_wait",
-        "queue_limit", "queue_overflow", "stop", "debounce", "debounce_max",
+        "wait", "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit",
+        "queue_limit", "queue_overflow", "stop", "debounce",
     ),
     "How long": ("ttl", "min_hold", "max_hold", "keep_on_retry"),
     "After a success": ("once_per", "on_used", "after_crash", "misfire_grace"),

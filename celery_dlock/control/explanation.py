@@ -91,7 +91,7 @@ def _nothing(task_id: str) -> tuple[str, ...]:
     query = f"celery -A APP inspect query_task {task_id}"
     return (
         "nothing is known about it: it has no stored result, and no lock in the store names it",
-        "if it waits under on_conflict='retry' or 'wait', the worker's log names the lock: search it for this id",
+        "if it waits in a worker slot or for a retry, the worker's log names the lock: search it for this id",
         f"if a worker has received it, {query} shows its task and arguments",
         "dlock show --task TASK --args ARGS then shows its lock",
         "else it is still in the broker, or it has ended and its result is not stored or has expired",

@@ -24,6 +24,7 @@ from ..store.model import (
     Held,
     NoMajority,
     Parked,
+    Queued,
     Refusal,
     Released,
     Renewal,
@@ -133,7 +134,7 @@ class LockClient:
         timeout: float | None,
         *,
         while_releasing: bool = False,
-        refused: Held | None = None,
+        refused: Refusal | None = None,
     ) -> Lease | Refusal:
         """Acquire the lock. If it is held, wait at most ``timeout`` seconds for its release; None: without limit.
 
@@ -147,7 +148,7 @@ class LockClient:
         entered = context.lease_of(self, name) is not None
         joins = not (refused or while_releasing or entered) and self._recent_wake.joins_line(name)
         answer = None if joins else refused or self.acquire(name, context, ttl, request)
-        if answer is not None and not isinstance(answer, Held):
+        if answer is not None and not (isinstance(answer, Held | Queued) and answer.awaited):
             return answer
         ask = functools.partial(self.acquire, name, context, ttl)
         line = Line(name, ask, self._store.release_listener(name), self._clock, self._recent_wake)

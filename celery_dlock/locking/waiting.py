@@ -20,7 +20,7 @@ from ..errors import StoreUnavailable
 from ..keys.lock_name import LockName
 from ..store.base import ReleaseListener
 from ..store.holder_model import Holder
-from ..store.model import AcquireRequest, Held, Refusal
+from ..store.model import AcquireRequest, Held, Queued, Refusal
 from ..store.operator_model import OPERATOR
 from ..utils.clock import Clock
 from .lease import Lease
@@ -128,14 +128,14 @@ class Line:
         try:
             if answer is None:
                 answer = self._ask_after(POLL if timeout is None else min(POLL, timeout), request)
-            while isinstance(answer, Held):
+            while isinstance(answer, Held | Queued) and (holder := answer.awaited) is not None:
                 left = POLL if end is None else end - self._clock.monotonic()
-                if left <= 0 or (while_releasing and not answer.holder.releasing):
+                if left <= 0 or (while_releasing and not holder.releasing):
                     break
                 # Keep the rank of the first attempt. Otherwise, each poll would put the waiter behind later ones.
                 request = request._replace(rank_us=answer.rank_us)
-                expiry = answer.holder.expires_in + AFTER_EXPIRY
-                exact = answer.holder.kept_by_min_hold and expiry < POLL
+                expiry = holder.expires_in + AFTER_EXPIRY
+                exact = holder.kept_by_min_hold and expiry < POLL
                 answer = self._ask_after(min(left, POLL, expiry), request, exact=exact)
         except StoreUnavailable:
             self._owes_wake = False  # the store would not wake another waiter either
@@ -163,7 +163,7 @@ class Line:
         answer = self._acquire(request._replace(waited=True, age_us=age_us))
         if isinstance(answer, Lease):
             self._owes_wake = False
-        elif isinstance(answer, Held):
+        elif isinstance(answer, Held | Queued) and answer.holder is not None:
             self._owes_wake = _no_wake_follows(answer.holder)
         return answer
 

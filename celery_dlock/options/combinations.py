@@ -44,12 +44,11 @@ def _check_queue(options: LockOptions) -> None:
 def _check_debounce(options: LockOptions) -> None:
     if options.debounce is None:
         return
-    if options.debounce_max is not None and as_seconds(options.debounce_max) < as_seconds(options.debounce):
-        raise invalid_value("debounce_max", options.debounce_max, f"None or at least debounce ({options.debounce})")
     reasons = {
         "queue_limit, because only the newest call waits": options.queue_limit is not None,
         "unique, because unique keeps the first call and debounce the last one": options.claims,
         "once_per='tick', because each tick is to run": options.once_per == "tick",
+        "wait, because the call waits in the lock store from the start": bool(options.wait),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -24,16 +24,15 @@ class DerivedOptions:
     min_hold: Seconds
     max_hold: Seconds | None
     keep_on_retry: bool
+    wait: Seconds
     on_conflict: str
     queue_limit: int | None
     queue_overflow: str
     stop: Seconds | str
-    debounce: Seconds | None
-    debounce_max: Seconds | None
+    debounce: Seconds | tuple[Seconds, Seconds] | None
     unique: str | None
     once_per: Seconds | str | None
     misfire_grace: Seconds
-    after_wait: str
     on_lost: str
     on_store_error: str
 
@@ -62,7 +61,7 @@ class DerivedOptions:
         return not (
             self.parks
             or self.claims
-            or self.on_conflict == "wait"
+            or self.wait
             or self.once_per is not None
             or self.min_hold
             or self.max_hold is not None
@@ -104,17 +103,15 @@ class DerivedOptions:
     @property
     def loses_published_calls(self) -> bool:
         """Whether a call that is published while the first one runs will be skipped."""
-        skips = self.on_conflict == "skip" or (self.on_conflict == "wait" and self.after_wait == "skip")
-        return self.unique == "queued" and skips
+        return self.unique == "queued" and self.on_conflict == "skip"
 
     @property
     def debounce_ms(self) -> tuple[int, int]:
-        """``debounce`` and ``debounce_max`` in milliseconds; (0, 0) if calls are not debounced."""
+        """``debounce`` and the longest delay in milliseconds; (0, 0) if calls are not debounced."""
         if self.debounce is None:
             return 0, 0
-        wait = as_seconds(self.debounce)
-        last = 10 * wait if self.debounce_max is None else as_seconds(self.debounce_max)
-        return round(wait * 1000), round(last * 1000)
+        wait, longest = self.debounce if isinstance(self.debounce, tuple) else (self.debounce, 10 * self.debounce)
+        return round(as_seconds(wait) * 1000), round(as_seconds(longest) * 1000)
 
 
 def tick_mark_ttl(misfire_grace: float) -> float:

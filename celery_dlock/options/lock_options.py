@@ -109,6 +109,13 @@ class LockOptions(DerivedOptions):
     countdown. If ``min_hold`` ends later, the lock expires at that time.
     """
 
+    wait: Seconds = 0.0
+    """The time that a call waits in its worker slot for a held lock, before ``on_conflict`` applies; at least 0 s.
+
+    A release wakes the call that has waited for the longest time. If other calls of the name wait in the lock store,
+    they come first, so ``on_conflict`` applies at once. Cannot be combined with ``debounce``.
+    """
+
     on_conflict: str = "skip"
     """The conflict policy: the treatment of a call whose lock is held.
 
@@ -116,7 +123,6 @@ class LockOptions(DerivedOptions):
     - ``"retry"``: the message is published again after a delay, unchanged except for its ETA.
     - ``"queue"``: the call waits in the lock store, without a worker slot. Calls that wait run in the order in which
       they were sent.
-    - ``"wait"``: the call blocks its worker slot for at most ``wait_timeout``; then ``after_wait`` applies.
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs
       after it. If newer calls come meanwhile, only the newest of them waits; the others end REVOKED ("replaced by
@@ -130,8 +136,7 @@ class LockOptions(DerivedOptions):
     If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues.
     Any value is a result, ``None`` too. The result serializer must accept it. A waiting call that a newer one removes
     (``queue_overflow``, ``debounce``) ends REVOKED all the same. Requires ``on_conflict='skip'``,
-    ``on_conflict='wait'`` with ``after_wait='skip'``, ``on_conflict='queue'`` with a ``queue_overflow`` other than
-    ``'raise'``, or ``once_per``.
+    ``on_conflict='queue'`` with a ``queue_overflow`` other than ``'raise'``, or ``once_per``.
     """
 
     retry_delay: Seconds = 1.0
@@ -149,20 +154,7 @@ class LockOptions(DerivedOptions):
 
     ``None`` sets no limit. Only retries because of a held lock count. The limit is independent of Celery's
     ``max_retries``. Under ``'skip'``, it limits the retries of a call that ran before. Requires
-    ``on_conflict='retry'``, ``on_conflict='skip'``, or ``on_conflict='wait'`` with an ``after_wait`` other than
-    ``'raise'``.
-    """
-
-    wait_timeout: Seconds = 10.0
-    """The longest time that a call blocks its worker slot for a held lock; at least 0 s.
-
-    A release wakes the call that has waited for the longest time. Requires ``on_conflict='wait'``.
-    """
-
-    after_wait: str = "raise"
-    """The policy after ``wait_timeout``: ``"raise"``, ``"skip"`` or ``"retry"``.
-
-    Requires ``on_conflict='wait'``.
+    ``on_conflict='retry'`` or ``on_conflict='skip'``.
     """
 
     queue_limit: int | None = None
@@ -201,8 +193,12 @@ class LockOptions(DerivedOptions):
     newer call waits for its end. Requires ``on_conflict='replace'``.
     """
 
-    debounce: Seconds | None = None
+    debounce: Seconds | tuple[Seconds, Seconds] | None = None
     """The time for which a call waits for newer calls of its lock name; from 0.001 s.
+
+    A pair, such as ``(5, 60)``, is that time, and the longest time for which newer calls delay the body, counted from
+    the first waiting call. When that is over, the newest call is due, even if newer calls are still coming. Without a
+    pair, the longest time is ten times the first.
 
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
     the last call of a burst runs, once. If the lock is held when the time is over, the call goes on waiting. A running
@@ -211,13 +207,6 @@ class LockOptions(DerivedOptions):
     worker received it. Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the
     option off. Cannot be combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
     ``on_conflict='queue'``.
-    """
-
-    debounce_max: Seconds | None = None
-    """The longest time for which newer calls delay the body, counted from the first waiting call.
-
-    When this time is over, the newest call is due, even if newer calls are still coming. ``None`` means ten times
-    ``debounce``. Must be at least ``debounce``. Requires ``debounce``.
     """
 
     unique: str | None = None

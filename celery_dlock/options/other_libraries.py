@@ -11,7 +11,7 @@ _TIMES: Final = (
     "set max_hold for a body that hangs, or queued_ttl for a lost message"
 )
 _KEY: Final = "use key=[...] with unique='queued+running'"
-_WAIT: Final = "use on_conflict='wait' with wait_timeout"
+_WAIT: Final = "use wait=<seconds>"
 _EQUIVALENTS: Final = {
     # celery-once: keys of its dict `once`
     "once": "use unique='queued+running'",
@@ -33,6 +33,9 @@ _EQUIVALENTS: Final = {
 }
 #: Options of drafts of this library.
 _REMOVED: Final = {
+    "wait_timeout": "use wait=<seconds>",
+    "after_wait": "use on_conflict, which applies after wait=<seconds>",
+    "debounce_max": "use a pair, debounce=(seconds, longest)",
     "stop_grace": "use stop=<seconds>",
     "replace_max": "it is always one hour",
     "durability": "use the setting dlock_durability",

@@ -148,9 +148,7 @@ def _debounce(own: LockOptions, call: LockOptions, _ttl: float) -> str:
         chosen <= most for chosen, most in zip(call.debounce_ms, own.debounce_ms, strict=True)
     ):
         return ""
-    return (
-        f"at most the task's own (debounce {own.debounce_ms[0] / 1000:g}, debounce_max {own.debounce_ms[1] / 1000:g})"
-    )
+    return f"at most the task's own ({written(own.debounce)})"
 
 
 def _only_own_in_shared(name: str, harmful: Callable[[Any], bool]) -> _Bound:
@@ -173,10 +171,9 @@ _BOUNDS: Final[dict[str, _Bound]] = {
     "once_per": _once,
     "misfire_grace": _once,
     "queued_ttl": _at_most("queued_ttl"),
-    "wait_timeout": _at_most("wait_timeout"),
+    "wait": _at_most("wait"),
     "stop": _stop,
     "debounce": _debounce,
-    "debounce_max": _debounce,
     "keep_on_retry": _only_own_in_shared("keep_on_retry", bool),
     "on_conflict": _only_own_in_shared("on_conflict", "replace".__eq__),
     "queue_overflow": _only_own_in_shared(

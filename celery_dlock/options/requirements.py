@@ -31,19 +31,15 @@ def _can_skip(options: Any) -> bool:
     return (
         options.once_per is not None
         or options.on_conflict == "skip"
-        or (options.on_conflict == "wait" and options.after_wait == "skip")
         or (options.on_conflict == "queue" and options.queue_overflow != "raise")
     )
 
 
 def _can_retry(options: Any) -> bool:
-    if options.on_conflict == "wait":
-        return bool(options.after_wait != "raise")
     # "skip" retries a call that already ran and called self.retry(), because the work is half done.
-    return options.on_conflict not in ("raise", "queue", "replace")
+    return options.on_conflict in ("retry", "skip")
 
 
-_WAIT: Final = Requirement("on_conflict", lambda options: options.on_conflict == "wait", "on_conflict='wait'")
 _QUEUE: Final = Requirement("on_conflict", lambda options: options.on_conflict == "queue", "on_conflict='queue'")
 _REPLACE: Final = Requirement("on_conflict", lambda options: options.on_conflict == "replace", "on_conflict='replace'")
 _UNIQUE: Final = Requirement(
@@ -55,23 +51,13 @@ REQUIRES: Final[Mapping[str, Requirement]] = {
     "skip_result": Requirement(
         "on_conflict",
         _can_skip,
-        "on_conflict='skip', on_conflict='wait' with after_wait='skip', on_conflict='queue' with a queue_overflow "
-        "other than 'raise', or once_per",
+        "on_conflict='skip', on_conflict='queue' with a queue_overflow other than 'raise', or once_per",
     ),
-    "retry_limit": Requirement(
-        "on_conflict",
-        _can_retry,
-        "on_conflict='retry', on_conflict='skip', or on_conflict='wait' with an after_wait other than 'raise'",
-    ),
-    "wait_timeout": _WAIT,
-    "after_wait": _WAIT,
+    "retry_limit": Requirement("on_conflict", _can_retry, "on_conflict='retry' or on_conflict='skip'"),
     "queue_limit": _QUEUE,
     "queue_overflow": _QUEUE,
     "stop": _REPLACE,
     "debounce": _QUEUE,
-    "debounce_max": Requirement(
-        "debounce", lambda options: options.debounce is not None and options.on_conflict == "queue", "debounce"
-    ),
     "on_duplicate": _UNIQUE,
     "queued_ttl": _UNIQUE,
     "on_used": _ONCE_PER,

@@ -94,7 +94,7 @@ def unmet_requirement(option: str, value: object, requirement: str) -> InvalidLo
     Args:
         option: The name of the option.
         value: Its value.
-        requirement: The choice of another option that it needs: ``"on_conflict='wait'"``.
+        requirement: The choice of another option that it needs: ``"on_conflict='queue'"``.
     """
     return InvalidLockOptions(f"{_invalid(option, value)}: it needs {requirement}")
 
@@ -105,6 +105,6 @@ def _invalid(option: str, value: object) -> str:
 
 
 def either(choices: Sequence[str]) -> str:
-    """Return the choices as a list for an error: ``'skip', 'retry' or 'wait'``."""
+    """Return the choices as a list for an error: ``'skip', 'retry' or 'raise'``."""
     shown = [repr(choice) for choice in choices]
     return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))

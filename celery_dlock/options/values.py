@@ -10,15 +10,13 @@ from ..utils.text import did_you_mean
 from .validation import FOREVER, either, invalid_value, seconds_within, ttl_seconds
 
 __all__ = [
-    "AFTER_WAIT",
     "CHECKS",
     "DEFAULT_TTL",
     "OVERFLOW",
     "POLICIES",
 ]
 
-POLICIES: Final = ("skip", "retry", "queue", "wait", "raise", "replace")
-AFTER_WAIT: Final = ("raise", "skip", "retry")
+POLICIES: Final = ("skip", "retry", "queue", "raise", "replace")
 OVERFLOW: Final = ("raise", "skip", "drop_oldest")
 UNIQUE: Final = ("queued", "queued+running")
 
@@ -32,11 +30,13 @@ _KEYS: Final = (
     "None, a non-empty template such as 'sms:{user_id}', a non-empty sequence of argument names, or a callable"
 )
 _STOP: Final = "'raise', 'ask', or seconds (int, float or timedelta) of at least 0"
+_DEBOUNCE: Final = "None, seconds from 0.001 (int, float or timedelta), or a pair of them, the longer one last"
 _ONCE_PER: Final = f"'forever', 'tick', None, or seconds (int, float or timedelta) from 0.001 to {FOREVER:.10g}"
 
 #: Values of drafts of this library, and what replaces them.
 _REMOVED: Final = {
     "keep_latest": "queue_limit=1, queue_overflow='drop_oldest'",
+    "wait": "wait=<seconds>, after which on_conflict applies",
     "kill": "stop=<seconds>, the time that the body has before it is killed",
 }
 
@@ -125,6 +125,17 @@ def _stop(option: str, value: object) -> object:
         raise invalid_value(option, value, _STOP) from None
 
 
+def _debounce(option: str, value: object) -> object:
+    try:
+        if isinstance(value, list | tuple):
+            wait, longest = value
+            wait = seconds_within(option, wait, 0.001)
+            return wait, seconds_within(option, longest, wait)
+        return None if value is None else seconds_within(option, value, 0.001)
+    except ValueError:
+        raise invalid_value(option, value, _DEBOUNCE) from None
+
+
 def _anything(_option: str, value: object) -> object:
     return value
 
@@ -137,18 +148,16 @@ CHECKS: Final[Mapping[str, _Check]] = {
     "max_hold": _seconds_or_none(1.0),
     "limit": _limit,
     "keep_on_retry": _flag,
+    "wait": _seconds(0.0),
     "on_conflict": _one_of(*POLICIES),
     "skip_result": _anything,
     "retry_delay": _seconds(0.01),
     "retry_delay_max": _seconds(0.01),
     "retry_limit": _count_or_none(0),
-    "wait_timeout": _seconds(0.0),
-    "after_wait": _one_of(*AFTER_WAIT),
     "queue_limit": _count_or_none(1),
     "queue_overflow": _one_of(*OVERFLOW),
     "stop": _stop,
-    "debounce": _seconds_or_none(0.001),
-    "debounce_max": _seconds_or_none(0.001),
+    "debounce": _debounce,
     "unique": _unique,
     "on_duplicate": _one_of("return", "raise"),
     "queued_ttl": _seconds(1.0),

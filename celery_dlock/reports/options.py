@@ -14,7 +14,6 @@ _CONFLICT: Final = {
     "skip": "a call whose lock is held is skipped",
     "retry": "a call whose lock is held is tried again later",
     "queue": "a call whose lock is held waits in the queue",
-    "wait": "a call whose lock is held waits in its worker slot",
     "raise": "a call whose lock is held fails",
     "replace": "a newer call stops the running one and runs after it",
 }
@@ -28,7 +27,7 @@ _CRASH: Final = {
 }
 #: Options that have sentences of their own, or a part of one.
 _IN_SENTENCES: Final = frozenset((
-    "key", "scope", "limit", "on_conflict", "debounce", "debounce_max", "keep_on_retry", "unique", "once_per",
+    "key", "scope", "limit", "wait", "on_conflict", "debounce", "keep_on_retry", "unique", "once_per",
     "after_crash",
 ))  # fmt: skip
 #: Options that operators do not need. ``skip_result`` is a result, which may be secret.
@@ -45,10 +44,7 @@ def _lines(options: LockOptions) -> Iterator[str]:
     yield f"the lock name is made of {_key(options.key)}{shared}"
     if options.limit > 1:
         yield f"up to {options.limit} calls of one lock name run at once"
-    yield _CONFLICT.get(options.on_conflict, f"on_conflict is {options.on_conflict}")
-    if options.debounce is not None:
-        wait, longest = (ms / 1000 for ms in options.debounce_ms)
-        yield f"a call waits until no newer call has come for {wait:g} s, and at most {longest:g} s"
+    yield from _conflict(options)
     if options.keep_on_retry:
         yield "a retry keeps the lock"
     if options.unique:
@@ -58,6 +54,15 @@ def _lines(options: LockOptions) -> Iterator[str]:
     for name in options.names():
         if name not in _IN_SENTENCES | NOT_SHOWN and _is_chosen(options, name):
             yield f"{name} is {_shown(getattr(options, name))}"
+
+
+def _conflict(options: LockOptions) -> Iterator[str]:
+    yield _CONFLICT.get(options.on_conflict, f"on_conflict is {options.on_conflict}")
+    if options.wait:
+        yield f"before that, it waits in its worker slot for {_shown(options.wait)}"
+    if options.debounce is not None:
+        wait, longest = (ms / 1000 for ms in options.debounce_ms)
+        yield f"a call waits until no newer call has come for {wait:g} s, and at most {longest:g} s"
 
 
 def _once(period: object) -> str:

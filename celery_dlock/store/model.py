@@ -217,6 +217,11 @@ class Held(NamedTuple):
     same_message: bool
     rank_us: int | None
 
+    @property
+    def awaited(self) -> Holder:
+        """The holder whose release may give the lock to this call."""
+        return self.holder
+
 
 class Queued(NamedTuple):
     """The message has to wait (queue policy), but was not parked. The request has no entry, or the queue is full.
@@ -230,6 +235,11 @@ class Queued(NamedTuple):
     waiting: int
     rank_us: int
     holder: Holder | None
+
+    @property
+    def awaited(self) -> Holder | None:
+        """The holder whose release may give the lock to this call; None if the release gives it to a waiter."""
+        return None if self.waiting else self.holder
 
 
 class Parked(NamedTuple):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["check_task", "singleton_tasks", "unlocked_tasks"]
 
 #: Lock options that a plain task may have as attributes for another purpose.
-_COMMON: Final = ("key", "scope", "ttl", "unique", "retry_delay", "retry_delay_max", "retry_limit")
+_COMMON: Final = ("key", "scope", "ttl", "wait", "unique", "retry_delay", "retry_delay_max", "retry_limit")
 _UNMISTAKABLE: Final = [name for name in LockOptions.names() if name not in _COMMON]
 
 

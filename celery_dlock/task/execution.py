@@ -257,7 +257,7 @@ class Execution(Run):
                     waited, while_releasing, timeout = True, False, decision.timeout
                 elif isinstance(decision, Park):
                     entry = outcomes.parked_entry(self, name, decision, self.rank_us)
-                    request = request._replace(queue=queue_request(self, entry))
+                    request, timeout = request._replace(queue=queue_request(self, entry)), 0.0
                 else:
                     outcomes.apply_decision(self, name, answer, decision)
                     return
@@ -273,8 +273,7 @@ class Execution(Run):
         until = self.runtime.clock.monotonic() + timeout
         if not lock_file.held_in_file(answer):
             # With notify, the script has marked the lock, so its release wakes this call: wait without asking again.
-            held = answer if isinstance(answer, Held) and request.notify else None
-            refused = attempt(timeout, refused=held)
+            refused = attempt(timeout, refused=answer if request.notify else None)
         if self.file_of is None:
             return refused
         return lock_file.retry_within(self, name, refused, until, attempt, while_releasing=while_releasing)
@@ -286,7 +285,7 @@ class Execution(Run):
         timeout: float = 0.0,
         *,
         while_releasing: bool = False,
-        refused: Held | None = None,
+        refused: Refusal | None = None,
     ) -> Refusal | None:
         """Ask for the lock. Return the refusal; None if the body may run: under its lease, or without the lock."""
         context = self.context

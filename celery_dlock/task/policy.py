@@ -40,7 +40,7 @@ class ConflictContext:
         retries: How often the task has retried itself (``self.retry()``).
         conflict_retries: How often the message was republished because the lock was held.
         store_retries: How often the message was republished for another reason since its last conflict.
-        waited: The call has waited in its pool slot, so ``after_wait`` applies.
+        waited: The call has waited in its pool slot (``wait``), so ``on_conflict`` applies.
         parking: The refused request already asked the store to park the message, so the queue is full.
         eager: The call was made by ``apply()`` and has no message.
         task_id: The id of the call's task.
@@ -154,12 +154,22 @@ def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> 
                 doubled = DUPLICATE_DELAY * 2.0 ** min(context.store_retries, 60)
                 delay = min(DUPLICATE_DELAY_MAX, doubled, holder.expires_in + DUPLICATE_DELAY / 2)
                 return RequeueDuplicate(delay, "another delivery of this message is running")
-            return _about_to_release(holder, options, context) or _by_policy(holder, options, context)
+            return (
+                _wait_first(refusal, options, context)
+                or _about_to_release(holder, options, context)
+                or _by_policy(holder, options, context)
+            )
         case Queued(waiting, _, holder):
-            return _queue_policy(waiting, holder, options, context)
+            return _wait_first(refusal, options, context) or _queue_policy(waiting, holder, options, context)
         case Parked():
             return AckParked("parked already")
     raise AssertionError(refusal)  # the lock client retries a tombstoned acquisition itself
+
+
+def _wait_first(refusal: Held | Queued, options: LockOptions, context: ConflictContext) -> Wait | None:
+    if not options.wait or context.waited or refusal.awaited is None:
+        return None
+    return Wait(as_seconds(options.wait), held_by(refusal.awaited))
 
 
 def _about_to_release(holder: Holder, options: LockOptions, context: ConflictContext) -> RetryLater | None:
@@ -168,24 +178,17 @@ def _about_to_release(holder: Holder, options: LockOptions, context: ConflictCon
     The holder still runs its hooks, or waits for its result backend. The policy does not apply, because this call may
     be the holder's own retry or the next step of its chain.
     """
-    waits_first = options.on_conflict == "wait" and not context.waited
-    if not holder.releasing or context.eager or waits_first:
+    if not holder.releasing or context.eager:
         return None
     reason = f"{held_by(holder)}, whose body has ended"
     return RetryLater(_backoff(options, context.store_retries, context.jitter), reason, counts=False)
 
 
 def _by_policy(holder: Holder, options: LockOptions, context: ConflictContext) -> Decision:
-    policy, waited = options.on_conflict, ""
-    if policy == "wait":
-        if not context.waited:
-            return Wait(as_seconds(options.wait_timeout), held_by(holder))
-        policy = options.after_wait
-        waited = f"; waited {as_seconds(options.wait_timeout):g} s (wait_timeout)"
+    policy, reason = options.on_conflict, _held_by(holder, options, context)
     if policy == "skip" and context.retries and not context.eager:
         # The task has run before, so its work is half done: it must not end here.
         policy = "retry"
-    reason = held_by(holder) + waited
     if policy == "skip":
         return Skip(reason)
     if policy == "raise":
@@ -199,12 +202,12 @@ def _by_policy(holder: Holder, options: LockOptions, context: ConflictContext) -
 
 
 def _queue_policy(waiting: int, holder: Holder | None, options: LockOptions, context: ConflictContext) -> Decision:
-    reason = held_by(holder) if holder else "other calls are queued before this one"
+    reason = _held_by(holder, options, context) if holder else "other calls are queued before this one"
     if context.eager:
         return Fail(f"{reason}; an eager call has no message to park")
     if not context.parking:
         if options.debounce is not None and not context.retries:
-            reason = f"waits until no newer call has come for {as_seconds(options.debounce):g} s (debounce)"
+            reason = f"waits until no newer call has come for {options.debounce_ms[0] / 1000:g} s (debounce)"
             return Park(1, reason)
         return Park(1 if options.replaces else waiting + 1, reason)
     # The queue is full. If the holder is about to release the lock, the first waiter leaves the queue: retry then.
@@ -215,6 +218,11 @@ def _queue_policy(waiting: int, holder: Holder | None, options: LockOptions, con
         return Fail(reason)
     # A task that has run before has half its work done: it must not end here.
     return RetryLater(_conflict_delay(options, context), reason) if context.retries else Skip(reason)
+
+
+def _held_by(holder: Holder, options: LockOptions, context: ConflictContext) -> str:
+    waited = f"; waited {as_seconds(options.wait):g} s (wait)" if options.wait and context.waited else ""
+    return held_by(holder) + waited
 
 
 def _conflict_delay(options: LockOptions, context: ConflictContext) -> float:

@@ -72,7 +72,7 @@ def acquire_request(run: Run) -> AcquireRequest:
         tick=tick,
         run_mark_ms=_run_mark_ms(run, window_ms) if window_ms else 0,
         hold_if_unknown=options.after_crash == "hold",
-        notify=options.on_conflict == "wait",
+        notify=bool(options.wait),
         min_hold_ms=round(as_seconds(options.min_hold) * 1000) if options.min_hold else 0,
         queue=queue_request(run) if run.queues else None,
     )
@@ -100,7 +100,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
 
 
 def _debounce(run: Run) -> tuple[int, int]:
-    """Return the milliseconds of ``debounce`` that are left, and ``debounce_max``. The time until an ETA counts."""
+    """Return the milliseconds of ``debounce`` that are left, and its longest delay. The time until an ETA counts."""
     wait_ms, last_ms = run.options.debounce_ms
     delivery = run.delivery
     waited_ms = round((delivery.since - delivery.delivered) * 1000) if delivery else 0

@@ -24,9 +24,7 @@ _RESERVED: Final = frozenset({
     "resolve", "used", "waiting",
 })  # fmt: skip
 _REDLOCK: Final = "several servers in dlock_url (Redlock)"
-_QUEUE: Final = (
-    f"{_REDLOCK} keep no order of waiters; expected 'skip', 'retry', 'wait' or 'raise', or one server in dlock_url"
-)
+_QUEUE: Final = f"{_REDLOCK} keep no order of waiters; expected 'skip', 'retry' or 'raise', or one server in dlock_url"
 _SEATS: Final = f"{_REDLOCK} have no seats; expected 1, or one server in dlock_url"
 _CLAIMS: Final = f"{_REDLOCK} keep no claims of queued calls; expected None, or one server in dlock_url"
 

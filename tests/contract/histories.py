@@ -37,7 +37,7 @@ SEATED, LIMITS = 2, [2, 2, 3, 2, 4, 2, 3, 1]
 PEOPLE = ["a", "b", "c", "d"]
 #: The number of the name with ``on_conflict="replace"``; ``replace_max`` in milliseconds, and ``is_retry``.
 REPLACED, REPLACES = 3, [(20_000, 0), (20_000, 0), (20_000, 0), (20_000, 2), (0, 0)]
-#: ``debounce`` and ``debounce_max`` in milliseconds.
+#: ``debounce`` and its longest delay in milliseconds.
 DEBOUNCES = [(5_000, 20_000), (0, 20_000), (7_000, 7_000)]
 #: Microseconds that pass, for each step of the history that is no command.
 TIMES = [1, 1, 7_000_000, 7_000_000, 61_000_000, 3_700_000_000]

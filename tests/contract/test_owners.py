@@ -131,7 +131,7 @@ def test_helper_in_another_thread_cannot_release_its_tasks_lock(app: Celery, els
 def test_two_runs_of_one_name_started_by_one_body_follow_each_other(app: Celery, elsewhere: Ways) -> None:
     room = Room()
 
-    @singleton_task(app=app, name="owners.inner", on_conflict="wait")
+    @singleton_task(app=app, name="owners.inner", wait=10)
     def inner(number: int) -> int:
         room.visit()
         return number

@@ -146,10 +146,11 @@ BACK: dict[str, Any] = {"retry_delay": 0.3, "retry_delay_max": 2.0}
 skips = singleton("skips", "skip")
 retries = singleton("retries", "retry", **BACK)
 queues = singleton("queues", "queue")
-debounces = singleton("debounces", "queue", debounce=0.5, debounce_max=2)
+debounces = singleton("debounces", "queue", debounce=(0.5, 2))
 replaces = singleton("replaces", "replace")
 replaces_kill = singleton("replaces_kill", "replace", stop=0.5)
-waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
+waits = singleton("waits", "retry", wait=1, **BACK)
+waits_queues = singleton("waits_queues", "queue", wait=0.5)
 aborts = singleton(
     "aborts", "retry", on_lost="abort", autoretry_for=(LockLost,), max_retries=None, default_retry_delay=0.3, **BACK
 )

@@ -46,7 +46,7 @@ def skipping(self: SingletonTask, number: int) -> None:
     run(self, number, 0.005)
 
 
-@singleton_task(app=app, name="waiting", bind=True, key="{number}", on_conflict="wait", wait_timeout=120)
+@singleton_task(app=app, name="waiting", bind=True, key="{number}", wait=120, on_conflict="raise")
 def waiting(self: SingletonTask, number: int) -> None:
     """Wait for the lock in the pool slot."""
     run(self, number, 0.002)

@@ -160,7 +160,7 @@ if hasattr(Task, "retry_on_worker_lost"):
         _body(self, row, way)
 
 
-@singleton_task(app=app, bind=True, key="{row}", on_conflict="wait", wait_timeout=30)
+@singleton_task(app=app, bind=True, key="{row}", wait=30, on_conflict="raise")
 def queueing(self: Any, row: str, way: str, marks: str) -> None:  # noqa: ARG001  # row is what is locked
     _body(self, marks, way)
 

@@ -71,6 +71,6 @@ BACK: dict[str, Any] = {"retry_delay": 0.2, "retry_delay_max": 1.0}
 
 skips = singleton("skips", "skip")
 retries = singleton("retries", "retry", **BACK)
-waits = singleton("waits", "wait", wait_timeout=1, after_wait="retry", **BACK)
+waits = singleton("waits", "retry", wait=1, **BACK)
 if os.environ["DLOCK_FAILOVERS_QUEUE"] == "yes":
     queues = singleton("queues", "queue")

@@ -41,7 +41,7 @@ def singleton(name: str, **options: Any) -> Any:
 
 skipping = singleton("skipping", on_conflict="skip")
 retrying = singleton("retrying", on_conflict="retry", retry_delay=0.1, retry_delay_max=0.3)
-waiting = singleton("waiting", on_conflict="wait", wait_timeout=30)
+waiting = singleton("waiting", wait=30, on_conflict="raise")
 raising = singleton("raising", on_conflict="raise")
 
 

@@ -41,14 +41,14 @@ def _until_told_to_go(row: str, seconds: float) -> None:
             time.sleep(0.02)
 
 
-@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=60, on_conflict="wait", wait_timeout=60)
+@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=60, wait=60, on_conflict="raise")
 def held(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is what is locked
     """Holds its lock until the test lets it go."""
     with noted(row):
         _until_told_to_go(row, FOR_EVER)
 
 
-@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=3 * BRIEF, on_conflict="wait", wait_timeout=60)
+@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=3 * BRIEF, wait=60, on_conflict="raise")
 def held_brief(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is what is locked
     """The same, under a lock that is soon over if it is not renewed."""
     with noted(row):
@@ -62,7 +62,7 @@ def queued(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is w
         _until_told_to_go(row, FOR_EVER)
 
 
-@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=BRIEF, on_conflict="wait", wait_timeout=60)
+@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=BRIEF, wait=60, on_conflict="raise")
 def watching(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is what is locked
     """Looks at its lease until that is over, asks the store, and goes on until the test lets it end."""
     with noted(row):
@@ -78,7 +78,7 @@ def watching(self: Any, row: str, name: str) -> None:  # noqa: ARG001  # name is
         _until_told_to_go(row, FOR_EVER)
 
 
-@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=60, on_conflict="wait", wait_timeout=60)
+@singleton_task(app=app, bind=True, key="{name}", scope="shared", ttl=60, wait=60, on_conflict="raise")
 def leaving(self: Any, row: str, name: str, what: str) -> None:
     """Leaves a thread, a program or a fork of its process behind, which lives on until the test lets it end."""
     with noted(row):

@@ -10,7 +10,7 @@ app = make_app(
 )
 
 
-@singleton_task(app=app, bind=True, key=["name"], ttl=2, on_conflict="wait", wait_timeout=60)
+@singleton_task(app=app, bind=True, key=["name"], ttl=2, wait=60, on_conflict="raise")
 def writes(self, name, row, kind, place, values, fenced):
     """Is sure of its lease, waits until the test lets it go, and writes without asking again."""
     token = self.lease.token if fenced else SAME

@@ -103,7 +103,7 @@ def kept_in_order(self: SingletonTask, row: str, number: int) -> int | None:
     return self.lease.token
 
 
-@singleton_task(app=app, key=["row"], ttl=TTL, min_hold=1.5, on_conflict="wait", bind=True)
+@singleton_task(app=app, key=["row"], ttl=TTL, min_hold=1.5, wait=10, on_conflict="raise", bind=True)
 def kept_and_waits(self: SingletonTask, row: str) -> int | None:
     mark(row, "start")
     return self.lease.token

@@ -82,10 +82,15 @@ rivals = {
         name=f"retrying.{policy}",
         key="{n}",
         scope="shared",
-        on_conflict=policy,
-        **({"retry_delay": 0.1, "retry_delay_max": 0.2} if policy == "retry" else {}),
+        **{"on_conflict": "raise" if policy == "wait" else policy, **options},
     )(once)
-    for policy in ("skip", "retry", "queue", "wait", "raise")
+    for policy, options in {
+        "skip": {},
+        "retry": {"retry_delay": 0.1, "retry_delay_max": 0.2},
+        "queue": {},
+        "wait": {"wait": 10},
+        "raise": {},
+    }.items()
 }
 
 

@@ -40,4 +40,4 @@ def seated(name: str, **options: Any) -> Any:
 
 queues = seated("queues", on_conflict="queue")
 retries = seated("retries", on_conflict="retry", retry_delay=0.05, retry_delay_max=0.5)
-waits = seated("waits", on_conflict="wait", wait_timeout=0.5, after_wait="retry", retry_delay=0.05, retry_delay_max=0.5)
+waits = seated("waits", wait=0.5, on_conflict="retry", retry_delay=0.05, retry_delay_max=0.5)

@@ -34,6 +34,6 @@ def singleton(name: str, on_conflict: str, **options: Any) -> Any:
 skips = singleton("skips", "skip")
 short = singleton("short", "skip", ttl=3)
 retries = singleton("retries", "retry", retry_delay=0.2, retry_delay_max=0.5)
-waits = singleton("waits", "wait", wait_timeout=20)
+waits = singleton("waits", "raise", wait=20)
 if os.environ["DLOCK_TEST_QUEUE"] == "yes":
     queues = singleton("queues", "queue")

@@ -29,7 +29,7 @@ def test_options_without_a_step_of_their_own_in_a_run_are_simple(options: dict[s
     [
         {"on_conflict": "queue"},
         {"on_conflict": "replace"},
-        {"on_conflict": "wait"},
+        {"wait": 2},
         {"unique": "queued"},
         {"once_per": 60},
         {"once_per": "tick"},

@@ -26,13 +26,11 @@ DEFAULTS = {
     "retry_delay": 1.0,
     "retry_delay_max": 60.0,
     "retry_limit": None,
-    "wait_timeout": 10.0,
-    "after_wait": "raise",
+    "wait": 0.0,
     "queue_limit": None,
     "queue_overflow": "raise",
     "stop": "raise",
     "debounce": None,
-    "debounce_max": None,
     "limit": 1,
     "once_per": None,
     "misfire_grace": 86400.0,
@@ -57,10 +55,9 @@ TAKEN = [
     ("on_conflict", "skip"),
     ("on_conflict", "retry"),
     ("on_conflict", "queue"),
-    ("on_conflict", "wait"),
     ("on_conflict", "raise"),
     ("on_conflict", "replace"),
-    ("after_wait", "raise"),
+    ("wait", 0.0),
     ("ttl", 1.0),
     ("ttl", float(YEAR)),
     ("retry_delay", 0.01),
@@ -90,16 +87,15 @@ REFUSED = [
     ("scope", None, "'task' or 'shared'"),
     ("scope", ["task"], "'task' or 'shared'"),
     ("scope", "shared", "it needs key, because without a key there is no name to share"),
-    ("on_conflict", "Skip", "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
-    ("on_conflict", None, "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
+    ("on_conflict", "Skip", "'skip', 'retry', 'queue', 'raise' or 'replace'"),
+    ("on_conflict", None, "'skip', 'retry', 'queue', 'raise' or 'replace'"),
     ("stop", "ask", "it needs on_conflict='replace'"),
     ("stop", 5.0, "it needs on_conflict='replace'"),
     ("stop", -1, "'raise', 'ask', or seconds (int, float or timedelta) of at least 0"),
     ("stop", "asks", "or seconds (int, float or timedelta) of at least 0 (did you mean 'ask'?)"),
     ("stop", "kill", "write stop=<seconds>"),
-    ("on_conflict", ["skip"], "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
-    ("after_wait", "wait", "'raise', 'skip' or 'retry'"),
-    ("after_wait", 1, "'raise', 'skip' or 'retry'"),
+    ("on_conflict", ["skip"], "'skip', 'retry', 'queue', 'raise' or 'replace'"),
+    ("on_conflict", "wait", "write wait=<seconds>, after which on_conflict applies"),
     ("ttl", 0.999, "seconds from 1 to 31622400"),
     ("ttl", 0, "seconds from 1 to 31622400"),
     ("ttl", -5, "seconds from 1 to 31622400"),
@@ -119,9 +115,9 @@ REFUSED = [
     ("retry_limit", 1.0, "None or a whole number of at least 0"),
     ("retry_limit", True, "None or a whole number of at least 0"),
     ("retry_limit", "3", "None or a whole number of at least 0"),
-    ("wait_timeout", -0.1, "seconds from 0"),
-    ("wait_timeout", None, "seconds (int, float or timedelta) of at least 0"),
-    ("wait_timeout", float("inf"), "seconds from 0 to 31622400"),
+    ("wait", -0.1, "seconds from 0"),
+    ("wait", None, "seconds (int, float or timedelta) of at least 0"),
+    ("wait", float("inf"), "seconds from 0 to 31622400"),
     ("queue_limit", 0, "None or a whole number of at least 1"),
     ("queue_limit", -1, "None or a whole number of at least 1"),
     ("queue_limit", 1.0, "None or a whole number of at least 1"),
@@ -131,8 +127,6 @@ REFUSED = [
     ("queue_overflow", None, "'raise', 'skip' or 'drop_oldest'"),
     ("queue_overflow", ["skip"], "'raise', 'skip' or 'drop_oldest'"),
     ("queue_limit", 3, "it needs on_conflict='queue'"),
-    ("wait_timeout", 5.0, "it needs on_conflict='wait'"),
-    ("after_wait", "skip", "it needs on_conflict='wait'"),
     ("queue_overflow", "skip", "it needs on_conflict='queue'"),
     ("queue_overflow", "keep_latest", "write queue_limit=1, queue_overflow='drop_oldest'"),
     ("limit", 0, "a whole number from 1 to 100"),
@@ -142,7 +136,9 @@ REFUSED = [
     ("limit", None, "a whole number from 1 to 100"),
     ("debounce", 5.0, "it needs on_conflict='queue'"),
     ("debounce", 0, "seconds from 0.001"),
-    ("debounce_max", 5.0, "it needs debounce"),
+    ("debounce", [5, 6, 7], "or a pair of them, the longer one last"),
+    ("debounce", (5, 4), "or a pair of them, the longer one last"),
+    ("debounce", ("5", 6), "or a pair of them, the longer one last"),
     ("once_per", 0, "seconds (int, float or timedelta) from 0.001"),
     ("once_per", -60, "seconds (int, float or timedelta) from 0.001"),
     ("once_per", True, "seconds (int, float or timedelta) from 0.001"),
@@ -179,11 +175,11 @@ REFUSED = [
     [
         ("skip_result", 1, {"on_conflict": "raise"}),
         ("skip_result", None, {"on_conflict": "retry"}),
-        ("skip_result", 1, {"on_conflict": "wait"}),
+        ("skip_result", 1, {"on_conflict": "raise", "wait": 5}),
         ("skip_result", 1, {"on_conflict": "queue"}),
         ("retry_limit", 3, {"on_conflict": "raise"}),
         ("retry_limit", 3, {"on_conflict": "queue"}),
-        ("retry_limit", 3, {"on_conflict": "wait"}),
+        ("retry_limit", 3, {"on_conflict": "raise", "wait": 5}),
     ],
 )
 def test_option_without_effect_is_refused_with_its_requirement(
@@ -200,6 +196,7 @@ def test_option_without_effect_is_refused_with_its_requirement(
         ({"queue_limit": 3}, "None with queue_limit, because only the newest call waits"),
         ({"unique": "queued"}, "None with unique, because unique keeps the first call and debounce the last one"),
         ({"once_per": "tick"}, "None with once_per='tick', because each tick is to run"),
+        ({"wait": 2}, "None with wait, because the call waits in the lock store from the start"),
     ],
 )
 def test_debounce_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str, Any], expected: str) -> None:
@@ -233,9 +230,9 @@ def test_limit_is_refused_beside_an_option_that_contradicts_it(chosen: dict[str,
     assert LockOptions(limit=1, **chosen).limit == 1
 
 
-@pytest.mark.parametrize("policy", ["skip", "retry", "queue", "wait", "raise"])
+@pytest.mark.parametrize("policy", ["skip", "retry", "queue", "raise"])
 def test_limit_is_taken_with_every_policy(policy: str) -> None:
-    assert LockOptions(limit=100, on_conflict=policy, unique="queued").limit == 100
+    assert LockOptions(limit=100, wait=2, on_conflict=policy, unique="queued").limit == 100
 
 
 @pytest.mark.parametrize(
@@ -277,24 +274,22 @@ def test_body_is_killed_only_with_seconds() -> None:
     assert LockOptions().kill_after is None
 
 
-def test_debounce_max_is_at_least_debounce_and_ten_times_it_by_default() -> None:
+def test_longest_delay_of_debounce_is_ten_times_the_first_by_default() -> None:
     assert LockOptions(on_conflict="queue", debounce=5).debounce_ms == (5000, 50_000)
-    assert LockOptions(on_conflict="queue", debounce=5, debounce_max=5).debounce_ms == (5000, 5000)
+    assert LockOptions(on_conflict="queue", debounce=[5, timedelta(seconds=5)]).debounce_ms == (5000, 5000)
     assert LockOptions().debounce_ms == (0, 0)
-    with pytest.raises(InvalidLockOptions, match=r"invalid debounce_max=4.0: expected None or at least debounce"):
-        LockOptions(on_conflict="queue", debounce=5, debounce_max=4)
 
 
 @pytest.mark.parametrize(
     "chosen",
     [
         {"skip_result": 1},
-        {"skip_result": 1, "on_conflict": "wait", "after_wait": "skip"},
+        {"skip_result": 1, "wait": 2},
         {"skip_result": 1, "on_conflict": "raise", "once_per": 60},
         {"skip_result": 1, "on_conflict": "queue", "queue_overflow": "skip", "queue_limit": 3},
         {"retry_limit": 3},  # a call that has run before is republished instead of being skipped
         {"retry_limit": 3, "on_conflict": "retry"},
-        {"retry_limit": 3, "on_conflict": "wait", "after_wait": "retry"},
+        {"retry_limit": 3, "on_conflict": "retry", "wait": 2},
     ],
 )
 def test_option_whose_requirement_is_met_is_accepted(chosen: dict[str, Any]) -> None:
@@ -324,20 +319,19 @@ def test_invalid_value_is_refused_with_option_value_and_expectation(option: str,
     assert isinstance(raised.value, ValueError)
 
 
-@pytest.mark.parametrize("option", ["ttl", "retry_delay", "retry_delay_max", "wait_timeout", "once_per"])
+@pytest.mark.parametrize("option", ["ttl", "retry_delay", "retry_delay_max", "wait", "once_per"])
 def test_a_duration_may_be_an_int_or_a_timedelta_and_is_kept_as_seconds(option: str) -> None:
     every: list[Any] = [45, 45.0, timedelta(seconds=45)]
     for given in every:
-        options = LockOptions(**{option: given}, on_conflict="wait" if option == "wait_timeout" else "skip")
+        options = LockOptions(**{option: given})
         assert getattr(options, option) == 45.0
         assert type(getattr(options, option)) is float
     assert as_seconds(timedelta(minutes=1)) == 60.0
 
 
-@pytest.mark.parametrize("after", ["raise", "skip", "retry"])
-def test_a_task_that_waits_may_wait_not_at_all_and_end_in_each_way(after: str) -> None:
-    options = LockOptions(on_conflict="wait", wait_timeout=0.0, after_wait=after)
-    assert (options.wait_timeout, options.after_wait) == (0.0, after)
+@pytest.mark.parametrize("policy", ["skip", "retry", "queue", "raise", "replace"])
+def test_wait_is_taken_with_every_policy(policy: str) -> None:
+    assert LockOptions(on_conflict=policy, wait=2).wait == 2.0
 
 
 @pytest.mark.parametrize("overflow", ["skip", "drop_oldest"])

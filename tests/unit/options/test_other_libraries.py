@@ -55,7 +55,7 @@ FOREIGN = {
     "unlock_before_run": "use unique='queued' with on_conflict='retry'",
     "timeout": "remove it, because the lock of a running task is renewed; set max_hold .*, or queued_ttl",
     "lock_timeout": "remove it, because the lock of a running task is renewed; set max_hold .*, or queued_ttl",
-    "blocking_timeout": "use on_conflict='wait' with wait_timeout",
+    "blocking_timeout": "use wait=<seconds>",
 }
 
 

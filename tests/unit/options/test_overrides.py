@@ -13,7 +13,9 @@ pytestmark = pytest.mark.core
 
 
 class Waiting(SingletonTask):
-    lock_options = LockOptions(ttl=5, on_conflict="wait", wait_timeout=3, key=["n"], once_per=60, on_used="raise")
+    lock_options = LockOptions(
+        ttl=5, on_conflict="queue", queue_limit=3, wait=2, key=["n"], once_per=60, on_used="raise"
+    )
 
 
 def body(n: int) -> None: ...
@@ -32,12 +34,12 @@ def test_keyword_of_decorator_leaves_the_other_options_of_its_base() -> None:
 def test_keyword_of_decorator_drops_options_of_its_base_that_lose_their_meaning() -> None:
     chosen = lock_options(on_conflict="retry", once_per=None)
     assert (chosen.on_conflict, chosen.ttl, chosen.key) == ("retry", 5, ("n",))
-    assert (chosen.wait_timeout, chosen.on_used) == (10, "skip")
+    assert (chosen.queue_limit, chosen.on_used, chosen.wait) == (None, "skip", 2)
 
 
 def test_keyword_of_decorator_that_does_not_fit_its_base_is_refused() -> None:
-    with pytest.raises(InvalidLockOptions, match="task 't': invalid queue_limit=3: it needs on_conflict='queue'"):
-        lock_options(queue_limit=3)
+    with pytest.raises(InvalidLockOptions, match="task 't': invalid stop='ask': it needs on_conflict='replace'"):
+        lock_options(stop="ask")
 
 
 def test_base_whose_lock_options_are_no_lock_options_is_refused() -> None:
@@ -55,7 +57,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-@pytest.mark.parametrize("policy", [{}, {"on_conflict": "wait", "after_wait": "skip"}])
+@pytest.mark.parametrize("policy", [{}, {"wait": 2}])
 def test_unique_task_that_skips_published_calls_warns_at_definition(
     policy: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,4 +84,4 @@ def test_override_resets_the_seconds_of_a_kill_that_it_leaves_without_effect(cho
 def test_shared_task_overrides_the_options_of_its_base() -> None:
     singleton_task(name="shared.t", base=Waiting, ttl=9)(body)
     task: Any = Celery("here", set_as_current=False).tasks["shared.t"]
-    assert (task.lock_options.ttl, task.lock_options.on_conflict) == (9, "wait")
+    assert (task.lock_options.ttl, task.lock_options.on_conflict) == (9, "queue")

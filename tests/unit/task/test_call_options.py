@@ -53,8 +53,9 @@ def test_call_options_arrive_unchanged(task: Any) -> None:
     call = carried(task, **OPTIONS)
     seen = {name: getattr(call.options, name) for name in OPTIONS if name != "enabled"}
     assert {**seen, "key": list(seen["key"]), "enabled": call.enabled} == OPTIONS
-    waiting = carried(task, on_conflict="wait", wait_timeout=4.0, after_wait="skip").options
-    assert (waiting.on_conflict, waiting.wait_timeout, waiting.after_wait) == ("wait", 4.0, "skip")
+    waiting = carried(a_task(wait=5), on_conflict="retry", wait=4.0).options
+    assert (waiting.on_conflict, waiting.wait) == ("retry", 4.0)
+    assert carried(a_task(), on_conflict="queue", debounce=(5, 60)).options.debounce == (5.0, 60.0)
     assert carried(task, on_conflict="retry", retry_limit=3).options.retry_limit == 3
 
 
@@ -65,7 +66,7 @@ def test_unset_call_options_come_from_the_task(task: Any) -> None:
     assert call.name_of((1,), {}).text == task.lock_name(1)
 
 
-@pytest.mark.parametrize(("policy", "left"), [("raise", None), ("wait", None), ("skip", 3)])
+@pytest.mark.parametrize(("policy", "left"), [("raise", None), ("queue", None), ("skip", 3)])
 def test_task_options_without_effect_under_call_options_are_dropped(policy: str, left: int | None) -> None:
     app = Celery("calls", broker="memory://", set_as_current=False)
 
@@ -215,10 +216,10 @@ def test_call_that_disables_an_option_drops_its_dependent_options() -> None:
     assert (options.unique, options.on_duplicate, options.queued_ttl) == (None, "return", 3600.0)
 
 
-def test_call_without_wait_drops_the_tasks_wait_timeout() -> None:
-    task = a_task(on_conflict="wait", wait_timeout=5, after_wait="skip")
+def test_call_that_chooses_a_policy_keeps_the_tasks_wait() -> None:
+    task = a_task(wait=5)
     options = call_of(task, headers_for(task, {"on_conflict": "retry"}, None)).options
-    assert (options.on_conflict, options.wait_timeout, options.after_wait) == ("retry", 10.0, "raise")
+    assert (options.on_conflict, options.wait) == ("retry", 5.0)
 
 
 def test_dependent_option_of_a_disabled_option_is_refused() -> None:

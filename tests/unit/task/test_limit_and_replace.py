@@ -10,7 +10,7 @@ from celery_dlock import InvalidLockOptions, singleton_task
 REDLOCK = ["redis://lock-1", "redis://lock-2", "redis://lock-3"]
 REPLACE = "task 'shop.bill': invalid on_conflict='replace': expected another policy with "
 SEVERAL = "several servers in dlock_url (Redlock)"
-POLICIES = "'skip', 'retry', 'wait' or 'raise', or one server in dlock_url"
+POLICIES = "'skip', 'retry' or 'raise', or one server in dlock_url"
 REMOVE = "Remove one of the two"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from celery_dlock.options.lock_options import LockOptions
-from celery_dlock.options.values import AFTER_WAIT, POLICIES
+from celery_dlock.options.values import POLICIES
 from celery_dlock.store.holder_model import Holder
-from celery_dlock.store.model import Duplicate, Held, Tombstoned, Unknown, Used
+from celery_dlock.store.model import Duplicate, Held, Queued, Tombstoned, Unknown, Used
 from celery_dlock.task.policy import (
     ConflictContext,
     DropDuplicate,
     Fail,
+    Park,
     RequeueDuplicate,
     RetryLater,
     ReturnFirstResult,
@@ -29,11 +30,7 @@ RIVAL, DUPLICATE = Held(HOLDER, same_message=False, rank_us=5), Held(HOLDER, sam
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
 #: The policies that a task with ``once_per`` may have.
 ONCE_POLICIES = [policy for policy in POLICIES if policy != "replace"]
-EVERY_POLICY = [
-    LockOptions(on_conflict=policy, after_wait=after)
-    for policy, after in itertools.product(POLICIES, AFTER_WAIT)
-    if policy == "wait" or after == "raise"
-]
+EVERY_POLICY = [LockOptions(on_conflict=policy, wait=wait) for policy, wait in itertools.product(POLICIES, (0, 5))]
 EVERY_SITUATION = [
     ConflictContext(retries=retries, conflict_retries=count, store_retries=count, waited=waited, eager=eager)
     for retries, count, waited, eager in itertools.product((0, 2), (0, 3), (False, True), (False, True))
@@ -49,43 +46,37 @@ def options(policy: str, **more: Any) -> LockOptions:
 
 @pytest.mark.invariant("conflict-is-a-value")
 @pytest.mark.parametrize(
-    ("policy", "after", "retries", "waited", "eager", "expected"),
+    ("policy", "wait", "retries", "waited", "eager", "expected"),
     [
-        # policy, after_wait, task's own retries, waited, eager -> decision
-        ("skip", "raise", 0, False, False, Skip),
-        ("skip", "raise", 2, False, False, RetryLater),  # it ran before: its work is half done
-        ("skip", "raise", 0, False, True, Skip),
-        ("skip", "raise", 2, False, True, Skip),  # an eager call cannot be republished
-        ("retry", "raise", 0, False, False, RetryLater),
-        ("retry", "raise", 2, False, False, RetryLater),
-        ("retry", "raise", 0, False, True, Fail),
-        ("retry", "raise", 2, False, True, Fail),
-        ("raise", "raise", 0, False, False, Fail),
-        ("raise", "raise", 2, False, False, Fail),
-        ("raise", "raise", 0, False, True, Fail),
-        ("wait", "raise", 0, False, False, Wait),
-        ("wait", "skip", 2, False, False, Wait),
-        ("wait", "retry", 0, False, True, Wait),
-        ("wait", "raise", 0, True, False, Fail),
-        ("wait", "raise", 2, True, True, Fail),
-        ("wait", "skip", 0, True, False, Skip),
-        ("wait", "skip", 2, True, False, RetryLater),
-        ("wait", "skip", 2, True, True, Skip),
-        ("wait", "retry", 0, True, False, RetryLater),
-        ("wait", "retry", 0, True, True, Fail),
+        # policy, wait, task's own retries, waited, eager -> decision
+        ("skip", 0, 0, False, False, Skip),
+        ("skip", 0, 2, False, False, RetryLater),  # it ran before: its work is half done
+        ("skip", 0, 0, False, True, Skip),
+        ("skip", 0, 2, False, True, Skip),  # an eager call cannot be republished
+        ("retry", 0, 0, False, False, RetryLater),
+        ("retry", 0, 2, False, False, RetryLater),
+        ("retry", 0, 0, False, True, Fail),
+        ("retry", 0, 2, False, True, Fail),
+        ("raise", 0, 0, False, False, Fail),
+        ("raise", 0, 2, False, False, Fail),
+        ("raise", 0, 0, False, True, Fail),
+        ("raise", 5, 0, False, False, Wait),
+        ("skip", 5, 2, False, False, Wait),
+        ("retry", 5, 0, False, True, Wait),
+        ("raise", 5, 0, True, False, Fail),
+        ("raise", 5, 2, True, True, Fail),
+        ("skip", 5, 0, True, False, Skip),
+        ("skip", 5, 2, True, False, RetryLater),
+        ("skip", 5, 2, True, True, Skip),
+        ("retry", 5, 0, True, False, RetryLater),
+        ("retry", 5, 0, True, True, Fail),
     ],
 )
 def test_held_lock_is_decided_by_the_policy(
-    policy: str, after: str, retries: int, waited: bool, eager: bool, expected: type
+    policy: str, wait: float, retries: int, waited: bool, eager: bool, expected: type
 ) -> None:
     situation = ConflictContext(retries=retries, waited=waited, eager=eager)
-    assert type(decide(RIVAL, options(policy, after_wait=after), situation)) is expected
-
-
-@pytest.mark.parametrize("waiting", ["skip", "retry", "raise"])
-def test_waited_flag_matters_under_wait_only(waiting: str) -> None:
-    decisions = [decide(RIVAL, options(waiting), ConflictContext(waited=waited)) for waited in (False, True)]
-    assert decisions[0] == decisions[1]
+    assert type(decide(RIVAL, options(policy, wait=wait), situation)) is expected
 
 
 def test_reason_names_holder_node_and_start() -> None:
@@ -97,16 +88,26 @@ def test_reason_names_holder_node_and_start() -> None:
     assert eager.reason == f"{WHO}; an eager call has no message to retry"
 
 
-def test_wait_lasts_wait_timeout() -> None:
-    assert decide(RIVAL, options("wait", wait_timeout=7.5), ConflictContext()) == Wait(7.5, WHO)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_wait_comes_before_every_policy_and_lasts_its_time(policy: str) -> None:
+    answer = Queued(0, 5, HOLDER) if policy in ("queue", "replace") else RIVAL
+    assert decide(answer, options(policy, wait=7.5), ConflictContext()) == Wait(7.5, WHO)
 
 
-@pytest.mark.parametrize(("after", "expected"), [("raise", Fail), ("skip", Skip), ("retry", RetryLater)])
-def test_reason_after_a_wait_says_how_long_the_call_waited(after: str, expected: type) -> None:
-    chosen = options("wait", wait_timeout=7.5, after_wait=after)
-    decision = decide(RIVAL, chosen, ConflictContext(waited=True))
+@pytest.mark.parametrize("policy", ["queue", "replace"])
+@pytest.mark.parametrize("answer", [Queued(1, 5, HOLDER), Queued(1, 5, None)])
+def test_call_is_parked_at_once_if_waiters_come_before_it(policy: str, answer: Queued) -> None:
+    assert isinstance(decide(answer, options(policy, wait=7.5), ConflictContext()), Park)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("raise", Fail), ("skip", Skip), ("retry", RetryLater), ("queue", Park), ("replace", Park)]
+)
+def test_reason_after_a_wait_says_how_long_the_call_waited(policy: str, expected: type) -> None:
+    answer = Queued(0, 5, HOLDER) if policy in ("queue", "replace") else RIVAL
+    decision = decide(answer, options(policy, wait=7.5), ConflictContext(waited=True))
     assert type(decision) is expected
-    assert decision.reason == f"{WHO}; waited 7.5 s (wait_timeout)"
+    assert decision.reason == f"{WHO}; waited 7.5 s (wait)"
 
 
 # The policy `retry`
@@ -164,7 +165,7 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 # No rival: no policy is asked
 
 
-@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
+@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.wait:g}")
 def test_duplicate_delivery_is_requeued_under_every_policy(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
         decision = decide(DUPLICATE, chosen, situation)
@@ -180,7 +181,7 @@ def test_duplicate_delivery_is_retried_with_growing_delay_until_the_lease_ends()
     assert 3.0 < late.delay <= 4.0
 
 
-@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
+@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.wait:g}")
 def test_duplicate_is_dropped_and_used_name_is_skipped_under_every_policy(
     chosen: LockOptions,
 ) -> None:
@@ -228,13 +229,13 @@ ENDED = Held(dataclasses.replace(HOLDER, releasing=True), same_message=False, ra
 
 
 @pytest.mark.invariant("finished-holder-is-no-conflict")
-@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.after_wait}")
+@pytest.mark.parametrize("chosen", EVERY_POLICY, ids=lambda o: f"{o.on_conflict}-{o.wait:g}")
 @pytest.mark.parametrize("task_id", ["id9", "other"])
 def test_holder_whose_body_has_ended_is_waited_for_under_every_policy(chosen: LockOptions, task_id: str) -> None:
     """The call may be the holder's own retry, its chain's next step or another one. A wait in the slot comes first."""
     for situation in EVERY_SITUATION:
         decision = decide(ENDED, chosen, dataclasses.replace(situation, task_id=task_id))
-        if chosen.on_conflict == "wait" and not situation.waited:
+        if chosen.wait and not situation.waited:
             assert isinstance(decision, Wait)
         elif not situation.eager:
             delay = min(60.0, 2.0**situation.store_retries)
@@ -247,5 +248,5 @@ def test_holder_whose_body_has_ended_is_waited_for_under_every_policy(chosen: Lo
 def test_own_earlier_run_still_in_its_body_meets_the_policy(left: bool, expected: type) -> None:
     held = Held(dataclasses.replace(HOLDER, task_id="mine", releasing=left), same_message=False, rank_us=1)
     situation = ConflictContext(retries=1, task_id="mine", conflict_retries=3, waited=True)
-    for chosen in (options("raise"), options("wait"), options("retry", retry_limit=3)):
+    for chosen in (options("raise"), options("raise", wait=5), options("retry", retry_limit=3)):
         assert isinstance(decide(held, chosen, situation), expected)

@@ -126,7 +126,7 @@ OPTIONS = [
     ("ttl", True, "seconds"),
     ("ttl", float("nan"), "1 to"),
     ("ttl", timedelta(0), "1 to"),
-    ("on_conflict", "drop", "'skip', 'retry', 'queue', 'wait', 'raise' or 'replace'"),
+    ("on_conflict", "drop", "'skip', 'retry', 'queue', 'raise' or 'replace'"),
     ("on_conflict", None, "'skip'"),
     ("scope", "global", "'task' or 'shared'"),
     ("scope", "shared", "key"),
@@ -141,8 +141,7 @@ OPTIONS = [
     ("retry_delay_max", 0, "0.01"),
     ("retry_limit", -1, "at least 0"),
     ("retry_limit", 1.5, "whole number"),
-    ("wait_timeout", -1, "0 to"),
-    ("after_wait", "wait", "'raise', 'skip' or 'retry'"),
+    ("wait", -1, "0 to"),
     ("once_per", 0, "0.001"),
     ("once_per", "1d", "seconds"),
 ]

@@ -80,10 +80,10 @@ class TestItChanges:
         skips = call(n)
         skips.get(timeout=10, propagate=False)
         assert skips.state == "REVOKED"
-        others = [call(n, dlock={"on_conflict": policy}) for policy in ("queue", "wait", "retry")]
+        others = [call(n, dlock={"on_conflict": policy}) for policy in ("queue", "retry")]
         eventually(lambda: others[0].state == "QUEUED", 10, message="it is parked")
         environment.open(f"{n}-gate")
-        assert [result.get(timeout=20) for result in (holder, *others)] == [n] * 4
+        assert [result.get(timeout=20) for result in (holder, *others)] == [n] * 3
         assert environment.overlaps(n) == 1
 
     def test_the_key(self, environment, tasks, call):

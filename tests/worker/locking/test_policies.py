@@ -213,14 +213,38 @@ class TestWait:
             assert 0.4 <= seconds < 1.4
 
     @pytest.mark.invariant("conflict-is-a-value")
-    def test_wait_that_times_out_is_skipped_with_after_wait_skip(self, environment, tasks):
+    def test_skip_applies_after_the_wait(self, environment, tasks):
         n = environment.fresh()
         with environment.hold(tasks.waits_then_skips, n):
             seconds, error = timed(lambda: tasks.waits_then_skips.delay(n).get(timeout=10))
             assert isinstance(error, TaskRevokedError)
             assert 0.3 <= seconds < 1.3
 
-    def test_wait_that_times_out_is_retried_with_after_wait_retry(self, environment, tasks):
+    def test_queue_applies_after_the_wait(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.waits_then_queues, n):
+            later = tasks.waits_then_queues.delay(n)
+            assert "; waited 0.3 s (wait)" in environment.wait_for_line(later.id, "is parked")
+        assert later.get(timeout=10) == n
+        assert environment.overlaps(n) == 1
+
+    def test_call_under_queue_takes_the_lock_at_the_release_while_it_waits(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.waits_before_it_queues, n):
+            waiter = tasks.waits_before_it_queues.delay(n)
+            eventually(lambda: _blocked(environment) == 1)
+        assert waiter.get(timeout=10) == n
+        assert not environment.lines(waiter.id, "is parked")
+        assert environment.overlaps(n) == 1
+
+    def test_call_may_wait_for_less_than_its_task(self, environment, tasks):
+        n = environment.fresh()
+        with environment.hold(tasks.waits, n):
+            seconds, error = timed(lambda: tasks.waits.apply_async((n,), dlock={"wait": 0}).get(timeout=9))
+            assert isinstance(error, LockHeld)
+            assert seconds < 5
+
+    def test_retry_applies_after_the_wait(self, environment, tasks):
         n = environment.fresh()
         with environment.hold(tasks.waits_then_retries, n):
             later = tasks.waits_then_retries.delay(n)

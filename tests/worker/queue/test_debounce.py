@@ -14,7 +14,7 @@ from tests.support.polling import eventually
 
 pytestmark = pytest.mark.invariant("debounce-runs-the-newest-call")
 
-#: Seconds of ``debounce`` and ``debounce_max`` of the task `saves`.
+#: The two seconds of ``debounce`` of the task `saves`.
 WAIT, LAST = 2.0, 4.0
 #: Seconds in which a due call begins on a machine with much to do. The library itself needs 0.3 s.
 ROOM = 5.0
@@ -62,7 +62,7 @@ def test_replaced_call_names_the_newer_one_and_ends_its_canvas(environment, task
     assert environment.wait_for_line(older.parent.id, "is revoked: .*debounced by")
 
 
-def test_flood_delays_the_body_by_debounce_max_at_most(environment, tasks):
+def test_flood_delays_the_body_by_the_longest_delay_at_most(environment, tasks):
     n, began = environment.fresh(), time.monotonic()
     while time.monotonic() - began < LAST + WAIT:
         tasks.saves.delay(n)

@@ -8,7 +8,7 @@
 --
 -- debounced is a hash. It has identity, rank and task id of the newest call, and the time in us at which that call is
 -- due in any case. It also has the rank of the last call that started. After its last change, it lives a day longer
--- than debounce_max.
+-- than debounce_max_ms.
 --
 -- The including script has set: now, rank, holder, queued, granted, for_this_grant, held, inherited_notify,
 -- evicted_by_this, debounced_life_ms.
