@@ -48,8 +48,9 @@ _NO_ROUTE: Final = 312
 _CANNOT_DELAY: Final = frozenset({_ACCESS_REFUSED, 404})
 #: RabbitMQ refuses longer expirations. The worker that receives the message reads its header ``expires`` anyway.
 _MAX_EXPIRATION: Final = (2**32 - 1) / 1000
-#: The attributes in which a connection keeps its confirming channel, and that its last message had no answer.
+#: The attribute in which a connection keeps its confirming channel.
 _CHANNEL: Final = "_celery_dlock_channel"
+#: The attribute of an app whose last message had no answer of the broker.
 _UNANSWERED: Final = "_celery_dlock_unanswered"
 
 
@@ -92,8 +93,8 @@ def publish(
             arguments = {**message, "headers": dict(headers), "expiration": expiration}
             if not confirms(producer.connection):
                 producer.publish(**arguments, retry=True, retry_policy=policy)
-            elif not _sent_delayed(producer, policy, arguments, delay_route(app, queue, delay)):
-                _ensure_sent(producer, policy, arguments)
+            elif not _sent_delayed(app, producer, policy, arguments, delay_route(app, queue, delay)):
+                _ensure_sent(app, producer, policy, arguments)
 
     try:
         try:
@@ -153,7 +154,7 @@ def _is_message_error(error: Exception) -> bool:
 
 
 def _sent_delayed(
-    producer: Any, policy: Mapping[str, Any], message: Mapping[str, Any], route: DelayRoute | None
+    app: Celery, producer: Any, policy: Mapping[str, Any], message: Mapping[str, Any], route: DelayRoute | None
 ) -> bool:
     """Publish a message that the broker delays. Return False, without publishing, if the broker cannot delay it."""
     if route is None:
@@ -161,7 +162,7 @@ def _sent_delayed(
     delayed = {**message, "exchange": route.exchange, "routing_key": route.routing_key}
     try:
         # Bind each time: a queue that was deleted and declared again has lost its bindings, and messages would be lost.
-        _ensure_sent(producer, policy, delayed, (message["routing_key"], DELIVERY_EXCHANGE, route.binding))
+        _ensure_sent(app, producer, policy, delayed, (message["routing_key"], DELIVERY_EXCHANGE, route.binding))
     except producer.connection.channel_errors as error:
         if getattr(error, "reply_code", None) not in _CANNOT_DELAY:
             raise
@@ -171,10 +172,23 @@ def _sent_delayed(
 
 
 def _ensure_sent(
-    producer: Any, policy: Mapping[str, Any], message: Mapping[str, Any], binding: tuple[str, str, str] | None = None
+    app: Celery,
+    producer: Any,
+    policy: Mapping[str, Any],
+    message: Mapping[str, Any],
+    binding: tuple[str, str, str] | None = None,
 ) -> None:
+    """Publish a message, or raise an error.
+
+    While an alarm of RabbitMQ lasts, it does not read what a connection publishes. It publishes that when the alarm is
+    over, although the connection is closed by then. So the next message waits until the broker has answered a message
+    for a queue that does not exist. Otherwise each attempt would add a copy.
+    """
     connection = producer.connection
-    if not connection.ensure(producer, _send_confirmed, **policy)(connection, message, binding):
+    send = connection.ensure(producer, _send_confirmed, **policy)
+    answers = not vars(app).pop(_UNANSWERED, False) or _answers(connection)
+    if not answers or not send(connection, message, binding):
+        vars(app)[_UNANSWERED] = True
         raise TimeoutError(f"the broker did not confirm the message within {CONFIRM_TIMEOUT:g} s, and may have it")
 
 
@@ -184,17 +198,11 @@ def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[
     Such a message is not published again at once, because each attempt would wait as long. After a broken connection,
     it is.
 
-    While an alarm of RabbitMQ lasts, it does not read what a connection publishes. It publishes that when the alarm is
-    over, although the connection is closed by then. So the next message waits until the broker has answered a message
-    for a queue that does not exist. Otherwise each attempt would add a copy.
-
     Args:
         connection: The connection to use.
         message: The arguments of ``Producer.publish``.
         binding: The queue, exchange and routing key to bind before.
     """
-    if vars(connection).pop(_UNANSWERED, False) and not _answers(connection):
-        return False
     amqp = connection.ensure_connection(max_retries=1, interval_start=0, reraise_as_library_errors=False).connection
     sending = False
     try:
@@ -213,7 +221,6 @@ def _send_confirmed(connection: Any, message: Mapping[str, Any], binding: tuple[
         connection.collect()
         if not sending:
             raise
-        vars(connection)[_UNANSWERED] = True
         return False
     vars(connection)[_CHANNEL] = channel
     return True

@@ -16,7 +16,7 @@ class RabbitMQEnvironment(QueueEnvironment):
     def start(self):
         """A further ready worker; it is killed at the end."""
         worker = self.stack.enter_context(
-            running_worker(APP, folder=self.folder, urls=self.urls, concurrency=4, environ=self.environ)
+            running_worker(self.module, folder=self.folder, urls=self.urls, concurrency=4, environ=self.environ)
         )
         self.workers.insert(0, worker)
         self.listens()
@@ -61,21 +61,22 @@ class RabbitMQEnvironment(QueueEnvironment):
 
 
 @contextmanager
-def running_environment(folder, broker, conf=None):
+def running_environment(folder, broker, conf=None, app=APP):
     """An environment with one ready worker.
 
     Args:
         broker: a `RabbitMQ`.
+        app: the module of another app that notes as this one does.
         conf: more app settings, for the worker and for this process.
     """
     with ExitStack() as stack:
         server = stack.enter_context(Server(folder / "server"))
         lock = stack.enter_context(Server(folder / "locks", persistent=True))
         urls = Urls(broker.url, server.url(1), lock.url(2))
-        tasks = stack.enter_context(loaded_app(APP, urls))
+        tasks = stack.enter_context(loaded_app(app, urls))
         tasks.app.conf.update(conf or {})
         environment = RabbitMQEnvironment(server, urls, tasks, folder)
-        environment.holdings, environment.stack = [], stack
+        environment.holdings, environment.stack, environment.module = [], stack, app
         environment.environ = {"DLOCK_TEST_CONF": json.dumps(conf or {})}
         environment.lock_server, environment.locks = lock, lock.client(2)
         environment.start()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +50,8 @@ def app(broker):
     made.close()
 
 
-def sent(app, queue, **headers):
-    publish(app, app.producer_or_acquire, queue, "[]", {"task": "t", "id": "i", **headers}, FIELDS)
+def sent(app, queue, producers=None, **headers):
+    publish(app, producers or app.producer_or_acquire, queue, "[]", {"task": "t", "id": "i", **headers}, FIELDS)
 
 
 def lying(app, queue):
@@ -117,14 +118,24 @@ def test_broker_that_does_not_answer_holds_up_for_a_bounded_time(app, broker, mo
 
 
 @pytest.mark.invariant("republishing-is-confirmed")
-def test_broker_with_an_alarm_gets_one_copy_however_often_it_is_tried(app, broker, monkeypatch):
-    """RabbitMQ publishes what it has not read so far when the alarm is over, also of connections that are closed."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_broker_with_an_alarm_gets_one_copy_however_often_it_is_tried(app, broker, monkeypatch, shared):
+    """RabbitMQ publishes what it has not read so far when the alarm is over, also of connections that are closed.
+
+    Pool children share the app's connections. The queue sweeper makes a new one after each error.
+    """
+
+    @contextmanager
+    def own():
+        with app.connection_for_write() as connection:
+            yield app.amqp.Producer(connection, auto_declare=False)
+
     monkeypatch.setattr(publishing, "CONFIRM_TIMEOUT", 1.0)
     sent(app, "plain")
     with broker.alarm():
         for _ in range(4):
             with pytest.raises(TimeoutError, match="did not confirm"):
-                sent(app, "plain")
+                sent(app, "plain", None if shared else own)
     eventually(lambda: lying(app, "plain") == 2, 20)
     sent(app, "plain")
     assert lying(app, "plain") == 3
