@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +14,11 @@ import pytest
 
 from celery_dlock.errors import LockLost
 from celery_dlock.locking import client, lease, lease_table, owner
+from celery_dlock.locking.client import LockClient
+from celery_dlock.locking.events import Listeners
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseState
+from celery_dlock.locking.shared_lease_table import SharedLeaseTable
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity
@@ -130,6 +134,21 @@ def test_acquisition_interrupted_at_two_apps_is_left_to_the_watchdog_of_its_own_
     end(ours)
     assert record.state is LeaseState.RELEASE_DELEGATED
     assert not ours.context.open_acquisitions
+
+
+@pytest.mark.invariant("descendants-hold-nothing")
+def test_end_of_a_process_that_the_body_forked_releases_no_lease_of_its_parent(
+    shared: SharedLeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is in memory that the two share, so a late write would make the watchdog release the parent's lock."""
+    harness = LockClientHarness()
+    harness.lock_client = LockClient(harness.store, shared, lambda: True, harness.clock, Listeners())
+    lease = harness.take()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        end(harness)
+    assert lease.record.state is LeaseState.HELD
+    assert harness.store.kept(a_name())
 
 
 def test_an_interruption_at_any_line_of_a_release_does_not_lose_what_the_end_means() -> None:
