@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from billiard.exceptions import SoftTimeLimitExceeded
+
 from .locking import owner
 from .locking.events import Event, Listeners
 from .utils.log import logger
@@ -48,7 +50,7 @@ class Spans(NoSpans):
 
     def listen(self, listeners: Listeners) -> None:
         """Receive the events of locks from now on."""
-        listeners.add(self._on_event, lambda _kind: self._current().is_recording())
+        listeners.add(self._on_event, lambda _kind: self._is_recording())
         listeners.after_loss = self._on_lost_before
 
     def outcome(self, text: str) -> None:
@@ -60,9 +62,22 @@ class Spans(NoSpans):
         self._set("wait_ms", round(max(0.0, seconds) * 1000))
 
     def _set(self, name: str, value: str | int) -> None:
-        span = self._current()
-        if span.is_recording():
-            span.set_attribute(_PREFIX + name, value)
+        if self._is_recording():
+            self._write(lambda span: span.set_attribute(_PREFIX + name, value))
+
+    def _is_recording(self) -> bool:
+        recording: list[bool] = []
+        self._write(lambda span: recording.append(span.is_recording()))
+        return any(recording)
+
+    def _write(self, write: Callable[[Any], object]) -> None:
+        """Write to the current span. An error of the application's tracer must not decide about a call."""
+        try:
+            write(self._current())
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception:
+            logger.warning("cannot write to the current span", exc_info=True)
 
     def _on_event(self, event: Event) -> None:
         if event.kind == "acquired":
@@ -88,12 +103,12 @@ class Spans(NoSpans):
 
     def _lost(self, name: str, whose: str, reason: str) -> None:
         # The body may have found the loss before its release reports it.
-        if (name, whose) not in self._told and self._current().is_recording():
+        if (name, whose) not in self._told and self._is_recording():
             self._told.append((name, whose))
             self._add("lost", name, reason)
 
     def _add(self, event: str, name: str, reason: str) -> None:
-        self._current().add_event(event, {_PREFIX + "name": name, _PREFIX + "reason": reason})
+        self._write(lambda span: span.add_event(event, {_PREFIX + "name": name, _PREFIX + "reason": reason}))
 
 
 NO_SPANS: Final = NoSpans()

@@ -107,7 +107,18 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "fail their task."
         ),
         "conflict-is-a-value": "A conflict is a value. A pure function turns it into a decision.",
-        "no-result-hangs": "A skip ends every member of a canvas that can no longer run.",
+        "no-result-hangs": (
+            "A skip ends every member of a canvas that can no longer run. So does the end of a parked call that never "
+            "ran, also over `rpc://`."
+        ),
+        "informing-decides-nothing": (
+            "What only informs decides about no call: states before the end, events, the log, metrics, signals. If the "
+            "result backend is away, a call is parked and runs all the same."
+        ),
+        "ends-are-tried-again": (
+            "An end that the result backend does not take is tried again for a limited time. If that fails, an error "
+            "in the log names the task id."
+        ),
         "conflict-is-no-failure": (
             "A conflict uses none of the task's retries. The original message is republished, with a new ETA."
         ),
@@ -168,7 +179,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "No message is acknowledged before the store has parked it or granted its lock, also under early "
             "acknowledgement."
         ),
-        "queued-state-hides-no-end": "QUEUED is stored before the message is parked, so it never replaces an end.",
+        "queued-state-hides-no-end": (
+            "QUEUED never replaces an end. Redis stores it only if no end is stored, in one step. Any other result "
+            "backend stores it before the message is parked."
+        ),
         "removed-waiters-end-revoked": "Revoked and expired waiters end REVOKED and delay no other waiter.",
         "queue-limit-is-per-name": (
             "A queue limit counts the waiters of one name. The waiter that makes room ends REVOKED."

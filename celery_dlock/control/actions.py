@@ -273,8 +273,8 @@ class LockControl(LockReader):
         publisher = self._runtime.grant_publisher
         why = f": {printable(reason)}" if reason else ""
         error = TaskRevokedError(f"{name}: dropped by operator {self._audit.user}@{self._audit.host}{why}")
-        ended = bool(taken.entry) and publisher.evict(lock_name, Grant(identity, taken.entry), error, keeps_end=True)
         publisher.publish_next(lock_name, taken.granted)
+        ended = bool(taken.entry) and publisher.evict(lock_name, Grant(identity, taken.entry), error, keeps_end=True)
         if taken.entry:
             result = "dropped" if ended else "took out of the queue, but could not store the end of"
             call = ParkedMessage.call_in(taken.entry) or f"the message {identity}"

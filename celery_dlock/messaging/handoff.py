@@ -6,11 +6,12 @@ of a message that no worker started in time, and of one that no worker of its ow
 
 from __future__ import annotations
 
+import collections
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import TaskRevokedError
@@ -24,7 +25,7 @@ from ..utils.log import log_fields, logger
 from .broker_identity import broker_of
 from .message import RepublishHeader, next_count, publish_parked
 from .parked import ParkedMessage
-from .results import has_end, store_revoked
+from .results import END_WITHIN, has_end, store_revoked, try_end
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -40,6 +41,19 @@ MAX_WARNED: Final = 10_000
 #: Those workers find the message within that time. The lock's next message may be for this process, and then waits for
 #: up to LEAVE_FOR. So keep LEAVE_FOR below the 2 s in docs/explanation/how-the-queue-works.md.
 LEAVE_FOR: Final = 1.5
+#: Seconds for which the queue sweeper tries to store an end that the result backend does not take, and between two
+#: tries. Each try may block the sweeper until the backend's own timeout.
+END_LATER_WITHIN: Final = 60.0
+END_LATER_DELAY: Final = 5.0
+
+
+class _Unended(NamedTuple):
+    """A waiter that was taken out of its queue, and whose end is not stored yet."""
+
+    name: LockName
+    waiter: Grant
+    error: TaskRevokedError
+    until: float
 
 
 class GrantPublisher:
@@ -54,6 +68,8 @@ class GrantPublisher:
         producer: Opens a connection to the broker.
         broker: The broker's identity; None: its URL without user and password.
         monitored_as: Returns the worker's node name while it sends monitor events; else None.
+        counts: Counts dead letters and waiting times.
+        ends_later: If the result backend does not take an end, do not wait: :meth:`store_unended` is called repeatedly.
     """
 
     def __init__(
@@ -65,6 +81,8 @@ class GrantPublisher:
         broker: str | None = None,
         monitored_as: Callable[[], str | None] = lambda: None,
         counts: Counts | None = None,
+        *,
+        ends_later: bool = False,
     ) -> None:
         self._app = app
         self._counts = counts or Counts()
@@ -76,6 +94,9 @@ class GrantPublisher:
         self._broker = broker
         #: By lock name, the time when a message was last left to the workers of another broker.
         self._left_at: dict[LockName, float] = {}
+        self._ends_later = ends_later
+        self._unended: collections.deque[_Unended] = collections.deque()
+        self._next_try = 0.0
 
     @property
     def broker(self) -> str:
@@ -90,10 +111,18 @@ class GrantPublisher:
         Return False if the broker did not take the message. No error of the store or the broker is raised; a soft time
         limit may be raised here as anywhere.
         """
+        expired: list[Grant] = []
+        published = self._publish_first(name, grant, expired)
+        for waiter in expired:  # now that the next waiter does not have to wait for the result backend
+            self.evict(name, waiter, TaskRevokedError(f"{name}: expired while it waited"))
+        return published
+
+    def _publish_first(self, name: LockName, grant: Grant | None, expired: list[Grant]) -> bool:
+        """Publish the first of the granted messages that has not expired. Take the others out of the queue."""
         try:
             with no_fork():
                 while grant is not None:
-                    grant = self._publish(name, grant)
+                    grant = self._publish(name, grant, expired)
         except StoreUnavailable as error:
             logger.warning(
                 "%s: hand-off failed, the queue sweeper will retry it: %s",
@@ -125,7 +154,29 @@ class GrantPublisher:
             StoreUnavailable: The waiter may still be queued.
         """
         with no_fork():
-            self.publish_next(name, self._taken_out(name, identity, reason))
+            taken = self._store.remove_waiter(name, identity, uuid.uuid4().hex, ended=not reason)
+        self.publish_next(name, taken.granted)
+        if taken.entry and reason:
+            self.evict(name, Grant(identity, taken.entry), TaskRevokedError(f"{name}: {reason}"))
+
+    def store_unended(self) -> None:
+        """Store the ends that the result backend did not take before, if it takes them now."""
+        while self._unended and time.monotonic() >= self._next_try:
+            name, waiter, error, until = self._unended[0]
+            if self._evict(name, waiter, error, gives_up=time.monotonic() >= until) is None:
+                self._next_try = time.monotonic() + END_LATER_DELAY
+            else:
+                self._unended.popleft()
+
+    def give_up_unended(self) -> None:
+        """Log the ends that are not stored yet, because this process ends."""
+        while self._unended:
+            name, waiter, error, _ = self._unended.popleft()
+            logger.error(
+                "Task %s has ended (%s), but its end is not stored; action required: drop it from the dead letters, %s",
+                ParkedMessage.call_in(waiter.entry), error, self._store.dead_letters_at(name),
+                extra=log_fields(lock_name=name.text),
+            )  # fmt: skip
 
     def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError, *, keeps_end: bool = False) -> bool:
         """Store the end of a waiter, then delete its message from the store. Return whether that was done.
@@ -142,11 +193,31 @@ class GrantPublisher:
             error: The end to store.
             keeps_end: The call may have run before. If its end is stored already, do not overwrite it.
         """
+        if not self._ends_later:
+            return bool(self._evict(name, waiter, error, keeps_end=keeps_end, within=END_WITHIN))
+        # While the result backend takes no end, only `store_unended` tries.
+        stored = None if self._unended else self._evict(name, waiter, error, keeps_end=keeps_end, gives_up=False)
+        if stored is None:
+            self._unended.append(_Unended(name, waiter, error, time.monotonic() + END_LATER_WITHIN))
+        return bool(stored)
+
+    def _evict(
+        self,
+        name: LockName,
+        waiter: Grant,
+        error: TaskRevokedError,
+        *,
+        keeps_end: bool = False,
+        within: float = 0.0,
+        gives_up: bool = True,
+    ) -> bool | None:
+        """Do what :meth:`evict` says. Return None if a later try may store the end, and ``gives_up`` is false."""
         try:
             with no_fork():
-                if not end(self._app, waiter.entry, error, keeps_end=keeps_end):
-                    return False
-                granted = self._taken_out(name, waiter.identity)
+                stored = end(self._app, waiter.entry, error, keeps_end=keeps_end, within=within, gives_up=gives_up)
+                if not stored:
+                    return stored
+                granted = self._store.remove_waiter(name, waiter.identity, uuid.uuid4().hex, ended=True).granted
                 self._release_claim(name, waiter.entry)
                 self._send_revoked(ParkedMessage.read(waiter.entry).task_id)
                 # The replaced call may have had the grant, which has now passed to the next waiter.
@@ -186,17 +257,6 @@ class GrantPublisher:
         identity = Identity.of(headers["id"], headers)
         self._store.release_claim(name, identity.task_id, identity.generation)
 
-    def _taken_out(self, name: LockName, identity: str, reason: str = "") -> Grant | None:
-        """Remove a waiter from its queue, and return the next grant.
-
-        With a reason, the store first sets the message aside among the dead letters. :meth:`evict` then stores REVOKED
-        and calls this method again, without a reason, to delete the message.
-        """
-        taken = self._store.remove_waiter(name, identity, uuid.uuid4().hex, ended=not reason)
-        if taken.entry and reason:
-            self.evict(name, Grant(identity, taken.entry), TaskRevokedError(f"{name}: {reason}"))
-        return taken.granted
-
     def _leave_to_its_broker(self, name: LockName, grant: Grant, broker: str) -> None:
         if name not in self._left_at:
             if len(self._left_at) >= MAX_WARNED:
@@ -225,8 +285,8 @@ class GrantPublisher:
         except StoreUnavailable as error:
             logger.debug("%s: cannot record the failed hand-off: %s", name, error)
 
-    def _publish(self, name: LockName, grant: Grant) -> Grant | None:
-        """Publish one granted message; return the next grant if this message ended instead."""
+    def _publish(self, name: LockName, grant: Grant, expired: list[Grant]) -> Grant | None:
+        """Publish one granted message. If it cannot run, return the next grant; add an expired one to ``expired``."""
         try:
             parked = ParkedMessage.read(grant.entry)
         except ValueError:
@@ -243,7 +303,10 @@ class GrantPublisher:
         # End an expired message. If its task is not registered here, this process cannot store the end. It publishes
         # such a message like any other, and the worker that receives the message ends it.
         if parked.expired and parked.task in self._app.tasks:
-            return self._taken_out(name, grant.identity, "expired while it waited")
+            taken = self._store.remove_waiter(name, grant.identity, uuid.uuid4().hex)
+            if taken.entry:
+                expired.append(Grant(grant.identity, taken.entry))
+            return taken.granted
         header = RepublishHeader(
             parked.rank_us, next_count(parked.conflict_retries), grant.grant_id, redelivered=parked.redelivered
         )
@@ -269,28 +332,42 @@ class GrantPublisher:
         return removed.granted
 
 
-def end(app: Celery, entry: str, reason: TaskRevokedError, *, keeps_end: bool = False) -> bool:
+def end(
+    app: Celery,
+    entry: str,
+    reason: TaskRevokedError,
+    *,
+    keeps_end: bool = False,
+    within: float = 0.0,
+    gives_up: bool = True,
+) -> bool | None:
     """Store REVOKED for a parked message that will not run, and for everything that follows it in its canvas.
 
-    Return False, after a log line, if that fails. With ``keeps_end``, an end that is stored already does not change.
+    With ``keeps_end``, an end that is stored already does not change. The other arguments and the value are those of
+    :func:`~celery_dlock.messaging.results.try_end`.
     """
     try:
         parked = ParkedMessage.read(entry)
-        task = app.tasks.get(parked.task)
-        facts = log_fields(parked.task, parked.task_id)
-        if task is None:
-            logger.error(
-                "%s; the end of task %s[%s] cannot be stored, because this task is not registered here",
-                reason, parked.task, parked.task_id, extra=facts,
-            )  # fmt: skip
-            return False
-        if keeps_end and has_end(task, parked.task_id):
-            return True
-        store_revoked(task, parked.request(app), reason)
-        logger.info("Task %s[%s] is revoked: %s", parked.task, parked.task_id, reason, extra=facts)
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception:
+    except ValueError:
         logger.exception("cannot store the end of a parked message: %s", reason)
         return False
-    return True
+    task = app.tasks.get(parked.task)
+    facts = log_fields(parked.task, parked.task_id)
+    if task is None:
+        logger.error(
+            "%s; the end of task %s[%s] cannot be stored, because this task is not registered here",
+            reason, parked.task, parked.task_id, extra=facts,
+        )  # fmt: skip
+        return False
+    kept = False
+
+    def store() -> None:
+        nonlocal kept
+        kept = keeps_end and has_end(task, parked.task_id)
+        if not kept:
+            store_revoked(task, parked.request(app), reason)
+
+    stored = try_end(task, parked.task_id, store, within, gives_up=gives_up)
+    if stored and not kept:
+        logger.info("Task %s[%s] is revoked: %s", parked.task, parked.task_id, reason, extra=facts)
+    return stored

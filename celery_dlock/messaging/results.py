@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
@@ -14,22 +17,32 @@ from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, TaskRevokedError
 
 from ..errors import CallNotRun
+from ..utils.log import log_fields, logger
+from .validation import MALFORMED
 
 __all__ = [
+    "END_WITHIN",
     "QUEUED",
     "CallSkipped",
     "Replaced",
     "ResultTask",
     "has_backend",
     "has_end",
+    "replaces_no_end",
     "store_queued",
     "store_revoked",
     "store_started",
     "stored_failure",
+    "try_end",
 ]
 
 #: The state of a parked task.
 QUEUED = "QUEUED"
+#: Seconds for which a process tries to store an end that the result backend does not take. A call that ends so occupies
+#: its pool slot.
+END_WITHIN: Final = 10.0
+#: Seconds between two such tries: at first, and at most.
+_END_DELAY, _END_DELAY_MAX = 0.1, 1.0
 
 Signature = Mapping[str, Any]  # as in a message
 
@@ -37,6 +50,7 @@ Signature = Mapping[str, Any]  # as in a message
 class ResultTask(Protocol):
     """The part of a Celery task that storing its results needs."""
 
+    name: str
     ignore_result: bool
     store_eager_result: bool
 
@@ -108,9 +122,9 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
       body's tasks with FAILURE; newer versions do so for more of them.
     - Chains of task protocol 1 consist of links, so their later members are not ended.
 
-    An error of the result backend is not caught. Some ends may be stored then, and a second call is harmless. The end
-    of a chord's last member can take up to ``result_chord_join_timeout``. The end of an eager task is stored only with
-    ``task_store_eager_result``.
+    An error of the result backend is not caught (:func:`try_end`). Some ends may be stored then, and a second call is
+    harmless. The end of a chord's last member can take up to ``result_chord_join_timeout``. The end of an eager task is
+    stored only with ``task_store_eager_result``.
 
     Args:
         task: The skipped task.
@@ -128,6 +142,49 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
     for end in ends:
         if end.request.chord:
             end.backend.on_chord_part_return(_with_body_id(end.request), states.REVOKED, error)
+
+
+def try_end(
+    task: ResultTask, task_id: str, store: Callable[[], object], within: float = END_WITHIN, *, gives_up: bool = True
+) -> bool | None:
+    """Store an end. If the result backend does not take it, try again for some time, and then log an error.
+
+    Args:
+        task: The task that has ended.
+        task_id: Its id.
+        store: Stores the end. It may be called repeatedly.
+        within: Seconds after which the last try begins; 0: try once.
+        gives_up: False: log a warning instead of an error, because the caller tries again later.
+
+    Returns:
+        Whether the end is stored; None if a later try may store it, and ``gives_up`` is false.
+    """
+    until, delay = time.monotonic() + within, _END_DELAY
+    while True:
+        try:
+            store()
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # each result backend raises errors of its own
+            # A later try cannot store the end of a malformed canvas. A refused certificate is a ValueError too.
+            malformed = isinstance(error, MALFORMED) and not isinstance(error, OSError)
+            if not malformed and time.monotonic() + delay <= until:
+                time.sleep(delay)
+                delay = min(2 * delay, _END_DELAY_MAX)
+                continue
+            fields = log_fields(task.name, task_id)
+            if malformed or gives_up:
+                logger.exception(
+                    "Task %s[%s] has ended, but its end cannot be stored. Its result, or that of a task after it, "
+                    "may stay pending", task.name, task_id, extra=fields,
+                )  # fmt: skip
+                return False
+            logger.warning(
+                "Task %s[%s] has ended, but its end cannot be stored; retrying: %s", task.name, task_id, error,
+                extra=fields,
+            )  # fmt: skip
+            return None
+        return True
 
 
 def has_backend(task: ResultTask) -> bool:
@@ -168,6 +225,9 @@ def store_started(task: ResultTask, request: Any) -> None:
 def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, copied: bool) -> None:
     """Store QUEUED for a parked task, unless its result is ignored. ``get()`` keeps waiting.
 
+    If :func:`replaces_no_end` is true, call this after the message is parked. Otherwise, call it before: a granted call
+    may end at any time, and QUEUED must not replace its end.
+
     Args:
         task: The task.
         request: Its request.
@@ -175,11 +235,36 @@ def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, 
         reason: The reason for which it waits.
         copied: A duplicate of the message may have run, so a stored end must not be overwritten.
     """
+    backend, meta = task.backend, {"position": position, "reason": reason}
     if _ignored(task, vars(request)) or not has_backend(task):
         return
-    if not copied or (_is_readable(task.backend) and not has_end(task, request.id)):
-        meta = {"position": position, "reason": reason}
-        task.backend.store_result(request.id, meta, QUEUED, request=request)
+    if replaces_no_end(task):
+        _store_unless_ended(backend, request, meta)
+    elif not copied or (_is_readable(backend) and not has_end(task, request.id)):
+        backend.store_result(request.id, meta, QUEUED, request=request)
+
+
+def replaces_no_end(task: ResultTask) -> bool:
+    """Return whether the result backend can store QUEUED only if no end is stored, in one step: Redis can."""
+    # If the module is not loaded, the backend is another one. To import it would load the Redis driver.
+    module = sys.modules.get("celery.backends.redis")
+    return module is not None and isinstance(task.backend, module.RedisBackend)
+
+
+def _store_unless_ended(backend: Any, request: Any, meta: Mapping[str, Any]) -> None:
+    """Store QUEUED as Celery's Redis backend stores any state, in a transaction that fails if another state comes."""
+    key = backend.get_key_for_task(request.id)
+    stored_meta = {**backend._get_result_meta(meta, QUEUED, None, request), "task_id": request.id}  # noqa: SLF001
+    text = backend.encode(stored_meta)
+
+    def store(pipe: Any) -> None:
+        stored = pipe.get(key)
+        pipe.multi()
+        if stored is None or backend.decode_result(stored)["status"] not in states.READY_STATES:
+            pipe.set(key, text, ex=backend.expires or None)
+            pipe.publish(key, text)
+
+    backend.client.transaction(store, key)  # repeats itself if the key changes meanwhile
 
 
 class _End(NamedTuple):

@@ -103,7 +103,7 @@ class Execution(Run):
                 self._check_misfire(name, self.tick)
         finally:
             if delivery is not None and delivery.number:
-                self.runtime.receive_order.record(delivery.number, self.rank_us or 0)
+                self.record_order()
 
     def body(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the body's value, or ``skip_value`` if this run skips its body."""
@@ -350,18 +350,17 @@ class Execution(Run):
     def _store_started(self) -> None:
         if self.delivery is not None and self.delivery.grant_id and self.delivery.rank_us:
             self.runtime.spans.waited(self.runtime.clock.wall() - self.delivery.rank_us / 1e6)
-        if self.task.stores_started:
+        if not (self.task.stores_started or (self.queues and self._may_have_stored_queued())):
+            return
+        try:
             store_started(self.task, self.request)
-        elif self.queues and self._may_have_stored_queued():
-            try:
-                store_started(self.task, self.request)
-            except SoftTimeLimitExceeded:
-                raise
-            except Exception as error:  # noqa: BLE001  # the backend may raise anything, and the body runs all the same
-                logger.warning(
-                    "Task %s[%s] runs, but its stored state stays QUEUED: %s", self.task.name, self.request.id, error,
-                    extra=log_fields(self.task.name, self.request.id, self.lease.name if self.lease else ""),
-                )  # fmt: skip
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001  # the backend may raise anything, and the body runs all the same
+            logger.warning(
+                "Task %s[%s] runs, but its state STARTED cannot be stored: %s", self.task.name, self.request.id, error,
+                extra=log_fields(self.task.name, self.request.id, self.lease.name if self.lease else ""),
+            )  # fmt: skip
 
     def _may_have_stored_queued(self) -> bool:
         """Return whether this delivery, or one before it, may have stored QUEUED."""

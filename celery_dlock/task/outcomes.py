@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject
 
 from ..errors import (
@@ -24,7 +25,7 @@ from ..keys.key_spec import LockName
 from ..locking.lease import BypassLease, LocalLease
 from ..messaging.message import Delivery, FirstReceipt, RawMessage, publish_again
 from ..messaging.parked import ParkedMessage
-from ..messaging.results import CallSkipped, store_queued, store_revoked
+from ..messaging.results import CallSkipped, has_end, replaces_no_end, store_queued, store_revoked, try_end
 from ..messaging.routing import counts_deliveries
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
@@ -191,9 +192,10 @@ def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
 
 
 def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) -> str:
-    """Return the message as it will be parked, and store its state QUEUED.
+    """Return the message as it will be parked.
 
-    The state is stored before the message is parked. Stored later, QUEUED could overwrite the result of the task.
+    Some result backends could replace the end of the task by QUEUED. There, QUEUED is stored now, before the message is
+    parked.
 
     Raises:
         DLockError: A message of this kind can never be published again, so it is not parked.
@@ -204,12 +206,23 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
         run.delivery.raw, run.task.dlock.grant_publisher.broker, rank_us, run.delivery.conflict_retries, run.redelivered
     )
     text = parked.text()
-    copied = bool(run.options.replaces or run.delivery.is_copy or (run.request.delivery_info or {}).get("redelivered"))
-    store_queued(run.task, run.request, decision.position, decision.reason, copied=copied)
     run.refused_because = decision.reason
-    if not run.debounces:  # a debounced call is parked even if its lock is free, so it was not refused
-        _emit(run, "refused", name, f"{name}: {decision.reason}")
+    if not replaces_no_end(run.task):
+        _store_queued(run, name, decision.position)
     return text
+
+
+def _store_queued(run: Run, name: LockName, position: int) -> None:
+    """Store QUEUED. No error decides about the call, not even a soft time limit: the message is, or will be, parked."""
+    delivery, flagged = run.delivery, (run.request.delivery_info or {}).get("redelivered")
+    copied = bool(run.options.replaces or (delivery and delivery.is_copy) or flagged)
+    try:
+        store_queued(run.task, run.request, position, run.refused_because, copied=copied)
+    except Exception as error:  # noqa: BLE001  # each result backend raises errors of its own
+        logger.warning(
+            "Task %s[%s] waits in the queue, but its state QUEUED cannot be stored: %s", *_task_and_id(run), error,
+            extra=_extra(run, name),
+        )  # fmt: skip
 
 
 def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) -> NoReturn:
@@ -217,25 +230,50 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) 
     if not isinstance(answer, Parked):
         raise HandledElsewhere(reason)
     place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
+    # The store evicts the waiter with the lowest rank. That may be this message, although others were parked first.
+    itself = bool(answer.evicted and answer.evicted.identity == run.identity.digest)
+    if not itself:
+        # The message is safe. What follows may wait for the result backend, and the acknowledgement must not.
+        run.record_order()
+    if run.refused_because and not run.debounces:  # a debounced call waits even if its lock is free
+        _emit(run, "refused", name, f"{name}: {run.refused_because}")
     if answer.evicted:
-        # The store evicts the waiter with the lowest rank. That may be this message, although others were parked first.
-        itself = answer.evicted.identity == run.identity.digest
-        if answer.newer:
-            outcome = "replaced" if run.options.replaces else "debounced"
-            error = CallSkipped(f"{name}: {outcome} by {answer.newer}", name.text, answer.newer)
-            _report_replaced(run, name, answer.evicted, outcome, str(error))
-        else:
-            newer = None if itself else run.request.id
-            error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
-        # Under "replace", this may be a redelivered message: its body was stopped and its end stored, and then its
-        # process died before the acknowledgement. Do not overwrite that end.
-        keeps_end = itself and run.options.replaces
-        run.task.dlock.grant_publisher.evict(name, answer.evicted, error, keeps_end=keeps_end)
-        if itself:
-            raise Skipped(error)
+        _end_evicted(run, name, answer.evicted, answer.newer, itself=itself)
+    if run.refused_because and replaces_no_end(run.task):
+        _store_queued(run, name, answer.position)
     logger.info("Task %s[%s] is parked: %s", *_task_and_id(run), place, extra=_extra(run, name))
     _emit(run, "queued", name, place)
     raise Postponed(place)
+
+
+def _end_evicted(run: Run, name: LockName, evicted: Grant, replaced_by: str, *, itself: bool) -> None:
+    """Store the end of the waiter that was evicted when this message was parked.
+
+    Raises:
+        Skipped: This message itself was evicted.
+    """
+    if replaced_by:
+        outcome = "replaced" if run.options.replaces else "debounced"
+        error = CallSkipped(f"{name}: {outcome} by {replaced_by}", name.text, replaced_by)
+        _report_replaced(run, name, evicted, outcome, str(error))
+    else:
+        newer = None if itself else run.request.id
+        error = CallSkipped(f"{name}: replaced by a newer call (queue_overflow)", name.text, newer)
+    # Under "replace", this may be a redelivered message: its body was stopped and its end stored, and then its process
+    # died before the acknowledgement. Do not overwrite that end.
+    keeps_end = itself and run.options.replaces
+    try:
+        run.task.dlock.grant_publisher.evict(name, evicted, error, keeps_end=keeps_end)
+    except SoftTimeLimitExceeded:
+        if itself:
+            raise
+        # This call is parked and will run, so its limit must not end it as a failure.
+        logger.exception(
+            "Task %s[%s] is parked, but its soft time limit interrupted it while it stored the end of %s, which it "
+            "replaces", *_task_and_id(run), ParkedMessage.call_in(evicted.entry), extra=_extra(run, name),
+        )  # fmt: skip
+    if itself:
+        raise Skipped(error)
 
 
 def _report_replaced(run: Run, name: LockName, evicted: Grant, outcome: str, reason: str) -> None:
@@ -246,13 +284,28 @@ def _report_replaced(run: Run, name: LockName, evicted: Grant, outcome: str, rea
         run.task.dlock.listeners.emit("skipped", name=name.text, owner=run.context.owner, **facts)
 
 
-def store_skipped(run: Run, error: CallSkipped) -> None:
-    """Store REVOKED for the run and its canvas, and tell monitors. An eager run has no result to store."""
-    if run.delivery is not None:
-        store_revoked(run.task, run.request, error)
-        if run.delivery.monitored:
-            # Monitors show the task as STARTED. The signal lock_skipped alone would leave it there for ever.
-            run.task.send_event("task-revoked", terminated=False, signum=None, expired=False)
+def store_skipped(run: Run, error: CallSkipped, *, keeps_end: bool = False) -> None:
+    """Store REVOKED for the run and its canvas, and tell monitors. An eager run has no result to store.
+
+    With ``keeps_end``, an end that an earlier delivery has stored does not change.
+    """
+    task, request = run.task, run.request
+    if run.delivery is None:
+        return
+
+    def store() -> None:
+        if not (keeps_end and has_end(task, request.id)):
+            store_revoked(task, request, error)
+
+    try_end(task, request.id, store)
+    if run.delivery.monitored:
+        # Monitors show the task as STARTED. The signal lock_skipped alone would leave it there for ever.
+        try:
+            task.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as failed:  # noqa: BLE001  # kombu's transports raise errors of their own libraries
+            logger.warning("cannot send the event task-revoked of %s[%s]: %r", *_task_and_id(run), failed)
 
 
 def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease | Held:

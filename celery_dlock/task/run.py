@@ -97,6 +97,11 @@ class Run:
         """The rank that the store has reported, in this run or before it; None: it has not reported one."""
         return self.rank_us if self.rank_us is not None or self.delivery is None else self.delivery.rank_us
 
+    def record_order(self) -> None:
+        """Record that the message holds its lock, is parked or needs neither: its acknowledgement may be sent now."""
+        if self.delivery is not None and self.delivery.number:
+            self.runtime.receive_order.record(self.delivery.number, self.rank_us or 0)
+
     @property
     def debounces(self) -> bool:
         """Whether the call waits for newer ones. A retry and an eager call do not."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from ..errors import LockLost, StoreUnavailable
 from ..locking.lease import Lease
 from ..locking.lease_table import BodyAborter, LeaseRecord
-from ..messaging.results import CallSkipped, Replaced, has_end
+from ..messaging.results import CallSkipped, Replaced
 from ..utils.log import log_fields, logger
 from .outcomes import Skipped, store_skipped
 
@@ -71,8 +71,7 @@ def end_stopped(run: Run, lease: Lease) -> NoReturn:
             run.runtime.lock_client.renew(lease, lease.ttl)
     error = report_stopped(task, request.id, run.context.owner, lease.lock_name, lease.replaced_by)
     # An earlier delivery may have stored its end, and died before it was acknowledged.
-    if run.delivery is None or not has_end(task, request.id):
-        store_skipped(run, error)
+    store_skipped(run, error, keeps_end=True)
     raise Skipped(error)
 
 

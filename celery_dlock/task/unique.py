@@ -16,7 +16,7 @@ from celery.utils import uuid
 from ..errors import LockHeld, LockKeyError, StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..messaging.message_times import start_delay
-from ..messaging.results import CallSkipped, has_backend, store_revoked
+from ..messaging.results import CallSkipped, has_backend, store_revoked, try_end
 from ..options.lock_options import LockOptions
 from ..options.validation import as_seconds
 from ..runtime import Runtime
@@ -246,7 +246,7 @@ def _refused(
     )  # fmt: skip
     if id_given and first.task_id != task_id and not _id_may_be_in_use(claiming, given):
         # The caller or a canvas knows this id. If no end were stored, waiting for its result would never return.
-        store_revoked(task, _request(task, given), CallSkipped(*held.args))
+        try_end(task, task_id, lambda: store_revoked(task, _request(task, given), CallSkipped(*held.args)))
     return task.AsyncResult(first.task_id or task_id)
 
 

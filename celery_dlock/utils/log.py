@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
+from billiard.exceptions import SoftTimeLimitExceeded
+
 from . import threads
 from .fork_guard import no_fork
 
@@ -73,6 +75,17 @@ def _report_failure(log: Callable[..., None], *args: Any, **kwargs: Any) -> None
         threads.report(f"a log handler or filter failed at {args!r}", error)
 
 
+def _report_error(log: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Log from a task or a program. The error of a handler or filter must not decide about a call, so report it."""
+    try:
+        log(*args, **{"stacklevel": 2, **kwargs})
+    except Exception as error:
+        # These may interrupt the log call: a soft time limit, and what the worker raises in a body to stop it.
+        if isinstance(error, SoftTimeLimitExceeded) or type(error).__module__.partition(".")[0] == "celery_dlock":
+            raise
+        threads.report(f"a log handler or filter failed at {args!r}", error)
+
+
 class _ThreadAwareLogger:
     def __init__(self) -> None:
         self._adapter = _GreenletLogAdapter()
@@ -80,8 +93,10 @@ class _ThreadAwareLogger:
     def __getattr__(self, name: str) -> Any:
         native = threads.is_native_thread()
         found = getattr(self._adapter if native else _logger, name)
-        if name not in _CALLS or not threads.in_background():
+        if name not in _CALLS:
             return found
+        if not threads.in_background():
+            return partial(_report_error, found)
         return partial(_report_failure, found if native else partial(_written, found))
 
 

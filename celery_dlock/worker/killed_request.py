@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated
 from celery.worker.state import task_ready
 
-from ..messaging.results import has_end, store_revoked
+from ..messaging.results import has_end, store_revoked, try_end
 from ..task.stopped import report_stopped
-from ..utils.log import log_fields, logger
 from .ack_tracking import AckTrackingRequest
 
 if TYPE_CHECKING:
@@ -69,22 +69,22 @@ class KillableRequest(AckTrackingRequest):
         """Store REVOKED for the call and its canvas, and acknowledge the message.
 
         If the end cannot be stored, a message that is acknowledged late is requeued. The mark of its stop request in
-        the store ends its next delivery REVOKED.
+        the store ends its next delivery REVOKED. The end of any other message is tried again in another thread.
         """
-        task, name = self.task, killed.name
-        error = report_stopped(task, self.id, self.dlock_owner, name, killed.by)
-        try:
+        task, task_id, context = self.task, self.id, self._context
+        error = report_stopped(task, task_id, self.dlock_owner, killed.name, killed.by)
+
+        def store() -> None:
             # An earlier delivery may have stored its end, and died before it was acknowledged.
-            if not has_end(task, self.id):
-                store_revoked(task, self._context, error)
-        except Exception:
-            logger.exception(
-                "Task %s[%s] was killed, but its end cannot be stored", task.name, self.id,
-                extra=log_fields(task.name, self.id, name.text),
-            )  # fmt: skip
-            if task.acks_late:
-                self.reject(requeue=True)
-                return
-        else:
+            if not has_end(task, task_id):
+                store_revoked(task, context, error)
+
+        stored = try_end(task, task_id, store, within=0, gives_up=False)
+        if stored:
             self.send_event("task-revoked", terminated=True, signum=int(signal.SIGKILL), expired=False)
+        elif task.acks_late:
+            self.reject(requeue=True)
+            return
+        elif stored is None:
+            self._dlock_deliveries.body_killer.ends.add(partial(try_end, task, task_id, store))
         self.acknowledge()

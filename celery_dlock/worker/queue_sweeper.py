@@ -118,6 +118,7 @@ class QueueSweeper:
             settings.broker,
             runtime.monitored_as,
             runtime.counts,
+            ends_later=True,
         )
         # Deques, because append and popleft are atomic. A lock could deadlock: a signal handler or a greenlet may
         # interrupt the code that holds it.
@@ -191,6 +192,7 @@ class QueueSweeper:
 
     def _close(self) -> None:
         self._drop_connection()
+        self._publisher.give_up_unended()
         self._store.close()
 
     def _check_for_waiters(self) -> None:
@@ -334,6 +336,7 @@ class QueueSweeper:
         while self._grants:
             self._publisher.publish_next(*self._grants.popleft())
             self._note_presence()
+        self._publisher.store_unended()
 
     def _remove_waiters(self) -> None:
         for _ in range(len(self._waiters_to_remove)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..store.model import owner_of
 from ..utils.log import log_fields, logger
+from ..utils.threads import SerialExecutor
 
 if TYPE_CHECKING:
     from ..keys.lock_name import LockName
@@ -70,6 +71,8 @@ class BodyKiller:
     def __init__(self, deliveries: DeliveryRegistry) -> None:
         self._deliveries = deliveries
         self._killed: OrderedDict[str, KilledBody] = OrderedDict()
+        #: Stores ends that the result backend did not take at once. Celery's thread must not wait for that.
+        self.ends = SerialExecutor()
         #: The acquisition of the last body whose kill had to wait.
         self._delayed = ""
         #: Tells the pool that this worker ends the child with this pid, so that it logs no error. Set by the bootstep.

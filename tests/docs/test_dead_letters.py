@@ -11,6 +11,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from celery_dlock.store.model import Identity
 from tests.conftest import WORKERS
 from tests.support.environments.queueing import running_environment
+from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.stores import name_in, store_at
 
@@ -46,7 +47,8 @@ def test_a_dead_letter_that_is_published_by_hand_runs(
         with environment.lock_server.client(2, decode_responses=False) as client:
             ((key, field, whose, message),) = told["dead_letters"](client)
             assert whose == f'["{task.name}", "{result.id}"]'
-            assert (key.decode(), result.state) == (environment.keys(task, n).dead(), "QUEUED")
+            assert key.decode() == environment.keys(task, n).dead()
+            eventually(lambda: result.state == "QUEUED")
             told["publish_again"](message)
             client.hdel(key, field)
             assert result.get(timeout=20) == n

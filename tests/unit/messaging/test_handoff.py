@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from kombu.messaging import Producer
 from kombu.transport import pyamqp
 
 from celery_dlock.keys.lock_name import shared_name
+from celery_dlock.messaging import handoff, results
 from celery_dlock.messaging.broker_identity import broker_of
-from celery_dlock.messaging.handoff import GrantPublisher, end
+from celery_dlock.messaging.handoff import END_LATER_DELAY, END_LATER_WITHIN, GrantPublisher, end
 from celery_dlock.messaging.message import HEADER, RawMessage, RepublishHeader
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.messaging.validation import MAX_COUNT
@@ -315,3 +317,101 @@ def test_replaced_call_without_an_end_is_revoked() -> None:
     APP.backend.forget(task_id)
     assert end(APP, text, TaskRevokedError("replaced by newer"), keeps_end=True)
     assert APP.backend.get_task_meta(task_id, cache=False)["status"] == "REVOKED"
+
+
+# Ends
+
+
+class Removing(Store):
+    """Gives the entry of each waiter that is taken out, and the next grant once."""
+
+    def __init__(self, entry: str, following: Grant | None = None) -> None:
+        super().__init__()
+        self.entry, self.following = entry, following
+
+    def remove_waiter(self, name: Any, identity: str, token: str, **facts: Any) -> Any:
+        super().remove_waiter(name, identity, token, **facts)
+        granted, self.following = self.following, None
+        return SimpleNamespace(entry="" if facts.get("ended") else self.entry, granted=granted)
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """The errors of the next attempts to store an end. Nothing sleeps."""
+    errors: list[Exception] = []
+
+    def store_result(*_: Any, **__: Any) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    monkeypatch.setattr(APP.backend, "store_result", store_result)
+    monkeypatch.setattr(results.time, "sleep", lambda _seconds: None)
+    return errors
+
+
+def test_expired_message_is_ended_after_the_next_one_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result backend that does not answer must not delay the next waiter."""
+    store = Removing(entry(headers={"expires": "2020"}), Grant("next", entry(), "turn"))
+    ends = []
+    monkeypatch.setattr(APP.backend, "store_result", lambda *_, **__: ends.append(list(store.ends)))
+    publisher = GrantPublisher(APP, store, 60, over_memory)  # type: ignore[arg-type]
+    assert publisher.publish_next(NAME, Grant("identity", store.entry, "turn"))
+    assert ends == [["taken out", "published"]]
+    assert store.ends == ["taken out", "published", "ended"]
+
+
+@pytest.mark.invariant("ends-are-tried-again")
+def test_end_that_the_result_backend_does_not_take_is_stored_later(
+    stores: list[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the queue sweeper does not wait for it, and tries one end now and then."""
+    now = [0.0]
+    monkeypatch.setattr(handoff.time, "monotonic", lambda: now[0])
+    publisher = GrantPublisher(APP, Removing(entry()), 60, over_memory, ends_later=True)  # type: ignore[arg-type]
+    stores.extend([ConnectionError("gone")] * 2)
+    for identity in ("a", "b"):
+        publisher.remove_waiter(NAME, identity, "revoked while it waited")
+    assert len(stores) == 1
+    publisher.store_unended()
+    publisher.store_unended()
+    assert stores == []
+    now[0] += END_LATER_DELAY
+    stores.clear()
+    publisher.store_unended()
+    assert "Task app.known[id1] has ended, but its end cannot be stored; retrying: gone" in caplog.text
+    assert [record.levelname for record in caplog.records if record.levelno >= logging.ERROR] == []
+    publisher.give_up_unended()
+    assert "is not stored" not in caplog.text
+
+
+@pytest.mark.invariant("ends-are-tried-again")
+def test_end_that_is_not_taken_in_time_or_before_the_worker_stops_is_an_error(
+    stores: list[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(handoff.time, "monotonic", lambda: now[0])
+    publisher = GrantPublisher(APP, Removing(entry()), 60, over_memory, ends_later=True)  # type: ignore[arg-type]
+    stores.extend([ConnectionError("gone")] * 100)
+    publisher.remove_waiter(NAME, "a", "revoked while it waited")
+    now[0] += END_LATER_WITHIN
+    publisher.remove_waiter(NAME, "b", "revoked while it waited")
+    publisher.store_unended()
+    publisher.give_up_unended()
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [text[: text.index(" has ended")] for text in errors] == ["Task app.known[id1]"] * 2
+
+
+def test_end_of_an_unknown_task_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = entry(headers={"task": "app.unknown"}).replace('["app.known"', '["app.unknown"')
+    publisher = GrantPublisher(APP, Removing(unknown), 60, over_memory, ends_later=True)  # type: ignore[arg-type]
+    publisher.remove_waiter(NAME, "a", "revoked while it waited")
+    caplog.clear()
+    publisher.give_up_unended()
+    assert caplog.messages == []
+
+
+def test_end_of_a_parked_message_goes_to_its_reply_queue() -> None:
+    """Of the result backend `rpc://`."""
+    parked = ParkedMessage.read(entry(properties={"reply_to": "client", "correlation_id": "other"}))
+    request = parked.request(APP)
+    assert (request.id, request.reply_to, request.correlation_id) == ("id1", "client", "other")

@@ -54,15 +54,16 @@ def test_started_is_stored_where_queued_may_have_been(facts: dict[str, Any], exp
     assert stored == (["id1"] if expected else [])
 
 
+@pytest.mark.parametrize("facts", [{"grant_id": "t"}, {"grant_id": "t", "tracked": True}], ids=str)
 def test_body_runs_though_its_start_cannot_be_stored(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: Any) -> None:
         raise ConnectionError("gone")
 
     monkeypatch.setattr(execution, "store_started", fails)
-    a_run(grant_id="t")._store_started()
-    assert "app.pay[id1] runs, but its stored state stays QUEUED: gone" in caplog.text
+    a_run(**facts)._store_started()
+    assert "app.pay[id1] runs, but its state STARTED cannot be stored: gone" in caplog.text
 
 
 def test_soft_limit_while_the_start_is_stored_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_due_call_waits_for_a_held_name_and_a_running_body_goes_on(environment, 
     holding = environment.hold(tasks.saves, n)
     first = tasks.saves.delay(n, text="first")
     time.sleep(WAIT + 0.5)
-    assert environment.state(first.id) == "QUEUED"
+    eventually(lambda: environment.state(first.id) == "QUEUED")
     last = tasks.saves.delay(n, text="last")
     with pytest.raises(TaskRevokedError):
         first.get(timeout=10)

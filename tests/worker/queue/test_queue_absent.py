@@ -86,7 +86,6 @@ def test_a_call_that_chose_to_wait_runs_though_the_one_worker_that_knew_of_it_di
         tasks.post.apply_async(("n", "shut"), queue="first")
         eventually(tasks.post.lock_for("n").locked, 10)
         waits = tasks.post.apply_async(("n",), queue="first", dlock={"on_conflict": "queue"})
-        # Its state says QUEUED a moment before; killed in between, the message would be the broker's to deliver again.
         eventually(lambda: tasks.post.waiting("n").count == 1, 10)
         first.kill()
         tasks.app.control.add_consumer("first", destination=[other.node], reply=True)

@@ -70,7 +70,7 @@ def test_drop_oldest_ends_the_oldest_waiter_revoked_and_says_so(environment, tas
     results.append(tasks.three_drop.delay(n))
     with pytest.raises(TaskRevokedError, match="replaced by a newer call"):
         waiting[1].get(timeout=10)
-    assert [environment.state(one.id) for one in waiting] == ["REVOKED", "REVOKED", "QUEUED"]
+    eventually(lambda: [environment.state(one.id) for one in waiting] == ["REVOKED", "REVOKED", "QUEUED"])
     environment.parked(tasks.three_drop, n, waiting[2], *results)
     holding.let_go()
     assert [result.get(timeout=10) for result in results] == [n, n]

@@ -47,7 +47,7 @@ class TestSeen:
         n = environment.fresh()
         holding = environment.hold(tasks.early, n)
         first, second = (environment.park(tasks.early, n)[0] for _ in range(2))
-        assert (first.state, second.state) == ("QUEUED", "QUEUED")
+        eventually(lambda: (first.state, second.state) == ("QUEUED", "QUEUED"))
         assert [result.info["position"] for result in (first, second)] == [1, 2]
         assert f"held by queueing.early[{holding.id}] on {environment.worker.node}" in first.info["reason"]
         assert not second.ready()
