@@ -22,10 +22,11 @@ import click  # noqa: E402  # after the path to the package
 from celery_dlock.cli import dlock  # noqa: E402
 from celery_dlock.config.known_settings import SETTINGS  # noqa: E402  # after the path to it
 from celery_dlock.counters.catalog import METRICS  # noqa: E402
-from celery_dlock.options.lock_options import UNSET, LockOptions  # noqa: E402
+from celery_dlock.options.lock_options import OPTIONS, UNSET  # noqa: E402
+from celery_dlock.options.option import Chapter  # noqa: E402
 
 SOURCE: Final = ROOT / "celery_dlock/options/lock_options.py"
-OPTIONS: Final = ROOT / "docs/reference/options.md"
+OPTIONS_PAGE: Final = ROOT / "docs/reference/options.md"
 SETTINGS_PAGE: Final = ROOT / "docs/reference/settings.md"
 METRICS_PAGE: Final = ROOT / "docs/reference/metrics.md"
 SCRIPTS_PAGE: Final = ROOT / "docs/contributing/wire-format.md"
@@ -35,27 +36,6 @@ BEGIN: Final = "<!-- Made by tools/reference.py. Edit the texts in celery_dlock/
 END: Final = "<!-- The end of what tools/reference.py made. -->"
 
 HOW_TO, EXPLANATION = "../how-to", "../explanation"
-CHAPTERS: Final = {
-    "What is locked": ("key", "scope", "limit"),
-    "A held lock": (
-        "wait", "on_conflict", "skip_result", "retry_delay", "retry_delay_max", "retry_limit",
-        "queue_limit", "queue_overflow", "stop", "debounce",
-    ),
-    "How long": ("ttl", "min_hold", "max_hold", "keep_on_retry"),
-    "After a success": ("once_per", "on_used", "after_crash", "misfire_grace"),
-    "At publish time": ("unique", "on_duplicate", "queued_ttl"),
-    "A lost lease": ("on_lost",),
-    "Store errors": ("on_store_error",),
-}  # fmt: skip
-MORE: Final = {
-    "What is locked": ("choose a lock key", f"{HOW_TO}/choose-a-lock-key.md"),
-    "A held lock": ("choose a conflict policy", f"{HOW_TO}/choose-a-conflict-policy.md"),
-    "How long": ("how a lock ends", f"{EXPLANATION}/how-a-lock-ends.md"),
-    "After a success": ("exactly once", f"{EXPLANATION}/exactly-once.md"),
-    "At publish time": ("reject duplicates when publishing", f"{HOW_TO}/reject-duplicates-when-publishing.md"),
-    "A lost lease": ("protect a resource with a fencing token", f"{HOW_TO}/use-fencing-tokens.md"),
-    "Store errors": ("topologies", f"{EXPLANATION}/topologies.md"),
-}
 SEE: Final = {
     "dlock_url": f"{EXPLANATION}/topologies.md",
     "dlock_transport_options": f"{EXPLANATION}/topologies.md",
@@ -72,7 +52,7 @@ SEE: Final = {
 def main() -> None:
     """Write the pages."""
     pages = (
-        (OPTIONS, options()),
+        (OPTIONS_PAGE, options()),
         (SETTINGS_PAGE, settings()),
         (METRICS_PAGE, metrics()),
         (SCRIPTS_PAGE, scripts()),
@@ -129,14 +109,12 @@ def _without_html(text: str) -> str:
 def options() -> str:
     """Return the chapters of the options."""
     texts = docstrings()
-    listed = {name for names in CHAPTERS.values() for name in names}
-    if listed != set(LockOptions.names()) or listed != set(texts):
-        raise SystemExit(f"options without a chapter or a docstring: {sorted(listed ^ set(texts))}")
     chapters = []
-    for title, names in CHAPTERS.items():
-        label, link = MORE[title]
+    for chapter in Chapter:
+        title, label, link = chapter.value
+        names = [name for name, declaration in OPTIONS.items() if declaration.chapter is chapter]
         entries = [f"### `{name}`\n\nDefault: {default_of(name)}.\n\n{markdown(texts[name])}" for name in names]
-        chapters.append("\n\n".join([f"## {title}", *entries, f"More: [{label}]({link})."]))
+        chapters.append("\n\n".join([f"## {title}", *entries, f"More: [{label}](../{link})."]))
     return "\n\n".join(chapters)
 
 
@@ -154,7 +132,7 @@ def docstrings() -> dict[str, str]:
 
 def default_of(name: str) -> str:
     """Return the default of an option as Markdown."""
-    default = LockOptions.default(name)
+    default = OPTIONS[name].default
     return "not set" if default is UNSET else value(default)
 
 

@@ -1,29 +1,30 @@
 """The options of a singleton task: :class:`LockOptions`.
 
-The docstrings of its fields are the only description of the options. The options reference is generated from them:
-the first sentence is the summary, and the rest is the detail. These docstrings make this module longer than 300 lines.
+Each field declares one option: its default, check, requirement, bound in a message and words for operators
+(:mod:`.option`). The docstrings of the fields are the only description of the options. The options reference is
+generated from them: the first sentence is the summary, and the rest is the detail.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..errors import InvalidLockOptions
 from ..utils.text import did_you_mean
+from . import bounds, requirements, values, words
 from .combinations import check_combinations
 from .derived import DerivedOptions
+from .option import Chapter, Option, declared, option
 from .other_libraries import equivalent
-from .requirements import ineffective_options
 from .validation import ALL_OPTIONS, Seconds, as_seconds, unmet_requirement
-from .values import CHECKS, DEFAULT_TTL
+from .values import DEFAULT_TTL
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DEFAULT_TTL", "UNSET", "LockOptions"]
+__all__ = ["DEFAULT_TTL", "OPTIONS", "UNSET", "LockOptions", "ineffective_options"]
 
 
 class _Unset:
@@ -51,7 +52,7 @@ class LockOptions(DerivedOptions):
         InvalidLockOptions: A value is invalid, or has no effect beside the others.
     """
 
-    key: Key = None
+    key: Key = option(None, values.key, Chapter.LOCK, words.key, bound=bounds.key)
     """The arguments that make the lock name.
 
     ``None`` uses all bound arguments. A ``str.format`` template names arguments: ``"sms:{user_id}"``. A non-empty
@@ -59,14 +60,20 @@ class LockOptions(DerivedOptions):
     string.
     """
 
-    scope: Literal["task", "shared"] = "task"
+    scope: Literal["task", "shared"] = option(
+        "task",
+        values.one_of("task", "shared"),
+        Chapter.LOCK,
+        "other tasks with the same key share the lock",
+        bound=bounds.scope,
+    )
     """The tasks that share the lock.
 
     With ``"task"``, the key belongs to this task alone. With ``"shared"``, all tasks and every :class:`Lock` with the
     same key exclude one another. ``"shared"`` needs ``key``.
     """
 
-    ttl: Seconds = DEFAULT_TTL
+    ttl: Seconds = option(DEFAULT_TTL, values.ttl, Chapter.TIME, words.ttl, bound=bounds.ttl)
     """The time that the lock outlives its last renewal; at least 1 s.
 
     The worker renews the lease when a third of the ttl has passed, so the ttl does not limit the body. It is the time
@@ -74,7 +81,9 @@ class LockOptions(DerivedOptions):
     is not set, the setting ``dlock_ttl`` applies, which is 30 s by default.
     """
 
-    min_hold: Seconds = 0.0
+    min_hold: Seconds = option(
+        0.0, values.seconds(0.0), Chapter.TIME, "the lock is held for at least {}", bound=bounds.at_most("min_hold")
+    )
     """The shortest time that the lock is held, counted from its acquisition.
 
     A body that ends earlier does not release the lock before this time. If two schedulers send the same call and their
@@ -82,7 +91,9 @@ class LockOptions(DerivedOptions):
     the lock of a dead process.
     """
 
-    max_hold: Seconds | None = None
+    max_hold: Seconds | None = option(
+        None, values.seconds_or_none(1.0), Chapter.TIME, "the lock is held for at most {}", bound=bounds.max_hold
+    )
     """The longest time that the lock is held; at least 1 s and at least ``min_hold``.
 
     After this time the lease is not renewed and counts as lost, even if the body still runs. ``on_lost`` then decides
@@ -90,7 +101,9 @@ class LockOptions(DerivedOptions):
     lives 10 s after Celery killed it for its hard time limit loses its lease too.
     """
 
-    limit: int = 1
+    limit: int = option(
+        1, values.limit, Chapter.LOCK, "up to {} calls of one lock name run at once", bound=bounds.limit
+    )
     """The number of calls that may hold one lock name at once: 1 to 100.
 
     Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
@@ -101,7 +114,13 @@ class LockOptions(DerivedOptions):
     ``on_store_error='local'``. Redlock does not support it.
     """
 
-    keep_on_retry: bool = False
+    keep_on_retry: bool = option(
+        False,  # noqa: FBT003  # the default
+        values.flag,
+        Chapter.TIME,
+        "a retry keeps the lock",
+        bound=bounds.only_own_in_shared("keep_on_retry", bool),
+    )
     """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
 
     With ``True``, no other call can run before the retry. A retry by ``autoretry_for`` counts too. The retry takes the
@@ -109,14 +128,26 @@ class LockOptions(DerivedOptions):
     countdown. If ``min_hold`` ends later, the lock expires at that time.
     """
 
-    wait: Seconds = 0.0
+    wait: Seconds = option(
+        0.0,
+        values.seconds(0.0),
+        Chapter.CONFLICT,
+        "a call whose lock is held first waits in its worker slot for {}",
+        bound=bounds.at_most("wait"),
+    )
     """The time that a call waits in its worker slot for a held lock, before ``on_conflict`` applies; at least 0 s.
 
     A release wakes the call that has waited for the longest time. If other calls of the name wait in the lock store,
     they come first, so ``on_conflict`` applies at once. Cannot be combined with ``debounce``.
     """
 
-    on_conflict: str = "skip"
+    on_conflict: str = option(
+        "skip",
+        values.one_of(*values.POLICIES),
+        Chapter.CONFLICT,
+        words.CONFLICT,
+        bound=bounds.only_own_in_shared("on_conflict", "replace".__eq__),
+    )
     """The conflict policy: the treatment of a call whose lock is held.
 
     - ``"skip"``: the call ends REVOKED. A call that ran before (``retries > 0``) is retried instead.
@@ -130,7 +161,7 @@ class LockOptions(DerivedOptions):
       alone. Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
     """
 
-    skip_result: Any = UNSET
+    skip_result: Any = option(UNSET, values.anything, Chapter.CONFLICT, None, needs=requirements.SKIPS)
     """The result of a skipped call.
 
     If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues.
@@ -139,17 +170,19 @@ class LockOptions(DerivedOptions):
     ``on_conflict='queue'`` with a ``queue_overflow`` other than ``'raise'``, or ``once_per``.
     """
 
-    retry_delay: Seconds = 1.0
+    retry_delay: Seconds = option(1.0, values.seconds(0.01), Chapter.CONFLICT, "its first retry comes after {}")
     """The delay before the first retry of a call whose lock is held; at least 0.01 s.
 
     Each further delay is twice as long, at most ``retry_delay_max``. Each delay is multiplied by a random number from
     0.5 to 1.
     """
 
-    retry_delay_max: Seconds = 60.0
+    retry_delay_max: Seconds = option(60.0, values.seconds(0.01), Chapter.CONFLICT, "a retry comes after at most {}")
     """The longest delay before a retry of a call whose lock is held; at least ``retry_delay``."""
 
-    retry_limit: int | None = None
+    retry_limit: int | None = option(
+        None, values.count_or_none(0), Chapter.CONFLICT, "it fails after {} retries", needs=requirements.RETRIES
+    )
     """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
 
     ``None`` sets no limit. Only retries because of a held lock count. The limit is independent of Celery's
@@ -157,14 +190,24 @@ class LockOptions(DerivedOptions):
     ``on_conflict='retry'`` or ``on_conflict='skip'``.
     """
 
-    queue_limit: int | None = None
+    queue_limit: int | None = option(
+        None, values.count_or_none(1), Chapter.CONFLICT, "at most {} calls wait in the queue", needs=requirements.QUEUE
+    )
     """The number of calls that may wait for one lock name; at least 1.
 
     ``None`` sets no limit. Neither the holder nor the call that was granted the lock counts. Requires
     ``on_conflict='queue'``.
     """
 
-    queue_overflow: str = "raise"
+    queue_overflow: str = option(
+        "raise",
+        values.one_of(*values.OVERFLOW),
+        Chapter.CONFLICT,
+        words.OVERFLOW,
+        needs=requirements.QUEUE,
+        # It removes waiters, perhaps of other tasks.
+        bound=bounds.only_own_in_shared("queue_overflow", "drop_oldest".__eq__),
+    )
     """The treatment of a call when the queue is full, because ``queue_limit`` calls wait.
 
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
@@ -176,7 +219,9 @@ class LockOptions(DerivedOptions):
     Requires ``on_conflict='queue'``.
     """
 
-    stop: Seconds | str = "raise"
+    stop: Seconds | str = option(
+        "raise", values.stop, Chapter.CONFLICT, words.STOP, needs=requirements.REPLACE, bound=bounds.stop
+    )
     """The way in which a newer call stops the running body.
 
     - ``"raise"``: the worker raises :class:`Replaced`, which derives from Celery's ``Ignore``, once in the body. That
@@ -193,7 +238,9 @@ class LockOptions(DerivedOptions):
     newer call waits for its end. Requires ``on_conflict='replace'``.
     """
 
-    debounce: Seconds | tuple[Seconds, Seconds] | None = None
+    debounce: Seconds | tuple[Seconds, Seconds] | None = option(
+        None, values.debounce, Chapter.CONFLICT, words.debounce, needs=requirements.QUEUE, bound=bounds.debounce
+    )
     """The time for which a call waits for newer calls of its lock name; from 0.001 s.
 
     A pair, such as ``(5, 60)``, is that time, and the longest time for which newer calls delay the body, counted from
@@ -209,7 +256,7 @@ class LockOptions(DerivedOptions):
     ``on_conflict='queue'``.
     """
 
-    unique: str | None = None
+    unique: str | None = option(None, values.unique, Chapter.PUBLISH, words.UNIQUE)
     """The period in which ``apply_async`` rejects a second call of the same lock name.
 
     - ``None``: no call is rejected.
@@ -217,14 +264,27 @@ class LockOptions(DerivedOptions):
     - ``"queued+running"``: until the first call ends.
     """
 
-    on_duplicate: str = "return"
+    on_duplicate: str = option(
+        "return",
+        values.one_of("return", "raise"),
+        Chapter.PUBLISH,
+        {"raise": "the caller of a rejected call gets LockHeld"},
+        needs=requirements.UNIQUE,
+    )
     """The response of ``apply_async`` to a rejected call.
 
     ``"return"`` returns the ``AsyncResult`` of the first call, ``"raise"`` raises :class:`LockHeld`. Requires
     ``unique='queued'`` or ``unique='queued+running'``.
     """
 
-    queued_ttl: Seconds = 3600.0
+    queued_ttl: Seconds = option(
+        3600.0,
+        values.seconds(1.0),
+        Chapter.PUBLISH,
+        "a call that no worker has rejects others for {}",
+        needs=requirements.UNIQUE,
+        bound=bounds.at_most("queued_ttl"),
+    )
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
     The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name. A
@@ -234,7 +294,7 @@ class LockOptions(DerivedOptions):
     or ``unique='queued+running'``.
     """
 
-    once_per: Seconds | str | None = None
+    once_per: Seconds | str | None = option(None, values.once_per, Chapter.SUCCESS, words.ONCE_PER, bound=bounds.once)
     """The time that a lock name stays used after a successful body.
 
     A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to 3660 days (about ten
@@ -243,7 +303,13 @@ class LockOptions(DerivedOptions):
     it. Calls that no such scheduler sent run as with ``None``. ``None`` switches the option off.
     """
 
-    on_used: str = "skip"
+    on_used: str = option(
+        "skip",
+        values.one_of("skip", "return", "raise"),
+        Chapter.SUCCESS,
+        words.ON_USED,
+        needs=requirements.ONCE_PER,
+    )
     """The treatment of a call whose name is used.
 
     - ``"skip"``: the call ends REVOKED, or SUCCESS with its ``skip_result``.
@@ -254,7 +320,9 @@ class LockOptions(DerivedOptions):
     Requires ``once_per``.
     """
 
-    after_crash: str = "run"
+    after_crash: str = option(
+        "run", values.one_of("run", "hold"), Chapter.SUCCESS, words.CRASH, needs=requirements.ONCE_PER
+    )
     """The treatment of the next call after the process of a body died and its outcome is unknown.
 
     - ``"run"``, for at-least-once: the call runs. ``lease.after_crash`` is ``True``, and ``lease.idempotency_key`` is
@@ -266,13 +334,25 @@ class LockOptions(DerivedOptions):
     Requires ``once_per``.
     """
 
-    misfire_grace: Seconds = 24 * 3600.0
+    misfire_grace: Seconds = option(
+        24 * 3600.0,
+        values.seconds(1.0),
+        Chapter.SUCCESS,
+        "a tick that would start more than {} late is skipped",
+        needs=requirements.TICK,
+        bound=bounds.once,
+    )
     """The time by which a tick may start late; at least 1 s.
 
     A tick that would start later is skipped as a misfire. Requires ``once_per='tick'``.
     """
 
-    on_lost: str = "continue"
+    on_lost: str = option(
+        "continue",
+        values.one_of("continue", "abort"),
+        Chapter.LOSS,
+        {"abort": "a body whose lease is lost is stopped"},
+    )
     """The treatment of a body whose lease is lost.
 
     With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``, the worker
@@ -284,7 +364,9 @@ class LockOptions(DerivedOptions):
     counts for the task's ``max_retries``.
     """
 
-    on_store_error: str = "retry"
+    on_store_error: str = option(
+        "retry", values.one_of("retry", "fail", "run", "local"), Chapter.STORE, words.STORE_ERROR
+    )
     """The treatment of a call if the lock store does not answer, or refuses a command.
 
     - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is at most
@@ -311,13 +393,13 @@ class LockOptions(DerivedOptions):
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for option, check in CHECKS.items():
-            object.__setattr__(self, option, check(option, getattr(self, option)))  # the class is frozen
-        for option, requirement in ineffective_options(self).items():
-            given, default = getattr(self, option), self.default(option)
+        for name, declaration in OPTIONS.items():
+            object.__setattr__(self, name, declaration.check(name, getattr(self, name)))  # the class is frozen
+        for name, requirement in ineffective_options(self).items():
+            given, default = getattr(self, name), OPTIONS[name].default
             # Compare the types first, so that != of a user's skip_result is never called: it may return anything.
             if given is not default and (type(given) is not type(default) or given != default):
-                raise unmet_requirement(option, given, requirement)
+                raise unmet_requirement(name, given, requirement)
         check_combinations(self)
 
     @property
@@ -329,14 +411,9 @@ class LockOptions(DerivedOptions):
         return default if self.ttl is DEFAULT_TTL else as_seconds(self.ttl)
 
     @classmethod
-    def default(cls, option: str) -> Any:
-        """Return the default of an option."""
-        return next(field.default for field in dataclasses.fields(cls) if field.name == option)
-
-    @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of all options."""
-        return tuple(field.name for field in dataclasses.fields(cls))
+        return tuple(OPTIONS)
 
     @classmethod
     def meant(cls, name: object) -> str:
@@ -345,3 +422,17 @@ class LockOptions(DerivedOptions):
         An option of another library gets the equivalent one, any other name the most similar one.
         """
         return equivalent(name) or did_you_mean(name, cls.names())
+
+
+OPTIONS: Final[Mapping[str, Option]] = declared(LockOptions)
+"""The options by name."""
+
+
+def ineffective_options(options: Any) -> dict[str, str]:
+    """Return the options whose requirement is not met, each with the text of the requirement.
+
+    Args:
+        options: An object that has the fields of :class:`LockOptions`.
+    """
+    found = {name: one.needs for name, one in OPTIONS.items() if one.needs is not None}
+    return {name: needed.text for name, needed in found.items() if not needed.met(options)}

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from .lock_options import LockOptions
-from .requirements import ineffective_options
+from .lock_options import OPTIONS, LockOptions, ineffective_options
 
 __all__ = ["overridden"]
 
@@ -29,5 +28,5 @@ def overridden(options: LockOptions, chosen: Mapping[str, Any]) -> LockOptions:
     if not chosen:
         return options
     merged = SimpleNamespace(**{**vars(options), **chosen})
-    reset = {option: LockOptions.default(option) for option in ineffective_options(merged)}
+    reset = {option: OPTIONS[option].default for option in ineffective_options(merged)}
     return dataclasses.replace(options, **{**reset, **chosen})

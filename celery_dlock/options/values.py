@@ -1,8 +1,8 @@
-"""The allowed values of each option: one check per option, which returns the value to store."""
+"""The allowed values of options: checks, which get the name of an option and a value, and return the value to store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ..errors import InvalidLockOptions
@@ -10,11 +10,9 @@ from ..utils.text import did_you_mean
 from .validation import FOREVER, either, invalid_value, seconds_within, ttl_seconds
 
 __all__ = [
-    "CHECKS",
-    "DEFAULT_TTL",
-    "OVERFLOW",
-    "POLICIES",
-]
+    "DEFAULT_TTL", "MAX_LIMIT", "OVERFLOW", "POLICIES", "Check", "anything", "count_or_none", "debounce", "flag", "key",
+    "limit", "once_per", "one_of", "seconds", "seconds_or_none", "stop", "ttl", "unique",
+]  # fmt: skip
 
 POLICIES: Final = ("skip", "retry", "queue", "raise", "replace")
 OVERFLOW: Final = ("raise", "skip", "drop_oldest")
@@ -40,10 +38,11 @@ _REMOVED: Final = {
     "kill": "stop=<seconds>, the time that the body has before it is killed",
 }
 
-_Check = Callable[[str, Any], Any]
+Check = Callable[[str, Any], Any]
 
 
-def _key(option: str, value: object) -> object:
+def key(option: str, value: object) -> object:
+    """Return a checked ``key``, a sequence as a tuple."""
     if value is None or callable(value) or (isinstance(value, str) and value):
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
@@ -51,11 +50,13 @@ def _key(option: str, value: object) -> object:
     raise invalid_value(option, value, _KEYS)
 
 
-def _ttl(option: str, value: object) -> float:
+def ttl(option: str, value: object) -> float:
+    """Return a checked ``ttl`` in seconds."""
     return DEFAULT_TTL if value is DEFAULT_TTL else ttl_seconds(option, value)
 
 
-def _once_per(option: str, value: object) -> object:
+def once_per(option: str, value: object) -> object:
+    """Return a checked ``once_per``."""
     if value is None or (isinstance(value, str) and value in ("forever", "tick")):
         return value
     try:
@@ -64,19 +65,23 @@ def _once_per(option: str, value: object) -> object:
         raise invalid_value(option, value, _ONCE_PER) from None
 
 
-def _unique(option: str, value: object) -> object:
+def unique(option: str, value: object) -> object:
+    """Return a checked ``unique``."""
     if value is None or (isinstance(value, str) and value in UNIQUE):
         return value
     raise invalid_value(option, value, f"None, {either(UNIQUE)}{_similar(value, UNIQUE)}")
 
 
-def _flag(option: str, value: object) -> object:
+def flag(option: str, value: object) -> object:
+    """Return a checked bool."""
     if not isinstance(value, bool):
         raise invalid_value(option, value, "True or False")
     return value
 
 
-def _one_of(*choices: str) -> _Check:
+def one_of(*choices: str) -> Check:
+    """Return the check of an option that has these values."""
+
     def check(option: str, value: object) -> object:
         if not isinstance(value, str) or value not in choices:
             raise invalid_value(option, value, f"{either(choices)}{_similar(value, choices)}")
@@ -91,15 +96,19 @@ def _similar(value: object, choices: Sequence[str]) -> str:
     return f"; write {_REMOVED[value]}" if value in _REMOVED else did_you_mean(value, choices)
 
 
-def _seconds(minimum: float) -> _Check:
+def seconds(minimum: float) -> Check:
+    """Return the check of a duration."""
     return lambda option, value: seconds_within(option, value, minimum)
 
 
-def _seconds_or_none(minimum: float) -> _Check:
+def seconds_or_none(minimum: float) -> Check:
+    """Return the check of a duration that may be None."""
     return lambda option, value: None if value is None else seconds_within(option, value, minimum)
 
 
-def _count_or_none(minimum: int) -> _Check:
+def count_or_none(minimum: int) -> Check:
+    """Return the check of a whole number that may be None."""
+
     def check(option: str, value: object) -> object:
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
             raise invalid_value(option, value, f"None or a whole number of at least {minimum}")
@@ -108,13 +117,15 @@ def _count_or_none(minimum: int) -> _Check:
     return check
 
 
-def _limit(option: str, value: object) -> object:
+def limit(option: str, value: object) -> object:
+    """Return a checked ``limit``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
         raise invalid_value(option, value, f"a whole number from 1 to {MAX_LIMIT}")
     return value
 
 
-def _stop(option: str, value: object) -> object:
+def stop(option: str, value: object) -> object:
+    """Return a checked ``stop``."""
     if isinstance(value, str):
         if value in ("raise", "ask"):
             return value
@@ -125,7 +136,8 @@ def _stop(option: str, value: object) -> object:
         raise invalid_value(option, value, _STOP) from None
 
 
-def _debounce(option: str, value: object) -> object:
+def debounce(option: str, value: object) -> object:
+    """Return a checked ``debounce``, in seconds."""
     try:
         if isinstance(value, list | tuple):
             wait, longest = value
@@ -136,35 +148,6 @@ def _debounce(option: str, value: object) -> object:
         raise invalid_value(option, value, _DEBOUNCE) from None
 
 
-def _anything(_option: str, value: object) -> object:
+def anything(_option: str, value: object) -> object:
+    """Return the value: every one is valid."""
     return value
-
-
-CHECKS: Final[Mapping[str, _Check]] = {
-    "key": _key,
-    "scope": _one_of("task", "shared"),
-    "ttl": _ttl,
-    "min_hold": _seconds(0.0),
-    "max_hold": _seconds_or_none(1.0),
-    "limit": _limit,
-    "keep_on_retry": _flag,
-    "wait": _seconds(0.0),
-    "on_conflict": _one_of(*POLICIES),
-    "skip_result": _anything,
-    "retry_delay": _seconds(0.01),
-    "retry_delay_max": _seconds(0.01),
-    "retry_limit": _count_or_none(0),
-    "queue_limit": _count_or_none(1),
-    "queue_overflow": _one_of(*OVERFLOW),
-    "stop": _stop,
-    "debounce": _debounce,
-    "unique": _unique,
-    "on_duplicate": _one_of("return", "raise"),
-    "queued_ttl": _seconds(1.0),
-    "once_per": _once_per,
-    "on_used": _one_of("skip", "return", "raise"),
-    "after_crash": _one_of("run", "hold"),
-    "misfire_grace": _seconds(1.0),
-    "on_lost": _one_of("continue", "abort"),
-    "on_store_error": _one_of("retry", "fail", "run", "local"),
-}

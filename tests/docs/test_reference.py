@@ -21,7 +21,7 @@ TOOL: dict[str, Any] = runpy.run_path(str(ROOT / "tools/reference.py"))
 @pytest.mark.parametrize(
     ("page", "text"),
     [
-        ("OPTIONS", "options"),
+        ("OPTIONS_PAGE", "options"),
         ("SETTINGS_PAGE", "settings"),
         ("METRICS_PAGE", "metrics"),
         ("SCRIPTS_PAGE", "scripts"),

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from celery_dlock import InvalidLockOptions, LockOptions
-from celery_dlock.options.lock_options import DEFAULT_TTL, UNSET
-from celery_dlock.options.requirements import REQUIRES
+from celery_dlock.options.lock_options import DEFAULT_TTL, OPTIONS, UNSET
 from celery_dlock.options.validation import as_seconds
 
 DEFAULTS = {
@@ -187,7 +186,9 @@ def test_option_without_effect_is_refused_with_its_requirement(
 ) -> None:
     with pytest.raises(InvalidLockOptions) as raised:
         LockOptions(**{option: value}, **chosen)
-    assert str(raised.value) == f"invalid {option}={value!r}: it needs {REQUIRES[option].text}"
+    needs = OPTIONS[option].needs
+    assert needs is not None
+    assert str(raised.value) == f"invalid {option}={value!r}: it needs {needs.text}"
 
 
 @pytest.mark.parametrize(

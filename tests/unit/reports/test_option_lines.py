@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from celery_dlock import LockOptions
-from celery_dlock.reports.options import NOT_SHOWN, option_lines
+from celery_dlock.options.lock_options import OPTIONS
+from celery_dlock.reports.options import option_lines
 
 #: For each option, options without it, and a value of it that is not the default.
 EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -43,10 +44,14 @@ def test_every_option_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(EXAMPLES))
-def test_option_is_shown_unless_it_is_listed_as_not_shown(option: str) -> None:
+def test_chosen_value_of_an_option_is_shown(option: str) -> None:
     others, value = EXAMPLES[option]
     without, lines = option_lines(LockOptions(**others)), option_lines(LockOptions(**others, **{option: value}))
-    assert (set(lines) - set(without) == set()) == (option in NOT_SHOWN)
+    assert (set(lines) - set(without) == set()) == (option == "skip_result")
+
+
+def test_every_option_but_the_secret_one_has_words_for_operators() -> None:
+    assert [name for name, option in OPTIONS.items() if not option.words] == ["skip_result"]
 
 
 def test_limit_is_shown_as_a_number_of_calls_at_once() -> None:
@@ -55,13 +60,13 @@ def test_limit_is_shown_as_a_number_of_calls_at_once() -> None:
 
 def test_ttl_of_the_task_is_shown_although_it_is_the_usual_one() -> None:
     """The setting `dlock_ttl` may say another one."""
-    assert "ttl is 30 s" in option_lines(LockOptions(ttl=30))
-    assert not [line for line in option_lines(LockOptions()) if line.startswith("ttl")]
+    assert "the lock expires 30 s after its last renewal" in option_lines(LockOptions(ttl=30))
+    assert not [line for line in option_lines(LockOptions()) if "expires" in line]
 
 
 def test_duration_is_shown_with_its_unit() -> None:
     lines = option_lines(LockOptions(on_conflict="retry", retry_delay=2.5, retry_limit=4))
-    assert {"retry_delay is 2.5 s", "retry_limit is 4"} <= set(lines)
+    assert {"its first retry comes after 2.5 s", "it fails after 4 retries"} <= set(lines)
 
 
 def test_plain_task_has_two_lines() -> None:
