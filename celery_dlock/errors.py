@@ -22,6 +22,7 @@ __all__ = [
     "NotHeld",
     "ReplyLost",
     "ReplyTimeout",
+    "ScriptStopped",
     "StoreNotReady",
     "StoreQuarantined",
     "StoreRefused",
@@ -128,6 +129,10 @@ class StoreUnavailable(DLockError):
 
 class StoreRefused(StoreUnavailable):
     """The store refused a command: wrong password, missing permission, no memory, or a key of another program."""
+
+
+class ScriptStopped(StoreRefused):
+    """The store refused a command in the middle of a script. What the script wrote before has taken effect."""
 
 
 class StoreNotReady(StoreUnavailable):

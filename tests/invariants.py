@@ -17,6 +17,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "A store call that is sent twice has the effect of one. An acquire of unknown outcome is released "
             "with a tombstone."
         ),
+        "cut-scripts-leave-nothing-for-ever": (
+            "If a script stops after any of its writes, the next call repairs what it left. No lock, mark or claim "
+            "stays without an expiry, no call is lost, and no lock has two holders."
+        ),
         "stores-agree": (
             "The rules of the memory store are written in Python. In every history of commands they give the answers "
             "of the Lua scripts, and keep the same facts."

@@ -9,9 +9,19 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..counters.recorder import Recorder, lease_hooks
-from ..errors import LockLost, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreUnavailable
+from ..errors import (
+    LockLost,
+    NotConfirmed,
+    ReplyLost,
+    ReplyTimeout,
+    ScriptStopped,
+    StoreNotReady,
+    StoreRefused,
+    StoreUnavailable,
+)
 from ..keys.lock_name import LockName
 from ..store.base import ReleaseRequest, call_again_if_reply_lost
 from ..store.circuit_breaker import CircuitBreaker, shared_states
@@ -339,10 +349,14 @@ class LockClient:
         self._undo(record, context, error)
 
     def _undo(self, record: LeaseRecord, context: OwnerContext, error: StoreUnavailable) -> None:
-        if isinstance(error, ReplyLost | NotConfirmed):  # other errors: the store executed nothing
+        if isinstance(error, ReplyLost | NotConfirmed):
             self._give_back(record, context)
-        else:
-            self._forget(record, context)
+            return
+        if isinstance(error, ScriptStopped):
+            # The script may have taken the lock before it stopped. If this is refused too, the lock ends after its ttl.
+            with suppress(StoreRefused):
+                self._give_back(record, context)
+        self._forget(record, context)  # other errors: the store executed nothing
 
     def _give_back(self, record: LeaseRecord, context: OwnerContext) -> None:
         name, shard = record.name, self._store.shard(record.name)

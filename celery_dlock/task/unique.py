@@ -13,7 +13,7 @@ from celery.app.task import Context
 from celery.result import AsyncResult
 from celery.utils import uuid
 
-from ..errors import LockHeld, LockKeyError, StoreRefused, StoreUnavailable
+from ..errors import LockHeld, LockKeyError, ScriptStopped, StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..messaging.message_times import start_delay
 from ..messaging.results import CallSkipped, has_backend, store_revoked, try_end
@@ -277,8 +277,8 @@ def _claim(runtime: Runtime, calls: list[_ClaimingCall]) -> list[_Answer]:
         return list(runtime.lock_store.claim([(call.name, call.request) for call in calls]))
     except BaseException as error:
         # Unless the store refused, the server may have the claims already, or receive them later. This also holds if
-        # a time limit or a signal interrupted the call.
-        if not isinstance(error, StoreRefused):
+        # a time limit or a signal interrupted the call, or if the script stopped in its middle.
+        if not isinstance(error, StoreRefused) or isinstance(error, ScriptStopped):
             for call in calls:
                 runtime.claim_rollback.take_back(call.name, call.request)
         raise

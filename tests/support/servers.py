@@ -24,7 +24,7 @@ LOCK_USER, LOCK_PASSWORD = "dlock", "secret"
 LOCK_COMMANDS = (
     "evalsha", "eval", "blpop", "info", "select",
     "hget", "hmget", "hgetall", "hset", "hdel", "mget", "set", "del", "pexpire", "pttl", "time", "rpush",
-    "exists", "hexists", "hincrby", "persist", "zadd", "zcard", "zpopmin",
+    "exists", "hexists", "hrandfield", "zadd", "zcard", "zmscore",
     "zrange", "zrangebyscore", "zrank", "zrem", "zscore",
 )  # fmt: skip
 LOCK_RIGHTS = ("on", f">{LOCK_PASSWORD}", "resetchannels", "~dlock:*", *(f"+{c}" for c in LOCK_COMMANDS))

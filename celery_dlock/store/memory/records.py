@@ -247,6 +247,9 @@ class MemoryRecords:
 
     # -- waiters
 
+    def has_entries(self) -> bool:
+        return bool(self._data.entries)
+
     def entry(self, identity: str) -> str | None:
         return self._data.entries.get(identity)
 

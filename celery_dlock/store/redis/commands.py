@@ -340,7 +340,7 @@ def extend_claim(keys: LockKeys, task_id: str, life_ms: int) -> Command:
 
 
 def sweep(keys: LockKeys, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int) -> Command:
-    names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.absent())
+    names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.seats_record(), keys.absent())
     return _SWEEP, (*names, keys.name, granter, str(grant_timeout_ms), str(max_tries), str(foreign_ms))
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from ...errors import StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
+from ...errors import ScriptStopped, StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
 
 __all__ = ["error_from_reply", "error_from_tls", "overwritten", "quarantined", "right_missing"]
 
@@ -80,10 +80,10 @@ def error_from_reply(text: str, code: str = "") -> StoreUnavailable:
     text = text.partition(", with args beginning with")[0].replace("\n", " ")
     code = code or _code(text)
     cause = _CAUSES.get(code)
-    if cause is None:
-        return StoreRefused(f"the lock store refused: {text}")
-    message = f"the lock store refused: {cause}; server reply: {text}"
-    return StoreNotReady(message) if code in _TEMPORARY else StoreRefused(message)
+    message = f"the lock store refused: {cause}; server reply: {text}" if cause else f"the lock store refused: {text}"
+    if code in _TEMPORARY:
+        return StoreNotReady(message)
+    return ScriptStopped(message) if "@user_script" in text else StoreRefused(message)
 
 
 def right_missing(text: str) -> bool:

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from ...errors import ReplyLost, ReplyTimeout, StoreQuarantined, StoreRefused, StoreUnavailable
+from ...errors import ReplyLost, ReplyTimeout, ScriptStopped, StoreQuarantined, StoreRefused, StoreUnavailable
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock
 from ...utils.log import logger
@@ -148,7 +148,8 @@ class QuorumMember:
             acquisition: Owner and number. The script finds its own lock if it runs twice.
             ttl_ms: Milliseconds until the lease expires.
             request: The request.
-            rollback: Release to send if the second command is refused, because the first may have been executed.
+            rollback: Release to send if the second command is refused, because the first may have been executed. Also
+                sent if the script stopped in its middle.
         """
         try:
             answer = self.store.acquire(name, acquisition, ttl_ms, request)
@@ -160,8 +161,10 @@ class QuorumMember:
                 self.queue_release(name, acquisition, rollback)
             # It stays uncertain: its release leaves a tombstone, because the first command may still arrive.
             return answer
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self.acquire_not_sent(acquisition)
+            if isinstance(error, ScriptStopped):  # it may have taken the lock
+                self.queue_release(name, acquisition, rollback)
             raise
         self.acquire_not_sent(acquisition)
         return answer

@@ -22,7 +22,7 @@ from ..model import (
     Used,
 )
 from . import debounce, replace
-from .queue import end_grant, grant_next, has_waiters, unpublished_grant
+from .queue import end_grant, grant_next, unpublished_grant
 from .records import LockRecord, Records, RunMark
 from .views import holder_of, run_holder
 
@@ -306,7 +306,7 @@ class _Call:
             records.drop_waiter(self.identity)
             records.drop_dead(self.identity)
         if found.duplicate_possible or self.reserved or first:
-            found.has_waiters = has_waiters(records)
+            found.has_waiters = records.has_entries()
             records.sweep_at(records.now + self.ttl_ms * 1000 if found.has_waiters else None)
 
     def _take(self, found: _Findings) -> Acquired:

@@ -84,6 +84,8 @@ class ReplaceableCall:
         """
         records = self.records
         if held is None:
+            soon = records.now + END_WITHIN_US
+            records.sweep_at(soon if due is None else min(due, soon), earlier=True)
             return grant_next(records, self.acquisition)
         held.has_waiters = True
         records.put_lock(held)

@@ -60,8 +60,10 @@ def grant_next(records: Records, granter: str) -> Grant | None:
         records.expire_lock(None)
         records.sweep_at(due)
         return Grant(identity, entry, str(now))
-    soonest = records.first_in("delayed", 1)
-    records.sweep_at(soonest[0][1] if soonest else None)
+    if soonest := records.first_in("delayed", 1):
+        records.sweep_at(soonest[0][1])
+    elif not records.has_entries():
+        records.sweep_at(None)
     return None
 
 
@@ -145,7 +147,7 @@ def sweep(records: Records, granter: str, grant_timeout_ms: int, max_tries: int,
     lock, now = records.lock(), records.now
     if lock is not None and lock.due is None:
         # A lease, not a grant: visit the lock again when the lease has expired.
-        if has_waiters(records):
+        if records.has_entries():
             lock.has_waiters = True
             records.put_lock(lock)
             records.sweep_at(now + max(0, records.lock_left_ms()) * 1000)

@@ -256,6 +256,10 @@ class Records(Protocol):
 
     # -- waiters: a parked message has an entry; it is in one place, or it is granted and in none
 
+    def has_entries(self) -> bool:
+        """Return whether a message is parked: it waits, or it is granted."""
+        ...
+
     def entry(self, identity: str) -> str | None: ...
     def put_entry(self, identity: str, entry: str) -> None: ...
     def drop_waiter(self, identity: str) -> None:

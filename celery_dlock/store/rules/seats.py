@@ -44,6 +44,8 @@ _RECORD_MS: Final = 24 * 3600 * 1000
 _MOST_SEATS: Final = 100
 #: The granter of a grant that no reply names.
 _SWEEP: Final = "sweep"
+#: A time of the next sweep that stands for none, while a sweep visits the seats.
+_UNSET: Final = 1
 
 
 class _Seats:
@@ -337,20 +339,21 @@ def sweep(
     for offset in range(seats.places):
         place = (first_place + offset) % seats.places
         seat, lock = records.seat(place), seats.taken.get(place)
-        seat.sweep_at(None)
+        seat.sweep_at(_UNSET)
         swept = QueueStepResult()
         if place < seats.allowed:
             swept = plain_queue.sweep(seat, granter, grant_timeout_ms, max_tries, foreign_ms)
         elif lock is not None and lock.due is not None and lock.due <= records.now:
             seats.take_back_grant(place)
         due = records.next_sweep()
-        if due is not None and (next_due is None or due < next_due):
+        if due is not None and due != _UNSET and (next_due is None or due < next_due):
             next_due = due
         if swept.granted is not None or swept.dead_letter or swept.lost_grant:
             # The result can name one grant only. The next sweep goes on with the other seats.
             next_due = records.now
             break
-    records.sweep_at(next_due)
+    if next_due is not None or not records.has_entries():
+        records.sweep_at(next_due)
     seats.keep()
     return swept
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
-from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreRefused, StoreUnavailable
+from celery_dlock.errors import ReplyLost, ReplyTimeout, ScriptStopped, StoreRefused, StoreUnavailable
+from celery_dlock.keys.lock_name import LockName
 from celery_dlock.locking.client import LockClient
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseState
@@ -138,3 +141,30 @@ def test_a_store_that_refuses_or_cuts_is_asked_for_each_message(harness: Harness
         with pytest.raises(type(error)):
             harness.ask(harness.delivery(f"d{number}"), name=f"n{number}")
     assert harness.store.calls >= 3
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+def test_acquire_whose_script_stopped_is_rolled_back(harness: Harness) -> None:
+    """It may have taken the lock before it stopped."""
+    taken = []
+
+    def stop(name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> NoReturn:
+        taken.append(real(name, acquisition, ttl_ms, request))
+        raise ScriptStopped("NOPERM pexpire")
+
+    real, harness.store.acquire = harness.store.acquire, stop  # type: ignore[method-assign]
+    with pytest.raises(ScriptStopped):
+        harness.ask(harness.context)
+    assert taken
+    assert not harness.store.locks
+    assert not harness.context.open_acquisitions
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+def test_acquire_whose_rollback_is_refused_too_is_left_to_its_ttl(harness: Harness) -> None:
+    """A right that is missing for long must not fill the lease table with releases to repeat."""
+    harness.store.away = ScriptStopped("NOPERM pexpire")
+    with pytest.raises(ScriptStopped):
+        harness.ask(harness.context)
+    assert not harness.context.open_acquisitions
+    assert list(harness.lease_table.records()) == []

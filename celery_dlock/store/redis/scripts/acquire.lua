@@ -62,10 +62,10 @@ end
 local since = seconds .. micros
 local rank = AGAIN and rank_us ~= '' and rank_us or '-'
 local duplicate_possible = AGAIN and may_be_copied == '1'
-local inherited_notify, has_waiters, previous_run, outcome_unknown = nil, false, nil, false
+local inherited_notify, has_waiters, replaceable, previous_run, outcome_unknown = nil, false, false, nil, false
 
 if holder or abandoned or finished_at or ONCE or QUARANTINE then
-  -- @include time holder run_mark quarantine conflict
+  -- @include time holder run_mark quarantine expiry conflict
 
   local now = tonumber(since)
   if rank == '-' then
@@ -118,10 +118,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
     end
   end
   if finished_at then
-    -- A new message has the id of a finished one. Delete its done mark, which would refuse copies of the new message.
-    -- Copies of the finished one may still come, so the release sets the mark again.
-    call('DEL', done)
-    duplicate_possible = true
+    duplicate_possible = true -- lib/take_lock says why
   end
   if reserved then
     -- Callers that waited for the reserved lock wait for this acquisition's release from now on.

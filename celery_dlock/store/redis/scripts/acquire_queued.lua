@@ -78,7 +78,7 @@ else
 end
 local highest_token, abandoned, finished_at, run_mark = marks[1], marks[2], marks[3], marks[4]
 
--- @include time holder run_mark quarantine wake grant ended_grant unpublished_grant conflict
+-- @include time holder run_mark quarantine wake grant ended_grant unpublished_grant expiry full_memory conflict
 
 local now = server_time_us()
 local since = decimal(now)
@@ -118,8 +118,7 @@ local function end_waiting()
     return unpublished_grant(acquisition)
   end
   local marked = redis.call('HGET', lock, 'notify')
-  redis.call('DEL', lock)
-  local waiter, its_message, its_grant = grant_next(now, acquisition)
+  local waiter, its_message, its_grant = grant_or_free(now, acquisition)
   keep_notify(marked, waiter)
   return waiter, its_message, its_grant
 end
@@ -206,8 +205,8 @@ if DEBOUNCE or REPLACE then
   end
 end
 
--- Evict the oldest waiter of a full queue. Return its identity and message, or nil if this message is the oldest.
-local function evict_oldest_waiter()
+-- Return identity and message of the oldest waiter of a full queue, or nil if this message is the oldest.
+local function oldest_waiter()
   local oldest = redis.call('ZRANGE', waiting, '0', '0', 'WITHSCORES')
   if not oldest[1] then
     oldest = redis.call('ZRANGE', delayed, '0', '0')
@@ -216,25 +215,29 @@ local function evict_oldest_waiter()
   if tonumber(oldest[2]) > tonumber(place) then
     return nil
   end
-  local its_message = redis.call('HGET', messages, oldest[1]) or ''
-  remove_from_queue(oldest[1])
-  -- Keep the evicted message until its result is stored: the reply may be lost, or the caller may die.
-  redis.call('HSET', dead, oldest[1], its_message)
-  redis.call('HSET', messages, identity .. ':evicted', oldest[1])
-  return oldest[1], its_message
+  return oldest[1], redis.call('HGET', messages, oldest[1]) or ''
 end
 
--- Park this message. Return the grant that this command made, or nil if there is none.
-local function park()
+-- Park this message in place of an evicted one, if there is one. Return the grant that this command made, or nil if
+-- there is none. lib/grant has the order of the writes.
+local function park(evicted, evicted_message)
+  if held then
+    redis.call('HSET', lock, 'has_waiters', '1')
+    redis.call('ZADD', queues, 'LT', decimal(now + math.max(0, remaining_ms()) * 1000), lock_name)
+  end
+  redis.call('ZADD', waiting, place, identity)
   redis.call('HSET', messages, identity, message)
   redis.call('ZREM', delayed, identity)
   redis.call('HDEL', dead, identity)
   -- Forget the grants that the message has lost: this delivery shows that the broker still has the message.
   redis.call('HDEL', messages, identity .. ':rank', identity .. ':tries')
-  redis.call('ZADD', waiting, place, identity)
+  if evicted then
+    -- Keep the evicted message until its result is stored: the reply may be lost, or the caller may die.
+    redis.call('HSET', dead, evicted, evicted_message)
+    redis.call('HSET', messages, identity .. ':evicted', evicted)
+    remove_from_queue(evicted)
+  end
   if held then
-    redis.call('HSET', lock, 'has_waiters', '1')
-    redis.call('ZADD', queues, 'LT', decimal(now + math.max(0, remaining_ms()) * 1000), lock_name)
     return unpublished_grant(acquisition)
   end
   return grant_next(now, acquisition)
@@ -251,7 +254,7 @@ if held or preceded then
   end
   local evicted, evicted_message = '', ''
   if full then
-    evicted, evicted_message = evict_oldest_waiter()
+    evicted, evicted_message = oldest_waiter()
     if not evicted then
       -- This message itself has the first place, so it is the one to evict.
       return {'parked', rank, '0', '', '', '', identity, message}
@@ -259,7 +262,7 @@ if held or preceded then
   elseif queued then
     evicted, evicted_message = evicted_by_this()
   end
-  local waiter, its_message, its_grant = park()
+  local waiter, its_message, its_grant = park(full and evicted, evicted_message)
   local position = (redis.call('ZRANK', waiting, identity) or 0) + 1
   return {'parked', rank, decimal(position), waiter or '', its_message or '', its_grant or '', evicted, evicted_message}
 end
@@ -278,29 +281,29 @@ end
 -- The message takes the lock.
 local duplicate_possible, has_waiters = may_be_copied == '1' or for_this_grant, false
 if finished_at then
-  -- A new message has the id of a finished one. Delete its done mark, which would refuse copies of the new message.
-  -- Copies of the finished one may still come, so the release sets the mark again.
-  redis.call('DEL', done)
-  duplicate_possible = true
+  duplicate_possible = true -- lib/take_lock says why
 end
 if duplicate_possible or reserved then
-  redis.call('DEL', lock)
   remove_from_queue(identity)
   redis.call('HDEL', dead, identity)
 end
 if duplicate_possible or reserved or first_waiter[1] then
-  has_waiters = redis.call('EXISTS', waiting, delayed) > 0
+  has_waiters = redis.call('EXISTS', waiting, delayed, messages) > 0
   if has_waiters then
     redis.call('ZADD', queues, decimal(now + ttl_ms * 1000), lock_name)
   else
     redis.call('ZREM', queues, lock_name)
   end
 end
+if duplicate_possible or reserved then
+  redis.call('DEL', lock)
+end
 
 if DEBOUNCE then
   redis.call('HSET', debounced, 'started', rank)
   redis.call('PEXPIRE', debounced, debounced_life_ms)
 end
+local replaceable = REPLACE
 if REPLACE then
   -- @include replace_start
 end

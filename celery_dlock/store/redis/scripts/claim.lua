@@ -20,12 +20,16 @@
 --
 -- A waiter of the policy "queue" has the name too, without a claim.
 
--- @include time holder
+-- @include time holder expiry
 
 local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'generation', 'attempt')
 local number = tonumber(generation)
 local ours = first[1] == task_id and (first[6] == attempt or number > tonumber(first[5]))
 if first[1] and not ours then
+  if redis.call('PTTL', claim) < 0 then
+    -- The script that claimed the name stopped before it set the expiry.
+    redis.call('PEXPIRE', claim, life_ms)
+  end
   return {'queued', unpack(first, 1, 4)}
 end
 
@@ -46,6 +50,7 @@ local function running_call()
   if (granted or runs) and (number == 0 or id ~= short_id) then
     local state = granted and 'waiting' or 'running'
     local node_name = node_and_pid(found[4])
+    repair_expiry()
     return {state, id or '', found[3] or '', node_name, found[5] or found[6] or '0'}
   end
 end
@@ -65,11 +70,9 @@ if other then
   return other
 end
 
-local now = server_time_us()
-redis.call('HSET', claim, 'id', task_id, 'task', task, 'node', node, 'generation', generation, 'attempt', attempt)
-if not ours then
-  redis.call('HSET', claim, 'since', decimal(now))
-end
+local since = ours and first[4] or decimal(server_time_us())
+redis.call('HSET', claim, 'id', task_id, 'task', task, 'node', node, 'generation', generation, 'attempt', attempt,
+           'since', since)
 if redis.call('PTTL', claim) < tonumber(life_ms) then
   redis.call('PEXPIRE', claim, life_ms)
 end

@@ -19,7 +19,7 @@
 -- @reply {"kept"}  it is kept on purpose
 -- @reply {"fresh"}  the lease was renewed within half its ttl
 
--- @include time wake grant unpublished_grant
+-- @include time wake full_memory grant unpublished_grant
 
 local holder, current_token, since, notify, ttl, due =
   unpack(redis.call('HMGET', lock, 'acq', 'token', 'since', 'notify', 'ttl', 'due'))
@@ -43,8 +43,8 @@ if force ~= '1' then
     return {'fresh'}
   end
 end
-redis.call('DEL', lock)
+begin_writing()
 if notify then
   wake_one()
 end
-return {'freed', grant_next(server_time_us(), acquisition)}
+return {'freed', grant_or_free(server_time_us(), acquisition)}

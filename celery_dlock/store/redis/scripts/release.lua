@@ -47,7 +47,7 @@ end
 -- Set if an operator's hold begins with this release (hold_lock).
 local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
 
--- @include time run_mark unsettled wake release
+-- @include time run_mark unsettled wake release full_memory
 
 local duplicate_seen = ours and dup == '1'
 local crowded = ours and has_waiters
@@ -63,9 +63,11 @@ local hold_ms = holds and remaining_hold_ms(now) or 0
 if reserves then
   hold_ms = math.max(hold_ms, tonumber(reserve_ms))
 end
-free_or_hold(hold_ms)
-local wake_sum, refusal = wake_waiter()
+-- The lock last: if the script stops before, the second copy finds its acquisition and does the rest.
+begin_writing()
 save_marks(final, now)
+local wake_sum, refusal = wake_waiter()
+free_or_hold(hold_ms)
 
 local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0) + wake_sum
 local granter, published = false, false

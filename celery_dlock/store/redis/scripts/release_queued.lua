@@ -58,7 +58,7 @@ local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
 -- the operator.
 local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
 
--- @include time run_mark unsettled wake release grant ended_grant unpublished_grant
+-- @include time run_mark unsettled wake release full_memory grant ended_grant unpublished_grant
 
 local duplicate_seen = ours and dup == '1'
 local crowded = ours and has_waiters
@@ -67,6 +67,7 @@ local reserves = ours and RESERVE
 local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or stopped_by or not ours)
 local holds = ours and (rolled_back ~= '1' or operator) and min_hold_ms
 local retry_queued = reserves and not operator and redis.call('HEXISTS', messages, reserved_for) == 1
+begin_writing()
 local now = nil
 if final or crowded or holds or retry_queued or (ONCE and used_ms ~= '0') then
   now = server_time_us()
@@ -75,14 +76,14 @@ local hold_ms = holds and remaining_hold_ms(now) or 0
 if retry_queued then
   -- The retry precedes all waiters. Its own min_hold starts when it takes the lock.
   hold_ms, crowded = 0, true
-  redis.call('ZREM', delayed, reserved_for)
   redis.call('ZADD', waiting, '0', reserved_for)
+  redis.call('ZREM', delayed, reserved_for)
 elseif reserves then
   hold_ms = math.max(hold_ms, tonumber(reserve_ms))
 end
-free_or_hold(hold_ms)
-local wake_sum, refusal = wake_waiter()
+-- The lock last: if the script stops before, the second copy finds its acquisition and does the rest.
 save_marks(final, now)
+local wake_sum, refusal = wake_waiter()
 
 if REPLACE and final then
   redis.call('HDEL', replaced, 'stop:' .. identity)
@@ -91,23 +92,23 @@ if REPLACE and ours and body_ended == '1' then
   redis.call('HDEL', replaced, 'busy_since')
 end
 
-local ended_grant = false
+-- The lease was lost, and the lock was granted to a copy of this message. The message has finished: end the grant.
+local ended_grant = final and holder == 'grant:' .. identity
 if final then
   remove_from_queue(identity)
-  if holder == 'grant:' .. identity then
-    -- The lease was lost, and the lock was granted to a copy of this message. The message has finished: end the grant.
-    redis.call('DEL', lock)
-    crowded, ended_grant = true, true
-  end
 end
 local waiter, message, grant_id
-if crowded and hold_ms > 0 then
-  redis.call('ZADD', queues, decimal(now + hold_ms * 1000), lock_name)
-elseif crowded then
-  waiter, message, grant_id = grant_next(now, acquisition)
+if ended_grant or (crowded and hold_ms <= 0) then
+  waiter, message, grant_id = grant_or_free(now, acquisition)
   keep_notify(ended_grant and notify, waiter)
-elseif not ours then
-  waiter, message, grant_id = unpublished_grant(acquisition)
+else
+  if crowded then
+    redis.call('ZADD', queues, decimal(now + hold_ms * 1000), lock_name)
+  end
+  free_or_hold(hold_ms)
+  if not ours then
+    waiter, message, grant_id = unpublished_grant(acquisition)
+  end
 end
 local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0) + wake_sum
 if message or refusal then

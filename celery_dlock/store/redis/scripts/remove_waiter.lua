@@ -29,23 +29,23 @@ if holder_identity == identity and not granted then
 end
 local its_message = redis.call('HGET', messages, identity) or redis.call('HGET', dead, identity)
 local now = server_time_us()
+-- The dead letter first: until its result is stored, the message must not be lost.
+if ended ~= '1' and its_message then
+  store_dead_letter(identity, its_message, now)
+end
 if done_ms ~= '0' and (its_message or ended == '1') then
   -- If the broker still has a copy of the removed message, it must not run.
   redis.call('SET', done, decimal(now), 'PX', done_ms)
 end
 if ended == '1' then
   drop_dead_letter(identity)
-elseif its_message then
-  store_dead_letter(identity, its_message, now)
 end
+remove_from_queue(identity)
 local waiter, message, grant_id
 if granted then
-  remove_from_queue(identity)
-  redis.call('DEL', lock)
-  waiter, message, grant_id = grant_next(now, granter)
+  waiter, message, grant_id = grant_or_free(now, granter)
   keep_notify(notify, waiter)
 else
-  remove_from_queue(identity)
   waiter, message, grant_id = unpublished_grant(granter)
 end
 return {its_message or '', waiter or '', message or '', grant_id or ''}

@@ -12,19 +12,18 @@
 -- @reply 1  it is in the queue
 -- @reply 0  there is no such dead letter
 
--- @include time
+-- @include time parked_rank
 
 local message = redis.call('HGET', dead, identity)
 if not message then
   return redis.call('HEXISTS', messages, identity)
 end
 local now = decimal(server_time_us())
--- Its rank is that of its arrival, so it comes before later messages.
-local readable, facts = pcall(cjson.decode, string.match(message, '\n(.*)$') or '')
-local rank = readable and type(facts) == 'table' and type(facts.rank) == 'number' and decimal(facts.rank) or now
-redis.call('HSET', messages, identity, message)
-redis.call('ZADD', waiting, rank, identity)
+local rank = parked_rank(message) or now
+-- lib/grant has the order of the writes.
 redis.call('ZADD', queues, now, lock_name)
-redis.call('HDEL', dead, identity)
+redis.call('ZADD', waiting, rank, identity)
+redis.call('HSET', messages, identity, message)
 redis.call('ZREM', dead_letters, identity .. ' ' .. lock_name)
+redis.call('HDEL', dead, identity)
 return 1

@@ -9,6 +9,6 @@
 
 redis.call('ZADD', audit, at_us, record)
 while redis.call('ZCARD', audit) > tonumber(limit) do
-  redis.call('ZPOPMIN', audit)
+  redis.call('ZREM', audit, redis.call('ZRANGE', audit, '0', '0')[1])
 end
 return redis.call('ZCARD', audit)

@@ -68,7 +68,7 @@ class SeatScript(Script):
         keys, args = (*plain.keys, *self.own.keys), (*self.own.args, *plain.args)
         header = plain._replace(keys=keys, args=args, replies=self.own.replies)
         check_parts(self.name, text, _PARTS, header)
-        self._define(header, f"\nlocal function on_seat()\n{script.body}\nend\n{with_parts(text, _PARTS)}")
+        self._define(header, f"\nlocal function on_seat(...)\n{script.body}\nend\n{with_parts(text, _PARTS)}")
 
     def variant_like(self, plain: ScriptVariant) -> ScriptVariant:
         """Return the variant with the groups of a variant of the other script."""

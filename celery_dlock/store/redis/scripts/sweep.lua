@@ -9,6 +9,7 @@
 -- @keys queues  sorted set, as in acquire_queued
 -- @keys dead  hash, as in acquire_queued
 -- @keys dead_letters  sorted set of this bucket: lib/dead_letter
+-- @keys seats_record  string: seats/common; only tasks with `limit` write it
 -- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
 -- @args lock_name  text of the lock name
 -- @args granter  id of this call; a second copy of the command returns the unpublished grant of the first at once
@@ -20,7 +21,7 @@
 --   The lost grant is an identity. A second copy of the command does not name it.
 --   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
 
--- @include time wake grant ended_grant dead_letter
+-- @include time wake grant ended_grant dead_letter expiry full_memory parked_rank places
 
 local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since',
                          'dead_letter', 'foreign', 'notify')
@@ -28,9 +29,16 @@ local holder, due, current_granter, published, waiter, rank, grant_id, last_dead
   unpack(found)
 local now = server_time_us()
 local nothing = {'', '', '', '', ''}
+-- seats/sweep has checked the places of all seats. If a task without `limit` uses the name too, leave that to seats/sweep.
+local places_checked = ...
+begin_writing()
+if not places_checked and redis.call('EXISTS', seats_record) == 0 then
+  restore_places(now, {[due and waiter or ''] = true})
+end
 if holder and not due then
+  repair_expiry()
   -- A lease, not a grant: visit the lock again when the lease has expired.
-  if redis.call('EXISTS', waiting, delayed) > 0 then
+  if redis.call('EXISTS', waiting, delayed, messages) > 0 then
     redis.call('HSET', lock, 'has_waiters', '1')
     redis.call('ZADD', queues, decimal(now + math.max(0, redis.call('PTTL', lock)) * 1000), lock_name)
   else
@@ -39,7 +47,7 @@ if holder and not due then
   return nothing
 end
 
-local dead_letter, lost_grant = '', ''
+local dead_letter, lost_grant, lost_grants = '', '', nil
 if holder then
   local message = redis.call('HGET', messages, waiter)
   local early = tonumber(due) > now
@@ -58,10 +66,9 @@ if holder then
     redis.call('ZADD', queues, next_due, lock_name)
     return {waiter, message, grant_id, current_granter == granter and last_dead_letter or '', ''}
   end
-  redis.call('DEL', lock)
   if message then
     lost_grant = not abandoned and waiter or ''
-    local tries = abandoned and 0 or redis.call('HINCRBY', messages, waiter .. ':tries', '1')
+    local tries = (redis.call('HGET', messages, waiter .. ':tries') or 0) + 1
     if abandoned or tries >= tonumber(max_tries) then
       store_dead_letter(waiter, message, now)
       remove_from_queue(waiter)
@@ -72,12 +79,18 @@ if holder then
         -- No other call waits. Grant it again at once after its first lost grant: usually a worker died.
         pause_ms = 0
       end
-      redis.call('HSET', messages, waiter .. ':rank', rank)
       redis.call('ZADD', delayed, decimal(now + pause_ms * 1000), waiter)
+      redis.call('HSET', messages, waiter .. ':rank', rank)
+      lost_grants = tries
     end
   end
 end
-local next_waiter, next_message, next_grant = grant_next(now, granter)
+-- If the script stops before the lock ends, the next sweep does all this again. So the lost grant is counted after it.
+local end_lock = holder and grant_or_free or grant_next
+local next_waiter, next_message, next_grant = end_lock(now, granter)
+if lost_grants then
+  redis.call('HSET', messages, waiter .. ':tries', decimal(lost_grants))
+end
 keep_notify(notify, next_waiter)
 if next_waiter and dead_letter ~= '' then
   -- If this command is sent twice, the second copy names the dead letter again.

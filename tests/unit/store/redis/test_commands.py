@@ -172,6 +172,7 @@ def queues() -> Iterator[Case]:
     dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters()}
     queue = {**lock, **QUEUE, **dead, "absent": KEYS.absent()}
     swept = {**queue, "wake": KEYS.wake, "granter": "s.1", "grant_timeout_ms": "4", "max_tries": "5", "foreign_ms": "6"}
+    swept["seats_record"] = KEYS.seats_record()
     yield "sweep", commands.sweep(KEYS, "s.1", 4, 5, 6), swept
     granted = {**lock, "queues": QUEUES, "identity": DIGEST, "lock_name": KEYS.name}
     confirmed = {**granted, "messages": MESSAGES, "grant_timeout_ms": "4"}

@@ -20,14 +20,6 @@ local function repeated_answer()
   return answer
 end
 
--- If the key lives longer than every requested ttl, the server's clock went back: shorten its life.
-local function repair_expiry()
-  local longest_ttl_ms = redis.call('HGET', lock, 'ttl')
-  if longest_ttl_ms and redis.call('PTTL', lock) > tonumber(longest_ttl_ms) then
-    redis.call('PEXPIRE', lock, longest_ttl_ms)
-  end
-end
-
 -- Return the given values and the holder's fields. Set dup and notify in the lock, which its release reads.
 local function describe_holder(...)
   local found = redis.call('HMGET', lock, 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id',

@@ -14,7 +14,7 @@ local function store_dead_letter(identity, message, now)
   -- NX: if the command is sent twice, the time of the first copy stands. CH: a stale entry gets the new time.
   redis.call('ZADD', dead_letters, stored_before and 'NX' or 'CH', decimal(now), identity .. ' ' .. lock_name)
   if redis.call('ZCARD', dead_letters) > INDEX_SIZE then
-    redis.call('ZPOPMIN', dead_letters)
+    redis.call('ZREM', dead_letters, redis.call('ZRANGE', dead_letters, '0', '0')[1])
   end
 end
 

@@ -2,7 +2,7 @@
 -- acquire_queued goes on after them only if this copy may take the lock.
 -- @uses lock waiting messages delayed queues dead debounced acquisition identity task_id lock_name message
 -- @uses debounce_ms debounce_max_ms debounce
--- @after time grant ended_grant unpublished_grant conflict over
+-- @after time full_memory grant ended_grant unpublished_grant conflict over
 --
 -- A call waits in `delayed` until it is due. A newer call replaces it (lib/over).
 --
@@ -21,9 +21,9 @@ local older = started and newest ~= identity and tonumber(rank) < tonumber(start
 if for_this_grant then
   if over or older then
     local its_message = redis.call('HGET', messages, identity)
+    begin_writing()
     await_end(identity, rank, over or newest_id)
-    redis.call('DEL', lock)
-    local waiter, next_message, next_grant = grant_next(now, acquisition)
+    local waiter, next_message, next_grant = grant_or_free(now, acquisition)
     keep_notify(inherited_notify, waiter)
     return parked(waiter, next_message, next_grant, identity, its_message, over or newest_id)
   end
@@ -47,26 +47,29 @@ else
   local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
   local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
   if older or (pending and tonumber(rank) < tonumber(newest_rank)) then
-    redis.call('HSET', messages, identity, message)
-    await_end(identity, rank, newest_id)
-    local waiter, its_message, its_grant = wait_until(now + END_WITHIN_US)
+    sweep_at(now + END_WITHIN_US)
+    await_end(identity, rank, newest_id, message)
+    local waiter, its_message, its_grant = grant_if_free()
     return parked(waiter, its_message, its_grant, identity, message, newest_id)
   end
-  redis.call('HSET', messages, identity, message, identity .. ':rank', rank)
-  redis.call('HDEL', dead, identity)
   local due, last = now + debounce_ms * 1000, now + debounce_max_ms * 1000
   local evicted, evicted_message
   -- A granted call is about to start, so it is not replaced.
   if pending and holder ~= 'grant:' .. newest then
     evicted, evicted_message, last = newest, newest_message, tonumber(due_at_last)
     due = math.max(due, tonumber(redis.call('ZSCORE', delayed, newest) or 0))
+  end
+  due = math.min(due, last)
+  sweep_at(due)
+  redis.call('ZADD', delayed, decimal(due), identity)
+  redis.call('HSET', messages, identity, message, identity .. ':rank', rank)
+  redis.call('HDEL', dead, identity)
+  if evicted then
     await_end(newest, newest_rank, task_id)
     redis.call('HSET', messages, identity .. ':evicted', newest)
   end
-  due = math.min(due, last)
   redis.call('HSET', debounced, 'identity', identity, 'rank', rank, 'task_id', task_id, 'due_at_last', decimal(last))
   redis.call('PEXPIRE', debounced, debounced_life_ms)
-  redis.call('ZADD', delayed, decimal(due), identity)
-  local waiter, its_message, its_grant = wait_until(due)
+  local waiter, its_message, its_grant = grant_if_free()
   return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
 end

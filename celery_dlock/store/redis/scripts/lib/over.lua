@@ -12,22 +12,34 @@
 -- Time in us in which the process that replaced a call stores that call's end.
 local END_WITHIN_US = 10000000
 
--- Have a replaced call wait until its end is stored.
-local function await_end(waiter, its_rank, by)
-  redis.call('ZREM', waiting, waiter)
-  redis.call('HSET', messages, waiter .. ':over', by, waiter .. ':rank', its_rank)
+-- Have a replaced call wait until its end is stored. A call that is not parked yet is parked with its message.
+local function await_end(waiter, its_rank, by, its_message)
   redis.call('ZADD', delayed, decimal(now + END_WITHIN_US), waiter)
+  local facts = {waiter .. ':over', by, waiter .. ':rank', its_rank}
+  if its_message then
+    facts[5], facts[6] = waiter, its_message
+  end
+  redis.call('HSET', messages, unpack(facts))
+  redis.call('ZREM', waiting, waiter)
 end
 
--- If the lock is free, grant it to a waiter that is due. Otherwise have the queue swept at `due`. Return the grant that
--- this command, or its first copy, has made; nil if there is none.
-local function wait_until(due)
-  if not held then
-    return grant_next(now, acquisition)
+-- Have the queue swept at `due`, and earlier if the lock expires earlier. lib/grant says why this is the first write.
+local function sweep_at(due)
+  local latest = now + END_WITHIN_US
+  if held then
+    redis.call('HSET', lock, 'has_waiters', '1')
+    latest = now + math.max(0, remaining_ms()) * 1000
   end
-  redis.call('HSET', lock, 'has_waiters', '1')
-  redis.call('ZADD', queues, 'LT', decimal(math.min(due, now + math.max(0, remaining_ms()) * 1000)), lock_name)
-  return unpublished_grant(acquisition)
+  redis.call('ZADD', queues, 'LT', decimal(math.min(due, latest)), lock_name)
+end
+
+-- If the lock is free, grant it to a waiter that is due. Return the grant that this command, or its first copy, has
+-- made; nil if there is none.
+local function grant_if_free()
+  if held then
+    return unpublished_grant(acquisition)
+  end
+  return grant_next(now, acquisition)
 end
 
 local function parked(waiter, its_message, its_grant, evicted, evicted_message, by)

@@ -15,17 +15,18 @@ end
 -- Free the lock, or keep it for hold_ms: for the holder's retry, or for no owner.
 local function free_or_hold(hold_ms)
   if hold_ms > 0 then
-    local holder = RESERVE and 'reserved:' .. reserved_for or 'kept'
+    -- The expiry first, then the new owner in one write. If the script stops before, the second copy finds its
+    -- acquisition. If it stops after, the lock is kept for no longer than hold_ms.
+    redis.call('PEXPIRE', lock, decimal(hold_ms))
     if operator then
       -- hold_lock asked for the lock while it was held.
-      holder = operator
-      redis.call('HSET', lock, 'task', '', 'id', '', 'token', '0', 'since', decimal(server_time_us()), 'process',
-                 (redis.call('HGET', lock, 'reason') or '') .. ' 0')
-      redis.call('HDEL', lock, 'operator', 'reason', 'asked')
+      redis.call('HSET', lock, 'acq', operator, 'identity', '', 'ttl', decimal(hold_ms), 'task', '', 'id', '', 'token',
+                 '0', 'since', decimal(server_time_us()), 'process', (redis.call('HGET', lock, 'reason') or '') .. ' 0')
+    else
+      redis.call('HSET', lock, 'acq', RESERVE and 'reserved:' .. reserved_for or 'kept', 'identity', '', 'ttl',
+                 decimal(hold_ms))
     end
-    redis.call('HSET', lock, 'acq', holder, 'identity', '', 'ttl', decimal(hold_ms))
-    redis.call('HDEL', lock, 'releasing', 'dup', 'min_hold', 'reserved_for')
-    redis.call('PEXPIRE', lock, decimal(hold_ms))
+    redis.call('HDEL', lock, 'releasing', 'dup', 'min_hold', 'reserved_for', 'operator', 'reason', 'asked')
   elseif ours then
     redis.call('DEL', lock)
   end
@@ -60,6 +61,9 @@ local function save_run_mark(now)
         settle()
       else
         redis.call('ZADD', unsettled, decimal(server_time_us() + seed_ms * 1000), unsettled_member())
+        if redis.call('PTTL', unsettled) < tonumber(seed_ms) then
+          redis.call('PEXPIRE', unsettled, decimal(2 * seed_ms))
+        end
       end
     end
   end

@@ -1,7 +1,7 @@
 -- lib/replace: park the newest call of a name as the only waiter, and ask the running one to stop. Statements, not a
 -- function: acquire_queued goes on after them only if this copy may take the lock.
 -- @uses lock waiting messages delayed dead replaced identity task_id message replace_max_ms is_retry replace
--- @after time grant ended_grant unpublished_grant conflict over
+-- @after time full_memory grant ended_grant unpublished_grant conflict over
 --
 -- replaced is a hash. It lives a day longer than replace_max_ms. Its fields:
 --   newest, newest_rank, newest_id    identity, rank and task id of the newest call that waits or has waited
@@ -60,6 +60,7 @@ if for_this_grant then
   local by = over or stopped_by or started_later or (not left_alone and another)
   if by then
     local its_message = redis.call('HGET', messages, identity)
+    begin_writing()
     if not busy_since then
       -- No body starts while each granted call finds a newer one. So the time for replace_max_ms begins here.
       redis.call('HSET', replaced, 'busy_since', decimal(now))
@@ -67,8 +68,7 @@ if for_this_grant then
     end
     await_end(identity, rank, by)
     redis.call('HDEL', replaced, 'stop:' .. identity)
-    redis.call('DEL', lock)
-    local waiter, next_message, next_grant = grant_next(now, acquisition)
+    local waiter, next_message, next_grant = grant_or_free(now, acquisition)
     keep_notify(inherited_notify, waiter)
     return parked(waiter, next_message, next_grant, identity, its_message, by)
   end
@@ -88,15 +88,19 @@ elseif stopped_by or started_later or held or preceded or pending then
     end
     return {'queue', waiters, rank}
   end
-  redis.call('HSET', messages, identity, message)
-  redis.call('HDEL', dead, identity)
   local by = stopped_by or started_later or newer
   if by then
-    await_end(identity, rank, by)
+    sweep_at(now + END_WITHIN_US)
+    await_end(identity, rank, by, message)
+    redis.call('HDEL', dead, identity)
     redis.call('HDEL', replaced, 'stop:' .. identity)
-    local waiter, its_message, its_grant = wait_until(now + END_WITHIN_US)
+    local waiter, its_message, its_grant = grant_if_free()
     return parked(waiter, its_message, its_grant, identity, message, by)
   end
+  sweep_at(math.huge)
+  redis.call('ZADD', waiting, rank, identity)
+  redis.call('HSET', messages, identity, message)
+  redis.call('HDEL', dead, identity)
   local evicted, evicted_message
   -- A granted call that finds this newer one ends itself.
   if pending and holder ~= 'grant:' .. newest then
@@ -104,12 +108,11 @@ elseif stopped_by or started_later or held or preceded or pending then
     await_end(newest, newest_rank, task_id)
     redis.call('HSET', messages, identity .. ':evicted', newest)
   end
-  redis.call('ZADD', waiting, rank, identity)
   redis.call('HSET', replaced, 'newest', identity, 'newest_rank', rank, 'newest_id', task_id)
+  redis.call('PEXPIRE', replaced, decimal(REPLACED_MS + replace_max_ms))
   if held and not left_alone then
     request_stop()
   end
-  redis.call('PEXPIRE', replaced, decimal(REPLACED_MS + replace_max_ms))
-  local waiter, its_message, its_grant = wait_until(math.huge)
+  local waiter, its_message, its_grant = grant_if_free()
   return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
 end

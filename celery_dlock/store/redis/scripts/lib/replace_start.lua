@@ -1,10 +1,9 @@
 -- lib/replace_start: note the start of a call that a newer one may stop (on_conflict="replace"). Statements.
--- @uses lock replaced task_id replace_max_ms is_retry replace
+-- @uses replaced task_id replace_max_ms is_retry replace
 -- @after time
 --
 -- The including script has set: now, rank, for_this_grant. lib/replace has the fields.
 
-redis.call('HSET', lock, 'replaceable', '1')
 local last = redis.call('HMGET', replaced, 'started_rank', 'started_id', 'busy_since')
 local started_rank = rank
 if last[2] == task_id and is_retry ~= '0' then

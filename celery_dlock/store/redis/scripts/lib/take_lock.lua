@@ -1,6 +1,6 @@
 -- lib/take_lock: take the free lock, and return the reply. It has statements instead of a function, so that the
 -- uncontended path of acquire creates no closures.
--- @uses lock last_token run unsettled acquisition ttl_ms identity task task_id process
+-- @uses lock last_token done run unsettled acquisition ttl_ms identity task task_id process
 -- @uses min_hold_ms notify requester_json run_mark_ms once hold
 --
 -- The lock's hash has these fields. The holder has one field per fact. With a value of more than 64 bytes, Redis would
@@ -26,8 +26,8 @@
 --   stop           task id of the newer call that has asked
 --   rank, due, granter, published, dead_letter, foreign    of a grant only
 --
--- The including script has set: highest_token, since, rank, duplicate_possible, inherited_notify, has_waiters,
--- previous_run, outcome_unknown.
+-- The including script has set: highest_token, since, rank, finished_at, duplicate_possible, inherited_notify,
+-- has_waiters, replaceable, previous_run, outcome_unknown.
 
 local token = since
 if highest_token and highest_token - since >= 0 then
@@ -36,6 +36,8 @@ end
 call('SET', last_token, token)
 call('HSET', lock, 'acq', acquisition, 'identity', identity, 'token', token, 'task', task, 'id', task_id,
            'process', process, 'ttl', ttl_ms)
+-- Directly after the write that creates the key. If the script stops between the two, lib/expiry repairs it.
+call('PEXPIRE', lock, ttl_ms)
 if HOLD then
   call('HSET', lock, 'min_hold', min_hold_ms)
 end
@@ -44,6 +46,11 @@ if token ~= since then
 end
 if duplicate_possible then
   call('HSET', lock, 'dup', '1')
+  if finished_at then
+    -- A new message has the id of a finished one. Delete its done mark, which would refuse copies of the new message.
+    -- Copies of the finished one may still come, so the release sets the mark again.
+    call('DEL', done)
+  end
 end
 if inherited_notify or notify == '2' then
   -- A release wakes one caller only. The others wait for the release of the acquisition that follows.
@@ -52,7 +59,9 @@ end
 if has_waiters then
   call('HSET', lock, 'has_waiters', '1')
 end
-call('PEXPIRE', lock, ttl_ms)
+if replaceable then
+  call('HSET', lock, 'replaceable', '1')
+end
 if ONCE then
   local seed = (previous_run.seed or '') ~= '' and previous_run.seed or token
   local crashed_at, crashed_of = previous_run.crashed_at or '', previous_run.crashed_of or ''

@@ -14,7 +14,8 @@ local function wake_one()
     if type(pushed) == 'table' then
       return pushed.err
     end
-    redis.call('PEXPIRE', wake, WAKE_MS)
   end
+  -- Also for an entry that was there: the script that pushed it may have stopped before this command.
+  redis.call('PEXPIRE', wake, WAKE_MS)
   return nil
 end

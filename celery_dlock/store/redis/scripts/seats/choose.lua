@@ -41,8 +41,8 @@ local function busiest_seat()
       local key = seat_key(place)
       local releasing, ttl_ms, due = unpack(redis.call('HMGET', key, 'releasing', 'ttl', 'due'))
       local left_ms = redis.call('PTTL', key)
-      if ttl_ms and left_ms > tonumber(ttl_ms) then
-        -- The server's clock went back, as in lib/conflict.
+      if ttl_ms and (left_ms < 0 or left_ms > tonumber(ttl_ms)) then
+        -- As lib/expiry.
         redis.call('PEXPIRE', key, ttl_ms)
         left_ms = tonumber(ttl_ms)
       end

@@ -8,11 +8,12 @@
 -- @args seat_limit  limit of the task; "0": the caller does not know it
 -- @reply as release_queued
 
--- @include time grant seats/common seats/queue
+-- @include time full_memory grant seats/common seats/queue
 
 local place = seat_of(acquisition) or
   (identity ~= '' and seat_where(function(seat) return seat.acq == 'grant:' .. identity end)) or 0
 lock = seat_key(place)
+begin_writing()
 if taken[place] and taken[place].acq == acquisition and has_waiters() then
   redis.call('HSET', lock, 'has_waiters', '1')
 end

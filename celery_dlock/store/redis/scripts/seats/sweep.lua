@@ -7,23 +7,32 @@
 -- @args seat_limit  limit of the task; "0": the caller does not know it
 -- @reply as sweep  about that seat
 
--- @include time grant seats/common seats/queue
+-- @include time grant seats/common seats/queue full_memory parked_rank places
 
 -- Another seat may have become free since the first copy of this command. It must not hide the grant of the first copy.
 local first_place = granted_seat(granter) or 0
+-- While the index has this score, the seat has no time for its next sweep. If the script stops, the name is due at once.
+local UNSET = '1'
+begin_writing()
+local granted = {}
+for _, seat in pairs(taken) do
+  granted[string.match(seat.acq, '^grant:(.*)') or ''] = true
+end
+restore_places(server_time_us(), granted)
+
 local next_due, reply
 for offset = 0, places - 1 do
   local place = (first_place + offset) % places
   lock = seat_key(place)
-  redis.call('ZREM', queues, lock_name)
+  redis.call('ZADD', queues, UNSET, lock_name)
   reply = {'', '', '', '', ''}
   if place < allowed then
-    reply = on_seat()
+    reply = on_seat(true)
   elseif taken[place] and tonumber(redis.call('HGET', lock, 'due') or server_time_us() + 1) <= server_time_us() then
     take_back_grant(place)
   end
   local due = redis.call('ZSCORE', queues, lock_name)
-  if due and (not next_due or tonumber(due) < tonumber(next_due)) then
+  if due and due ~= UNSET and (not next_due or tonumber(due) < tonumber(next_due)) then
     next_due = due
   end
   if reply[1] ~= '' or reply[4] ~= '' or reply[5] ~= '' then
@@ -34,7 +43,7 @@ for offset = 0, places - 1 do
 end
 if next_due then
   redis.call('ZADD', queues, next_due, lock_name)
-else
+elseif redis.call('EXISTS', messages) == 0 then
   redis.call('ZREM', queues, lock_name)
 end
 keep_record()
