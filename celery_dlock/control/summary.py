@@ -29,6 +29,7 @@ class Counts:
         oldest_hold: The age in seconds of the oldest lock that is held or kept.
         oldest_wait: The age in seconds of the oldest waiter.
         oldest_unknown: The age in seconds of the oldest unknown outcome.
+        without_expiry: The number of locks, run marks and claims that lack their expiry.
     """
 
     locks: Mapping[str, int]
@@ -39,6 +40,7 @@ class Counts:
     oldest_hold: Mapping[str, float]
     oldest_wait: Mapping[str, float]
     oldest_unknown: Mapping[str, float]
+    without_expiry: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ class Health:
 def counts(store: OperatorStore) -> Counts:
     """Return the numbers of everything in a store."""
     now = store.now()
-    locks, claims, waiting = _Tally(), _Tally(), _Tally()
+    locks, claims, waiting, endless = _Tally(), _Tally(), _Tally(), 0
     for view in _every(store):
+        endless += view.without_expiry
         if view.holder:
             # The age of a grant is no age of a hold.
             locks.add(view.holder.task, None if view.holder.state == "granted" else view.holder.since)
@@ -92,6 +95,7 @@ def counts(store: OperatorStore) -> Counts:
         locks.ages(now),
         waiting.ages(now),
         unknown.ages(now),
+        endless,
     )
 
 

@@ -57,6 +57,8 @@ def limit_items(
     dead, unknown = sum(counts.dead_letters.values()), sum(counts.unknown_outcomes.values())
     yield check_item("dead letters", str(dead), problem=dead > max_dead)
     yield check_item("unknown outcomes", str(unknown), problem=unknown > max_unknown)
+    endless = counts.without_expiry
+    yield check_item("expiries", f"{endless} keys lack theirs" if endless else "each key has one", problem=endless > 0)
 
 
 def queue_items(app: Celery) -> Iterator[dict[str, Any]]:

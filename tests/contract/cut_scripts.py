@@ -213,9 +213,9 @@ class World:
     def lock_keys(self) -> list[str]:
         return list(self.client.keys("dlock:*:lock:*"))
 
-    def go_on(self) -> None:
+    def go_on(self, rounds: int = ROUNDS) -> None:
         """Let the workers go on, until each call has ended and the store has nothing left that never expires."""
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for command in list(self.pending):
                 command()
                 self.pending.remove(command)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner, Result
 
@@ -235,6 +236,15 @@ def test_check_reports_each_problem_by_exit_code_1(store: RedisStore, run: Run) 
     found = run("check")
     assert (found.exit_code, "PROBLEM\tunknown outcomes\t1" in found.stdout) == (1, True)
     assert run("check", "--max-unknown", "1").exit_code == 0
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+def test_check_reports_keys_that_lack_their_expiry(store: RedisStore, run: Run, client: redis.Redis) -> None:
+    every_state(store)
+    assert "ok\texpiries\teach key has one" in run("check", "--max-unknown", "9", "--max-dead", "9").stdout
+    keys = [key for kind in ("lock", "claim") for key in client.keys(f"dlock:*:{kind}:*") if client.persist(key)]
+    found = run("check", "--max-unknown", "9", "--max-dead", "9")
+    assert (found.exit_code, f"PROBLEM\texpiries\t{len(keys)} keys lack theirs" in found.stdout) == (1, True)
 
 
 def test_explain_of_an_unknown_id_has_exit_code_1(run: Run) -> None:

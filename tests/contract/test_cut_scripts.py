@@ -3,13 +3,14 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 import pytest
 import redis
 
+from celery_dlock.errors import StoreRefused
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
@@ -21,7 +22,8 @@ from celery_dlock.store.redis.scripts import Script
 from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS
 from tests.contract.cut_scripts import READS, Cutter, World
 from tests.contract.queue_helpers import NAME, TTL, TURN, digest
-from tests.support.servers import Server
+from tests.support.processes import HOST
+from tests.support.servers import LOCK_PASSWORD, LOCK_RIGHTS, Server
 
 #: Writes after which no script of these tests goes on.
 MOST_WRITES: Final = 40
@@ -70,6 +72,12 @@ def finish(task_id: str, **facts: object) -> Callable[[World], object]:
 def deliver_granted(world: World) -> None:
     """Deliver the message that was published for a grant."""
     world.deliver(*world.open.pop())
+
+
+def finish_first(world: World) -> None:
+    """End the body that runs, if there is one."""
+    for task_id in list(world.running):
+        world.finish(task_id)
 
 
 def sweep(world: World) -> None:
@@ -480,6 +488,42 @@ def test_script_on_a_seat_that_stops_at_any_write_is_repaired(
     store: RedisOperatorStore, client: redis.Redis, cutter: Cutter, case: Case
 ) -> None:
     cut_everywhere(store, client, cutter, case, SEATS)
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+@pytest.mark.parametrize("command", ["hset", "hdel", "set", "del", "pexpire", "rpush", "zadd", "zrem"])
+@pytest.mark.parametrize("facts", [{}, DEBOUNCE, REPLACE, PLAIN], ids=["queue", "debounce", "replace", "plain"])
+def test_right_that_is_missing_for_a_moment_stops_no_call(
+    clean_server: Server, client: redis.Redis, command: str, facts: dict[str, object]
+) -> None:
+    """The same with a real refusal: each step runs without the right once, and with it afterwards."""
+    client.execute_command("ACL", "SETUSER", "poor", *LOCK_RIGHTS)
+    location = StoreLocation.of(f"redis://poor:{LOCK_PASSWORD}@{HOST}:{clean_server.port}/0")
+    with closing(open_operator_store((location,), timeout=5, prefix="dlock")) as poor:
+        world = World(poor, client, **facts)
+        world.deliver("a")
+        for step in (deliver("b"), deliver("c"), finish_first, sweep, deliver("d"), time_passes, sweep):
+            client.execute_command("ACL", "SETUSER", "poor", f"-{command}")
+            with suppress(StoreRefused):
+                step(world)
+            client.execute_command("ACL", "SETUSER", "poor", f"+{command}")
+        world.go_on()
+    client.execute_command("ACL", "DELUSER", "poor")
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+@pytest.mark.parametrize("name", [NAME, SEATS], ids=["lock", "seats"])
+def test_waiters_whose_places_were_deleted_are_granted_all_the_same(
+    store: RedisOperatorStore, client: redis.Redis, name: LockName
+) -> None:
+    """As the error message advises if another program overwrote the sorted set."""
+    world = World(store, client, name)
+    for number in range(20):
+        world.deliver(f"t{number}")
+    waiting, _, delayed, _ = world.keys.queue()
+    assert client.delete(waiting, delayed)
+    world.go_on(30)
+    assert sorted(world.ran) == sorted(world.known)
 
 
 def test_every_script_that_writes_is_cut() -> None:

@@ -13,6 +13,8 @@ from celery_dlock.store.model import (
     Queued,
     QueueRequest,
     Requester,
+    Unknown,
+    Used,
 )
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers
@@ -83,6 +85,37 @@ def test_a_retry_that_never_comes_frees_it_by_its_life(store: RedisStore, client
     take(store, "b.1", request_for("b"))
     # The retry comes at last: it has no more right than others.
     assert isinstance(store.acquire(NAME, "a.2", TTL, request_for("a", 1)), Held)
+
+
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
+@pytest.mark.parametrize("redelivered", [True, False])
+def test_reservation_ends_when_a_copy_of_its_finished_message_arrives(kept: RedisStore, redelivered: bool) -> None:
+    """Its retry has finished already, so no message will take the lock."""
+    retry = Identity("a", 1)
+    kept.mark_done(NAME, retry.digest, "another", 0)
+    rank_us = None if redelivered else 1
+    answer = kept.acquire(NAME, "a.2", TTL, request_for("a", 1, redelivered=redelivered, rank_us=rank_us))
+    assert isinstance(answer, Duplicate)
+    assert kept.inspect(NAME) is None
+    take(kept, "b.1", request_for("b"))
+
+
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
+def test_reservation_ends_when_its_retry_is_refused_for_a_used_name(kept: RedisStore) -> None:
+    by = Requester("app.post", "z", "node1", "77")
+    kept.release(NAME, "z.1", ReleaseRequest(True, Identity("z").digest, 60_000, by.text, once=True))
+    assert isinstance(kept.acquire(NAME, "a.2", TTL, request_for("a", 1, once=True)), Used)
+    assert kept.inspect(NAME) is None
+
+
+@pytest.mark.invariant("kept-lock-belongs-to-its-retry")
+def test_reservation_ends_when_its_retry_is_refused_for_an_unknown_outcome(store: RedisStore) -> None:
+    take(store, "a.1", request_for("a", once=True))
+    # The release leaves the run mark alone, as if it came from a process that did not know of it.
+    store.release(NAME, "a.1", kept_for("a"))
+    answer = store.acquire(NAME, "a.2", TTL, request_for("a", 1, once=True, hold_if_unknown=True))
+    assert isinstance(answer, Unknown)
+    assert store.inspect(NAME) is None
 
 
 def test_a_release_or_an_acquire_sent_twice_is_as_one(kept: RedisStore, topology: str) -> None:

@@ -40,7 +40,10 @@ def lock_view(name: LockName, tick: str, reply: Sequence[Any]) -> LockView:
         states.append(last_run.state)
     if claimed:
         states.append("claimed")
-    return LockView(name.text, tuple(states), holder, last_run, claimed, waiting, bool(has_dead_letters), at)
+    expires = holder is not None and holder.state != "granted"
+    shown = (lock if expires else None, run if last_run else None, claim if claimed else None)
+    endless = sum(int(fields[0]) < 0 for fields in shown if fields)
+    return LockView(name.text, tuple(states), holder, last_run, claimed, waiting, bool(has_dead_letters), at, endless)
 
 
 def _holder(fields: Sequence[Any], at: float) -> HolderView:
