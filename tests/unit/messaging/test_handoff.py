@@ -349,13 +349,17 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     return errors
 
 
-def test_expired_message_is_ended_after_the_next_one_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["expired", "revoked"])
+def test_waiter_is_ended_after_the_next_one_was_published(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result backend that does not answer must not delay the next waiter."""
-    store = Removing(entry(headers={"expires": "2020"}), Grant("next", entry(), "turn"))
-    ends = []
+    headers = {"expires": "2020"} if how == "expired" else {}
+    store, ends = Removing(entry(headers=headers), Grant("next", entry(), "turn")), []
     monkeypatch.setattr(APP.backend, "store_result", lambda *_, **__: ends.append(list(store.ends)))
     publisher = GrantPublisher(APP, store, 60, over_memory)  # type: ignore[arg-type]
-    assert publisher.publish_next(NAME, Grant("identity", store.entry, "turn"))
+    if how == "expired":
+        assert publisher.publish_next(NAME, Grant("identity", store.entry, "turn"))
+    else:
+        publisher.remove_waiter(NAME, "identity", "revoked while it waited")
     assert ends == [["taken out", "published"]]
     assert store.ends == ["taken out", "published", "ended"]
 

@@ -96,7 +96,8 @@ class Broken(logging.Filter):
 
 
 @pytest.fixture
-def _broken_log() -> Iterator[None]:
+def _broken_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.INFO, "celery_dlock")
     log, broken = logging.getLogger("celery_dlock"), Broken()
     log.addFilter(broken)
     yield

@@ -73,7 +73,7 @@ def test_call_is_parked_and_runs_although_no_state_can_be_stored(environment, ta
         ids.append(results.send(task, n))
         eventually(lambda: environment.waiters(task, n) == ids, WITHIN)
     if name == "early":
-        eventually(lambda: not any(map(environment.unacknowledged, ids)), message="the calls are parked")
+        eventually(lambda: not any(map(environment.unacknowledged, ids)), WITHIN, message="the calls are parked")
     back()
     lock.release()
     environment.entered(within=WITHIN, id=ids[1])
@@ -107,11 +107,11 @@ def test_ends_are_stored_when_the_result_backend_is_back(environment, tasks, res
     for task_id in (revoked, behind):
         results.ends(task_id, "QUEUED")
     results.server.stop()
-    skipped = results.send(tasks.shared_skips, m)
-    environment.wait_for_line(skipped, "skipped: ")
     environment.app.control.revoke(revoked)
-    eventually(lambda: environment.waiters(tasks.early, n) == [behind], message="the waiter is not taken out")
+    eventually(lambda: environment.waiters(tasks.early, n) == [behind], WITHIN, message="the waiter is not taken out")
     environment.wait_for_line(revoked, "its end cannot be stored; retrying", WITHIN)
+    skipped = results.send(tasks.shared_skips, m)
+    environment.wait_for_line(skipped, "skipped: ", WITHIN)
     results.server.start()
     for task_id in (skipped, revoked):
         results.ends(task_id, "REVOKED")
