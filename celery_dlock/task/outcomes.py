@@ -461,9 +461,11 @@ def _keep(run: Run, name: LockName, error: Exception, *, duplicate: bool) -> Non
     now = run.runtime.clock.monotonic()
     if run.refused_since is None:
         run.refused_since = now
+    if duplicate:  # the time does not count, but the delay grows
+        run.refused_since = max(run.refused_since, now - KEEP_DELAY_MAX)
     kept = now - run.refused_since
     delay = min(KEEP_DELAY_MAX, max(KEEP_DELAY, kept))  # about doubles the time
-    if kept + delay > KEEP_FOR and not duplicate:
+    if kept + delay > KEEP_FOR:
         return
     logger.warning(
         "Task %s[%s] cannot be republished, keeping its delivery and asking for the lock again in %.3g s: %r",

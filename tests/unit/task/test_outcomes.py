@@ -111,6 +111,9 @@ def test_counted_duplicate_is_kept_as_long_as_the_other_one_runs() -> None:
         with pytest.raises(outcomes.NotRepublished):
             republish(run, duplicate=True)
         clock.now += 8
+    # The other one died, and a third call took the lock.
+    with pytest.raises(outcomes.NotRepublished):
+        republish(run)
 
 
 @pytest.mark.usefixtures("refused")
