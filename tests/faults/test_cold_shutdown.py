@@ -21,6 +21,7 @@ def test_a_late_acknowledged_message_whose_body_a_green_pool_killed_runs_again(
     with losing_environment(tmp_path) as environment:
         body = environment.begin(pool, "late", 30.0)
         first = environment.workers.pop(pool)
+        request.node.stash[WORKERS] = [first]
         first.signal(signal.SIGQUIT)
         eventually(lambda: not first.running, 40)
         request.node.stash[WORKERS] = [first, environment.worker(pool)]
@@ -40,6 +41,7 @@ def test_early_message_with_lost_ack_runs_again_if_a_green_pool_killed_its_body(
             tasks.notes.set("deaf", 1)
             tasks.notes.set("stay", 1)
             with running_worker("tests.support.apps.lost_acks", folder=tmp_path, urls=urls, pool=pool) as first:
+                request.node.stash[WORKERS] = [first]
                 result = tasks.early.delay("killed", "stay")
                 first.wait_for_log("Couldn't ack")
                 eventually(lambda: tasks.notes.lrange("ran", 0, -1) == ["killed"], 10)
