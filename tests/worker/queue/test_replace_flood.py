@@ -21,7 +21,10 @@ pytestmark = pytest.mark.invariant("newest-call-stops-the-running-one")
 APP = "tests.support.apps.replacing"
 #: A message of a killed worker is delivered again after these seconds.
 RESTORING = {"visibility_timeout": 8, "unacked_restore_interval": 0.5, "unacked_mutex_expire": 1}
-CONF = json.dumps({"broker_transport_options": RESTORING})
+#: A killed worker may have taken a granted message from Redis without a record of it. That message is lost. Its call is
+#: granted again after twice this time, which is two minutes by default.
+GRANT_TIMEOUT = 20
+CONF = json.dumps({"broker_transport_options": RESTORING, "dlock_grant_timeout": GRANT_TIMEOUT})
 
 
 class Flood:
