@@ -163,7 +163,7 @@ class LockView:
         waiting: The number of waiters. A granted message counts until it runs.
         has_dead_letters: It has dead letters, or removed waiters whose end is not stored yet.
         at: The time of this view, in seconds since the epoch by the store's clock.
-        without_expiry: The number of its keys (lock, run mark, claim) that lack their expiry. The next call repairs them.
+        without_expiry: The number of its keys (lock, run mark, claim) that lack their expiry until the next call.
     """
 
     name: str
