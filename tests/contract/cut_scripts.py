@@ -235,6 +235,15 @@ class World:
     def not_ended(self) -> set[str]:
         return set(self.known) - set(self.ran) - self.ended
 
+    def check_places(self) -> None:
+        """Each stored message has a place, and a sweep finds the name."""
+        waiting, messages, delayed, queues = self.keys.queue()
+        placed = {*self.client.zrange(waiting, 0, -1), *self.client.zrange(delayed, 0, -1)}
+        placed |= {self.client.hget(key, "identity") for key in self.lock_keys() if self.client.hexists(key, "due")}
+        stored = {field for field in self.client.hkeys(messages) if ":" not in field}
+        assert stored <= placed, self.shown()
+        assert not stored or self.client.zscore(queues, self.keys.name) is not None, self.shown()
+
     def immortal(self) -> list[str]:
         keys = [key for key in self.client.keys("*") if not FOR_EVER.search(key)]
         return [key for key in keys if self.client.pttl(key) == -1]

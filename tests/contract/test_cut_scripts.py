@@ -32,6 +32,10 @@ SEATS: Final = LockName("n:" + "5" * 32, 7, 2)
 WEEK_MS: Final = 7 * 24 * 3600 * 1000
 
 
+def nothing(world: World) -> None:
+    """Prepare nothing."""
+
+
 class Case(NamedTuple):
     """A command that is cut.
 
@@ -40,16 +44,14 @@ class Case(NamedTuple):
         prepare: What happens before.
         act: Sends the command.
         facts: What the acquires of the world ask for.
+        then: What happens before the command is repeated.
     """
 
     script: str
     prepare: Callable[[World], object]
     act: Callable[[World], object]
     facts: dict[str, object] = {}  # noqa: RUF012 (it is never changed)
-
-
-def nothing(world: World) -> None:
-    """Prepare nothing."""
+    then: Callable[[World], object] = nothing
 
 
 def steps(*each: Callable[[World], object]) -> Callable[[World], None]:
@@ -78,6 +80,13 @@ def finish_first(world: World) -> None:
     """End the body that runs, if there is one."""
     for task_id in list(world.running):
         world.finish(task_id)
+
+
+def deliver_open(world: World) -> None:
+    """Deliver what is not acknowledged. A copy of a message that has ended must not run."""
+    due, world.open = world.open, []
+    for task_id, grant_id in due:
+        world.deliver(task_id, grant_id, redelivered=True)
 
 
 def sweep(world: World) -> None:
@@ -311,6 +320,9 @@ LOCKS: Final = {
         PLAIN,
     ),
     "release": Case("release", deliver("a"), finish("a"), PLAIN),
+    "release-with-a-duplicate": Case(
+        "release", steps(deliver("a"), deliver("a", redelivered=True)), finish("a"), PLAIN, then=deliver_open
+    ),
     "release-waited-for": Case("release", steps(deliver("a"), deliver("b", notify=True)), finish("a"), PLAIN),
     "release-with-min-hold": Case("release", deliver("a", min_hold_ms=60_000), finish("a"), PLAIN),
     "release-for-a-retry": Case("release", deliver("a"), finish("a", reserved_for=digest("b"), reserved_ms=TTL), PLAIN),
@@ -334,6 +346,9 @@ QUEUES: Final = {
         "acquire_queued", steps(deliver("a", "b", "c"), finish("a"), mark_done("b")), deliver_granted
     ),
     "release": Case("release_queued", deliver("a"), finish("a")),
+    "release-with-a-duplicate": Case(
+        "release_queued", steps(deliver("a"), deliver("a", redelivered=True)), finish("a"), then=deliver_open
+    ),
     "release-with-waiters": Case("release_queued", deliver("a", "b", "c"), finish("a")),
     "release-with-min-hold": Case("release_queued", steps(deliver("a", min_hold_ms=TTL), deliver("b")), finish("a")),
     "release-for-a-retry": Case(
@@ -451,6 +466,8 @@ def cut_everywhere(store: RedisOperatorStore, client: redis.Redis, cutter: Cutte
             case.act(world)
         cut = cutter.happened
         try:
+            world.check_places()
+            case.then(world)
             world.go_on()
         except AssertionError as error:
             raise AssertionError(f"cut at write {at}: {error}") from error
