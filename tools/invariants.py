@@ -1,4 +1,4 @@
-"""Write docs/contributing/invariants.md: each invariant with the tests that hold it.
+"""Write docs/contributing/invariants.md: each invariant with the files of the tests that hold it.
 
     tools/invariants.py             write the page
     tools/invariants.py --check     end with 1 if the page is not what the tests say
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,14 +25,15 @@ HEAD: Final = """# Invariants
 
 <!-- Made by tools/invariants.py. Edit tests/invariants.py or the marks of the tests, then run `make invariants`. -->
 
-Each sentence is an invariant or a guarantee of celery-dlock, followed by the tests that hold it.
-A test names its invariants by `@pytest.mark.invariant("slug")`.
+Each paragraph is an invariant or a guarantee of celery-dlock, followed by the files of `tests/` that hold it.
+The number behind a file counts its tests with this mark, if there are several.
+A test names its invariants by `@pytest.mark.invariant("slug")`, also on its class or in `pytestmark`.
 The test suite fails if an invariant has no test.
 """
 
 
 class Held(NamedTuple):
-    """A test and one invariant that it holds."""
+    """A test and one invariant that it holds. A class or a module that is marked stands for its tests."""
 
     slug: str
     path: str
@@ -39,7 +41,7 @@ class Held(NamedTuple):
 
 
 def marked(root: Path = ROOT) -> list[Held]:
-    """Return every mark of every test module, by file and line."""
+    """Return every test with every invariant that it holds, by file and line."""
     return [held for path in sorted(root.glob("tests/**/test_*.py")) for held in _marked_in(path, root)]
 
 
@@ -48,19 +50,33 @@ def _marked_in(path: Path, root: Path) -> Iterator[Held]:
     if "mark.invariant(" not in source:
         return
     shown = path.relative_to(root).as_posix()
-    for node in ast.parse(source).body:
-        tests = [(node, "")]
-        if isinstance(node, ast.ClassDef):
-            tests += [(child, f"{node.name}::") for child in node.body if isinstance(child, ast.FunctionDef)]
-        for each, prefix in tests:
-            if isinstance(each, ast.ClassDef | ast.FunctionDef):
-                yield from (Held(slug, shown, prefix + each.name) for slug in _slugs(each))
+    body = ast.parse(source).body
+    of_module = [slug for node in body for slug in _slugs(_module_marks(node))]
+    for name, of_test in _tests(body):
+        yield from (Held(slug, shown, name) for slug in dict.fromkeys([*of_module, *of_test]))
 
 
-def _slugs(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
-    for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.invariant":
-            yield from (ast.literal_eval(argument) for argument in decorator.args)
+def _tests(body: list[ast.stmt]) -> Iterator[tuple[str, list[str]]]:
+    """Yield every test function of a module, with the slugs of its own marks and of its class."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            of_class = [*_slugs(node.decorator_list)]
+            yield from ((f"{node.name}::{name}", of_class + slugs) for name, slugs in _tests(node.body))
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.name, [*_slugs(node.decorator_list)]
+
+
+def _module_marks(node: ast.stmt) -> list[ast.expr]:
+    """Return the marks of `pytestmark = …`, which is one mark or a list of them."""
+    if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "pytestmark":
+        return []
+    return node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
+
+
+def _slugs(marks: list[ast.expr]) -> Iterator[str]:
+    for mark in marks:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.invariant":
+            yield from (ast.literal_eval(argument) for argument in mark.args)
 
 
 def page(held: list[Held]) -> str:
@@ -69,8 +85,9 @@ def page(held: list[Held]) -> str:
     for section, invariants in INVARIANTS.items():
         parts.append(f"\n## {section}\n")
         for slug, sentence in invariants.items():
-            rows = [f"| `{each.path}` | `{each.test}` |\n" for each in held if each.slug == slug]
-            parts.append(f"\n### {slug}\n\n{sentence}\n\n| file | test |\n| --- | --- |\n{''.join(rows)}")
+            files = Counter(each.path.removeprefix("tests/") for each in held if each.slug == slug)
+            listed = ", ".join(f"`{file}`" + (f" ({tests})" if tests > 1 else "") for file, tests in files.items())
+            parts.append(f"\n### {slug}\n\n{sentence}\n\n{listed}\n")
     return "".join(parts)
 
 

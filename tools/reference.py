@@ -165,19 +165,20 @@ def metrics() -> str:
 
 
 def scripts() -> str:
-    """Return the table of the scripts: the first paragraph of each header, without its note on repetition."""
+    """Return the table of the scripts: the first sentence of each header, and whether the script has a form for seats."""
     rows = ["| script | what it does |", "| --- | --- |"]
-    for path in (*sorted(SCRIPTS.glob("*.lua")), *sorted(SCRIPTS.glob("seats/*.lua"))):
-        name = path.relative_to(SCRIPTS).with_suffix("").as_posix()
+    for path in sorted(SCRIPTS.glob("*.lua")):
+        name = path.stem
         text = path.read_text(encoding="utf-8")
         if "\n-- @keys " not in text:  # a part that several scripts share
             continue
         lines = itertools.takewhile(lambda line: line.startswith("-- "), text.splitlines())
         paragraph = " ".join(line.removeprefix("-- ") for line in lines)
-        does = paragraph.partition(f"{name}: ")[2].partition(" Safe to send twice")[0]
+        does = paragraph.partition(f"{name}: ")[2].partition(". ")[0].removesuffix(".")
         if not does:
             raise SystemExit(f"{name}.lua: expected a first line '-- {name}: ...'")
-        rows.append(f"| `{name}` | {does[0].upper()}{does[1:]} |")
+        names = f"`{name}`, `seats/{name}`" if (SCRIPTS / "seats" / path.name).exists() else f"`{name}`"
+        rows.append(f"| {names} | {does[0].upper()}{does[1:]}. |")
     return "\n".join(rows)
 
 

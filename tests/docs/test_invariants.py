@@ -39,9 +39,30 @@ def test_link_to_an_invariant_names_a_known_one():
 def test_module_without_the_mark_yields_no_row(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_a.py").write_text("def test_b(): ...\n")
-    mark = "@pytest.mark.invariant"
-    source = f'{mark}("x", "y")\nclass TestC:\n    {mark}("z")\n    def test_d(self): ...\n'
+    assert TOOL["marked"](tmp_path) == []
+
+
+def test_mark_of_a_class_or_module_counts_for_each_of_its_tests(tmp_path):
+    (tmp_path / "tests").mkdir()
+    mark = "pytest.mark.invariant"
+    source = f"""pytestmark = [pytest.mark.core, {mark}("m")]
+@{mark}("x", "y")
+class TestC:
+    @{mark}("z", "m")
+    def test_d(self): ...
+    def test_e(self): ...
+    def help(self): ...
+class Helper: ...
+def test_f(): ...
+"""
     (tmp_path / "tests/test_c.py").write_text(source)
-    found = [(each.slug, each.path, each.test) for each in TOOL["marked"](tmp_path)]
-    path = "tests/test_c.py"
-    assert found == [("x", path, "TestC"), ("y", path, "TestC"), ("z", path, "TestC::test_d")]
+    (tmp_path / "tests/test_g.py").write_text(f'pytestmark = {mark}("m")\ndef test_h(): ...\n')
+    found = TOOL["marked"](tmp_path)
+    assert [each.test for each in found if each.slug == "m"] == ["TestC::test_d", "TestC::test_e", "test_f", "test_h"]
+    assert [(each.slug, each.test) for each in found if each.slug in "xyz"] == [
+        ("x", "TestC::test_d"),
+        ("y", "TestC::test_d"),
+        ("z", "TestC::test_d"),
+        ("x", "TestC::test_e"),
+        ("y", "TestC::test_e"),
+    ]
