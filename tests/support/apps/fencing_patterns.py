@@ -1,4 +1,4 @@
-"""The patterns of docs/how-to/use-fencing-tokens.md, verbatim, for the late holders of tests/faults/test_fencing.py."""
+"""The patterns of docs/how-to/use-fencing-tokens.md, for the late holders of tests/faults/test_fencing.py."""
 
 import json
 import re
