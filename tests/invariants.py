@@ -170,7 +170,8 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "dead letter."
         ),
         "running-message-is-no-waiter": (
-            "A duplicate of the running message is not parked. A duplicate of a waiter is that waiter."
+            "A duplicate of the running message is no waiter. It runs next if the holder dies, and is dropped with the "
+            "holder's end. A duplicate of a waiter is that waiter."
         ),
         "finished-message-is-not-queued": (
             "A final end removes its own parked copy. A waiter that is removed is marked done."

@@ -65,6 +65,11 @@ class ReleaseRequest(NamedTuple):
     replace: str = ""
 
     @property
+    def of_dead_child(self) -> bool:
+        """Whether the watchdog releases the lock of a body whose pool child has died. Its end may still be stored."""
+        return self.outcome_unknown and not self.rolled_back
+
+    @property
     def text(self) -> str:
         """The request as JSON, for a release that is delegated to the watchdog."""
         text = json.dumps(self)

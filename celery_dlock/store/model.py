@@ -119,6 +119,7 @@ class QueueRequest(NamedTuple):
         debounce: ``LockOptions.debounce_ms`` of a debounced call.
         replace: Under ``on_conflict="replace"``: ``replace_max_ms`` and ``is_retry`` of the script.
         sent_us: The time of publication in microseconds, by the publisher's clock; 0: the message does not carry it.
+        park_duplicate: If the holder runs this message, park it before all waiters: if the holder dies, it runs.
     """
 
     entry: str = ""
@@ -129,6 +130,7 @@ class QueueRequest(NamedTuple):
     debounce: tuple[int, int] | tuple[()] = ()
     replace: tuple[int, int] | tuple[()] = ()
     sent_us: int = 0
+    park_duplicate: bool = False
 
 
 class Grant(NamedTuple):
@@ -247,7 +249,8 @@ class Parked(NamedTuple):
 
     Args:
         rank_us: The rank of the message.
-        position: The position among the waiters, from 1; 0 if the message was evicted itself or has a grant already.
+        position: The position among the waiters, from 1; 0 if the message was evicted itself, has a grant already, or
+            runs already (``park_duplicate``).
         granted: The grant that this call made, because the lock was free. The caller must publish its message.
         evicted: The evicted waiter, which may be this message. The caller must store its result.
         newer: Under ``debounce`` and ``on_conflict="replace"``, the id of the call that evicted it.

@@ -12,10 +12,13 @@ from .model import Grant
 from .queue_model import ClaimRequest, ExistingCall, Waiting
 from .server_model import StoreInfo
 
-__all__ = ["FOREIGN_MS", "ClaimStore", "QueueStepResult", "QueueStore", "RunMarkStore"]
+__all__ = ["DUPLICATE_PAUSE_MS", "FOREIGN_MS", "ClaimStore", "QueueStepResult", "QueueStore", "RunMarkStore"]
 
 #: Milliseconds until a granted message becomes a dead letter because no worker of its broker publishes it.
 FOREIGN_MS: Final = 5 * 60 * 1000
+#: Milliseconds from the release for a dead pool child until a duplicate of its message may run. Celery stores the
+#: failure of a lost child within 10 s. The message then gets its done mark, and the duplicate does not run.
+DUPLICATE_PAUSE_MS: Final = 15_000
 
 
 class QueueStepResult(NamedTuple):
@@ -95,7 +98,13 @@ class QueueStore(LockStore, ClaimStore, RunMarkStore, Protocol):
     """The whole store contract: locks, claims, run marks, queues, and the records of workers."""
 
     def sweep(
-        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self,
+        name: LockName,
+        granter: str,
+        grant_timeout_ms: int,
+        tries: int,
+        foreign_ms: int = FOREIGN_MS,
+        pause_ms: int = 0,
     ) -> QueueStepResult:
         """Grant the lock if it is free, and end a grant that no worker took in time.
 
@@ -106,6 +115,8 @@ class QueueStore(LockStore, ClaimStore, RunMarkStore, Protocol):
                 The only waiter is not set aside after its first loss.
             tries: The number of lost grants after which a message becomes a dead letter.
             foreign_ms: See :data:`FOREIGN_MS`.
+            pause_ms: Milliseconds for which parked duplicates of started messages wait, see
+                :data:`DUPLICATE_PAUSE_MS`; 0: they do not.
         """
         ...
 

@@ -21,12 +21,12 @@ from ..messaging.results import Replaced, store_started
 from ..messaging.ticks import Tick
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
-from ..store.model import AcquireRequest, Held, Queued, Refusal
+from ..store.model import AcquireRequest, Held, Queued, QueueRequest, Refusal
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file, outcomes, policy, unique
 from .keep_on_retry import RetryReservation, reservation_for_retry
-from .policy import ConflictContext, Park, Wait
+from .policy import ConflictContext, Park, ParkDuplicate, Wait
 from .run import Run
 from .stopped import end_stopped, run_stoppable
 from .store_requests import acquire_request, queue_request, release_request, rollback_request
@@ -251,18 +251,25 @@ class Execution(Run):
             if isinstance(answer, Held) and answer.holder.releasing and not met_releasing:
                 met_releasing, while_releasing, timeout = True, True, RELEASING_WAIT
             else:
-                parking = bool(request.queue and request.queue.entry)
-                decision = policy.decide(answer, self.options, self._conflict_context(waited=waited, parking=parking))
+                decision = policy.decide(answer, self.options, self._conflict_context(request.queue, waited=waited))
                 if isinstance(decision, Wait):
                     waited, while_releasing, timeout = True, False, decision.timeout
-                elif isinstance(decision, Park):
-                    entry = outcomes.parked_entry(self, name, decision, self.rank_us)
-                    request, timeout = request._replace(queue=queue_request(self, entry)), 0.0
+                elif isinstance(decision, Park | ParkDuplicate) and (place := self._place_of(name, decision)):
+                    request, timeout = request._replace(queue=place), 0.0
                 else:
+                    if isinstance(decision, ParkDuplicate):
+                        decision = decision.otherwise
                     outcomes.apply_decision(self, name, answer, decision)
                     return
             answer = self._try_within(name, request, timeout, answer, while_releasing=while_releasing)
         self.runtime.spans.waited(self.runtime.clock.monotonic() - began)
+
+    def _place_of(self, name: LockName, decision: Park | ParkDuplicate) -> QueueRequest | None:
+        """Return the request to park this message; None if it is a duplicate that cannot be parked."""
+        if isinstance(decision, Park):
+            return queue_request(self, outcomes.parked_entry(self, name, decision, self.rank_us))
+        entry = outcomes.duplicate_entry(self, name)
+        return queue_request(self, entry)._replace(park_duplicate=True) if entry else None
 
     def _try_within(
         self, name: LockName, request: AcquireRequest, timeout: float, answer: Refusal, *, while_releasing: bool
@@ -377,13 +384,14 @@ class Execution(Run):
         while not self.runtime.receive_order.has_recorded(predecessor) and clock.monotonic() < end:
             time.sleep(PREDECESSOR_POLL)
 
-    def _conflict_context(self, *, waited: bool, parking: bool) -> ConflictContext:
+    def _conflict_context(self, place: QueueRequest | None, *, waited: bool) -> ConflictContext:
         return ConflictContext(
             retries=self.identity.retries,
             conflict_retries=self.delivery.conflict_retries if self.delivery else 0,
             store_retries=self.delivery.store_retries if self.delivery else 0,
             waited=waited,
-            parking=parking,
+            parking=place is not None and place.entry != "",
+            parking_duplicate=place is not None and place.park_duplicate,
             eager=self.delivery is None,
             task_id=self.identity.task_id,
             jitter=rng.random(),

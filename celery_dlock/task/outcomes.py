@@ -56,6 +56,7 @@ __all__ = [
     "Skipped",
     "apply_decision",
     "apply_on_store_error",
+    "duplicate_entry",
     "parked_entry",
     "report_misfire",
     "skip",
@@ -147,7 +148,7 @@ def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision
             # delivery of a duplicate is running, so they must not show RETRY for it.
             raise HandledElsewhere(reason) if duplicate else Postponed(reason)
         case AckParked():
-            _acknowledge_parked(run, name, answer, reason)
+            _acknowledge_parked(run, name, answer, reason, duplicate=decision.duplicate)
         case Fail():
             raise _ERRORS[decision.why](*facts)
 
@@ -166,12 +167,14 @@ _CONFLICTS: Final[dict[type[Decision], str]] = {
 
 def _count_conflict(run: Run, answer: Refusal, decision: Decision) -> None:
     outcome = _CONFLICTS[type(decision)]
-    if outcome == "queued" and not isinstance(answer, Parked):
-        outcome = "duplicate"  # the message is queued already
+    if isinstance(decision, AckParked) and (decision.duplicate or not isinstance(answer, Parked)):
+        outcome = "duplicate"  # the message runs, or is queued already
     run.runtime.counts.count("conflicts", run.task.name, outcome)
     run.runtime.spans.outcome(outcome)
 
 
+#: The log line of a duplicate delivery that is parked.
+_PARKED_DUPLICATE: Final = "Task %s[%s] is a duplicate and is parked, in case the running delivery dies: %s"
 #: The log line of each message that is republished.
 _REPUBLISHED: Final = "Task %s[%s] is republished, retrying in %.3g s: %s"
 
@@ -225,9 +228,29 @@ def _store_queued(run: Run, name: LockName, position: int) -> None:
         )  # fmt: skip
 
 
-def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str) -> NoReturn:
+def duplicate_entry(run: Run, name: LockName) -> str:
+    """Return a duplicate of a running message as it will be parked; "" if it cannot be parked.
+
+    It stores no state, because the running delivery does so. It has no expiry: it must not end that run as REVOKED.
+    """
+    if run.delivery is None or run.rank_us is None:
+        return ""
+    raw = RawMessage(*run.delivery.raw)
+    raw = raw._replace(headers={**raw.headers, "expires": None})
+    try:
+        return ParkedMessage.of(
+            raw, run.task.dlock.grant_publisher.broker, run.rank_us, run.delivery.conflict_retries, run.redelivered
+        ).text()
+    except DLockError as error:
+        logger.debug("Task %s[%s]: %s: %s", *_task_and_id(run), name, error, extra=_extra(run, name))
+        return ""
+
+
+def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str, *, duplicate: bool) -> NoReturn:
     run.keeps_claim = True
-    if not isinstance(answer, Parked):
+    if duplicate:
+        logger.info(_PARKED_DUPLICATE, *_task_and_id(run), reason, extra=_extra(run, name))
+    if duplicate or not isinstance(answer, Parked):
         raise HandledElsewhere(reason)
     place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
     # The store evicts the waiter with the lowest rank. That may be this message, although others were parked first.

@@ -20,6 +20,7 @@ __all__ = [
     "DropDuplicate",
     "Fail",
     "Park",
+    "ParkDuplicate",
     "RequeueDuplicate",
     "RetryLater",
     "ReturnFirstResult",
@@ -28,6 +29,7 @@ __all__ = [
     "decide",
 ]
 
+_RUNNING = "another delivery of this message is running"
 #: Seconds until a duplicate delivery is tried again: the first delay, and the maximum. Each try doubles the delay.
 DUPLICATE_DELAY, DUPLICATE_DELAY_MAX = 1.0, 60.0
 
@@ -42,6 +44,7 @@ class ConflictContext:
         store_retries: How often the message was republished for another reason since its last conflict.
         waited: The call has waited in its pool slot (``wait``), so ``on_conflict`` applies.
         parking: The refused request already asked the store to park the message, so the queue is full.
+        parking_duplicate: The request asked the store to park the message although its lock's holder runs it.
         eager: The call was made by ``apply()`` and has no message.
         task_id: The id of the call's task.
         jitter: A random number from 0 to 1.
@@ -52,6 +55,7 @@ class ConflictContext:
     store_retries: int = 0
     waited: bool = False
     parking: bool = False
+    parking_duplicate: bool = False
     eager: bool = False
     task_id: str = ""
     jitter: float = 1.0
@@ -88,6 +92,19 @@ class RequeueDuplicate:
 
 
 @dataclass(frozen=True, slots=True)
+class ParkDuplicate:
+    """Park a duplicate delivery before all waiters: if the running one dies, this one runs next.
+
+    Args:
+        reason: The conflict.
+        otherwise: What to do with a message that cannot be parked.
+    """
+
+    reason: str
+    otherwise: RequeueDuplicate
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Wait in the pool slot for the release, for at most ``timeout`` seconds."""
 
@@ -110,9 +127,15 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class AckParked:
-    """The message is parked: acknowledge it."""
+    """The message is parked: acknowledge it.
+
+    Args:
+        reason: Why it waits.
+        duplicate: Another delivery of the message is running, so this one shows no state.
+    """
 
     reason: str
+    duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +161,18 @@ class DropDuplicate:
     reason: str
 
 
-Decision = Skip | RetryLater | RequeueDuplicate | Wait | Park | AckParked | Fail | ReturnFirstResult | DropDuplicate
+Decision = (
+    Skip
+    | RetryLater
+    | RequeueDuplicate
+    | Wait
+    | Park
+    | ParkDuplicate
+    | AckParked
+    | Fail
+    | ReturnFirstResult
+    | DropDuplicate
+)
 
 
 def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> Decision:
@@ -153,7 +187,8 @@ def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> 
                 # Do not wait much longer than the holder's lease lasts: if the holder is dead, this message has to run.
                 doubled = DUPLICATE_DELAY * 2.0 ** min(context.store_retries, 60)
                 delay = min(DUPLICATE_DELAY_MAX, doubled, holder.expires_in + DUPLICATE_DELAY / 2)
-                return RequeueDuplicate(delay, "another delivery of this message is running")
+                requeue = RequeueDuplicate(delay, _RUNNING)
+                return ParkDuplicate(_RUNNING, requeue) if _parks_duplicates(options, context) else requeue
             return (
                 _wait_first(refusal, options, context)
                 or _about_to_release(holder, options, context)
@@ -161,8 +196,9 @@ def decide(refusal: Refusal, options: LockOptions, context: ConflictContext) -> 
             )
         case Queued(waiting, _, holder):
             return _wait_first(refusal, options, context) or _queue_policy(waiting, holder, options, context)
-        case Parked():
-            return AckParked("parked already")
+        case Parked(_, position):
+            duplicate = context.parking_duplicate and not position
+            return AckParked(_RUNNING if duplicate else "parked already", duplicate)
     raise AssertionError(refusal)  # the lock client retries a tombstoned acquisition itself
 
 
@@ -170,6 +206,16 @@ def _wait_first(refusal: Held | Queued, options: LockOptions, context: ConflictC
     if not options.wait or context.waited or refusal.awaited is None:
         return None
     return Wait(as_seconds(options.wait), held_by(refusal.awaited))
+
+
+def _parks_duplicates(options: LockOptions, context: ConflictContext) -> bool:
+    """Return whether the store keeps a duplicate delivery before all waiters.
+
+    With ``limit``, a free seat would be granted to the duplicate while the first delivery runs on another one. Under
+    ``debounce`` and ``replace``, the newest call runs next, not the first one.
+    """
+    plain = options.on_conflict == "queue" and options.debounce is None and options.limit == 1
+    return plain and not context.parking_duplicate
 
 
 def _about_to_release(holder: Holder, options: LockOptions, context: ConflictContext) -> RetryLater | None:

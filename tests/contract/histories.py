@@ -198,6 +198,7 @@ class History:
             debounce=() if identity.retries or step.name == SEATED else debounce,
             replace=(replace[0], 1) if replace and identity.retries else replace,
             sent_us=0 if debounce or replace else self.sent(step),
+            park_duplicate=step.flag(29) and not (debounce or replace or step.name == SEATED),
         )
         by = Requester.of("t", identity.task_id, "n", 1)
         return self.send(step, request._replace(requester=by, identity=identity, queue=place, notify=False))
@@ -305,7 +306,8 @@ class History:
     def sweep(self, step: Step) -> Callable[[Any], Any]:
         name, granter = self.swept(step), self.granter()
         tries, foreign_ms = 1 + step.pick % 3, 1000 if step.flag(0) else 300_000
-        return lambda store: store.sweep(name, granter, TURN, tries, foreign_ms)
+        pause_ms = 15_000 if step.seldom(1) and step.name != SEATED else 0
+        return lambda store: store.sweep(name, granter, TURN, tries, foreign_ms, pause_ms)
 
     def publish(self, step: Step) -> Callable[[Any], Any] | None:
         grant, name = self.grant(step), self.swept(step)

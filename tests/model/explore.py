@@ -32,7 +32,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from tests.model.broker_and_workers import first, steps
-from tests.model.state import EVENTS, LETTER, NOW, READY, RULES, SPARE, TOO_MANY, Setup, State, spent
+from tests.model.state import EVENTS, LETTER, NOW, READY, RULES, SPARE, TOO_MANY, Entry, Setup, State, spent
 from tests.model.symmetry import canonical, renamed, trimmed
 
 
@@ -79,8 +79,13 @@ def overtaken(before: State, after: State) -> bool:
     entries = (after if granted else before).entries
     mine = entries[m] if m >= 0 else None
     ranks = [r.rank for r in before.running if r.message == m and r.phase == "begin" and not granted]
-    rank = min([*ranks, *([mine.rank] if mine else [])], default=NOW)
-    return any(e.state == READY and e.rank < rank for x, e in enumerate(after.entries) if e and x != m)
+    rank = min([*ranks, *([place(mine)] if mine else [])], default=NOW)
+    return any(e.state == READY and place(e) < rank for x, e in enumerate(after.entries) if e and x != m)
+
+
+def place(entry: Entry) -> int:
+    """Return the rank of an entry. One that began precedes all others."""
+    return entry.rank - NOW * entry.began
 
 
 class Search:

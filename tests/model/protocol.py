@@ -15,7 +15,9 @@ zrem    a script that marks an identity done removes its waiting entry and ends 
 stale   an end that lost its lease marks done too
 end     an end the store gives a waiter (revoked, expired, dropped) marks it done: copies of it may be on their way
 clear   who starts takes an old mark of its identity away, and leaves word: a reused id is not done any more
-copy    a copy of the identity that holds is put back and republished: parked it could be ended over the running one
+copy    a copy of the identity that holds is parked, and is no waiter: it is neither evicted nor ended meanwhile. Its
+        end would be stored over that of the running one. The release drops it with the mark
+ahead   a copy that came while its message held precedes all waiters: if the holder dies, it is the next to run
 rank    the head is the lowest rank, and parking again restores the rank
 turn    a grant is taken by the copy that was published for it, and a parked message takes no free lock. Another copy's
         delivery may be lost, and with its entry the last trace of the message would be gone
@@ -78,10 +80,20 @@ def ended(s: State, m: int) -> State:
 
 
 def waiting(s: State, setup: Setup) -> list[tuple[int, int]]:
-    """(Rank, message) of those in the queue, first to last."""
+    """(Rank, message) of those in the queue, first to last. Who began comes first, as if its rank were below all."""
     granted = s.lock.message if s.lock.state == "grant" else NOBODY
-    queue = [(e.rank, m) for m, e in enumerate(s.entries) if e and e.state != LETTER and m != granted]
+    ahead = setup.has("ahead")
+    queue = [
+        (e.rank - NOW * (e.began and ahead), m)
+        for m, e in enumerate(s.entries)
+        if e and e.state != LETTER and m != granted
+    ]
     return sorted(queue, reverse=not setup.has("rank"))
+
+
+def holds(s: State, m: int) -> bool:
+    """Does the message run, or did it die and its lease has not ended?"""
+    return s.lock[:2] in {("own", m), ("dead", m)}
 
 
 def grants(s: State, setup: Setup) -> Iterator[Granted]:
@@ -132,7 +144,12 @@ def take(s: State, i: int, setup: Setup) -> State:
 
 def overflowed(s: State, setup: Setup) -> State:
     """Only the latest may wait: drop_oldest."""
-    for _, m in sorted(waiting(s, setup))[: -setup.overflow] if setup.overflow else ():
+    queue = sorted(
+        (rank, m)
+        for rank, m in waiting(s, setup)
+        if not (s.entries[m].began and setup.has("copy"))  # type: ignore[union-attr]
+    )
+    for _, m in queue[: -setup.overflow] if setup.overflow else ():
         s = with_entry(ended(s, m), m, None)
         s = marked(s, m, setup) if setup.has("end") else s
     return s
@@ -152,18 +169,22 @@ def arrive(s: State, i: int, setup: Setup) -> Iterator[Step]:
         else:
             yield f"{m} leaves its turn to its copy", in_phase(s, i, "parked", NOTHING)
         return
-    if s.lock[:2] in {("own", m), ("dead", m)} and setup.has("copy"):
+    if holds(s, m) and setup.has("copy"):
         worded = s._replace(lock=s.lock._replace(word=True))
-        yield f"{m} is put back", in_phase(worded, i, "parked", Copy(m, "o", run.rank))
+        yield (
+            f"{m} waits for its own end",
+            in_phase(with_entry(worded, m, Entry(run.rank, 0, READY, began=True)), i, "parked"),
+        )
         return
     known = entry is not None and entry.state != LETTER
     rank = min(entry.rank, run.rank) if entry and known and setup.has("rank") else run.rank
-    ahead = any(e and x != m and e.state == READY and e.rank < rank for x, e in enumerate(s.entries))
+    began = holds(s, m) or bool(entry and known and entry.began)
+    ahead = any(e and x != m and e.state == READY and (e.began or e.rank < rank) for x, e in enumerate(s.entries))
     if s.lock.state == "free" and not ahead and not (known and setup.has("turn")):
         yield f"{m} acquires", take(s, i, setup)
         return
     # A copy came, so the turns that it lost and its "not before" are over, and so is being a dead letter.
-    aside = with_entry(s, m, Entry(rank, 0, READY))
+    aside = with_entry(s, m, Entry(rank, 0, READY, began))
     aside = aside if known else overflowed(aside, setup)
     for after, grant in grants(aside, setup) if s.lock.state == "free" else [(aside, NOTHING)]:
         word = after.lock.word or s.lock[:2] == ("own", m)
@@ -200,6 +221,9 @@ def release(s: State, i: int, setup: Setup, *, final: bool) -> Iterator[Granted]
 
 def end_waiter(s: State, m: int, setup: Setup) -> Iterator[Granted]:
     """Revoked or expired: a waiter gets its end, and never blocks those behind it."""
+    if holds(s, m) and setup.has("copy"):
+        yield s, NOTHING  # it runs, and will have its end
+        return
     granted = s.lock[:2] == ("grant", m)
     s = with_entry(ended(s, m), m, None)
     s = marked(s, m, setup) if setup.has("end") else s

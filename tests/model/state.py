@@ -20,7 +20,23 @@ EVENTS = (
     "away",
 )
 RULES = frozenset(
-    ["final", "nest", "gen", "zrem", "stale", "end", "clear", "copy", "rank", "turn", "hold", "due", "claim", "first"]
+    [
+        "final",
+        "nest",
+        "gen",
+        "zrem",
+        "stale",
+        "end",
+        "clear",
+        "copy",
+        "ahead",
+        "rank",
+        "turn",
+        "hold",
+        "due",
+        "claim",
+        "first",
+    ]
 )
 NOW = 99
 NEVER = -1
@@ -64,6 +80,7 @@ class Entry(NamedTuple):
     rank: int
     tries: int  # turns that it lost since a copy of it came
     state: int
+    began: bool = False  # it came while its message held the lock
 
 
 class Lock(NamedTuple):

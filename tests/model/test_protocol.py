@@ -93,6 +93,7 @@ NEEDED = [
     ("turn", "messages=1 lock=1 elsewhere=1 redeliver=1 crash=1", LOST),
     ("copy", "revoke=1 redeliver=1", TWICE),
     ("copy", "messages=3 overflow=1 redeliver=1", TWICE),
+    ("ahead", "crash=1", "an elder is overtaken"),
     ("rank", "messages=3", "an elder is overtaken"),
     ("hold", "early=1 crash=1", LOST),
     ("due", "crash=1", LOST),

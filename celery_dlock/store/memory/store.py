@@ -123,12 +123,18 @@ class MemoryStore:
     # -- queues
 
     def sweep(
-        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self,
+        name: LockName,
+        granter: str,
+        grant_timeout_ms: int,
+        tries: int,
+        foreign_ms: int = FOREIGN_MS,
+        pause_ms: int = 0,
     ) -> QueueStepResult:
         with self.memory.records(name) as records:
             if _has_seats(name):
-                return seats.sweep(records, name.seats, granter, grant_timeout_ms, tries, foreign_ms)
-            return queue.sweep(records, granter, grant_timeout_ms, tries, foreign_ms)
+                return seats.sweep(records, name.seats, granter, grant_timeout_ms, tries, foreign_ms, pause_ms)
+            return queue.sweep(records, granter, grant_timeout_ms, tries, foreign_ms, pause_ms)
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         with self.memory.records(name) as records:

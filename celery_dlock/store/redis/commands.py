@@ -184,6 +184,7 @@ def _acquire_queued(
         str(place.after_us),
         str(place.sent_us),
         place.grant_id,
+        "1" if place.park_duplicate else "0",
     )
     if request.min_hold_ms:
         args += (str(request.min_hold_ms),)
@@ -339,9 +340,12 @@ def extend_claim(keys: LockKeys, task_id: str, life_ms: int) -> Command:
 # -- queues
 
 
-def sweep(keys: LockKeys, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int) -> Command:
+def sweep(
+    keys: LockKeys, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int, pause_ms: int
+) -> Command:
     names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.seats_record(), keys.absent())
-    return _SWEEP, (*names, keys.name, granter, str(grant_timeout_ms), str(max_tries), str(foreign_ms))
+    times = str(grant_timeout_ms), str(max_tries), str(foreign_ms), str(pause_ms)
+    return _SWEEP, (*names, keys.name, granter, *times)
 
 
 def confirm_publish(keys: LockKeys, identity: str, grant_timeout_ms: int) -> Command:

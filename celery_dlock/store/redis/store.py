@@ -17,7 +17,7 @@ from ...utils.log import logger
 from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
-from ..queue_base import FOREIGN_MS, QueueStepResult
+from ..queue_base import DUPLICATE_PAUSE_MS, FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
@@ -159,7 +159,8 @@ class RedisStore:
             self._wakeups.warn_refused("RPUSH", reply[4].decode("utf-8", "replace"))
         if flags & 4 or (repeated and not ending.queue):
             # Flag 4: the lock has waiters, but the release script does not take the keys of the queue.
-            granted = self.sweep(name, acquisition, *_NO_DEAD_LETTERS).granted
+            pause_ms = DUPLICATE_PAUSE_MS if ending.of_dead_child else 0
+            granted = self.sweep(name, acquisition, *_NO_DEAD_LETTERS, pause_ms).granted
         return Released(bool((flags | repeated) & 1), bool(flags & 2), granted, bool(flags & 8))
 
     def shard(self, name: LockName) -> int:
@@ -204,9 +205,15 @@ class RedisStore:
     # -- queues
 
     def sweep(
-        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = FOREIGN_MS
+        self,
+        name: LockName,
+        granter: str,
+        grant_timeout_ms: int,
+        tries: int,
+        foreign_ms: int = FOREIGN_MS,
+        pause_ms: int = 0,
     ) -> QueueStepResult:
-        command = commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms)
+        command = commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms, pause_ms)
         reply = self._run_safe(command, name)
         dead_letter, _, why = reply[3].decode().partition(" ")
         return QueueStepResult("", replies.grant(*reply[:3]), dead_letter, why == "foreign", bool(reply[4]))

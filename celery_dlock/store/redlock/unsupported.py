@@ -45,7 +45,13 @@ class QueuesUnsupported:
         return None
 
     def sweep(
-        self, name: LockName, granter: str, grant_timeout_ms: int, tries: int, foreign_ms: int = 0
+        self,
+        name: LockName,
+        granter: str,
+        grant_timeout_ms: int,
+        tries: int,
+        foreign_ms: int = 0,
+        pause_ms: int = 0,
     ) -> QueueStepResult:
         return QueueStepResult()
 

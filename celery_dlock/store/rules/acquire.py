@@ -22,7 +22,17 @@ from ..model import (
     Used,
 )
 from . import debounce, replace
-from .queue import end_grant, grant_next, unpublished_grant
+from .queue import (
+    MOST_DUPLICATES,
+    count_waiters,
+    end_grant,
+    first_waiters,
+    grant_next,
+    has_waiters,
+    is_duplicate,
+    place_before_all,
+    unpublished_grant,
+)
 from .records import LockRecord, Records, RunMark
 from .views import holder_of, run_holder
 
@@ -185,8 +195,7 @@ class _Call:
         elif held is not None:
             self._repair_expiry(held)
             if not held.acquisition.startswith("grant:") and self.identity in (held.identity, held.reserved_for):
-                # Neither a duplicate of the holder's message nor the holder's retry is parked.
-                return self._held(held)
+                return self._meet_own(place, held)
         if place.debounce:
             evicted = self._evicted_before()
             call = debounce.DebouncedCall(records, self.acquisition, self.request, place, self.rank, queued, evicted)
@@ -223,18 +232,27 @@ class _Call:
             return Parked(self.rank, int(granted is not None), granted, self._evicted_before(), newer)
         return None
 
+    def _meet_own(self, place: QueueRequest, held: LockRecord) -> Held | Parked:
+        """Answer a duplicate of the holder's message, or the holder's retry (``keep_on_retry``)."""
+        if self.identity == held.reserved_for or not (place.park_duplicate and place.entry):
+            return self._held(held)
+        held.dup, self.place = True, place_before_all(self.rank)
+        self._enqueue(place, held)
+        return Parked(self.rank, 0, None, None)
+
     def _keep_place(self) -> None:
         """A message that is queued keeps its place, whichever of its copies arrives."""
         place = self.records.score("waiting", self.identity)
         if place is None:
             place, _ = self.records.lost_grants(self.identity)
         if place is not None and place < self.place:
-            self.rank = min(self.rank, place + self.rank - self.place)
+            if not is_duplicate(place):
+                self.rank = min(self.rank, place + self.rank - self.place)
             self.place = place
 
     def _park(self, place: QueueRequest, lock: LockRecord | None, *, queued: bool) -> Refusal:
         records = self.records
-        waiters = records.count_in("waiting") + records.count_in("delayed")
+        waiters = count_waiters(records) - self._delayed_waiters()[0]
         full = not queued and place.limit > 0 and waiters >= place.limit
         if not place.entry or (full and not place.evict_oldest):
             if lock is not None:
@@ -246,6 +264,13 @@ class _Call:
             if evicted is None:
                 # This message itself has the first place, so it is the one to evict.
                 return Parked(self.rank, 0, None, Grant(self.identity, place.entry))
+        granted = self._enqueue(place, lock)
+        position = (records.position_in("waiting", self.identity) or 0) + 1
+        return Parked(self.rank, position, granted, evicted)
+
+    def _enqueue(self, place: QueueRequest, lock: LockRecord | None) -> Grant | None:
+        """Put the message into the queue at its place. Return the grant that this command made."""
+        records = self.records
         records.put_entry(self.identity, place.entry)
         records.take_from("delayed", self.identity)
         records.drop_dead(self.identity)
@@ -258,11 +283,14 @@ class _Call:
             left_ms = lock.due and max(0, (lock.due - records.now) // 1000)
             left_ms = records.lock_left_ms() if left_ms is None else left_ms
             records.sweep_at(records.now + max(0, left_ms) * 1000, earlier=True)
-            granted = unpublished_grant(records, self.acquisition)
-        else:
-            granted = grant_next(records, self.acquisition)
-        position = (records.position_in("waiting", self.identity) or 0) + 1
-        return Parked(self.rank, position, granted, evicted)
+            return unpublished_grant(records, self.acquisition)
+        return grant_next(records, self.acquisition)
+
+    def _delayed_waiters(self) -> tuple[int, str | None]:
+        """Return how many delayed messages are duplicates of started ones, and the first other one."""
+        delayed = [waiter for waiter, _ in self.records.first_in("delayed", MOST_DUPLICATES)]
+        others = [waiter for waiter in delayed if not is_duplicate(self.records.lost_grants(waiter)[0])]
+        return len(delayed) - len(others), others[0] if others else None
 
     def _evicted_before(self) -> Grant | None:
         """Return the waiter that this message evicted; None if there is none, or if its end is stored already."""
@@ -275,11 +303,13 @@ class _Call:
     def _evict_oldest(self) -> Grant | None:
         """Evict the oldest waiter of a full queue. Return None if this message is the oldest."""
         records = self.records
-        waiting = records.first_in("waiting", 1)
-        if waiting:
+        if waiting := first_waiters(records, 1):
             oldest, its_place = waiting[0]
         else:
-            oldest = records.first_in("delayed", 1)[0][0]
+            _, first_delayed = self._delayed_waiters()
+            if first_delayed is None:
+                return None
+            oldest = first_delayed
             its_place = records.lost_grants(oldest)[0] or 0
         if its_place > self.place:
             return None

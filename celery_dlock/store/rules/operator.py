@@ -18,7 +18,15 @@ from ..operator_model import (
     acquisition_shown,
     shown_acquisition,
 )
-from .queue import grant_next, grants_of, has_waiters, unpublished_grant
+from .queue import (
+    count_waiters,
+    first_waiters,
+    grant_next,
+    grants_of,
+    has_waiters,
+    shown_place,
+    unpublished_grant,
+)
 from .records import LockRecord, Records, RunMark
 from .runs import last_run
 from .views import first_line
@@ -94,7 +102,7 @@ def show_queue(
     """Return the number of waiters, and the first of them with their identities. ``grants``: as in ``list_waiters``."""
     grants = grants_of(records) if grants is None else grants
     found: list[tuple[str, int, WaiterState, int]] = [(lock.identity, lock.rank, "granted", 0) for lock in grants]
-    found += [(waiter, rank, "waiting", 0) for waiter, rank in records.first_in("waiting", most)]
+    found += [(waiter, rank, "waiting", 0) for waiter, rank in first_waiters(records, most)]
     newest = records.newest_call()
     for waiter, due in records.first_in("delayed", most):
         rank, lost = records.lost_grants(waiter)
@@ -106,8 +114,10 @@ def show_queue(
         entry = records.entry(identity)
         if entry is not None and len(views) < most:
             task, task_id = names_in(entry)
-            views.append(WaiterView(name, identity, task, task_id, rank / 1e6, state, len(views) + 1, due / 1e6))
-    return records.count_in("waiting") + records.count_in("delayed") + len(grants), views
+            views.append(
+                WaiterView(name, identity, task, task_id, shown_place(rank) / 1e6, state, len(views) + 1, due / 1e6)
+            )
+    return count_waiters(records) + len(grants), views
 
 
 def names_in(entry: str) -> tuple[str, str]:
@@ -147,7 +157,7 @@ def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool, 
     waiting = 0
     if not tick:
         granted = lock is not None and lock.due is not None
-        waiting = records.count_in("waiting") + records.count_in("delayed") + granted
+        waiting = count_waiters(records) + granted
     states: list[State] = [holder.state] if holder else []
     if run and run.state != "running":
         states.append(run.state)

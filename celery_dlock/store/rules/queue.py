@@ -16,15 +16,21 @@ from .records import DONE_MS, LockRecord, Records
 from .views import first_line, task_of
 
 __all__ = [
+    "MOST_DUPLICATES",
     "confirm_publish",
+    "count_waiters",
     "decline_grant",
     "end_grant",
+    "first_waiters",
     "grant_next",
     "grants_of",
     "has_waiters",
+    "is_duplicate",
     "list_waiters",
+    "place_before_all",
     "remove_waiter",
     "requeue",
+    "shown_place",
     "sweep",
     "unpublished_grant",
 ]
@@ -32,6 +38,39 @@ __all__ = [
 _PUBLISH_WITHIN_US = 5_000_000
 #: Delayed waiters that return in one step.
 _GROUP_SIZE = 16
+
+
+#: Added to a rank, it makes a place before all waiters.
+_BEFORE_ALL_US = -(2**52)
+#: A name has one duplicate of a started message, or a few if several of its processes have died.
+MOST_DUPLICATES = 16
+
+
+def place_before_all(rank: int) -> int:
+    """Return the place of a duplicate of a message that has started. It is negative."""
+    return min(-1, rank + _BEFORE_ALL_US)
+
+
+def shown_place(place: int) -> int:
+    """Return a place as operators see it."""
+    return place - _BEFORE_ALL_US if place < 0 else place
+
+
+def is_duplicate(place: int | None) -> bool:
+    """Return whether this is the place of a duplicate of a message that has started. It is no waiter."""
+    return place is not None and place < 0
+
+
+def count_waiters(records: Records) -> int:
+    """Return the number of waiters, without duplicates of messages that have started."""
+    duplicates = sum(is_duplicate(place) for _, place in records.first_in("waiting", MOST_DUPLICATES))
+    return records.count_in("waiting") - duplicates + records.count_in("delayed")
+
+
+def first_waiters(records: Records, most: int) -> list[tuple[str, int]]:
+    """Return the first waiters and their places, without duplicates of messages that have started."""
+    found = records.first_in("waiting", records.count_in("waiting"))
+    return [waiter for waiter in found if not is_duplicate(waiter[1])][:most]
 
 
 def has_waiters(records: Records) -> bool:
@@ -142,7 +181,9 @@ def decline_grant(records: Records, grant: Grant, *, foreign: bool, present: boo
     return True
 
 
-def sweep(records: Records, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int) -> QueueStepResult:
+def sweep(
+    records: Records, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int, pause_ms: int = 0
+) -> QueueStepResult:
     """Visit a name with waiters: grant its lock if it is free, and end a grant that no worker took in time."""
     lock, now = records.lock(), records.now
     if lock is not None and lock.due is None:
@@ -167,12 +208,21 @@ def sweep(records: Records, granter: str, grant_timeout_ms: int, max_tries: int,
         if entry is not None:
             lost_grant = not abandoned
             dead_letter = _lose_grant(records, lock, entry, grant_timeout_ms, max_tries, abandoned=abandoned)
+    _pause_duplicates(records, pause_ms)
     granted = end_grant(records, granter)
     if dead_letter and (grant := records.lock()) is not None:
         # If this command is sent twice, the second copy names the dead letter again.
         grant.dead_letter = dead_letter
         records.put_lock(grant)
     return _swept(granted, dead_letter, lost_grant=lost_grant)
+
+
+def _pause_duplicates(records: Records, pause_ms: int) -> None:
+    """Delay duplicates of started messages, so that the done mark of a message whose child died can come first."""
+    for waiter, place in records.first_in("waiting", _GROUP_SIZE, -1) if pause_ms else ():
+        records.take_from("waiting", waiter)
+        records.put_lost_grants(waiter, place, records.lost_grants(waiter)[1])
+        records.put_in("delayed", waiter, records.now + pause_ms * 1000)
 
 
 def _swept(granted: Grant | None, dead_letter: str, *, lost_grant: bool = False) -> QueueStepResult:
@@ -283,10 +333,10 @@ def list_waiters(records: Records, most: int, grants: Sequence[LockRecord] | Non
     found = [(lock.identity, lock.rank) for lock in grants]
     for identity, _ in records.first_in("delayed", most):
         found.append((identity, records.lost_grants(identity)[0] or 0))
-    found += records.first_in("waiting", most)
-    entries = [(rank, entry) for identity, rank in found if (entry := records.entry(identity)) is not None]
+    found += first_waiters(records, most)
+    entries = [(shown_place(rank), entry) for identity, rank in found if (entry := records.entry(identity)) is not None]
     waiters = tuple(_waiter(rank, entry) for rank, entry in entries[:most])
-    return Waiting(records.count_in("waiting") + records.count_in("delayed") + len(grants), waiters)
+    return Waiting(count_waiters(records) + len(grants), waiters)
 
 
 def _waiter(rank: int, entry: str) -> Waiter:

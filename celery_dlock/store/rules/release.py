@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..base import ReleaseRequest
 from ..holder_model import Holder
 from ..model import Grant, Released, RenewalResult, StopRequest
-from ..queue_base import QueueStepResult
+from ..queue_base import DUPLICATE_PAUSE_MS, QueueStepResult
 from .queue import end_grant, grant_next, sweep, unpublished_grant
 from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
 from .replace import is_stopped, record_end
@@ -163,7 +163,8 @@ class _Release:
             unpublished = lock is not None and lock.granter == self.acquisition and not lock.published
             if not (crowded or unpublished):
                 return None
-            return self.sweep_name(records, self.acquisition, *_NO_DEAD_LETTERS).granted
+            pause_ms = DUPLICATE_PAUSE_MS if self.ending.of_dead_child else 0
+            return self.sweep_name(records, self.acquisition, *_NO_DEAD_LETTERS, pause_ms).granted
         if final:
             records.drop_waiter(self.ending.identity)
             if not self.ours and self.lock and self.lock.acquisition == f"grant:{self.ending.identity}":

@@ -330,7 +330,7 @@ def remove_waiter(
 
 
 def sweep(
-    records: Records, limit: int, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int
+    records: Records, limit: int, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int, pause_ms: int
 ) -> QueueStepResult:
     """Visit every seat of a name with waiters, up to the first one with something to do."""
     seats, swept, next_due = _Seats(records, limit), QueueStepResult(), None
@@ -342,7 +342,7 @@ def sweep(
         seat.sweep_at(_UNSET)
         swept = QueueStepResult()
         if place < seats.allowed:
-            swept = plain_queue.sweep(seat, granter, grant_timeout_ms, max_tries, foreign_ms)
+            swept = plain_queue.sweep(seat, granter, grant_timeout_ms, max_tries, foreign_ms, pause_ms)
         elif lock is not None and lock.due is not None and lock.due <= records.now:
             seats.take_back_grant(place)
         due = records.next_sweep()

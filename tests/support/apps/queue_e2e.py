@@ -26,3 +26,12 @@ def post(account: int, number: int) -> None:
         time.sleep(0.001)
         with client.pipeline() as pipe:
             pipe.rpush("e2e", json.dumps(["out", account, number, os.getpid()])).sadd("e2e:done", number).execute()
+
+
+@singleton_task(app=app, name="e2e.ledger", on_conflict="queue", key=["account"], ttl=3, reject_on_worker_lost=False)
+def ledger(account: int, number: int) -> None:
+    """An entry that does not run again if its pool child dies."""
+    with marks_client() as client:
+        client.rpush("e2e", json.dumps(["in", account, number, os.getpid()]))
+        time.sleep(0.1)  # so long that most kills cut a body
+        client.rpush("e2e", json.dumps(["out", account, number, os.getpid()]))

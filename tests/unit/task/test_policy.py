@@ -17,6 +17,7 @@ from celery_dlock.task.policy import (
     DropDuplicate,
     Fail,
     Park,
+    ParkDuplicate,
     RequeueDuplicate,
     RetryLater,
     ReturnFirstResult,
@@ -169,6 +170,9 @@ def test_a_conflict_never_uses_up_the_tasks_own_retries() -> None:
 def test_duplicate_delivery_is_requeued_under_every_policy(chosen: LockOptions) -> None:
     for situation in EVERY_SITUATION:
         decision = decide(DUPLICATE, chosen, situation)
+        if isinstance(decision, ParkDuplicate):  # tests/unit/task/test_queue_policy.py
+            assert chosen.on_conflict == "queue"
+            decision = decision.otherwise
         assert decision == RequeueDuplicate(2.0**situation.store_retries, "another delivery of this message is running")
 
 

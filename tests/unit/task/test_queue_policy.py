@@ -18,6 +18,7 @@ from celery_dlock.task.policy import (
     DropDuplicate,
     Fail,
     Park,
+    ParkDuplicate,
     RequeueDuplicate,
     RetryLater,
     Skip,
@@ -27,6 +28,7 @@ from celery_dlock.task.policy import (
 HOLDER = Holder("app.pay", "id9", "node7", 42, since=1_700_000_000.0, expires_in=500.0)
 WHO = "held by app.pay[id9] on node7 since 2023-11-14T22:13:20.000+00:00"
 GRANT = Grant("d", "e", "5")
+RUNNING = "another delivery of this message is running"
 
 
 def options(overflow: str = "raise", limit: int | None = 3, **more: Any) -> LockOptions:
@@ -139,10 +141,33 @@ def test_task_that_ran_before_never_ends_at_a_full_queue(retries: int) -> None:
 
 @pytest.mark.parametrize("comebacks", [0, 3])
 @pytest.mark.parametrize("parking", [False, True])
-def test_duplicate_of_a_running_message_is_requeued_not_parked(comebacks: int, parking: bool) -> None:
+def test_duplicate_of_a_running_message_is_parked_before_all_waiters(comebacks: int, parking: bool) -> None:
     duplicate = Held(HOLDER, same_message=True, rank_us=5)
     found = decide(duplicate, options(), ConflictContext(store_retries=comebacks, parking=parking))
-    assert found == RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], "another delivery of this message is running")
+    requeue = RequeueDuplicate({0: 1.0, 3: 8.0}[comebacks], RUNNING)
+    assert found == ParkDuplicate(RUNNING, requeue)
+    refused = ConflictContext(store_retries=comebacks, parking=True, parking_duplicate=True)
+    assert decide(duplicate, options(), refused) == requeue
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        LockOptions(on_conflict="queue", limit=2),
+        LockOptions(on_conflict="queue", debounce=5),
+        LockOptions(on_conflict="replace"),
+    ],
+    ids=["limit", "debounce", "replace"],
+)
+def test_duplicate_is_requeued_where_it_could_run_beside_or_instead_of_another_call(chosen: LockOptions) -> None:
+    found = decide(Held(HOLDER, same_message=True, rank_us=5), chosen, ConflictContext())
+    assert found == RequeueDuplicate(1.0, RUNNING)
+
+
+def test_parked_duplicate_is_acknowledged_as_one_and_a_parked_waiter_is_not() -> None:
+    context = ConflictContext(parking=True, parking_duplicate=True)
+    assert decide(Parked(5, 0, None, None), options(), context) == AckParked(RUNNING, duplicate=True)
+    assert decide(Parked(5, 1, None, None), options(), context) == AckParked("parked already")
 
 
 @pytest.mark.parametrize("granted", [None, GRANT])

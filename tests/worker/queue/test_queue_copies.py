@@ -9,6 +9,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_dlock import Lock
 from celery_dlock.keys.lock_name import shared_name
+from tests.conftest import WORKERS
 from tests.support.environments.queueing import running_environment
 from tests.support.polling import eventually
 
@@ -46,18 +47,38 @@ def test_two_copies_of_a_waiter_are_one_waiter(environment, tasks, queue, name, 
 
 
 @pytest.mark.invariant("running-message-is-no-waiter")
-def test_copy_of_the_holder_is_not_queued(environment, tasks):
+def test_copy_of_the_holder_is_no_waiter_and_is_dropped_with_its_end(environment, tasks):
     n = environment.fresh()
     holding = environment.hold(tasks.late, n)
     results = environment.park(tasks.late, n, 2)
     environment.deliver_again(environment.unacked(holding.id))
-    environment.wait_for_line(holding.id, "is republished")
+    environment.wait_for_line(holding.id, "is a duplicate and is parked")
     assert environment.waiters(tasks.late, n) == [result.id for result in results]
+    eventually(lambda: not environment.unacknowledged(holding.id), 5)  # the store has it
+    assert environment.state(holding.id) != "QUEUED"
     assert holding.end() == n
     assert [result.get(timeout=10) for result in results] == [n, n]
-    environment.wait_for_line(holding.id, "is a duplicate")
     environment.wait_until_drained()
     assert environment.order(n) == [holding.id, *(result.id for result in results)]
+    assert not environment.lines(holding.id, "is republished")
+
+
+@pytest.mark.invariant("running-message-is-no-waiter", "killed-worker-runs-again")
+def test_copy_of_a_killed_workers_call_runs_before_all_waiters(tmp_path, request):
+    with running_environment(tmp_path, workers=2, concurrency=2) as environment:
+        request.node.stash[WORKERS] = environment.workers
+        tasks, n = environment.tasks, environment.fresh()
+        holding = environment.hold(tasks.late_brief, n, expires=3600)
+        (body,) = environment.history(what="in", id=holding.id)
+        results = environment.park(tasks.late_brief, n, 3)
+        message = environment.unacked(holding.id)
+        (killed,) = [worker for worker in environment.workers if body["pid"] in worker.children()]
+        killed.kill()
+        environment.open(holding.gate)
+        environment.deliver_again(message)
+        environment.wait_for_line(holding.id, "is a duplicate and is parked")
+        assert [result.get(timeout=30) for result in (holding.result, *results)] == [n] * 4
+        assert environment.order(n) == [holding.id, holding.id, *(result.id for result in results)]
 
 
 @pytest.mark.core

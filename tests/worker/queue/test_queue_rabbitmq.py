@@ -1,15 +1,21 @@
 """The queue policy on RabbitMQ: parked in the lock store, published back to the broker, in order, none lost."""
 
+import json
 import os
+import random
 import signal
 import time
+from contextlib import ExitStack
 
 import pytest
+import redis
 from kombu import Connection
 
 from tests.conftest import WORKERS
 from tests.support.environments.rabbitmq import running_environment
 from tests.support.polling import eventually
+from tests.support.servers import Server
+from tests.support.workers import Urls, loaded_app, running_worker
 
 pytestmark = pytest.mark.servers
 
@@ -172,3 +178,94 @@ def test_a_turn_that_comes_while_the_broker_is_away_is_published_when_it_is_back
     finally:
         broker.start()
     all_ran_once_in_order(environment, n, holding, results)
+
+
+class LedgerRun:
+    """Calls of some accounts that all wait for their locks, two workers that run them, and kills meanwhile."""
+
+    NAMES = 5
+
+    def __init__(self, folder, broker, stack):
+        server = stack.enter_context(Server(folder / "server"))
+        self.urls = Urls(broker.url, server.url(1), server.lock_url(2))
+        self.tasks = stack.enter_context(loaded_app("tests.support.apps.queue_e2e", self.urls))
+        self.notes = stack.enter_context(redis.Redis.from_url(self.urls.result))
+        self.folder, self.stack, self.random = folder, stack, random.Random(24)
+        self.killed, self.killed_alone, self.workers = set(), set(), [self.start(), self.start()]
+
+    def start(self):
+        options = {"folder": self.folder, "urls": self.urls, "concurrency": 3}
+        return self.stack.enter_context(running_worker("tests.support.apps.queue_e2e", "-Q", "ledger", **options))
+
+    def park(self, calls):
+        """Send so many calls while a program holds all locks, until all of them wait."""
+        ledger = self.tasks.ledger
+        locks = [ledger.lock_for(account, 0) for account in range(self.NAMES)]
+        for lock in locks:
+            assert lock.acquire(blocking=False)
+        for number in range(calls):
+            ledger.apply_async((number % self.NAMES, number), queue="ledger")
+        eventually(lambda: self.waiting() == calls, 60, message=f"not all of {calls} wait")
+        for lock in locks:
+            lock.release()
+
+    def waiting(self):
+        return sum(self.tasks.ledger.waiting(account, 0).count for account in range(self.NAMES))
+
+    def is_over(self):
+        return not (self.waiting() or any(self.tasks.ledger.lock_for(n, 0).locked() for n in range(self.NAMES)))
+
+    def kill_worker(self):
+        place = self.random.randrange(2)
+        worker = self.workers[place]
+        self.killed.update(worker.children())
+        worker.kill()
+        self.workers[place] = self.start()
+
+    def kill_child(self):
+        worker = self.random.choice(self.workers)
+        child = self.random.choice(worker.children())
+        self.killed.add(child)
+        self.killed_alone.add(child)
+        os.kill(child, signal.SIGKILL)
+        # Until Celery sees the death, the message is not acknowledged. If its worker is killed then, the call runs
+        # again, after the calls that were granted the lock meanwhile.
+        worker.wait_for_log(f"pid:{child} exited", 30)
+
+    def noted(self):
+        return [json.loads(text) for text in self.notes.lrange("e2e", 0, -1)]
+
+    def ended(self):
+        """The calls that have run to their end, or whose child was killed."""
+        noted = self.noted()
+        cut = {number for word, _, number, pid in noted if word == "in" and pid in self.killed}
+        return {number for word, _, number, _ in noted if word == "out"} | cut
+
+
+@pytest.mark.invariant("running-message-is-no-waiter", "queue-order-is-by-rank")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("calls", "kills"),
+    [(40, ["worker", "child"]), pytest.param(500, ["worker", "child"] * 4, marks=pytest.mark.slow)],
+)
+def test_waiters_start_in_their_order_although_workers_and_children_are_killed(broker, tmp_path, request, calls, kills):
+    """A call whose worker was killed in its body runs again before the next one of its account starts."""
+    with ExitStack() as stack:
+        run = LedgerRun(tmp_path, broker, stack)
+        request.node.stash[WORKERS] = run.workers
+        run.park(calls)
+        for place, victim in enumerate(kills, 1):
+            eventually(lambda after=place: len(run.ended()) >= calls * after / (len(kills) + 2), 120)
+            getattr(run, f"kill_{victim}")()
+        eventually(run.is_over, 120, every=0.2, message="calls still wait")
+        # A child that is killed before its body begins notes nothing.
+        assert len(run.ended()) >= calls - kills.count("child")
+        began, over = {}, set()
+        for word, account, number, pid in run.noted():
+            if word == "in" and number not in over:
+                began.setdefault(account, []).append(number)
+            # A call that had ended when its worker was killed before the acknowledgement runs again later.
+            if word == "out" or pid in run.killed_alone:
+                over.add(number)
+        wrong = {account: numbers for account, numbers in began.items() if numbers != sorted(numbers)}
+        assert not wrong, [fact for fact in run.noted() if fact[1] in wrong]

@@ -44,6 +44,8 @@
 -- @args after_us  rank of the message that the same worker received before this one
 -- @args sent_us  time of publication by the publisher's clock; "0" if the message does not carry it
 -- @args grant_id  id of the grant for which this copy was published, or ""
+-- @args park_duplicate  "1": if the holder runs this message, park it before all waiters, so that it runs if the holder
+--   dies
 -- @args min_hold_ms  milliseconds from now that the lock stays held at least [hold]
 -- @args requester_json  task, id, node and pid as JSON [once]
 -- @args run_mark_ms  milliseconds that the mark of this run lives [once]
@@ -61,7 +63,7 @@
 --   Without HOLDER if only waiters precede it
 -- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. position: place
 --   among the waiters, from 1; also "1" if this command granted it the lock. It is "0" if an earlier command did so,
---   or if the message was evicted itself. GRANT: identity, message, grant id. With [debounce] or [replace] also the
+--   if the message was evicted itself, or if the holder runs it (park_duplicate). GRANT: identity, message, grant id. With [debounce] or [replace] also the
 --   task id of the call that replaced the evicted one
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
@@ -78,7 +80,7 @@ else
 end
 local highest_token, abandoned, finished_at, run_mark = marks[1], marks[2], marks[3], marks[4]
 
--- @include time holder run_mark quarantine wake grant ended_grant unpublished_grant expiry full_memory conflict
+-- @include time holder run_mark quarantine wake place grant ended_grant unpublished_grant expiry full_memory conflict
 
 local now = server_time_us()
 local since = decimal(now)
@@ -150,7 +152,9 @@ if queued then
   -- The message keeps its place, whichever of its copies runs this script.
   local its_place = redis.call('ZSCORE', waiting, identity) or redis.call('HGET', messages, identity .. ':rank')
   if its_place and tonumber(its_place) < tonumber(place) then
-    rank = decimal(math.min(rank, its_place + (rank - place)))
+    if tonumber(its_place) >= 0 then
+      rank = decimal(math.min(rank, its_place + (rank - place)))
+    end
     place = decimal(its_place)
   end
 end
@@ -184,13 +188,13 @@ elseif not holder then
   preceded = queued or (first_waiter[1] and tonumber(first_waiter[2]) < tonumber(place))
 end
 
-local held = holder and not (reserved or granted)
+local held, runs_already = holder and not (reserved or granted), false
 if held then
   repair_expiry()
   local related = string.sub(holder, 1, 6) ~= 'grant:' and redis.call('HMGET', lock, 'identity', 'reserved_for')
-  if related and (related[1] == identity or related[2] == identity) then
-    -- This message is a duplicate of the holder's message, or the holder's retry (keep_on_retry). Do not park it: the
-    -- worker republishes it, again and again until the holder has ended or has reserved the lock for its retry.
+  runs_already = related and related[1] == identity
+  if related and ((runs_already and (park_duplicate ~= '1' or message == '')) or related[2] == identity) then
+    -- This message is a duplicate of the holder's message, or the holder's retry (keep_on_retry).
     return describe_holder('held', rank)
   end
 end
@@ -205,12 +209,28 @@ if DEBOUNCE or REPLACE then
   end
 end
 
+-- Return how many delayed messages are duplicates of started ones (sweep), and the first other one.
+local function delayed_waiters()
+  local duplicates, first = 0, nil
+  for _, waiter in ipairs(redis.call('ZRANGE', delayed, '0', MOST_DUPLICATES - 1)) do
+    if tonumber(redis.call('HGET', messages, waiter .. ':rank') or '0') < 0 then
+      duplicates = duplicates + 1
+    else
+      first = first or waiter
+    end
+  end
+  return duplicates, first
+end
+
 -- Return identity and message of the oldest waiter of a full queue, or nil if this message is the oldest.
 local function oldest_waiter()
-  local oldest = redis.call('ZRANGE', waiting, '0', '0', 'WITHSCORES')
+  local oldest = redis.call('ZRANGEBYSCORE', waiting, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   if not oldest[1] then
-    oldest = redis.call('ZRANGE', delayed, '0', '0')
-    oldest[2] = redis.call('HGET', messages, oldest[1] .. ':rank') or '0'
+    local _, first_delayed = delayed_waiters()
+    if not first_delayed then
+      return nil
+    end
+    oldest = {first_delayed, redis.call('HGET', messages, first_delayed .. ':rank') or '0'}
   end
   if tonumber(oldest[2]) > tonumber(place) then
     return nil
@@ -243,8 +263,18 @@ local function park(evicted, evicted_message)
   return grant_next(now, acquisition)
 end
 
+if runs_already then
+  -- If the holder ends, its release sets the done mark (dup) and removes this duplicate. If the holder dies, the
+  -- duplicate is granted the lock before all waiters.
+  redis.call('HSET', lock, 'dup', '1')
+  place = place_before_all(rank)
+  park()
+  return {'parked', rank, '0', '', '', '', '', ''}
+end
+
 if held or preceded then
-  local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
+  local paused = delayed_waiters()
+  local waiters = redis.call('ZCARD', waiting) - count_duplicates() + redis.call('ZCARD', delayed) - paused
   local full = not queued and queue_limit ~= '0' and waiters >= tonumber(queue_limit)
   if message == '' or (full and evict_oldest ~= '1') then
     if not held then

@@ -11,7 +11,7 @@
 --   LOCK: {left_ms, acq, token, since_us, releasing, task, id, process, ttl, due_us, operator, reason, asked_us}.
 --   RUN: {left_ms, run mark}. CLAIM: {left_ms, id, task, node, since_us, generation}
 
--- @include time run_mark
+-- @include time run_mark place
 
 -- Return the values, with "" for each missing one. Redis ends an array in a reply at the first missing value.
 local function complete(values, count)
@@ -37,5 +37,5 @@ local claimed = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'gener
 if claimed[1] then
   claim_fields = {redis.call('PTTL', claim), unpack(complete(claimed, 5))}
 end
-local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed) + ((found[9] or '') ~= '' and 1 or 0)
+local waiters = redis.call('ZCARD', waiting) - count_duplicates() + redis.call('ZCARD', delayed) + ((found[9] or '') ~= '' and 1 or 0)
 return {decimal(server_time_us()), waiters, redis.call('EXISTS', dead), lock_fields, run_fields, claim_fields}

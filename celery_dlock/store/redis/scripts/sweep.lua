@@ -17,6 +17,8 @@
 --   after the first lost grant of the only waiter
 -- @args max_tries  lost grants after which a message becomes a dead letter
 -- @args foreign_ms  milliseconds after which a message becomes a dead letter if only workers of other brokers swept
+-- @args pause_ms  milliseconds for which duplicates of started messages wait; "0": none. The pool child of such a message
+--   has died, and the done mark of the message may still be set
 -- @reply {identity, message, grant id, dead letter, lost grant}  "" for missing values.
 --   The lost grant is an identity. A second copy of the command does not name it.
 --   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
@@ -83,6 +85,14 @@ if holder then
       redis.call('HSET', messages, waiter .. ':rank', rank)
       lost_grants = tries
     end
+  end
+end
+if pause_ms ~= '0' then
+  -- A negative place: lib/place.
+  for _, duplicate in ipairs(redis.call('ZRANGEBYSCORE', waiting, '-inf', '(0', 'LIMIT', '0', GROUP_SIZE)) do
+    redis.call('HSET', messages, duplicate .. ':rank', redis.call('ZSCORE', waiting, duplicate))
+    redis.call('ZADD', delayed, decimal(now + pause_ms * 1000), duplicate)
+    redis.call('ZREM', waiting, duplicate)
   end
 end
 -- If the script stops before the lock ends, the next sweep does all this again. So the lost grant is counted after it.

@@ -66,7 +66,7 @@ def acquires() -> Iterator[Case]:
         acquired = values | copy if again else values
         yield "acquire", commands.acquire(KEYS, "o.1", 10, request, terms), acquired
         if message:
-            place = QueueRequest("entry", 15, True, 16, "turn", sent_us=21)
+            place = QueueRequest("entry", 15, True, 16, "turn", sent_us=21, park_duplicate=True)
             queued = commands.acquire(KEYS, "o.1", 10, request._replace(queue=place), terms)
             more = {
                 "dead": KEYS.dead(),
@@ -76,6 +76,7 @@ def acquires() -> Iterator[Case]:
                 "evict_oldest": "1",
                 "after_us": "16",
                 "sent_us": "21",
+                "park_duplicate": "1",
             }
             new = {"redelivered": "0", "may_be_copied": "0", "rank_us": "", "doubt_us": "0"}
             asked = {**values, **(copy if again else new), **QUEUE, **more, "grant_id": "turn"}
@@ -172,8 +173,8 @@ def queues() -> Iterator[Case]:
     dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters()}
     queue = {**lock, **QUEUE, **dead, "absent": KEYS.absent()}
     swept = {**queue, "wake": KEYS.wake, "granter": "s.1", "grant_timeout_ms": "4", "max_tries": "5", "foreign_ms": "6"}
-    swept["seats_record"] = KEYS.seats_record()
-    yield "sweep", commands.sweep(KEYS, "s.1", 4, 5, 6), swept
+    swept |= {"seats_record": KEYS.seats_record(), "pause_ms": "7"}
+    yield "sweep", commands.sweep(KEYS, "s.1", 4, 5, 6, 7), swept
     granted = {**lock, "queues": QUEUES, "identity": DIGEST, "lock_name": KEYS.name}
     confirmed = {**granted, "messages": MESSAGES, "grant_timeout_ms": "4"}
     yield "confirm_publish", commands.confirm_publish(KEYS, DIGEST, 4), confirmed
