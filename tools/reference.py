@@ -165,7 +165,7 @@ def metrics() -> str:
 
 
 def scripts() -> str:
-    """Return the table of the scripts: the first sentence of each header, and whether the script has a form for seats."""
+    """Return the table of the scripts: the first sentence of each header, and whether it has a form for seats."""
     rows = ["| script | what it does |", "| --- | --- |"]
     for path in sorted(SCRIPTS.glob("*.lua")):
         name = path.stem

@@ -28,7 +28,6 @@ from .queue import (
     end_grant,
     first_waiters,
     grant_next,
-    has_waiters,
     is_duplicate,
     place_before_all,
     unpublished_grant,
