@@ -10,6 +10,7 @@ import ast
 import itertools
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,8 @@ CLI_PAGE: Final = ROOT / "docs/reference/command-line.md"
 SCRIPTS: Final = ROOT / "celery_dlock/store/redis/scripts"
 BEGIN: Final = "<!-- Made by tools/reference.py. Edit the texts in celery_dlock/, then run `make reference`. -->"
 END: Final = "<!-- The end of what tools/reference.py made. -->"
+#: An option with the same text in this many commands is written once.
+SHARED: Final = 4
 
 HOW_TO, EXPLANATION = "../how-to", "../explanation"
 SEE: Final = {
@@ -63,8 +66,12 @@ def main() -> None:
 
 
 def command_line() -> str:
-    """Return the commands with their arguments and options, from click."""
-    return "\n\n".join(_command(words, command) for words, command in _commands(dlock, ("dlock",)))
+    """Return the options of several commands, then the commands with their arguments and other options, from click."""
+    commands = list(_commands(dlock, ("dlock",)))
+    written = Counter(_option(option) for _, command in commands for option in _options(command))
+    shared = {line for line, times in written.items() if times >= SHARED}
+    text = ["### Options of several commands", "\n".join(sorted(shared))]
+    return "\n\n".join([*text, *(_command(words, command, shared) for words, command in commands)])
 
 
 def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -77,14 +84,20 @@ def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tupl
             yield (*words, name), command
 
 
-def _command(words: tuple[str, ...], command: click.Command) -> str:
+def _command(words: tuple[str, ...], command: click.Command, shared: set[str]) -> str:
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     usage = " ".join(
         [*words, *(str(one.name).upper() if one.required else f"[{one.name}]".upper() for one in arguments)]
     )
     text = [f"### `{usage}`", " ".join((command.help or "").split())]
-    lines = [_option(one) for one in command.params if isinstance(one, click.Option)]
+    others = [f"`{one.opts[0]}`" for one in _options(command) if _option(one) in shared]
+    lines = [_option(one) for one in _options(command) if _option(one) not in shared]
+    lines += [f"- Also {', '.join(others)}."] if others else []
     return "\n\n".join([*text, "\n".join(lines)]) if lines else "\n\n".join(text)
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option)]
 
 
 def _option(option: click.Option) -> str:

@@ -61,8 +61,8 @@ def list_(  # click prints the docstring
 ) -> None:  # fmt: skip
     """List the lock names that are in use.
 
-    The command looks at the keys of the store in small steps, so no other client waits. A page can be longer than the
-    limit. With --workers, the list comes from the live workers, and also shows their pools, versions and watchdogs.
+    The store is read in small steps, so no other client waits. A page can be longer than the limit. With --workers,
+    the list comes from the live workers, with their pools, versions and watchdogs.
     """
     if workers and (state or older is not None or cursor or every):
         raise click.UsageError("--workers shows what is held now: of the filters, only --task and --name go with it")

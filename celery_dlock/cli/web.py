@@ -24,7 +24,7 @@ __all__ = ["web"]
 @option("--root-path", default="", help="The path under which a proxy shows the dashboard, such as /dlock.")
 @option(
     "--allowed-host", "hosts", multiple=True, metavar="NAME",
-    help="A name under which browsers reach it, such as that of a proxy; .example.com: also all names below it.",
+    help="A name under which browsers reach it. .example.com: also all names below it.",
 )  # fmt: skip
 def web(
     host: str, port: int, auth_file: Path | None, access: str | None, root_path: str, hosts: tuple[str, ...]
