@@ -543,6 +543,19 @@ def test_waiters_whose_places_were_deleted_are_granted_all_the_same(
     assert sorted(world.ran) == sorted(world.known)
 
 
+@pytest.mark.invariant("stores-agree")
+@pytest.mark.parametrize("limit", [0, 2, 1], ids=["sweeper", "same limit", "no limit"])
+def test_sweep_gives_no_second_place_to_a_waiter_that_is_granted_a_seat(
+    store: RedisOperatorStore, client: redis.Redis, limit: int
+) -> None:
+    """Also a sweep that does not know of the seats: a task without ``limit`` has the same name."""
+    world = World(store, client, SEATS)
+    steps(deliver("y", "a", "b"), finish("a"))(world)
+    assert store.sweep(SEATS._replace(seats=limit), "g.1", TURN, 5).granted is None
+    assert world.granted()[0] == digest("b")
+    assert client.zcard(world.keys.queue()[0]) == 0
+
+
 def test_every_script_that_writes_is_cut() -> None:
     known = [script for script in vars(scripts).values() if isinstance(script, Script)]
     writing = {

@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from celery_dlock import Lock
-from celery_dlock.errors import StoreNotReady, StoreRefused, StoreUnavailable
+from celery_dlock.errors import ScriptStopped, StoreNotReady, StoreRefused, StoreUnavailable
 from celery_dlock.store.model import Renewal
 from tests.contract.helpers import TTL, keys_of, request_of
 from tests.support.polling import eventually
@@ -158,12 +158,12 @@ FAULTS = [
     (disk_full, StoreRefused, "it cannot write to its disk, and so takes no writes: see its log", "MISCONF"),
     (
         right_taken,
-        StoreRefused,
+        ScriptStopped,
         "grant what docs/reference/redis-keys-and-permissions.md lists under Permissions",
         "the 'hset' command",
     ),
     (password_changed, StoreRefused, "user or password is wrong: correct dlock_url", "invalid username-password"),
-    (overwritten, StoreRefused, "another program overwrote a key of a lock", "WRONGTYPE"),
+    (overwritten, ScriptStopped, "another program overwrote a key of a lock", "WRONGTYPE"),
 ]
 
 

@@ -83,7 +83,9 @@ def error_from_reply(text: str, code: str = "") -> StoreUnavailable:
     message = f"the lock store refused: {cause}; server reply: {text}" if cause else f"the lock store refused: {text}"
     if code in _TEMPORARY:
         return StoreNotReady(message)
-    return ScriptStopped(message) if "@user_script" in text else StoreRefused(message)
+    # A server that is full refuses only the first write of a script.
+    stopped = "@user_script" in text and code not in ("OOM", "MISCONF")
+    return ScriptStopped(message) if stopped else StoreRefused(message)
 
 
 def right_missing(text: str) -> bool:
