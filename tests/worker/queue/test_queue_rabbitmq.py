@@ -191,7 +191,7 @@ class LedgerRun:
         self.tasks = stack.enter_context(loaded_app("tests.support.apps.queue_e2e", self.urls))
         self.notes = stack.enter_context(redis.Redis.from_url(self.urls.result))
         self.folder, self.stack, self.random = folder, stack, random.Random(24)
-        self.killed, self.killed_alone, self.workers = set(), set(), [self.start(), self.start()]
+        self.killed, self.workers = set(), [self.start(), self.start()]
 
     def start(self):
         options = {"folder": self.folder, "urls": self.urls, "concurrency": 3}
@@ -226,11 +226,12 @@ class LedgerRun:
         worker = self.random.choice(self.workers)
         child = self.random.choice(worker.children())
         self.killed.add(child)
-        self.killed_alone.add(child)
         os.kill(child, signal.SIGKILL)
         # Until Celery sees the death, the message is not acknowledged. If its worker is killed then, the call runs
         # again, after the calls that were granted the lock meanwhile.
         worker.wait_for_log(f"pid:{child} exited", 30)
+        acknowledged = time.monotonic() + 2
+        eventually(lambda: time.monotonic() > acknowledged)
 
     def noted(self):
         return [json.loads(text) for text in self.notes.lrange("e2e", 0, -1)]
@@ -261,11 +262,11 @@ def test_waiters_start_in_their_order_although_workers_and_children_are_killed(b
         # A child that is killed before its body begins notes nothing.
         assert len(run.ended()) >= calls - kills.count("child")
         began, over = {}, set()
-        for word, account, number, pid in run.noted():
-            if word == "in" and number not in over:
-                began.setdefault(account, []).append(number)
-            # A call that had ended when its worker was killed before the acknowledgement runs again later.
-            if word == "out" or pid in run.killed_alone:
+        for word, account, number, _ in run.noted():
+            if word == "out":
                 over.add(number)
+            # A call that had ended when its worker was killed before the acknowledgement runs again later.
+            elif number not in over:
+                began.setdefault(account, []).append(number)
         wrong = {account: numbers for account, numbers in began.items() if numbers != sorted(numbers)}
         assert not wrong, [fact for fact in run.noted() if fact[1] in wrong]
