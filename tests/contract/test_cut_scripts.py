@@ -556,6 +556,21 @@ def test_sweep_gives_no_second_place_to_a_waiter_that_is_granted_a_seat(
     assert client.zcard(world.keys.queue()[0]) == 0
 
 
+@pytest.mark.parametrize("facts", [PLAIN, {}], ids=["plain", "queue"])
+def test_release_that_sets_a_mark_works_while_memory_is_full(
+    store: RedisOperatorStore, client: redis.Redis, facts: dict[str, object]
+) -> None:
+    """It sets the mark before it frees the lock, and a full server would refuse that as the first write."""
+    world = World(store, client, **facts)
+    steps(deliver("a"), deliver("a", redelivered=True))(world)
+    client.config_set("maxmemory", "1")
+    try:
+        world.finish("a")
+    finally:
+        client.config_set("maxmemory", "0")
+    world.go_on()
+
+
 def test_every_script_that_writes_is_cut() -> None:
     known = [script for script in vars(scripts).values() if isinstance(script, Script)]
     writing = {
