@@ -23,21 +23,22 @@ def counted(app: Celery) -> dict[tuple[str, ...], float]:
 @pytest.mark.parametrize(
     ("decision", "answer", "outcome"),
     [
-        (policy.Skip, None, "skipped"),
-        (policy.RetryLater, None, "retried"),
-        (policy.AckParked, Parked(1, 1, None, None), "queued"),
-        (policy.AckParked, None, "duplicate"),
-        (policy.Fail, None, "raised"),
-        (policy.ReturnFirstResult, None, "returned"),
-        (policy.DropDuplicate, None, "duplicate"),
-        (policy.RequeueDuplicate, None, "duplicate"),
+        (policy.Skip("why"), None, "skipped"),
+        (policy.RetryLater(1.0, "why"), None, "retried"),
+        (policy.AckParked("why"), Parked(1, 1, None, None), "queued"),
+        (policy.AckParked("why", duplicate=True), Parked(1, 0, None, None), "duplicate"),
+        (policy.AckParked("why"), None, "duplicate"),
+        (policy.Fail("why"), None, "raised"),
+        (policy.ReturnFirstResult("id", "why"), None, "returned"),
+        (policy.DropDuplicate("why"), None, "duplicate"),
+        (policy.RequeueDuplicate(1.0, "why"), None, "duplicate"),
     ],
 )
 def test_each_decision_counts_once_under_its_outcome(app: Celery, decision: Any, answer: Any, outcome: str) -> None:
     runtime = Runtime.of(app)
     runtime.counts.start(["t"])
     run: Any = SimpleNamespace(runtime=runtime, task=SimpleNamespace(name="t"))
-    outcomes._count_conflict(run, answer, decision.__new__(decision))
+    outcomes._count_conflict(run, answer, decision)
     assert counted(app) == {("t", outcome): 1}
 
 
