@@ -52,14 +52,14 @@ TYPES: Final = {
 
 HOW_TO, EXPLANATION = "../how-to", "../explanation"
 SEE: Final = {
-    "dlock_url": f"{EXPLANATION}/topologies.md",
-    "dlock_transport_options": f"{EXPLANATION}/topologies.md",
+    "dlock_url": f"{HOW_TO}/connect-to-the-lock-store.md",
+    "dlock_transport_options": f"{HOW_TO}/connect-to-the-lock-store.md",
     "dlock_durability": f"{HOW_TO}/survive-a-failover.md",
     "dlock_quarantine": f"{HOW_TO}/survive-a-failover.md",
-    "dlock_call_options": f"{EXPLANATION}/security.md",
+    "dlock_call_options": f"{EXPLANATION}/security.md#what-a-message-may-choose",
     "dlock_run_dir": f"{HOW_TO}/run-in-production.md#the-run-directory",
     "dlock_enabled": f"{HOW_TO}/test-your-tasks.md",
-    "dlock_broker": f"{EXPLANATION}/how-the-queue-works.md",
+    "dlock_broker": f"{HOW_TO}/set-up-the-broker.md#change-the-brokers-url",
     "dlock_metrics_port": f"{HOW_TO}/monitor-and-alert.md#prometheus",
 }
 

@@ -179,8 +179,8 @@ SETTINGS: Final = {
     "dlock_quarantine": Setting(
         None,
         _seconds(0.0),
-        "Seconds for which a server grants nothing new after it was started, emptied or promoted. 0: off. "
-        "Set it to the longest ttl, the same in all workers.",
+        "Seconds for which a server grants nothing new after it was started, emptied or promoted. With 0 it is off. "
+        "Set the longest ttl, the same in all workers.",
         "on a Redlock, the longest ttl of the app's tasks, at least ``dlock_ttl``; on any other store 0",
     ),
     "dlock_grant_timeout": Setting(
@@ -202,8 +202,7 @@ SETTINGS: Final = {
     "dlock_metrics_port": Setting(
         None,
         _Values("a port, or ``host:port``", _address),
-        "Where each worker serves its metrics for Prometheus. A port alone is bound to 127.0.0.1; 0 is any free port. "
-        "``celery worker --dlock-metrics-port`` or the variable ``DLOCK_METRICS_PORT`` sets it for one worker.",
+        "Where each worker serves its metrics for Prometheus. A port alone is bound to 127.0.0.1; 0 is any free port.",
         "off",
     ),
     "dlock_opentelemetry": Setting(
