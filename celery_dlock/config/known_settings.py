@@ -155,8 +155,8 @@ SETTINGS: Final = {
     "dlock_call_options": Setting(
         "bounded",
         _Values('``"bounded"``, ``"all"`` or a list of options', _checked_later),
-        "The options that a message may choose: ``bounded`` (any, within bounds set by the task), ``all`` (any, "
-        "with any value), or the listed options.",
+        "The options that a message may choose: all within bounds set by the task, all with any value, or those in the "
+        "list.",
         optional=True,
     ),
     "dlock_timeout": Setting(
@@ -172,8 +172,7 @@ SETTINGS: Final = {
     "dlock_run_dir": Setting(
         None,
         _Values("an absolute path", _directory),
-        'The run directory: where the lock files of ``on_store_error="local"`` are. It belongs to the user of the '
-        "workers, with mode 0700, and is created if it is missing.",
+        'The run directory: where the lock files of ``on_store_error="local"`` are.',
         "``celery-dlock-<uid>`` in the directory for temporary files",
     ),
     "dlock_quarantine": Setting(
