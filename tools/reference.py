@@ -23,6 +23,7 @@ import click  # noqa: E402  # after the path to the package
 from celery_dlock.cli import dlock  # noqa: E402
 from celery_dlock.config.known_settings import SETTINGS  # noqa: E402  # after the path to it
 from celery_dlock.counters.catalog import METRICS  # noqa: E402
+from celery_dlock.errors import InvalidLockOptions  # noqa: E402
 from celery_dlock.options.lock_options import OPTIONS, UNSET  # noqa: E402
 from celery_dlock.options.option import Chapter  # noqa: E402
 
@@ -38,17 +39,43 @@ END: Final = "<!-- The end of what tools/reference.py made. -->"
 #: An option with the same text in this many commands is written once.
 SHARED: Final = 4
 
+#: The words for the types of options. Any other type is a text, whose values the option's description names.
+TYPES: Final = {
+    "Key": "a template, names of arguments, a function, `None`",
+    "Seconds": "seconds",
+    "tuple[Seconds, Seconds]": "a pair of seconds",
+    "int": "a whole number",
+    "bool": "`True`, `False`",
+    "None": "`None`",
+    "Any": "any",
+}
+
 HOW_TO, EXPLANATION = "../how-to", "../explanation"
 SEE: Final = {
-    "dlock_url": f"{EXPLANATION}/topologies.md",
-    "dlock_transport_options": f"{EXPLANATION}/topologies.md",
+    "dlock_url": f"{HOW_TO}/connect-to-the-lock-store.md",
+    "dlock_transport_options": f"{HOW_TO}/connect-to-the-lock-store.md",
     "dlock_durability": f"{HOW_TO}/survive-a-failover.md",
     "dlock_quarantine": f"{HOW_TO}/survive-a-failover.md",
-    "dlock_call_options": f"{EXPLANATION}/security.md",
+    "dlock_call_options": f"{EXPLANATION}/security.md#what-a-message-may-choose",
     "dlock_run_dir": f"{HOW_TO}/run-in-production.md#the-run-directory",
     "dlock_enabled": f"{HOW_TO}/test-your-tasks.md",
-    "dlock_broker": f"{EXPLANATION}/how-the-queue-works.md",
+    "dlock_broker": f"{HOW_TO}/set-up-the-broker.md#change-the-brokers-url",
     "dlock_metrics_port": f"{HOW_TO}/monitor-and-alert.md#prometheus",
+}
+
+
+#: Options with a page of their own, beside that of their chapter.
+MORE: Final = {
+    "limit": ("run at most N calls at a time", f"{HOW_TO}/run-at-most-n-at-a-time.md"),
+    "queue_limit": ("process calls in order", f"{HOW_TO}/process-calls-in-order.md"),
+    "stop": ("replace a running call", f"{HOW_TO}/replace-a-running-call.md"),
+    "debounce": ("debounce", f"{HOW_TO}/cooldown-throttle-debounce-once.md#debounce"),
+    "keep_on_retry": (
+        "options that change a lock's life",
+        f"{EXPLANATION}/how-a-lock-lives.md#options-that-change-a-locks-life",
+    ),
+    "once_per": ("run a task once", f"{HOW_TO}/run-a-task-once.md"),
+    "misfire_grace": ("run several beats", f"{HOW_TO}/run-several-beats.md"),
 }
 
 
@@ -120,26 +147,53 @@ def _without_html(text: str) -> str:
 
 
 def options() -> str:
-    """Return the chapters of the options."""
-    texts = docstrings()
+    """Return the table of all options, then the chapters with the details."""
+    fields = option_fields()
+    rows = ["| option | values | default | meaning |", "| --- | --- | --- | --- |"]
     chapters = []
     for chapter in Chapter:
         title, label, link = chapter.value
-        names = [name for name, declaration in OPTIONS.items() if declaration.chapter is chapter]
-        entries = [f"### `{name}`\n\nDefault: {default_of(name)}.\n\n{markdown(texts[name])}" for name in names]
-        chapters.append("\n\n".join([f"## {title}", *entries, f"More: [{label}](../{link})."]))
-    return "\n\n".join(chapters)
+        entries = []
+        for name, declaration in OPTIONS.items():
+            if declaration.chapter is chapter:
+                annotation, text = fields[name]
+                detail = markdown(text)
+                summary = re.split(r"[.;]\s", f"{detail} ")[0]
+                values = allowed(name, annotation, text)
+                rows.append(f"| [`{name}`](#{name}) | {values} | {default_of(name)} | {summary} |")
+                more = f"\n\nMore: [{MORE[name][0]}]({MORE[name][1]})." if name in MORE else ""
+                entries.append(f"### `{name}`\n\n{detail}{more}")
+        chapters.append("\n\n".join([f"## {title}", f"More: [{label}](../{link}).", *entries]))
+    return "\n\n".join(["## All options", "\n".join(rows), *chapters])
 
 
-def docstrings() -> dict[str, str]:
-    """Return the docstring behind each field of `LockOptions`."""
+def allowed(name: str, annotation: str, text: str) -> str:
+    """Return the values of an option: its types, and for a text those of its description that its check accepts."""
+    quoted = dict.fromkeys(re.findall(r'``"([a-z_+]+)"``', text))
+    texts = ", ".join(f'`"{one}"`' for one in quoted if accepts(name, one))
+    types = [TYPES.get(part, texts) for part in annotation.split(" | ")]
+    return ", ".join(types)
+
+
+def accepts(name: str, text: str) -> bool:
+    """Return whether the check of an option accepts a text."""
+    try:
+        OPTIONS[name].check(name, text)
+    except InvalidLockOptions:
+        return False
+    return True
+
+
+def option_fields() -> dict[str, tuple[str, str]]:
+    """Return the annotation of each field of `LockOptions`, and the docstring behind it."""
     tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
     (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LockOptions")
     found = {}
     for field, after in itertools.pairwise(body):
         text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-            found[field.target.id] = re.sub(r"^    ", "", text, flags=re.MULTILINE).strip()
+            described = re.sub(r"^    ", "", text, flags=re.MULTILINE).strip()
+            found[field.target.id] = ast.unparse(field.annotation), described
     return found
 
 

@@ -155,8 +155,8 @@ SETTINGS: Final = {
     "dlock_call_options": Setting(
         "bounded",
         _Values('``"bounded"``, ``"all"`` or a list of options', _checked_later),
-        "The options that a message may choose: ``bounded`` (any, within bounds set by the task), ``all`` (any, "
-        "with any value), or the listed options.",
+        "The options that a message may choose: all within bounds set by the task, all with any value, or those in the "
+        "list.",
         optional=True,
     ),
     "dlock_timeout": Setting(
@@ -172,15 +172,14 @@ SETTINGS: Final = {
     "dlock_run_dir": Setting(
         None,
         _Values("an absolute path", _directory),
-        'The run directory: where the lock files of ``on_store_error="local"`` are. It belongs to the user of the '
-        "workers, with mode 0700, and is created if it is missing.",
+        'The run directory: where the lock files of ``on_store_error="local"`` are.',
         "``celery-dlock-<uid>`` in the directory for temporary files",
     ),
     "dlock_quarantine": Setting(
         None,
         _seconds(0.0),
-        "Seconds for which a server grants nothing new after it was started, emptied or promoted. 0: off. "
-        "Set it to the longest ttl, the same in all workers.",
+        "Seconds for which a server grants nothing new after it was started, emptied or promoted. With 0 it is off. "
+        "Set the longest ttl, the same in all workers.",
         "on a Redlock, the longest ttl of the app's tasks, at least ``dlock_ttl``; on any other store 0",
     ),
     "dlock_grant_timeout": Setting(
@@ -202,8 +201,7 @@ SETTINGS: Final = {
     "dlock_metrics_port": Setting(
         None,
         _Values("a port, or ``host:port``", _address),
-        "Where each worker serves its metrics for Prometheus. A port alone is bound to 127.0.0.1; 0 is any free port. "
-        "``celery worker --dlock-metrics-port`` or the variable ``DLOCK_METRICS_PORT`` sets it for one worker.",
+        "Where each worker serves its metrics for Prometheus. A port alone is bound to 127.0.0.1; 0 is any free port.",
         "off",
     ),
     "dlock_opentelemetry": Setting(

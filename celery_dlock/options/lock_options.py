@@ -2,7 +2,8 @@
 
 Each field declares one option: its default, check, requirement, bound in a message and words for operators
 (:mod:`.option`). The docstrings of the fields are the only description of the options. The options reference is
-generated from them: the first sentence is the summary, and the rest is the detail.
+generated from them: the first sentence is the summary, and the rest is the detail. Write each text that is a value in
+double quotes and double backticks: the reference lists those that the check accepts.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class LockOptions(DerivedOptions):
 
     The worker renews the lease when a third of the ttl has passed, so the ttl does not limit the body. It is the time
     for which the lock of a dead host stays taken. A long ttl survives longer stalls of the process or the store. If it
-    is not set, the setting ``dlock_ttl`` applies, which is 30 s by default.
+    is not set, the setting ``dlock_ttl`` applies.
     """
 
     min_hold: Seconds = option(
@@ -86,9 +87,8 @@ class LockOptions(DerivedOptions):
     )
     """The shortest time that the lock is held, counted from its acquisition.
 
-    A body that ends earlier does not release the lock before this time. If two schedulers send the same call and their
-    clocks differ by less than ``min_hold``, only one call runs. ``min_hold`` also applies if the watchdog releases
-    the lock of a dead process.
+    A body that ends earlier does not release the lock before this time. That also applies if its process dies. If two
+    schedulers send the same call and their clocks differ by less than ``min_hold``, only one call runs.
     """
 
     max_hold: Seconds | None = option(
@@ -97,8 +97,7 @@ class LockOptions(DerivedOptions):
     """The longest time that the lock is held; at least 1 s and at least ``min_hold``.
 
     After this time the lease is not renewed and counts as lost, even if the body still runs. ``on_lost`` then decides
-    about the body. ``None`` sets no limit. Celery's time limits do not change ``max_hold``. A pool child that still
-    lives 10 s after Celery killed it for its hard time limit loses its lease too.
+    about the body. ``None`` sets no limit. Celery's time limits do not change ``max_hold``.
     """
 
     limit: int = option(
@@ -106,12 +105,10 @@ class LockOptions(DerivedOptions):
     )
     """The number of calls that may hold one lock name at once: 1 to 100.
 
-    Each holder has a seat, ``lease.seat``, from 0 to ``limit`` - 1. No two holders have the same seat, so it can choose
-    a GPU, a licence or an API key. A conflict is a call that finds all seats taken. If workers have different limits,
-    as during a rollout, the largest one is in force. If for a minute no worker with this limit asks for a lock of the
-    name or renews one, the next smaller limit applies. Fencing tokens of different seats are not comparable. Cannot be
-    combined with ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or
-    ``on_store_error='local'``. Redlock does not support it.
+    Each holder has a seat of its own, ``lease.seat``, from 0 to ``limit`` - 1. A conflict is a call that finds all
+    seats taken. Fencing tokens of different seats are not comparable. Cannot be combined with
+    ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``.
+    Redlock does not support it.
     """
 
     keep_on_retry: bool = option(
@@ -156,16 +153,16 @@ class LockOptions(DerivedOptions):
       they were sent.
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
     - ``"replace"``: the newest call wins. The running body is stopped (``stop``) and ends REVOKED, and the call runs
-      after it. If newer calls come meanwhile, only the newest of them waits; the others end REVOKED ("replaced by
-      <id>"). After an hour in which newer calls have stopped one body after another, the running one is left
-      alone. Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique`` or ``limit``.
+      after it. Of several waiting calls, only the newest runs. After an hour in which newer calls have stopped one body
+      after another, the running one is left alone. Cannot be combined with ``once_per``, ``keep_on_retry``, ``unique``
+      or ``limit``.
     """
 
     skip_result: Any = option(UNSET, values.anything, Chapter.CONFLICT, None, needs=requirements.SKIPS)
     """The result of a skipped call.
 
     If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues.
-    Any value is a result, ``None`` too. The result serializer must accept it. A waiting call that a newer one removes
+    Any value that the result serializer accepts is a result, ``None`` too. A waiting call that a newer one removes
     (``queue_overflow``, ``debounce``) ends REVOKED all the same. Requires ``on_conflict='skip'``,
     ``on_conflict='queue'`` with a ``queue_overflow`` other than ``'raise'``, or ``once_per``.
     """
@@ -185,9 +182,8 @@ class LockOptions(DerivedOptions):
     )
     """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
 
-    ``None`` sets no limit. Only retries because of a held lock count. The limit is independent of Celery's
-    ``max_retries``. Under ``'skip'``, it limits the retries of a call that ran before. Requires
-    ``on_conflict='retry'`` or ``on_conflict='skip'``.
+    ``None`` sets no limit. The limit is independent of Celery's ``max_retries``. Under ``'skip'``, it limits the
+    retries of a call that ran before. Requires ``on_conflict='retry'`` or ``on_conflict='skip'``.
     """
 
     queue_limit: int | None = option(
@@ -208,15 +204,14 @@ class LockOptions(DerivedOptions):
         # It removes waiters, perhaps of other tasks.
         bound=bounds.only_own_in_shared("queue_overflow", "drop_oldest".__eq__),
     )
-    """The treatment of a call when the queue is full, because ``queue_limit`` calls wait.
+    """The treatment of a call when ``queue_limit`` calls wait already.
 
     - ``"raise"``: the call ends FAILURE with :class:`LockHeld`.
-    - ``"skip"``: the call is skipped. A call that ran before (``retries > 0``) is retried instead. Needs
-      ``queue_limit``.
-    - ``"drop_oldest"``: the oldest waiter ends REVOKED, and the call waits. Needs ``queue_limit``. With
-      ``queue_limit=1``, the name runs now, and once more with the newest arguments.
+    - ``"skip"``: the call is skipped. A call that ran before (``retries > 0``) is retried instead.
+    - ``"drop_oldest"``: the oldest waiter ends REVOKED, and the call waits. With ``queue_limit=1``, the name runs now,
+      and once more with the newest arguments.
 
-    Requires ``on_conflict='queue'``.
+    ``"skip"`` and ``"drop_oldest"`` need ``queue_limit``. Requires ``on_conflict='queue'``.
     """
 
     stop: Seconds | str = option(
@@ -228,14 +223,11 @@ class LockOptions(DerivedOptions):
       does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops after that call.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
     - Seconds: as ``"raise"``. If the body has not ended this much later, the worker kills the pool child that runs it.
-      A killed call ends REVOKED, like every replaced call. Its chain and chord end as for a skipped call. Its message
-      is acknowledged and is not delivered again. Only a prefork pool can kill. In the pools ``threads``, ``gevent`` and
-      ``eventlet``, seconds work as ``"raise"``.
+      Only a prefork pool can kill.
 
-    The worker learns of the newer call at the next renewal of the lease. Under ``'replace'``, a lease is renewed every
-    second, or after a third of its ``ttl`` if that is shorter. Until ``min_hold`` has passed, the body is not stopped.
-    In the solo pool and in an eager call, ``"raise"`` and seconds work as ``"ask"``. If the body does not stop, the
-    newer call waits for its end. Requires ``on_conflict='replace'``.
+    In the solo pool and in an eager call, ``"raise"`` and seconds work as ``"ask"``. Until ``min_hold`` has passed, the
+    body is not stopped. If the body does not stop, the newer call waits for its end. Requires
+    ``on_conflict='replace'``.
     """
 
     debounce: Seconds | tuple[Seconds, Seconds] | None = option(
@@ -244,16 +236,12 @@ class LockOptions(DerivedOptions):
     """The time for which a call waits for newer calls of its lock name; from 0.001 s.
 
     A pair, such as ``(5, 60)``, is that time, and the longest time for which newer calls delay the body, counted from
-    the first waiting call. When that is over, the newest call is due, even if newer calls are still coming. Without a
-    pair, the longest time is ten times the first.
+    the first waiting call. Without a pair, the longest time is ten times the first.
 
     Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
-    the last call of a burst runs, once. If the lock is held when the time is over, the call goes on waiting. A running
-    body is never stopped. The newer of two calls is the one received later. For a call with an ETA, the ETA takes the
-    place of the time of receipt. A call with an ETA waits until its ETA and until ``debounce`` has passed since a
-    worker received it. Retries (``retries > 0``) and eager calls do not wait for newer calls. ``None`` switches the
-    option off. Cannot be combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
-    ``on_conflict='queue'``.
+    the last call of a burst runs, once. A running body is never stopped. Retries (``retries > 0``) and eager calls do
+    not wait for newer calls. Cannot be combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or
+    ``queue_overflow``. Requires ``on_conflict='queue'``.
     """
 
     unique: str | None = option(None, values.unique, Chapter.PUBLISH, words.UNIQUE)
@@ -273,8 +261,10 @@ class LockOptions(DerivedOptions):
     )
     """The response of ``apply_async`` to a rejected call.
 
-    ``"return"`` returns the ``AsyncResult`` of the first call, ``"raise"`` raises :class:`LockHeld`. Requires
-    ``unique='queued'`` or ``unique='queued+running'``.
+    - ``"return"``: the ``AsyncResult`` of the first call.
+    - ``"raise"``: :class:`LockHeld`.
+
+    Requires ``unique='queued'`` or ``unique='queued+running'``.
     """
 
     queued_ttl: Seconds = option(
@@ -287,20 +277,18 @@ class LockOptions(DerivedOptions):
     )
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
-    The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name. A
-    message is lost if its queue was purged, or if its publisher died before publishing it. If ``once_per`` is a
-    duration, ``queued_ttl`` may be at most that long. A longer one would let a lost message block the name for more
-    time than a success does. So with a ``once_per`` below 3600 s, set ``queued_ttl`` too. Requires ``unique='queued'``
-    or ``unique='queued+running'``.
+    The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name.
+    If ``once_per`` is a duration, ``queued_ttl`` may be at most that long. Requires ``unique='queued'`` or
+    ``unique='queued+running'``.
     """
 
     once_per: Seconds | str | None = option(None, values.once_per, Chapter.SUCCESS, words.ONCE_PER, bound=bounds.once)
     """The time that a lock name stays used after a successful body.
 
-    A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to 3660 days (about ten
-    years), counted from the release. ``"forever"`` means 3660 days. A failure, a retry or an ``Ignore`` leaves the name
-    free. With ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent
-    it. Calls that no such scheduler sent run as with ``None``. ``None`` switches the option off.
+    A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to 3660 days, counted from
+    the release. ``"forever"`` means 3660 days. A failure, a retry or an ``Ignore`` leaves the name free. With
+    ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. All
+    other calls then run as with ``None``.
     """
 
     on_used: str = option(
@@ -328,8 +316,7 @@ class LockOptions(DerivedOptions):
     - ``"run"``, for at-least-once: the call runs. ``lease.after_crash`` is ``True``, and ``lease.idempotency_key`` is
       that of the dead run.
     - ``"hold"``, for at-most-once: calls end FAILURE with :class:`UnknownOutcome`, until ``task.resolve()`` is called.
-      If it is not called, they fail for ``max_hold`` (24 h if not set) plus ``once_per``, counted from the start of
-      the body.
+      Without that, they fail for ``max_hold`` (24 h if not set) plus ``once_per``, counted from the start of the body.
 
     Requires ``once_per``.
     """
@@ -355,10 +342,10 @@ class LockOptions(DerivedOptions):
     )
     """The treatment of a body whose lease is lost.
 
-    With ``"continue"`` the body goes on, and ``lease.ensure()`` raises :class:`LockLost`. With ``"abort"``, the worker
-    raises :class:`LockLost` once in the body. If the store does not answer, the worker raises it before the lease
-    expires. The exception does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops
-    after that call. ``"abort"`` has no effect in the solo pool and in an eager call.
+    - ``"continue"``: the body goes on, and ``lease.ensure()`` raises :class:`LockLost`.
+    - ``"abort"``: the worker raises :class:`LockLost` once in the body. If the store does not answer, the worker raises
+      it before the lease expires. The exception does not interrupt a long C call or, in the pool ``threads``,
+      ``time.sleep``. ``"abort"`` has no effect in the solo pool and in an eager call.
 
     A body that raises :class:`LockLost` ends FAILURE. With Celery's ``autoretry_for=(LockLost,)`` it runs again, which
     counts for the task's ``max_retries``.
@@ -369,9 +356,8 @@ class LockOptions(DerivedOptions):
     )
     """The treatment of a call if the lock store does not answer, or refuses a command.
 
-    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is at most
-      1 s at first. This maximum doubles with each try, up to 60 s. If the store is in quarantine after a restart or
-      failover, the delay lasts until the quarantine ends.
+    - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is random, at
+      most 1 s at first and at most 60 s later. In a quarantine of the store, it lasts until the quarantine ends.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
       :class:`LockLost`.
@@ -379,9 +365,8 @@ class LockOptions(DerivedOptions):
       ``on_conflict`` applies. Bodies on other machines may run at the same time. ``lease.local`` is ``True``, the rest
       of the lease is as with ``"run"``. Refused with a ``limit`` above 1, and on a platform without ``flock``.
 
-    Neither ``"run"`` nor ``"local"`` can be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
-    ``on_lost='abort'``. For a body that runs in either way, ``min_hold``, ``max_hold`` and ``keep_on_retry`` have no
-    effect.
+    ``"run"`` and ``"local"`` cannot be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
+    ``on_lost='abort'``. For such a body, ``min_hold``, ``max_hold`` and ``keep_on_retry`` have no effect.
     """
 
     if not TYPE_CHECKING:
