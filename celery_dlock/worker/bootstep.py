@@ -248,7 +248,7 @@ def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) 
     if aborts:
         logger.warning(
             "on_lost='abort' of %s has no effect: the pool %s cannot stop a body, and only lease.ensure() raises",
-            ", ".join(aborts), pool.__module__,
+            ", ".join(sorted(aborts)), pool.__module__,
         )  # fmt: skip
     raises = [
         task.name
@@ -258,7 +258,7 @@ def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) 
     if raises:
         logger.warning(
             "stop='raise' of %s works as 'ask': the pool %s cannot stop a body, and only lease.ensure() raises",
-            ", ".join(raises), pool.__module__,
+            ", ".join(sorted(raises)), pool.__module__,
         )  # fmt: skip
 
 
@@ -278,5 +278,5 @@ def _warn_that_no_body_is_killed(tasks: Sequence[SingletonTask], pool: type) -> 
     if kills:
         logger.warning(
             "seconds for stop of %s work as %r: the pool %s cannot kill a body, only prefork can",
-            ", ".join(kills), "ask" if aborter_for_pool(pool) is None else "raise", pool.__module__,
+            ", ".join(sorted(kills)), "ask" if aborter_for_pool(pool) is None else "raise", pool.__module__,
         )  # fmt: skip
