@@ -487,7 +487,8 @@ def _keep(run: Run, name: LockName, error: Exception, *, duplicate: bool) -> Non
     if duplicate:  # the time does not count, but the delay grows
         run.refused_since = max(run.refused_since, now - KEEP_DELAY_MAX)
     kept = now - run.refused_since
-    delay = min(KEEP_DELAY_MAX, max(KEEP_DELAY, kept))  # about doubles the time
+    # About doubles the time. Calls that were refused together must not ask together: only one would get the lock.
+    delay = min(KEEP_DELAY_MAX, max(KEEP_DELAY, kept)) * (0.5 + 0.5 * rng.random())
     if kept + delay > KEEP_FOR:
         return
     logger.warning(

@@ -83,9 +83,10 @@ def republish(run: Run, *, duplicate: bool = False) -> None:
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize(("queue", "count"), [("counted", None), ("counted", 2), ("plain", 1), ("another", 1)])
 def test_counted_delivery_is_kept_for_a_while_and_ends_with_an_error(
-    queue: str, count: int | None, caplog: pytest.LogCaptureFixture
+    queue: str, count: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each requeue would count, and RabbitMQ drops the message at its limit."""
+    monkeypatch.setattr(outcomes, "rng", SimpleNamespace(random=lambda: 1.0))
     clock = FakeClock()
     delays = []
     run = a_counted_run(clock, queue=queue, count=count)
@@ -100,6 +101,19 @@ def test_counted_delivery_is_kept_for_a_while_and_ends_with_an_error(
     assert delays == [1, 1, 2, 4, 8, 8]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 6 + ["ERROR"]
     assert "cannot be republished; it fails" in caplog.text
+
+
+@pytest.mark.invariant("republishing-is-confirmed")
+@pytest.mark.usefixtures("refused")
+def test_calls_that_were_refused_together_do_not_all_ask_together() -> None:
+    """Only one of them would get the lock, and at the last attempt the others would fail although it is free."""
+    delays = set()
+    for _ in range(20):
+        with pytest.raises(outcomes.NotRepublished) as kept:
+            republish(a_counted_run(FakeClock()))
+        delays.add(kept.value.delay)
+    assert len(delays) == 20
+    assert 0.5 <= min(delays) < max(delays) <= 1
 
 
 @pytest.mark.invariant("republishing-is-confirmed")

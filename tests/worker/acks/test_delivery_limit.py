@@ -28,8 +28,8 @@ CONF = {
     "task_default_queue": "counted",
 }
 RETRIES = {"on_conflict": "retry", "retry_delay": 0.1, "retry_delay_max": 0.4}
-#: Calls beside their holder: as many as the worker has slots left.
-CALLS = 3
+#: Calls beside their holder. Each blocks a slot, so that the worker of four slots receives all of them.
+CALLS = 2
 
 
 @pytest.fixture(scope="module")
