@@ -124,3 +124,18 @@ def test_memory_and_scripts_agree_on_a_holder_that_newer_calls_ask_to_stop(clean
         released = stores.do(lambda store: store.release(name, "a.1", ending("a", replace="stopped")))
         stores.check()
         assert released.granted.identity == digest("d")
+
+
+@pytest.mark.invariant("stores-agree", "cut-scripts-leave-nothing-for-ever")
+def test_finished_message_that_gives_its_seat_back_leaves_no_lock_there(clean_server: Server) -> None:
+    """Another call waits, but is not due. Its mark on the taken seats must not make a lock of the free one."""
+    history = [
+        Step("acquire", 2, 0, 0, 134217728), Step("acquire", 2, 1, 0, 0), Step("acquire", 2, 0, 0, 196620),
+        Step("acquire", 2, 0, 0, 12), Step("release", 2, 0, 0, 0), Step("release", 2, 0, 0, 3),
+        Step("acquire", 2, 0, 0, 0), Step("acquire_queued", 2, 1, 0, 0), Step("release", 2, 0, 0, 4),
+        Step("time_passes", 2, 0, 4, 0), Step("acquire_queued", 2, 0, 0, 0), Step("acquire", 2, 0, 0, 0),
+        Step("acquire", 2, 0, 0, 0), Step("acquire_queued", 2, 0, 0, 12), Step("lose_grant", 2, 0, 1, 0),
+        Step("start_granted", 2, 0, 0, 48),
+    ]  # fmt: skip
+    with closing(clean_server.client()) as client:
+        run(clean_server, client, history)

@@ -37,6 +37,8 @@ end
 if redis.call('EXISTS', lock) == 1 then
   taken[place] = taken[place] or {acq = acquisition, identity = identity}
   used_places = math.max(used_places, place + 1)
+else
+  taken[place] = nil -- a finished message has given its grant back, and no call was next
 end
 if has_waiters() then
   for other = 0, places - 1 do
