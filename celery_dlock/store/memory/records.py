@@ -250,6 +250,9 @@ class MemoryRecords:
     def has_entries(self) -> bool:
         return bool(self._data.entries)
 
+    def entries(self) -> list[tuple[str, str]]:
+        return list(self._data.entries.items())
+
     def entry(self, identity: str) -> str | None:
         return self._data.entries.get(identity)
 

@@ -7,6 +7,7 @@ More than 300 lines: the verbs share the facts about the seats.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -334,6 +335,7 @@ def sweep(
 ) -> QueueStepResult:
     """Visit every seat of a name with waiters, up to the first one with something to do."""
     seats, swept, next_due = _Seats(records, limit), QueueStepResult(), None
+    _restore_places(seats)
     # Another seat may have become free since the first copy of this command. It must not hide that copy's grant.
     first_place = seats.granted_by(granter) or 0
     for offset in range(seats.places):
@@ -356,6 +358,26 @@ def sweep(
         records.sweep_at(next_due)
     seats.keep()
     return swept
+
+
+def _restore_places(seats: _Seats) -> None:
+    """Give a place to a message whose grant is on a seat that the record, which has expired, no longer counts."""
+    records, granted = seats.records, {lock.identity for lock in seats.taken.values() if lock.due is not None}
+    for identity, entry in records.entries():
+        waits = records.score("waiting", identity) is not None or records.score("delayed", identity) is not None
+        if not waits and identity not in granted:
+            rank = records.lost_grants(identity)[0]
+            records.put_in("waiting", identity, _parked_rank(entry) or records.now if rank is None else rank)
+
+
+def _parked_rank(entry: str) -> int | None:
+    """Return the rank that a parked message had at its arrival; None if the message cannot be read."""
+    try:
+        facts = json.loads(entry.partition("\n")[2])
+    except ValueError:
+        return None
+    rank = facts.get("rank") if isinstance(facts, dict) else None
+    return rank if isinstance(rank, int) else None
 
 
 def list_waiters(records: Records, limit: int, most: int) -> Waiting:
