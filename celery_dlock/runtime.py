@@ -1,7 +1,4 @@
-"""The runtime of one app: its settings and listeners and, per process, a store, a lease table and a watchdog.
-
-More than 300 lines: this is the only module that creates the parts of a process and connects them.
-"""
+"""The runtime of one app: its settings and listeners and, per process, a store, a lease table and a watchdog."""
 
 from __future__ import annotations
 

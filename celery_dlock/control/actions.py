@@ -1,7 +1,4 @@
-"""Actions of operators: release, hold, settle, requeue and drop.
-
-One class is the whole public API, and the description of its arguments makes this module longer than 300 lines.
-"""
+"""Actions of operators: release, hold, settle, requeue and drop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The lock client: acquires, re-enters, renews and releases locks for the owners of one process.
-
-More than 300 lines: acquire, renew and release share the rollback of an interrupted step, so they stay together.
-"""
+"""The lock client: acquires, re-enters, renews and releases locks for the owners of one process."""
 
 from __future__ import annotations
 

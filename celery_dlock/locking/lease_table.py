@@ -2,8 +2,6 @@
 
 This module defines the protocols, and the table of a process that runs its own watchdog. The table of a pool child is
 in memory shared with the worker's main process (:mod:`.shared_lease_table`).
-
-More than 300 lines: the table of this module shows what its protocols ask for.
 """
 
 from __future__ import annotations

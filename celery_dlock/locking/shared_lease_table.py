@@ -10,8 +10,6 @@ sequence number guards the text (a sequence lock): while the child writes the te
 A slot of the table is used again after a release. So each acquisition of a child has a generation, a number that grows.
 Each word that marks something contains the generation to which it applies. A late mark of an earlier acquisition then
 means nothing for the present one.
-
-More than 300 lines: the layout of a record stands beside the code of both processes that use it.
 """
 
 from __future__ import annotations

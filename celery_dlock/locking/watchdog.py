@@ -1,7 +1,4 @@
-"""The watchdog: one thread per process that renews leases and releases those of dead processes.
-
-More than 300 lines: renewal, loss and release share one scan and its time budget, so they stay together.
-"""
+"""The watchdog: one thread per process that renews leases and releases those of dead processes."""
 
 from __future__ import annotations
 

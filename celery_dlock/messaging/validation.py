@@ -6,8 +6,6 @@ header of a republished message, and :mod:`.ticks` the due time. No error shows 
 
 The main process runs these checks for every message. So `check_message` first tries to prove, in a few calls that
 iterate in C, that a message is like almost all others. If it cannot, each field is checked by itself.
-
-More than 300 lines: a message is checked in two ways, and a test compares their answers.
 """
 
 from __future__ import annotations

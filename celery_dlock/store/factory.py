@@ -40,7 +40,7 @@ class StoreDescription(NamedTuple):
         Return None if an option cannot be passed to another process: a ``credential_provider`` that holds a
         connection, for example.
         """
-        # What the processes have learned of the servers is their own, and can hold locks.
+        # Leave out what this process has learned of the servers. It is of no use elsewhere, and may contain mutexes.
         bare = self._replace(locations=tuple(replace(each, shared={}, logged=set()) for each in self.locations))
         try:
             text = pickle.dumps(tuple(bare))

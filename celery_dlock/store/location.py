@@ -1,9 +1,6 @@
 """Store locations: a URL is parsed once, checked, and shown without its secrets.
 
 The scheme decides between one server, Sentinel and Cluster. A list of URLs means Redlock: :mod:`..config.locations`.
-
-More than 300 lines: each of its messages must be safe to show. URLs that were typed wrongly put parts of a password
-into the host, the port, the path or the query.
 """
 
 from __future__ import annotations

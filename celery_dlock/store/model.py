@@ -1,7 +1,4 @@
-"""Values of the store contract: requests, answers and facts about locks. They contain no decisions.
-
-More than 300 lines: most are docstrings, because a store must fill in each field.
-"""
+"""Values of the store contract: requests, answers and facts about locks. They contain no decisions."""
 
 from __future__ import annotations
 

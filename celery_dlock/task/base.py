@@ -1,7 +1,4 @@
-"""SingletonTask: a task that runs once at a time.
-
-More than 300 lines: the docstrings of this class are its API reference.
-"""
+"""SingletonTask: a task that runs once at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One run of a task under its lock: acquire before the body, release however the body ends.
-
-More than 300 lines: begin, body and finish share the state of one run, and a reader follows them together.
-"""
+"""One run of a task under its lock: acquire before the body, release however the body ends."""
 
 from __future__ import annotations
 

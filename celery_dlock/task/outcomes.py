@@ -1,7 +1,4 @@
-"""Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock.
-
-More than 300 lines: there is one function per decision of :mod:`.policy`, and all use the same helpers.
-"""
+"""Apply the decision about a run that did not get its lock: skip, republish, park, fail or run without the lock."""
 
 from __future__ import annotations
 

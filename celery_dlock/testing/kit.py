@@ -1,7 +1,4 @@
-"""The kit of one test: an app with its locks in memory, other owners of them, and a clock to move.
-
-This module is longer than 300 lines, because tests call all methods on one fixture: they belong to one class.
-"""
+"""The kit of one test: an app with its locks in memory, other owners of them, and a clock to move."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The deliveries that a worker's main process has received and not yet finished.
-
-More than 300 lines: the watchdog, monitor events and revocation look up deliveries of one registry in different ways.
-"""
+"""The deliveries that a worker's main process has received and not yet finished."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The queue sweeper: the worker thread that grants locks and publishes granted messages if no other process does.
 
 It does so if the process of a holder died, if the broker lost a granted message, or if a hand-off failed.
-
-More than 300 lines: one thread does all steps of a round in a fixed order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The worker's request class: one delivery of one message in the main process.
-
-More than 300 lines: Celery's request class has a hook for each way in which a run ends.
-"""
+"""The worker's request class: one delivery of one message in the main process."""
 
 from __future__ import annotations
 

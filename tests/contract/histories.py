@@ -1,7 +1,4 @@
-"""Random histories: every verb of the store contract, with resends, for four lock names of one bucket.
-
-Above 300 lines: each verb makes its random command in a method of its own.
-"""
+"""Random histories: every verb of the store contract, with resends, for four lock names of one bucket."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

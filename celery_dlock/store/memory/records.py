@@ -1,7 +1,4 @@
-"""The records of the memory store, and its clock.
-
-More than 300 lines: `MemoryRecords` has a short method for each record that the rules read or write.
-"""
+"""The records of the memory store, and its clock."""
 
 from __future__ import annotations
 

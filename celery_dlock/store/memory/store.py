@@ -1,7 +1,4 @@
-"""The memory store: the whole store contract in one process.
-
-More than 300 lines: it has a short method for each method of the store contract.
-"""
+"""The memory store: the whole store contract in one process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Commands of the Redis store. Each is a script variant, with keys and arguments in the order of its header.
 
 Each builder has the name of its script. The first key determines the server that runs the command.
-
-More than 300 lines: it has a builder for each script, with one argument a line.
 """
 # ruff: noqa: D103 - the header of its script describes what a command does
 

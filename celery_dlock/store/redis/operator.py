@@ -1,7 +1,4 @@
-"""The operators' store on Redis or Valkey: pages of all lock names, indexes, and the state of one name.
-
-More than 300 lines: it has a method for each method of the operators' contract.
-"""
+"""The operators' store on Redis or Valkey: pages of all lock names, indexes, and the state of one name."""
 
 from __future__ import annotations
 

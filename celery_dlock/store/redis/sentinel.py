@@ -7,8 +7,6 @@ redis-py's ``Sentinel`` is not used, because a lock store needs more than the fi
 - the same primary for all connections of the process: a pool for each primary would keep writing to an old primary.
 
 redis-py's connections are used, but not its client: :mod:`.connection` says why.
-
-More than 300 lines: the search for the primary and the judgement of each sentinel's answer share what is known so far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Locks on Redis or Valkey, on the servers of one topology.
-
-More than 300 lines: it has a short method for each method of the store contract.
-"""
+"""Locks on Redis or Valkey, on the servers of one topology."""
 
 from __future__ import annotations
 

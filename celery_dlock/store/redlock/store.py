@@ -1,7 +1,4 @@
-"""Locks on several independent servers. A lock is held if a majority of the servers holds it (Redlock).
-
-More than 300 lines: it has a method for each of the contract's.
-"""
+"""Locks on several independent servers. A lock is held if a majority of the servers holds it (Redlock)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Acquire: take a lock, park the message that has to wait, or return why not.
-
-More than 300 lines: the steps of one acquire share its facts, and keep the order of the scripts.
-"""
+"""Acquire: take a lock, park the message that has to wait, or return why not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The records of one lock name, and the interface by which the rules read and write them.
-
-More than 300 lines: most are docstrings, because a store must fill in each field.
-"""
+"""The records of one lock name, and the interface by which the rules read and write them."""
 
 from __future__ import annotations
 

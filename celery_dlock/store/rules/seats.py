@@ -1,8 +1,6 @@
 """Names with seats (``limit``): each verb finds the seat that it concerns, and applies the rules of a lock to it.
 
 These are the rules of ``scripts/seats/``. ``common.lua`` explains the seats and their record.
-
-More than 300 lines: the verbs share the facts about the seats.
 """
 
 from __future__ import annotations

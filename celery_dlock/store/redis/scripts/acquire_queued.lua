@@ -63,8 +63,8 @@
 --   Without HOLDER if only waiters precede it
 -- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. position: place
 --   among the waiters, from 1; also "1" if this command granted it the lock. It is "0" if an earlier command did so,
---   if the message was evicted itself, or if the holder runs it (park_duplicate). GRANT: identity, message, grant id. With [debounce] or [replace] also the
---   task id of the call that replaced the evicted one
+--   if the message was evicted itself, or if the holder runs it (park_duplicate). GRANT: identity, message, grant id.
+--   With [debounce] or [replace] also the task id of the call that replaced the evicted one
 -- @reply {"tombstoned"}  this acquisition was abandoned
 -- @reply {"done", GRANT}  this message has finished; the grant that it passed on, if any
 -- @reply {"used", run mark, GRANT}  an earlier run succeeded
@@ -182,7 +182,7 @@ if granted then
     return {'parked', rank, waiter and '1' or '0', waiter or '', its_message or '', its_grant or '', evicted_by_this()}
   end
 elseif not holder then
-  -- The lock is free. Find waiters ranked before this message; later ones do not block it. If this message is already
+  -- The lock is free. Find waiters that are placed before this message; later ones do not block it. If this message is already
   -- queued, it was delivered twice: only the copy published for its grant may take the lock.
   first_waiter = redis.call('ZRANGE', waiting, '0', '0', 'WITHSCORES')
   preceded = queued or (first_waiter[1] and tonumber(first_waiter[2]) < tonumber(place))

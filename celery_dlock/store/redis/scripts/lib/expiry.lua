@@ -2,7 +2,7 @@
 -- @uses lock
 --
 -- A right may be missing for a moment. If a script stops for that after the write that creates a lock, the lock has no
--- expiry. Every script that finds a lock in its way calls this function. A grant never expires: it has no ttl.
+-- expiry. Every script that finds the lock held calls this function. A grant has no ttl, so it never expires.
 
 local function repair_expiry()
   local longest_ttl_ms = redis.call('HGET', lock, 'ttl')
