@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from chaos.ends import Trail
@@ -40,7 +41,9 @@ class Findings:
 def judge(record: Record) -> Findings:
     """Check the record of a run."""
     story = Story.of(record.events)
-    found = check(story, record.landed, record.ends, record.waiting, record.trails, TTL, record.overwritten)
+    found = check(
+        story, record.landed, record.ends, record.waiting, record.trails, TTL, record.overwritten, record.never_recorded
+    )
     found.broken += too_late(record.freed, TTL)
     found.broken += [f"a lock was never released: {lock}" for lock in record.locks_left]
     return found
@@ -54,6 +57,7 @@ def check(
     trails: dict[str, Trail],
     ttl: float,
     overwritten: dict[str, str] | None = None,
+    never_recorded: Set[str] = frozenset(),
 ) -> Findings:
     """Compare a history with what was promised.
 
@@ -65,13 +69,14 @@ def check(
         trails: What the workers' logs say of each message.
         ttl: Of a lease, in seconds.
         overwritten: The last stored end of each message that had another end before.
+        never_recorded: Messages that a worker took from the broker and did not record there.
     """
     found = Findings(executions=len(story.runs), hows=Counter(run.how for run in story.runs))
     found.refused = sum(run.refused for run in story.runs)
     _overlaps(story, ttl, found)
     _tokens(story, landed, found)
     _seats(story, found)
-    _lost(story, ends, waiting, trails, found)
+    _lost(story, ends, waiting, trails, never_recorded, found)
     _doubled(story, found)
     _debounced(story, ends, overwritten or {}, found)
     _stopped(story, ends, found)
@@ -115,7 +120,12 @@ def _tokens(story: Story, landed: list[tuple[str, int, str]], found: Findings) -
 
 
 def _lost(
-    story: Story, ends: dict[str, str], waiting: dict[str, str], trails: dict[str, Trail], found: Findings
+    story: Story,
+    ends: dict[str, str],
+    waiting: dict[str, str],
+    trails: dict[str, Trail],
+    never_recorded: Set[str],
+    found: Findings,
 ) -> None:
     done = {run.id for run in story.runs if run.how == "return"}
     for task_id, sent in story.sent.items():
@@ -128,7 +138,8 @@ def _lost(
             found.still[place] += 1
         else:
             trail = trails.get(task_id, [])
-            why = why_lost(sent, trail, [run for run in story.runs if run.id == task_id], story.windows)
+            runs = [run for run in story.runs if run.id == task_id]
+            why = why_lost(sent, trail, runs, story.windows, recorded=task_id not in never_recorded)
             found.lost[why or "unexplained"] += 1
             if not why:
                 found.broken.append(f"lost: {sent.task} {task_id}, {trail}")

@@ -13,17 +13,10 @@ CHILD_PAUSES = ("pause child, short", "pause child, long")
 AWAY = (
     "pause store, short", "pause store, long", "restart store", "kill store", "cut", "black hole", "cut replies",
 )  # fmt: skip
-#: Seconds that a message may wait in the broker for a worker that then takes it along.
-POPPED = 10.0
-#: Seconds after which the broker gives a message of a dead worker out again, by `tests.support.apps.chaos`,
-#: and until it has.
-VISIBILITY = 6.0
-RESTORED = 4.0
 #: Seconds after the end of a body within which its lock is released.
 RELEASED = 1.5
 #: Seconds after the end of a body within which a message that was acknowledged early has its end.
 ENDED = 1.5
-RETURNED = "returned by a worker at its shutdown, and taken by its last request"
 #: Seconds from the moment at which the broker takes a message for lost until the holder's watchdog has left word.
 WORD = 0.6
 
@@ -64,8 +57,20 @@ def _paused(run: Run, until: float, windows: Sequence[Window]) -> float:
     return total
 
 
-def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Window]) -> str:
-    """Why a message has neither an end nor a place; "" if it must not be so."""
+def why_lost(
+    sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Window], *, recorded: bool = True
+) -> str:
+    """Why a message has neither an end nor a place; "" if it must not be so.
+
+    Args:
+        sent: The message.
+        trail: What the workers' logs say of it.
+        runs: The runs of its body.
+        windows: The faults.
+        recorded: Whether each worker that took it from the broker recorded it there.
+    """
+    if not recorded:
+        return "taken from the broker and not recorded by kombu"
     if runs and runs[-1].how == "GreenletExit":
         # Celery's gevent pool reports a killed greenlet as a success, so that its message is acknowledged.
         return "killed in a gevent pool by a cold shutdown"
@@ -73,33 +78,9 @@ def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Wi
     after = [window for window in windows if window.end >= at - STEP]
     if last == "parked":
         return "store emptied while it was parked" if any(w.kind == "FLUSHALL" for w in after) else ""
-    if last in ("", "again"):
-        return _why_popped(at, POPPED, after)
     if sent.task.endswith("_early") and any(_ended(w) and w.log == log for w in after):
         return "acknowledged early, and its process died"
-    if last == "received" and any(_ended(w) and w.log == log for w in after):
-        # Then the broker gave it out again. A cut connection is no excuse here: that was not seen to lose one.
-        back = at + VISIBILITY
-        again = [window for window in after if back - STEP <= window.start and window.target == "worker"]
-        return _why_popped(back, RESTORED, again)
-    return RETURNED if last == "received" and _returned(at, log, runs, after) else ""
-
-
-def _returned(at: float, log: str, runs: Sequence[Run], after: Sequence[Window]) -> bool:
-    """Return whether the message waited for its ETA in a worker that got SIGTERM.
-
-    Such a worker returns the message while its own BRPOP is still pending. Seen in the broker's append-only file: the
-    next command popped the message, and no worker recorded it.
-    """
-    return any(w.kind == "SIGTERM" and w.log == log for w in after) and not any(run.start >= at for run in runs)
-
-
-def _why_popped(at: float, within: float, after: Sequence[Window]) -> str:
-    """Explain a message that left the broker and has no worker: kombu pops it before it records it."""
-    soon = [window for window in after if window.start <= at + within]
-    if any(window.deadly and window.main in window.pids for window in soon):
-        return "taken from the broker by a killed worker"
-    return "taken from the broker by a connection that was cut" if any(w.target == "broker" for w in soon) else ""
+    return ""
 
 
 def why_doubled(first: Run, again: float, acked: float, windows: Sequence[Window]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos import resource
+from chaos.broker_log import KEEP_ALL, never_recorded
 from chaos.ends import Ends, Trail, held, trails, waiting
 from chaos.faults import Strikes, Targets
 from chaos.history import VARIABLE, Event, History
@@ -83,6 +84,8 @@ class Record:
     locks_left: list[str] = field(default_factory=list)
     #: Of a message whose end was replaced by another one: that other one.
     overwritten: dict[str, str] = field(default_factory=dict)
+    #: Messages that a worker took from the broker and did not record there.
+    never_recorded: set[str] = field(default_factory=set)
 
 
 def run(settings: Settings, folder: Path, say: Callable[[str], None] = lambda line: None) -> Record:
@@ -95,7 +98,7 @@ def run(settings: Settings, folder: Path, say: Callable[[str], None] = lambda li
         ours["DLOCK_CHAOS_RENEWAL"] = "off"
     with ExitStack() as stack:
         store, broker, results = (
-            stack.enter_context(Server(folder / name, persistent=name != "results"))
+            stack.enter_context(Server(folder / name, persistent=name != "results", options=KEEP_ALL))
             for name in ("store", "broker", "results")
         )
         assert store.port is not None
@@ -139,6 +142,7 @@ class _Run:
         self.say(f"faults are over; {len(sent)} messages were sent, {self.ends.look(sent)} have no end yet")
         self._loop(self._something_goes_on, settings.drain)
         still = self._still()
+        unrecorded = never_recorded(self.targets.broker)
         stuck = self._stuck()
         seconds = time.monotonic() - began
         self.freeing.stop()
@@ -146,7 +150,7 @@ class _Run:
         return Record(
             self.history.events(), resource.landed(self.written), self.ends.of, still, trails(self.fleet.logs()),
             self.freeing.seconds, self.freeing.dropped, strikes.done, strikes.missed, self.fleet.ended,
-            self.fleet.stuck, seconds, sorted(stuck), self.ends.overwritten(),
+            self.fleet.stuck, seconds, sorted(stuck), self.ends.overwritten(), unrecorded,
         )  # fmt: skip
 
     def _still(self) -> dict[str, str]:

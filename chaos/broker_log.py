@@ -1,0 +1,55 @@
+"""What the broker's append-only file says of the messages that workers took.
+
+kombu's Redis transport pops a message from the queue, and records it as unacknowledged in a second command. If the
+worker or its connection ends between the two, the message is lost. Only this file shows it.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from tests.support.servers import Server
+
+#: The broker keeps every command: no rewrite may replace commands by the state that they led to.
+KEEP_ALL = ("--auto-aof-rewrite-percentage", "0")
+
+
+def never_recorded(broker: Server) -> set[str]:
+    """Return the ids of the messages that a worker took and never recorded."""
+    queues: dict[bytes, deque[tuple[str, str]]] = {}
+    #: The id of each message that was taken and not recorded, by its delivery tag.
+    taken: dict[str, str] = {}
+    for verb, key, *values in _commands(broker.folder):
+        queue = queues.setdefault(key, deque())
+        if verb == b"LPUSH":
+            queue.extendleft(map(_tag_and_id, values))
+        elif verb == b"RPUSH":
+            queue.extend(map(_tag_and_id, values))
+        elif verb == b"RPOP":  # also what BRPOP did
+            taken.update([queue.pop()])
+        elif verb == b"HSET" and key == b"unacked":
+            for tag in values[::2]:
+                taken.pop(tag.decode(), None)
+        elif verb == b"DEL":
+            for gone in (key, *values):
+                queues.pop(gone, None)
+    return set(taken.values())
+
+
+def _tag_and_id(text: bytes) -> tuple[str, str]:
+    message = json.loads(text)
+    return message["properties"]["delivery_tag"], str(message["headers"].get("id"))
+
+
+def _commands(folder: Path) -> Iterator[list[bytes]]:
+    """Yield the commands that have a key."""
+    # Redis 6 has one file. Later servers number theirs; the first one, in another format, is of the empty server.
+    numbered = sorted(folder.glob("appendonlydir/*.incr.aof"), key=lambda path: int(path.name.split(".")[-3]))
+    for path in numbered or [folder / "appendonly.aof"]:
+        with path.open("rb") as lines:
+            for line in lines:
+                if line.startswith(b"*"):
+                    command = [lines.read(int(next(lines)[1:]) + 2)[:-2] for _ in range(int(line[1:]))]
+                    yield from islice([[command[0].upper(), *command[1:]]], len(command) > 1)
