@@ -1,11 +1,11 @@
-"""What the broker's append-only file says of the messages that workers took.
+"""Find, in the append-only file of the broker, the messages that kombu lost.
 
 kombu's Redis transport pops a message from the queue, and records it as unacknowledged in a second command. If the
 worker or its connection ends between the two, the message is lost. Only this file shows it.
 """
 
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,23 +18,20 @@ KEEP_ALL = ("--auto-aof-rewrite-percentage", "0")
 
 def never_recorded(broker: Server) -> set[str]:
     """Return the ids of the messages that a worker took and never recorded."""
-    queues: dict[bytes, deque[tuple[str, str]]] = {}
+    queues: defaultdict[bytes, deque[tuple[str, str]]] = defaultdict(deque)
     #: The id of each message that was taken and not recorded, by its delivery tag.
     taken: dict[str, str] = {}
     for verb, key, *values in _commands(broker.folder):
-        queue = queues.setdefault(key, deque())
-        if verb == b"LPUSH":
-            queue.extendleft(map(_tag_and_id, values))
-        elif verb == b"RPUSH":
-            queue.extend(map(_tag_and_id, values))
-        elif verb == b"RPOP":  # also what BRPOP did
-            taken.update([queue.pop()])
-        elif verb == b"HSET" and key == b"unacked":
-            for tag in values[::2]:
-                taken.pop(tag.decode(), None)
-        elif verb == b"DEL":
-            for gone in (key, *values):
-                queues.pop(gone, None)
+        match verb:
+            case b"LPUSH":
+                queues[key].extendleft(map(_tag_and_id, values))
+            case b"RPUSH":
+                queues[key].extend(map(_tag_and_id, values))
+            case b"RPOP":  # also what BRPOP did
+                taken.update([queues[key].pop()])
+            case b"HSET" if key == b"unacked":
+                for tag in values[::2]:
+                    taken.pop(tag.decode(), None)
     return set(taken.values())
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from chaos.ends import Trail
@@ -57,7 +57,7 @@ def check(
     trails: dict[str, Trail],
     ttl: float,
     overwritten: dict[str, str] | None = None,
-    never_recorded: Set[str] = frozenset(),
+    never_recorded: Collection[str] = (),
 ) -> Findings:
     """Compare a history with what was promised.
 
@@ -124,7 +124,7 @@ def _lost(
     ends: dict[str, str],
     waiting: dict[str, str],
     trails: dict[str, Trail],
-    never_recorded: Set[str],
+    never_recorded: Collection[str],
     found: Findings,
 ) -> None:
     done = {run.id for run in story.runs if run.how == "return"}

@@ -57,9 +57,7 @@ def _paused(run: Run, until: float, windows: Sequence[Window]) -> float:
     return total
 
 
-def why_lost(
-    sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Window], *, recorded: bool = True
-) -> str:
+def why_lost(sent: Sent, trail: Trail, runs: Sequence[Run], windows: Sequence[Window], *, recorded: bool = True) -> str:
     """Why a message has neither an end nor a place; "" if it must not be so.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the broker's append-only file says of messages: `chaos.broker_log` on the file of a real server."""
+"""`chaos.broker_log` finds the messages that kombu lost, in the file of a real server."""
 
 import kombu
 import pytest
@@ -21,11 +21,13 @@ def queue(broker):
         yield queue
 
 
-def test_messages_that_wait_are_not_taken(broker, queue):
+@pytest.mark.usefixtures("queue")
+def test_messages_that_wait_are_not_taken(broker):
     assert never_recorded(broker) == set()
 
 
-def test_message_that_was_popped_and_not_recorded_is_found_also_after_a_restart(broker, queue):
+@pytest.mark.usefixtures("queue")
+def test_message_that_was_popped_and_not_recorded_is_found_also_after_a_restart(broker):
     with broker.client() as client:
         client.brpop(["celery"])
     broker.restart()
