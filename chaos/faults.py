@@ -113,6 +113,9 @@ class Strikes:
 
     def _on_server(self, fault: Fault) -> bool:
         store, broker = self._targets.store, self._targets.broker
+        # On a busy machine a pause begins late, and may last into the next fault.
+        if not store.answering:
+            return False
         number = self._note(fault)
         over = {
             "pause store, short": store.resume,
