@@ -20,7 +20,10 @@ from .reading import LockReader
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["ActionRefused", "LockControl"]
+__all__ = ["ACTIONS", "ActionRefused", "LockControl"]
+
+#: The actions, by which the rights of an operator are given.
+ACTIONS: Final = frozenset({"release", "hold", "unhold", "resolve", "forget", "requeue", "drop", "drop_claim"})
 
 #: The shortest and the longest hold, in seconds.
 SHORTEST_HOLD, LONGEST_HOLD = 1.0, 366 * 24 * 3600.0
