@@ -11,8 +11,9 @@ from ..errors import DLockError, InvalidLockOptions
 from ..keys.lock_name import LockName, name_from_text, one_seat
 from ..messaging.parked import ParkedMessage
 from ..options.validation import invalid_value, seconds_within
+from ..store.acquisition import OPERATOR
 from ..store.model import Grant
-from ..store.operator_model import OPERATOR, AuditRecord, RunView
+from ..store.operator_model import AuditRecord, RunView
 from ..utils.text import printable
 from .audit import Audit, current_user
 from .reading import LockReader
