@@ -11,8 +11,8 @@ from typing import Final
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
+from ..store.claim_model import ClaimRequest
 from ..store.queue_base import ClaimStore
-from ..store.queue_model import ClaimRequest
 from ..utils.background import Loop
 from ..utils.clock import Clock
 

@@ -40,8 +40,8 @@ from ..store.model import (
     Unknown,
     Used,
 )
+from ..store.operator_model import Waiting
 from ..store.queue_base import QueueStore
-from ..store.queue_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
 from ..utils.rng import rng

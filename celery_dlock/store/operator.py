@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from ..keys.lock_name import LockName
 from .model import Grant
-from .operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
+from .operator_model import DeadLetter, LockView, Page, RunView, State
 from .queue_base import QueueStore
 
 __all__ = ["OperatorStore", "Place"]
@@ -82,10 +82,6 @@ class OperatorStore(QueueStore, Protocol):
 
     def seats(self, name: LockName) -> int:
         """Return how many calls may hold the name at once (``limit``); 1 for a lock, and for the name of one seat."""
-        ...
-
-    def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
-        """Return the number of waiters of a lock, and the first of them."""
         ...
 
     def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:

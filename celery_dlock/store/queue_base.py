@@ -7,9 +7,10 @@ from typing import Final, NamedTuple, Protocol
 
 from ..keys.lock_name import LockName
 from .base import LockStore
+from .claim_model import ClaimRequest, ExistingCall
 from .holder_model import LastRun
 from .model import Grant
-from .queue_model import ClaimRequest, ExistingCall, Waiting
+from .operator_model import Waiting
 from .server_model import StoreInfo
 
 __all__ = ["DUPLICATE_PAUSE_MS", "FOREIGN_MS", "ClaimStore", "QueueStepResult", "QueueStore", "RunMarkStore"]

@@ -21,7 +21,7 @@ from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..options.permissions import Permissions
 from ..runtime import Runtime
 from ..store.holder_model import LastRun
-from ..store.queue_model import Waiting
+from ..store.operator_model import Waiting
 from . import hooks, once_per, unique
 from .call_options import (
     ARGUMENT,
@@ -184,7 +184,7 @@ class SingletonTask(_Task):
             StoreUnavailable: The store did not answer.
         """
         name = self.lock_spec.name_of(args, kwargs)
-        return self.dlock.lock_client.waiting(name) if self.dlock.enabled else Waiting(0, ())
+        return self.dlock.lock_client.waiting(name) if self.dlock.enabled else Waiting(name.text, 0, ())
 
     # The next three take the ``dlock={...}`` of a call that chose a key or window of its own.
 
