@@ -163,3 +163,16 @@ def test_hold_that_is_about_to_end_ends_in_both_stores_at_once(clean_server: Ser
         time.sleep(1.1)
         stores.travel(89_000_000)
         stores.check()
+
+
+@pytest.mark.invariant("stores-agree")
+def test_removed_waiter_whose_result_is_not_stored_is_a_dead_letter_in_both_stores(clean_server: Server) -> None:
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+        for task_id in "ab":
+            request, acquisition = request_of(task_id, parks=True), f"{task_id}.1"
+            stores.do(lambda store, sent=(acquisition, TTL, request): store.acquire(NAMES[0], *sent))
+        for ended, kept in ((False, [digest("b")]), (True, [])):
+            removed = stores.do(lambda store, end=ended: store.remove_waiter(NAMES[0], digest("b"), "g.1", ended=end))
+            stores.check()
+            assert removed.entry
+            assert [letter.identity for letter in stores.local.dead_letters()] == kept

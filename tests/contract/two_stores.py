@@ -91,7 +91,7 @@ class TwoStores:
     def travel(self, microseconds: int) -> None:
         lives = {key: until for key, (_, until) in all_values(self.memory, self.prefix).items() if until is not None}
         self.now_us += microseconds
-        # Each key lives as long as in memory: the time that the test has needed so far ends nothing in the server alone.
+        # Each key lives as long as in memory: the time that the test has needed ends nothing in the server alone.
         # Slightly in the past: a lock that lived longer than its ttl would count as one whose clock went back.
         base_ms = int(time.time() * 1000) - 20
         with self._client.pipeline(transaction=True) as pipe:
