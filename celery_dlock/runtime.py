@@ -28,9 +28,9 @@ from .locking.watchdog import LINGER, Watchdog
 from .messaging.handoff import GrantPublisher
 from .messaging.receive_order import ReceiveOrder
 from .options.lock_options import LockOptions
+from .store.acquisition import owner_of
 from .store.circuit_breaker import CircuitBreaker, shared_states
 from .store.factory import StoreDescription, open_store
-from .store.model import owner_of
 from .store.server_model import Quarantine
 from .tracing import NO_SPANS, NoSpans, spans_of
 from .utils import threads

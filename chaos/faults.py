@@ -18,10 +18,8 @@ from chaos.workers import Fleet, Member
 from tests.support.proxy import Mode, Proxy
 from tests.support.servers import Server
 
-#: A fault that finds its worker not ready, or the store paused, waits so long for it, in seconds.
+#: A fault that finds its worker not ready waits so long for it, in seconds.
 PATIENCE = 4.0
-#: Faults that are a command to the store.
-COMMANDS = ("CLIENT KILL", "SCRIPT FLUSH", "FLUSHALL")
 
 
 @dataclass
@@ -115,8 +113,9 @@ class Strikes:
 
     def _on_server(self, fault: Fault) -> bool:
         store, broker = self._targets.store, self._targets.broker
-        if fault.kind in COMMANDS and not store.answering:
-            return False  # this thread, which would wait for the reply, is the one that resumes the store
+        # On a busy machine a pause begins late, and may last into the next fault.
+        if not store.answering:
+            return False
         number = self._note(fault)
         over = {
             "pause store, short": store.resume,

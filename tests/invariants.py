@@ -472,8 +472,8 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "An operator's release frees only the acquisition that was shown. If its lease is fresh, it needs force."
         ),
         "admin-actions-are-permitted": (
-            "An action in Django's admin needs its permission and a POST with Django's token. Django and the store "
-            "record it."
+            "An action of the dashboard under Django's login needs its permission. The store records it with Django's "
+            "user."
         ),
         "stale-page-hits-no-successor": (
             "A form of the dashboard names the holder, run, claim or message that it showed, and acts on no later one."

@@ -11,8 +11,9 @@ from ..errors import DLockError, InvalidLockOptions
 from ..keys.lock_name import LockName, name_from_text, one_seat
 from ..messaging.parked import ParkedMessage
 from ..options.validation import invalid_value, seconds_within
+from ..store.acquisition import OPERATOR
 from ..store.model import Grant
-from ..store.operator_model import OPERATOR, AuditRecord, RunView
+from ..store.operator_model import AuditRecord, RunView
 from ..utils.text import printable
 from .audit import Audit, current_user
 from .reading import LockReader
@@ -20,7 +21,10 @@ from .reading import LockReader
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["ActionRefused", "LockControl"]
+__all__ = ["ACTIONS", "ActionRefused", "LockControl"]
+
+#: The actions, by which the rights of an operator are given.
+ACTIONS: Final = frozenset({"release", "hold", "unhold", "resolve", "forget", "requeue", "drop", "drop_claim"})
 
 #: The shortest and the longest hold, in seconds.
 SHORTEST_HOLD, LONGEST_HOLD = 1.0, 366 * 24 * 3600.0

@@ -13,6 +13,7 @@ class CeleryDlockConfig(AppConfig):
     name = "celery_dlock.django"
     label = "celery_dlock"
     verbose_name = "Locks of Celery tasks"
+    default_auto_field = "django.db.models.AutoField"  # else Django warns
 
     def ready(self) -> None:
         """Register the checks."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
 from http.cookies import SimpleCookie
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
 from django.contrib.admin.views.decorators import staff_member_required
@@ -19,25 +18,14 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from ..errors import InvalidLockOptions
-from ..web import dashboard
+from ..web import ACTIONS, dashboard
 from .celery_app import celery_app
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["PERMISSIONS", "dashboard_view"]
+__all__ = ["dashboard_view"]
 
-#: The permissions that each action of the dashboard needs.
-PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "release": ("celery_dlock.release_heldlock",),
-    "hold": ("celery_dlock.hold_heldlock",),
-    "unhold": ("celery_dlock.hold_heldlock",),
-    "resolve": ("celery_dlock.resolve_unknownoutcome",),
-    "forget": ("celery_dlock.forget_heldlock",),
-    "requeue": ("celery_dlock.requeue_deadletter",),
-    "drop": ("celery_dlock.drop_waitingcall", "celery_dlock.drop_deadletter"),
-    "drop_claim": ("celery_dlock.drop_claim_heldlock",),
-}
 _RIGHTS, _USER = "celery_dlock.rights", "celery_dlock.user"
 
 
@@ -45,20 +33,20 @@ _RIGHTS, _USER = "celery_dlock.rights", "celery_dlock.user"
 @csrf_exempt
 @staff_member_required
 def dashboard_view(request: HttpRequest, path: str = "") -> HttpResponse:
-    """Answer with the dashboard, to members of the staff who may see held locks.
+    """Answer with the dashboard, to members of the staff who may see locks.
 
     Args:
         request: The request.
         path: The part of the address that belongs to the dashboard.
     """
-    if not request.user.has_perm("celery_dlock.view_heldlock"):
+    if not request.user.has_perm("celery_dlock.view_lock"):
         raise PermissionDenied
     try:
         app = _dashboard(celery_app())
     except InvalidLockOptions as error:
         return HttpResponse(f"{error}\n", status=503, content_type="text/plain; charset=utf-8")
     scope = _scope(request, root=request.path[: len(request.path) - len(path)].rstrip("/"))
-    scope[_RIGHTS] = frozenset(verb for verb, needed in PERMISSIONS.items() if request.user.has_perms(needed))
+    scope[_RIGHTS] = frozenset(action for action in ACTIONS if request.user.has_perm(f"celery_dlock.{action}_lock"))
     scope[_USER] = request.user.get_username()
     return _response(*async_to_sync(_answer)(app, scope, request.body))
 

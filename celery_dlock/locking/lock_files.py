@@ -263,8 +263,8 @@ def _holder(file: FileIO) -> Holder:
             identity,
             releasing=releasing,
             expires_in=math.inf,
-            in_file=True,
+            kind="file",
         )
     except (ValueError, TypeError):
         since = os.fstat(file.fileno()).st_mtime
-        return Holder(None, None, "", None, since, expires_in=math.inf, in_file=True)
+        return Holder(None, None, "", None, since, expires_in=math.inf, kind="file")

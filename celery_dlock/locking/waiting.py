@@ -21,7 +21,6 @@ from ..keys.lock_name import LockName
 from ..store.base import ReleaseListener
 from ..store.holder_model import Holder
 from ..store.model import AcquireRequest, Held, Queued, Refusal
-from ..store.operator_model import OPERATOR
 from ..utils.clock import Clock
 from .lease import Lease
 
@@ -135,7 +134,7 @@ class Line:
                 # Keep the rank of the first attempt. Otherwise, each poll would put the waiter behind later ones.
                 request = request._replace(rank_us=answer.rank_us)
                 expiry = holder.expires_in + AFTER_EXPIRY
-                exact = holder.kept_by_min_hold and expiry < POLL
+                exact = holder.kind == "min_hold" and expiry < POLL
                 answer = self._ask_after(min(left, POLL, expiry), request, exact=exact)
         except StoreUnavailable:
             self._owes_wake = False  # the store would not wake another waiter either
@@ -181,4 +180,4 @@ class Line:
 
 def _no_wake_follows(holder: Holder) -> bool:
     """Return whether the lock is held, but no release will follow that wakes the next waiter."""
-    return holder.kept_by_min_hold or holder.reserved_for_retry or holder.owner.startswith(OPERATOR)
+    return holder.kind in ("min_hold", "keep_on_retry", "operator")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal
 
-from .operator_model import OPERATOR
+from .acquisition import OPERATOR, HolderKind
 
 __all__ = ["Holder", "LastRun", "held_by", "shown_time"]
 
@@ -32,7 +32,9 @@ class Holder:
         hold_count: How often the owner has entered the lock.
         releasing: Its body has ended, and its release follows.
         expires_in: Seconds until its lease expires.
-        kept_by_min_hold: The holder has released the lock, and ``min_hold`` keeps it until its time has passed.
+        kind: ``"owner"``: it has a lease. ``"grant"``: a waiter to which the lock is granted. ``"min_hold"`` and
+            ``"keep_on_retry"``: its body has ended, and the option keeps the lock. ``"operator"``: an operator's hold.
+            ``"file"``: it holds the lock file of its machine (``on_store_error="local"``), perhaps not the lock.
     """
 
     task: str | None
@@ -46,23 +48,19 @@ class Holder:
     hold_count: int = 1
     releasing: bool = False
     expires_in: float = 0.0
-    kept_by_min_hold: bool = False
-    #: The run retried itself, and only its retry may take the lock (``keep_on_retry``).
-    reserved_for_retry: bool = False
-    #: It holds the lock file of its machine (``on_store_error="local"``), and perhaps not the lock in the store.
-    in_file: bool = False
+    kind: HolderKind = "owner"
 
     def __str__(self) -> str:
-        if self.in_file:
+        if self.kind == "file":
             who = f"{self.task}[{self.task_id}] on {self.node}" if self.task_id else "another process"
             return f"{who} (by the lock file of this machine)"
-        if self.owner.startswith(OPERATOR):
+        if self.kind == "operator":
             return f"operator {self.owner.removeprefix(OPERATOR)} ({self.node or 'no reason given'})"
-        if self.pid == 0:  # a grant
+        if self.kind == "grant":
             return f"{self.task}[{self.task_id}] (granted, not started)"
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"
-        why = " (ended; kept by min_hold)" if self.kept_by_min_hold else " (its retry is to come: keep_on_retry)"
-        return f"{who} on {self.node}" + (why if self.kept_by_min_hold or self.reserved_for_retry else "")
+        kept = {"min_hold": " (ended; kept by min_hold)", "keep_on_retry": " (its retry is to come: keep_on_retry)"}
+        return f"{who} on {self.node}{kept.get(self.kind, '')}"
 
 
 def held_by(holder: Holder) -> str:

@@ -32,7 +32,6 @@ __all__ = [
     "Tombstoned",
     "Unknown",
     "Used",
-    "owner_of",
 ]
 
 #: Characters of a task's name and id that the store keeps. An id of that length may be the beginning of a longer one.
@@ -348,8 +347,3 @@ class Released(NamedTuple):
     duplicate_seen: bool
     granted: Grant | None = None
     woke: bool = False
-
-
-def owner_of(acquisition: str) -> str:
-    """Return the owner of an acquisition, which is the text ``owner.number``."""
-    return acquisition.rpartition(".")[0]

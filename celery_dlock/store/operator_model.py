@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 __all__ = [
-    "OPERATOR",
     "STATES",
     "AuditRecord",
     "ClaimView",
@@ -20,14 +19,9 @@ __all__ = [
     "State",
     "WaiterState",
     "WaiterView",
-    "acquisition_shown",
-    "shown_acquisition",
 ]
 
 T = TypeVar("T")
-
-#: Start of the owner, and of the acquisition, of an operator's hold.
-OPERATOR: Final = "operator:"
 
 #: A state of a lock name. A name can be in several at once: used and claimed, for example.
 State = Literal["held", "granted", "kept", "used", "unknown", "claimed"]
@@ -77,25 +71,6 @@ class HolderView:
     reason: str = ""
     releasing: bool = False
     hold: str = ""
-
-
-def acquisition_shown(acquisition: str, kept_by: str, token: str, since: str) -> str:
-    """Return an acquisition as :class:`HolderView` shows it, so that it names no later holder.
-
-    The acquisitions of kept locks are not unique. The fencing token makes them so, or the start of an operator's hold
-    in microseconds.
-    """
-    if not kept_by:
-        return acquisition
-    return f"{acquisition}@{since if kept_by == 'operator' else token}"
-
-
-def shown_acquisition(text: str) -> tuple[str, str]:
-    """Return the parts of an acquisition as :class:`HolderView` shows it: the stored text, and what follows it."""
-    if text.startswith((OPERATOR, "kept@", "reserved:")):
-        acquisition, sign, detail = text.rpartition("@")
-        return (acquisition, detail) if sign else (text, "")
-    return text, ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def take_beside(run: Run, name: LockName, lease: Lease) -> Held | None:
 
 def held_in_file(answer: Refusal | None) -> Held | None:
     """Return the refusal if it comes from a lock file, else None."""
-    return answer if isinstance(answer, Held) and answer.holder.in_file else None
+    return answer if isinstance(answer, Held) and answer.holder.kind == "file" else None
 
 
 def retry_within(

@@ -11,7 +11,8 @@ try:
 except ImportError as error:
     raise ImportError("the dashboard needs Starlette and Jinja2: pip install 'celery-dlock[web]'") from error
 
-from .access import ACTIONS, Access, User, read_only
+from ..control.actions import ACTIONS
+from .access import Access, User, read_only
 from .dashboard import dashboard
 
 __all__ = ["ACTIONS", "Access", "User", "dashboard", "read_only"]

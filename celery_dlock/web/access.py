@@ -9,12 +9,11 @@ from typing import Any, Final
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from ..control.actions import ACTIONS
 from ..errors import InvalidLockOptions
 
-__all__ = ["ACTIONS", "Access", "User", "read_only", "rights_of", "user_of"]
+__all__ = ["Access", "User", "read_only", "rights_of", "user_of"]
 
-#: The actions, as ``access`` names them.
-ACTIONS: Final = frozenset({"release", "hold", "unhold", "resolve", "forget", "requeue", "drop", "drop_claim"})
 #: Characters of a user name that are stored.
 USER_LENGTH: Final = 100
 

@@ -17,7 +17,7 @@ from ..keys.lock_name import LockName, task_of_name
 from ..locking.lease_table import LeaseRecord
 from ..locking.watchdog import KILL_GRACE
 from ..runtime import Runtime
-from ..store.model import owner_of
+from ..store.acquisition import owner_of
 from ..task import execution
 from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker, channel_is_gone
 from .stop_kill import BodyKiller

@@ -14,7 +14,7 @@ from celery.worker.control import inspect_command
 from ..control.workers import COMMAND, LEASES, LOST_WITHIN
 from ..keys.lock_name import task_of_name
 from ..runtime import NO_WORKER, Runtime
-from ..store.model import owner_of
+from ..store.acquisition import owner_of
 
 if TYPE_CHECKING:
     from ..counters.meter import Meter

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..store.model import owner_of
+from ..store.acquisition import owner_of
 from ..utils.log import log_fields, logger
 from ..utils.threads import SerialExecutor
 

@@ -50,7 +50,7 @@ def test_its_retry_takes_it_with_a_new_token(store: RedisStore) -> None:
     assert second.token > first.token
     holder = store.inspect(NAME)
     assert holder
-    assert (holder.owner, holder.identity, holder.reserved_for_retry) == ("a", Identity("a", 1).digest, False)
+    assert (holder.owner, holder.identity, holder.kind) == ("a", Identity("a", 1).digest, "owner")
 
 
 @pytest.mark.invariant("kept-lock-belongs-to-its-retry")
@@ -71,7 +71,7 @@ def test_every_other_call_meets_a_held_lock(kept: RedisStore, rival: AcquireRequ
     answer = kept.acquire(NAME, "b.1", TTL, rival)
     assert isinstance(answer, Held)
     assert not answer.same_message
-    assert answer.holder.reserved_for_retry
+    assert answer.holder.kind == "keep_on_retry"
     assert (answer.holder.task, answer.holder.task_id) == ("app.post", "a")
     assert 50 < answer.holder.expires_in <= 60
     assert str(answer.holder) == "app.post[a] on node1 (its retry is to come: keep_on_retry)"
@@ -139,7 +139,7 @@ def test_a_lost_lease_keeps_nothing(store: RedisStore, client: redis.Redis) -> N
     assert not store.release(NAME, "a.1", kept_for("a")).ours
     holder = store.inspect(NAME)
     assert holder
-    assert (holder.task_id, holder.reserved_for_retry) == ("b", False)
+    assert (holder.task_id, holder.kind) == ("b", "owner")
 
 
 @pytest.mark.parametrize(("min_hold", "life", "most"), [(90_000, 1_000, 90_000), (1_000, 60_000, 60_000)])

@@ -19,7 +19,7 @@ from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from ..rules import claims, operator, queue, release, runs, seats
 from ..rules.acquire import acquire
-from ..rules.operator import names_in
+from ..rules.views import names_in
 from ..server_model import StoreInfo
 from .data import NameData
 from .records import Memory

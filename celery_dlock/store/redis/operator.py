@@ -11,9 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, name_from_member
+from ..acquisition import shown_acquisition
 from ..model import Grant
 from ..operator import Place
-from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView, shown_acquisition
+from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
 from . import operator_commands as commands
 from . import operator_replies as replies
 from .connection import ErrorReply, RespConnection
@@ -161,7 +162,7 @@ class RedisOperatorStore(RedisStore):
             answers = self._run_batches(ScriptPipeline(), calls)
             for (name, identity, since), names in zip(batch, answers, strict=True):
                 if names != 0:
-                    yield DeadLetter(name.text, identity, *replies.first_line(names), since / 1e6)
+                    yield DeadLetter(name.text, identity, *replies.names_in(names), since / 1e6)
 
     def queues(self, after: Place | None = None) -> Iterator[LockName]:
         for name, _, _ in self._indexed(lambda keys: keys.queue()[3], lambda member: (member, ""), after):

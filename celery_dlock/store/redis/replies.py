@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ...errors import StoreUnavailable
-from ...keys.lock_name import idempotency_key
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..model import (
     Acquired,
     Duplicate,
@@ -22,14 +20,26 @@ from ..model import (
     Tombstoned,
     Unknown,
     Used,
-    owner_of,
 )
-from ..operator_model import OPERATOR
 from ..queue_model import ExistingCall, Waiter
+from ..rules.records import LockRecord, RunMark
+from ..rules.views import holder_of, names_in, run_holder
 from .connection import ErrorReply
 from .server_errors import overwritten
 
-__all__ = ["first", "grant", "holder", "pairs", "refusal", "renewed", "unexecuted", "use", "waiter", "with_more"]
+__all__ = [
+    "first",
+    "grant",
+    "holder",
+    "pairs",
+    "refusal",
+    "renewed",
+    "run_mark",
+    "text",
+    "unexecuted",
+    "waiter",
+    "with_more",
+]
 
 
 def with_more(acquired: Acquired, facts: Sequence[bytes]) -> Acquired:
@@ -47,72 +57,31 @@ def refusal(reply: Sequence[Any], identity: str) -> Refusal:
 
 def holder(fields: Sequence[Any]) -> Holder:
     """Return the holder of a lock."""
-    acquisition, identity, token, since, left, count, pttl, *by = fields
-    return Holder(
-        *_requester(*(text.decode("utf-8", "replace") for text in by)),
-        since=int(since) / 1e6,
-        owner=_owner(acquisition.decode()),
-        identity=identity.decode(),
-        token=int(token),
-        hold_count=int(count),
-        releasing=left == b"1",
-        expires_in=max(0, int(pttl)) / 1000,
-        kept_by_min_hold=acquisition == b"kept",
-        reserved_for_retry=acquisition.startswith(b"reserved:"),
-    )
+    acquisition, identity, token, since, releasing, count, left_ms, task, task_id, node, pid = fields
+    lock = LockRecord(
+        text(acquisition), text(identity), int(token), int(since), text(task), text(task_id), text(node), text(pid),
+        count=int(count), releasing=releasing == b"1",
+    )  # fmt: skip
+    return holder_of(lock, int(left_ms))
 
 
-def _owner(acquisition: str) -> str:
-    return acquisition if acquisition.startswith(OPERATOR) else owner_of(acquisition)
+def text(value: bytes) -> str:
+    """Return a field as text. Another program may have written it."""
+    return value.decode("utf-8", "replace")
 
 
-class _Mark(NamedTuple):
-    """A run mark: one field per line. ``scripts/lib/run_mark.lua`` describes the fields."""
-
-    state: str
-    at: str
-    identity: str
-    acquisition: str
-    seed: str
-    by: str
-    crashed_at: str
-    crashed_of: str
-    crashed_by: str
-
-    @classmethod
-    def of(cls, mark: bytes) -> _Mark:
-        return cls(*mark.decode("utf-8", "replace").split("\n"))
-
-    @property
-    def holder(self) -> Holder:
-        return Holder(*_requester(*json.loads(self.by)), since=int(self.at) / 1e6, identity=self.identity)
+def run_mark(reply: Sequence[Any]) -> tuple[RunMark, int, str]:
+    """Return a run mark, the milliseconds until it expires, and the acquisition that holds the lock."""
+    return RunMark.of(text(reply[0])), int(reply[1]), text(reply[2])
 
 
 def _used(facts: Sequence[Any], identity: str) -> Used:
-    holder = _Mark.of(facts[0]).holder
-    return Used(holder, holder.identity == identity, _next_grant(facts[1:]))
+    earlier = run_holder(RunMark.of(text(facts[0])))
+    return Used(earlier, earlier.identity == identity, _next_grant(facts[1:]))
 
 
 def _unknown(facts: Sequence[Any], _identity: str) -> Unknown:
-    return Unknown(_Mark.of(facts[0]).holder, _next_grant(facts[1:]))
-
-
-def use(reply: Sequence[Any], name: str) -> LastRun | None:
-    """Return a name's last run; None if there is none, or if it ended without a success."""
-    if not reply:
-        return None
-    mark, pttl, holding = _Mark.of(reply[0]), max(0, int(reply[1])) / 1000, reply[2].decode()
-    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
-    if mark.state == "started" and mark.acquisition == holding:
-        state = "running"
-    by = mark.holder
-    # Under Redlock, the stored seed is "token/seed", with the token on which the majority agreed.
-    seed = mark.seed.rpartition("/")[2]
-    return LastRun(state, by.task, by.task_id, by.node, by.since, pttl, idempotency_key(name, seed))
-
-
-def _requester(task: str, task_id: str, node: str, pid: str) -> tuple[str | None, str | None, str, int]:
-    return task or None, task_id or None, node, int(pid)
+    return Unknown(run_holder(RunMark.of(text(facts[0]))), _next_grant(facts[1:]))
 
 
 def _held(facts: Sequence[Any], identity: str) -> Held:
@@ -127,7 +96,7 @@ def _queued(facts: Sequence[Any], _identity: str) -> Queued:
 
 def _parked(facts: Sequence[Any], _identity: str) -> Parked:
     rank, position, *grants = facts
-    newer = grants[5].decode("utf-8", "replace") if grants[5:] else ""
+    newer = text(grants[5]) if grants[5:] else ""
     return Parked(int(rank), int(position), grant(*grants[:3]), grant(*grants[3:5]), newer)
 
 
@@ -148,24 +117,20 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
 
 def grant(identity: bytes, entry: bytes, grant_id: bytes = b"") -> Grant | None:
     """Return the grant that a script made, or None if it made none."""
-    return Grant(identity.decode(), entry.decode("utf-8", "replace"), grant_id.decode()) if identity else None
+    return Grant(identity.decode(), text(entry), grant_id.decode()) if identity else None
 
 
 def first(reply: Sequence[Any]) -> ExistingCall | None:
     """Return the call that already has the name, or None if the claim succeeded."""
     if not reply:
         return None
-    state, task_id, task, node, since = ((part or b"").decode("utf-8", "replace") for part in reply)
+    state, task_id, task, node, since = (text(part or b"") for part in reply)
     return ExistingCall(state, task or None, task_id or None, node, int(since or 0) / 1e6)
 
 
 def waiter(rank: bytes, names: bytes) -> Waiter:
     """Return a waiter. Its task name and id are empty if its message is unreadable."""
-    try:
-        task, task_id = json.loads(names)
-    except (TypeError, ValueError):
-        task = task_id = ""
-    return Waiter(task, task_id, float(rank) / 1e6)
+    return Waiter(*names_in(text(names)), float(rank) / 1e6)
 
 
 def pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -181,7 +146,7 @@ def unexecuted(reply: Any) -> bool:
 def renewed(reply: Any) -> RenewalResult:
     """Return whether a lease was renewed; None if the server did not execute the renewal."""
     if type(reply) is bytes:
-        return StopRequest(reply.decode("utf-8", "replace"))
+        return StopRequest(text(reply))
     if isinstance(reply, StoreUnavailable) or unexecuted(reply):
         return None
     # If another program overwrote the key, this lease is lost. The other leases must still be renewed.

@@ -16,6 +16,7 @@ from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..queue_base import DUPLICATE_PAUSE_MS, FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
+from ..rules.views import last_run
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
 from .commands import Command
@@ -177,7 +178,8 @@ class RedisStore:
     # -- last runs
 
     def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
-        return replies.use(self._run_safe(commands.last_run(self._keys(name), tick)), name.text)
+        reply = self._run_safe(commands.last_run(self._keys(name), tick))
+        return last_run(name.text, *replies.run_mark(reply)) if reply else None
 
     def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
         return bool(self._run_safe(commands.forget_run(self._keys(name), tick, mark)))

@@ -118,5 +118,5 @@ def _agreement_token(seed: str) -> int:
     return int(token) if slash else 0
 
 
-def _holder_key(holder: Holder) -> tuple[str, str, bool, bool]:
-    return holder.owner, holder.identity, holder.kept_by_min_hold, holder.reserved_for_retry
+def _holder_key(holder: Holder) -> tuple[str, str, str]:
+    return holder.owner, holder.identity, holder.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..acquisition import granted_to, reserved_for
 from ..model import (
     Acquired,
     AcquireRequest,
@@ -30,7 +31,7 @@ from .queue import (
     unpublished_grant,
 )
 from .records import LockRecord, Records, RunMark
-from .views import holder_of, run_holder
+from .views import holder_of, left_of_lock, run_holder
 
 __all__ = ["acquire"]
 
@@ -75,8 +76,8 @@ class _Call:
             self.place = max(0, earliest, min(latest, self.queue.sent_us))
         holder = self.lock.acquisition if self.lock else ""
         #: keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
-        self.reserved = self.identity != "" and holder == f"reserved:{self.identity}"
-        self.granted = self.queue is not None and holder == f"grant:{self.identity}"
+        self.reserved = self.identity != "" and holder == reserved_for(self.identity)
+        self.granted = self.queue is not None and holder == granted_to(self.identity)
 
     def answer(self) -> Acquired | Refusal:
         ended = self._ended()
@@ -154,7 +155,7 @@ class _Call:
         self._repair_expiry(lock)
         self._note_on(lock)
         same = self.identity != "" and lock.identity == self.identity
-        return Held(holder_of(self.records, lock), same, self.rank)
+        return Held(holder_of(lock, left_of_lock(self.records, lock)), same, self.rank)
 
     def _repair_expiry(self, lock: LockRecord) -> None:
         """If the lock lives longer than every requested ttl, the store's clock went back: shorten its life."""
@@ -190,7 +191,7 @@ class _Call:
             preceded = queued or (first != [] and first[0][1] < self.place)
         elif held is not None:
             self._repair_expiry(held)
-            if not held.acquisition.startswith("grant:") and self.identity in (held.identity, held.reserved_for):
+            if held.kind != "grant" and self.identity in (held.identity, held.reserved_for):
                 return self._meet_own(place, held)
         if place.debounce:
             evicted = self._evicted_before()
@@ -253,7 +254,7 @@ class _Call:
         if not place.entry or (full and not place.evict_oldest):
             if lock is not None:
                 self._note_on(lock)
-            return Queued(waiters, self.rank, None if lock is None else holder_of(records, lock))
+            return Queued(waiters, self.rank, None if lock is None else holder_of(lock, left_of_lock(records, lock)))
         evicted = self._evicted_before() if queued else None
         if full:
             evicted = self._evict_oldest()

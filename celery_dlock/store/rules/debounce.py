@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..acquisition import granted_to
 from ..model import Grant, Parked, Queued, QueueRequest
 from .over import END_WITHIN_US, ReplaceableCall
 from .records import LockRecord, NewestCall, Records
@@ -75,7 +76,7 @@ class DebouncedCall(ReplaceableCall):
         wait_ms, last_ms = (*self.place.debounce, 0, 0)[:2]
         due, last, evicted = now + wait_ms * 1000, now + last_ms * 1000, None
         # A granted call is about to start, so it is not replaced.
-        starts = held is not None and held.acquisition == f"grant:{newest.identity}"
+        starts = held is not None and held.acquisition == granted_to(newest.identity or "")
         if newest.identity is not None and newest_entry is not None and pending and not starts:
             evicted, last = Grant(newest.identity, newest_entry), newest.due_at_last
             due = max(due, records.score("delayed", newest.identity) or 0)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from ..acquisition import granted_to
 from ..model import Grant
 from ..queue_base import QueueStepResult
 from ..queue_model import Waiter, Waiting
 from .records import DONE_MS, LockRecord, Records
-from .views import first_line, task_of
+from .views import names_in, task_of
 
 __all__ = [
     "MOST_DUPLICATES",
@@ -93,7 +94,7 @@ def grant_next(records: Records, granter: str) -> Grant | None:
             continue
         task, task_id = task_of(entry)
         due = now + _PUBLISH_WITHIN_US
-        grant = LockRecord(f"grant:{identity}", identity, 0, now, task, task_id, count=0, has_waiters=True)
+        grant = LockRecord(granted_to(identity), identity, 0, now, task, task_id, count=0, has_waiters=True)
         grant.rank, grant.due, grant.granter = rank, due, granter
         records.put_lock(grant)
         records.expire_lock(None)
@@ -141,7 +142,7 @@ def unpublished_grant(records: Records, granter: str) -> Grant | None:
 def confirm_publish(records: Records, identity: str, grant_timeout_ms: int) -> bool:
     """Record that a granted message was published. From now on, the grant timeout counts."""
     lock = records.lock()
-    if lock is None or lock.acquisition != f"grant:{identity}":
+    if lock is None or lock.acquisition != granted_to(identity):
         return False
     _, tries = records.lost_grants(identity)
     lock.published, lock.due = True, records.now + grant_timeout_ms * 1000 * 2**tries
@@ -164,7 +165,7 @@ def decline_grant(records: Records, grant: Grant, *, foreign: bool, present: boo
     lock, now = records.lock(), records.now
     if (
         lock is None
-        or lock.acquisition != f"grant:{grant.identity}"
+        or lock.acquisition != granted_to(grant.identity)
         or str(lock.since) != grant.grant_id
         or lock.published
     ):
@@ -264,7 +265,7 @@ def _lose_grant(
 def remove_waiter(records: Records, identity: str, granter: str, *, dead_letter: bool, ended: bool) -> QueueStepResult:
     """Remove a waiter. Its grant goes to the next one."""
     lock = records.lock()
-    granted = lock is not None and lock.acquisition == f"grant:{identity}"
+    granted = lock is not None and lock.acquisition == granted_to(identity)
     if lock is not None and lock.identity == identity and not granted:
         # The message runs, so the parked one was a duplicate. Leave the lock alone.
         return QueueStepResult()
@@ -340,7 +341,4 @@ def list_waiters(records: Records, most: int, grants: Sequence[LockRecord] | Non
 
 
 def _waiter(rank: int, entry: str) -> Waiter:
-    names = first_line(entry)
-    readable = isinstance(names, list) and len(names) == 2  # noqa: PLR2004  # task name and task id
-    task, task_id = names if readable else ("", "")
-    return Waiter(task, task_id, rank / 1e6)
+    return Waiter(*names_in(entry), rank / 1e6)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, Protocol
 
+from ..acquisition import HolderKind, kind_of
+
 __all__ = [
     "DONE_MS",
     "TOMBSTONE_MS",
@@ -34,8 +36,7 @@ class LockRecord:
     """A lock that is held, granted to a waiter, or kept. Times are microseconds since the epoch.
 
     Args:
-        acquisition: The acquisition that holds it; ``grant:`` or ``reserved:`` and an identity; ``kept`` (min_hold); or
-            ``operator:`` and an operator.
+        acquisition: The acquisition that holds it, or the text that names another holder: see ``store/acquisition``.
         identity: The digest of the holder's message, or "".
         token: The fencing token; 0 for a grant or an operator's hold.
         since: The time of the acquisition.
@@ -91,6 +92,10 @@ class LockRecord:
     published: bool = False
     dead_letter: str = ""
     foreign: int | None = None
+
+    @property
+    def kind(self) -> HolderKind:
+        return kind_of(self.acquisition)
 
 
 @dataclass(frozen=True)

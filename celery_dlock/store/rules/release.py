@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..acquisition import KEPT, granted_to, reserved_for
 from ..base import ReleaseRequest
 from ..holder_model import Holder
 from ..model import Grant, Released, RenewalResult, StopRequest
@@ -12,7 +13,7 @@ from .queue import end_grant, grant_next, sweep, unpublished_grant
 from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
 from .replace import is_stopped, record_end
 from .runs import save_run_mark
-from .views import holder_of
+from .views import holder_of, left_of_lock
 
 __all__ = ["inspect", "release", "renew"]
 
@@ -56,7 +57,7 @@ def _set_fact(lock: LockRecord, name: str, text: str) -> None:
 def inspect(records: Records) -> Holder | None:
     """Return the holder of the lock."""
     lock = records.lock()
-    return None if lock is None else holder_of(records, lock)
+    return None if lock is None else holder_of(lock, left_of_lock(records, lock))
 
 
 def release(
@@ -133,7 +134,7 @@ class _Release:
         if hold_ms <= 0:
             self.records.drop_lock()
             return
-        lock.acquisition = f"reserved:{self.ending.reserved_for}" if self.ending.reserved_for else "kept"
+        lock.acquisition = reserved_for(self.ending.reserved_for) if self.ending.reserved_for else KEPT
         if lock.operator is not None:
             # hold_lock asked for the lock while it was held.
             lock.acquisition, lock.task, lock.task_id, lock.token = lock.operator, "", "", 0
@@ -167,7 +168,7 @@ class _Release:
             return self.sweep_name(records, self.acquisition, *_NO_DEAD_LETTERS, pause_ms).granted
         if final:
             records.drop_waiter(self.ending.identity)
-            if not self.ours and self.lock and self.lock.acquisition == f"grant:{self.ending.identity}":
+            if not self.ours and self.lock and self.lock.acquisition == granted_to(self.ending.identity):
                 # The lease was lost, and the lock was granted to a copy of this message, which has finished.
                 return end_grant(records, self.acquisition)
         if crowded and hold_ms > 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..acquisition import granted_to
 from ..base import ReleaseRequest
 from ..model import Grant, Parked, QueueRequest
 from .over import END_WITHIN_US, ReplaceableCall
@@ -99,7 +100,7 @@ class ReplacingCall(ReplaceableCall):
             return self._replaced(self._wait_until(records.now + END_WITHIN_US, held), by)
         evicted = None
         # A granted call that finds this newer one ends itself.
-        if pending is not None and not (held is not None and held.acquisition == f"grant:{pending.identity}"):
+        if pending is not None and not (held is not None and held.acquisition == granted_to(pending.identity)):
             evicted = pending
             self._await_end(pending.identity, calls.newest_rank, self.task_id)
             records.put_evicted_by(self.identity, pending.identity)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from ...keys.lock_name import idempotency_key
 from ..base import ReleaseRequest
 from ..holder_model import LastRun
+from . import views
 from .records import DONE_MS, TOMBSTONE_MS, Records, RunMark
-from .views import run_holder
 
-__all__ = ["forget_run", "last_run", "mark_done", "resolve_run", "save_run_mark"]
-
-_COUNTS = ("used", "started", "unknown")
+__all__ = ["forget_run", "last_run", "mark_and_holder", "mark_done", "resolve_run", "save_run_mark"]
 
 
 def last_run(records: Records, name: str, tick: str) -> LastRun | None:
     """Return the state of a name's last run."""
-    mark = RunMark.of(records.mark("run", tick))
-    if mark.state not in _COUNTS:
-        return None
+    return views.last_run(name, *mark_and_holder(records, tick))
+
+
+def mark_and_holder(records: Records, tick: str) -> tuple[RunMark, int, str]:
+    """Return the mark of the last run, the milliseconds until it expires, and the acquisition that holds the lock."""
     lock = records.lock()
-    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
-    if mark.state == "started" and mark.acquisition == (lock.acquisition if lock else ""):
-        state = "running"
-    by = run_holder(mark)
-    left = max(0, records.mark_left_ms("run", tick)) / 1000
-    return LastRun(state, by.task, by.task_id, by.node, by.since, left, idempotency_key(name, mark.seed))
+    return RunMark.of(records.mark("run", tick)), records.mark_left_ms("run", tick), lock.acquisition if lock else ""
 
 
 def forget_run(records: Records, tick: str, command_id: str, shown_mark: str) -> bool:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ..acquisition import granted_to, reserved_for
 from ..base import ReleaseRequest
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Parked, Refusal, Released, RenewalResult
@@ -88,7 +89,7 @@ class _Seats:
         return self.where(lambda lock: lock.granter == granter and not lock.published)
 
     def granted_to(self, identity: str) -> int | None:
-        return self.where(lambda lock: lock.acquisition == f"grant:{identity}")
+        return self.where(lambda lock: lock.acquisition == granted_to(identity))
 
     def keep(self) -> None:
         """Write the record of the seats."""
@@ -113,7 +114,7 @@ class _Seats:
         place = self.where(lambda lock: lock.acquisition == acquisition)
         if place is not None or not identity:
             return place
-        its_own = f"grant:{identity}", f"reserved:{identity}"
+        its_own = granted_to(identity), reserved_for(identity)
         for matches in (
             lambda lock: lock.identity == identity and lock.due is None,
             lambda lock: lock.acquisition in its_own,

@@ -1,19 +1,33 @@
-"""Records as the values of the store contract."""
+"""The records of a lock name as views: values of the store contract that callers and operators see.
+
+Every store makes its views here. The Redis store parses the replies of its scripts into records first.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from ..holder_model import Holder
-from ..model import owner_of
-from ..operator_model import OPERATOR
-from .records import LockRecord, Records, RunMark
+from ...keys.lock_name import idempotency_key
+from ..acquisition import OPERATOR, acquisition_shown, owner_of
+from ..holder_model import Holder, LastRun
+from ..operator_model import ClaimView, HolderView, LockView, RunView, State
+from .records import Claim, LockRecord, Records, RunMark
 
-__all__ = ["first_line", "holder_of", "left_of_lock", "run_holder", "task_of"]
-
-_NODE_AND_PID = re.compile(r"\d+")
+__all__ = [
+    "claim_view",
+    "first_line",
+    "holder_of",
+    "holder_view",
+    "last_run",
+    "left_of_lock",
+    "lock_view",
+    "names_in",
+    "run_holder",
+    "run_view",
+    "task_of",
+]
 
 
 def left_of_lock(records: Records, lock: LockRecord) -> int:
@@ -23,24 +37,60 @@ def left_of_lock(records: Records, lock: LockRecord) -> int:
     return records.lock_left_ms()
 
 
-def holder_of(records: Records, lock: LockRecord) -> Holder:
-    """Return the holder of a lock."""
-    acquisition = lock.acquisition
+def holder_of(lock: LockRecord, left_ms: int) -> Holder:
+    """Return the holder of a lock, which expires after so many milliseconds, or whose grant is due then."""
     return Holder(
         lock.task or None,
         lock.task_id or None,
         lock.node,
         int(lock.pid),
         since=lock.since / 1e6,
-        owner=acquisition if acquisition.startswith(OPERATOR) else owner_of(acquisition),
+        owner=owner_of(lock.acquisition),
         identity=lock.identity,
         token=lock.token,
         hold_count=lock.count,
         releasing=lock.releasing,
-        expires_in=max(0, left_of_lock(records, lock)) / 1000,
-        kept_by_min_hold=acquisition == "kept",
-        reserved_for_retry=acquisition.startswith("reserved:"),
+        expires_in=max(0, left_ms) / 1000,
+        kind=lock.kind,
     )
+
+
+def holder_view(lock: LockRecord, left_ms: int, now: int) -> HolderView:
+    """Return the holder of a lock, as operators see it.
+
+    Args:
+        lock: The lock.
+        left_ms: Milliseconds until it expires.
+        now: The time of the store, in microseconds since the epoch.
+    """
+    kind = lock.kind
+    states: dict[str, Literal["held", "granted"]] = {"owner": "held", "grant": "granted"}
+    state: Literal["held", "granted", "kept"] = states.get(kind, "kept")
+    expires_in = (lock.due - now) / 1e6 if lock.due is not None else left_ms / 1000
+    ttl = (lock.ttl_ms or 0) / 1000
+    acquisition = acquisition_shown(lock.acquisition, str(lock.token), str(lock.since))
+    shown = HolderView(
+        state=state,
+        acquisition=acquisition,
+        task=lock.task,
+        task_id=lock.task_id,
+        worker=lock.node,
+        pid=int(lock.pid),
+        since=lock.since / 1e6,
+        expires_in=max(0.0, expires_in),
+        ttl=0.0 if kind == "grant" else ttl,
+        token=lock.token,
+        fresh=state == "held" and expires_in > ttl / 2,
+        kept_by=kind if state == "kept" else "",
+        releasing=state == "held" and lock.releasing,
+    )
+    if kind == "operator":
+        operator = lock.acquisition.removeprefix(OPERATOR)
+        return replace(shown, worker="", operator=operator, reason=lock.node, hold=acquisition)
+    if lock.operator:  # the hold begins with the holder's release
+        operator = lock.operator.removeprefix(OPERATOR)
+        return replace(shown, operator=operator, reason=lock.reason, hold=f"{lock.operator}@{lock.asked}")
+    return shown
 
 
 def run_holder(mark: RunMark) -> Holder:
@@ -49,12 +99,78 @@ def run_holder(mark: RunMark) -> Holder:
     return Holder(task or None, task_id or None, node, int(pid), since=int(mark.at) / 1e6, identity=mark.identity)
 
 
+def last_run(name: str, mark: RunMark, left_ms: int, acquisition: str) -> LastRun | None:
+    """Return the last run of a name; None if there is no mark, or if its run ended without a success.
+
+    Args:
+        name: The text of the lock name.
+        mark: Its run mark.
+        left_ms: Milliseconds until the mark expires.
+        acquisition: The acquisition that holds the lock; "" if the lock is free.
+    """
+    if mark.state not in ("used", "started", "unknown"):
+        return None
+    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
+    if mark.state == "started" and mark.acquisition == acquisition:
+        state = "running"
+    by = run_holder(mark)
+    # Under Redlock, the stored seed is "token/seed", with the token on which the majority agreed.
+    key = idempotency_key(name, mark.seed.rpartition("/")[2])
+    return LastRun(state, by.task, by.task_id, by.node, by.since, max(0, left_ms) / 1000, key)
+
+
+def run_view(name: str, tick: str, mark: RunMark, left_ms: int, acquisition: str) -> RunView | None:
+    """Return the last run of a name or of one of its ticks, as operators see it. See :func:`last_run`."""
+    run = last_run(name, mark, left_ms, acquisition)
+    if run is None:
+        return None
+    return RunView(
+        name, tick, run.state, run.task or "", run.task_id or "", run.node, run.since, run.expires_in,
+        run.idempotency_key, mark.shown,
+    )  # fmt: skip
+
+
+def claim_view(name: str, claim: Claim, left_ms: int) -> ClaimView:
+    """Return the claim of a published message, which ends after so many milliseconds."""
+    return ClaimView(
+        name, claim.task, claim.task_id, claim.node, claim.since / 1e6, max(0, left_ms) / 1000, claim.generation
+    )
+
+
+def lock_view(
+    name: str,
+    now: int,
+    holder: HolderView | None,
+    run: RunView | None,
+    claim: ClaimView | None,
+    waiting: int,
+    *,
+    has_dead_letters: bool,
+    without_expiry: int = 0,
+) -> LockView:
+    """Return the view of a lock name, or of one tick of it."""
+    states: list[State] = [holder.state] if holder else []
+    if run and run.state != "running":
+        states.append(run.state)
+    if claim:
+        states.append("claimed")
+    return LockView(name, tuple(states), holder, run, claim, waiting, has_dead_letters, now / 1e6, without_expiry)
+
+
 def first_line(entry: str) -> Any:
     """Return the first line of a parked message: task name and task id; None if it is unreadable."""
     try:
         return json.loads(entry.partition("\n")[0])
     except ValueError:
         return None
+
+
+def names_in(entry: str) -> tuple[str, str]:
+    """Return task name and task id of a parked message; "" if it is unreadable."""
+    names = first_line(entry)
+    if not isinstance(names, list) or len(names) != 2:  # noqa: PLR2004  # task name and task id
+        return "", ""
+    return str(names[0]), str(names[1])
 
 
 def task_of(entry: str) -> tuple[str, str]:

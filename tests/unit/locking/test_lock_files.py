@@ -105,7 +105,7 @@ def test_second_owner_is_refused_and_reads_the_record_of_the_first(files: LockFi
     assert take(files, "a", identity="digest") is None
     holder = take(files_in(directory), "b")
     assert (holder.task, holder.task_id, holder.node, holder.pid) == ("app.pay", "id1", "w1@host", 7)
-    assert (holder.owner, holder.identity, holder.releasing, holder.in_file) == ("a", "digest", False, True)
+    assert (holder.owner, holder.identity, holder.releasing, holder.kind) == ("a", "digest", False, "file")
     assert before <= holder.since <= time.time()
     assert str(holder) == "app.pay[id1] on w1@host (by the lock file of this machine)"
 

@@ -66,9 +66,9 @@ def line(listener: Waits, *answers: Any, recent: RecentWake | None = None) -> Li
         (0.5, [Duplicate()], 1),
         (None, [Duplicate()], 0),  # it was not woken
         (0.5, [held(), Duplicate()], 0),  # the refusal has marked the lock
-        (0.5, [held(kept_by_min_hold=True), Duplicate()], 1),  # a kept lock has no release
-        (0.5, [held(reserved_for_retry=True), Duplicate()], 1),
-        (0.5, [held(owner="operator:ann@host"), Duplicate()], 1),
+        (0.5, [held(kind="min_hold"), Duplicate()], 1),  # a kept lock has no release
+        (0.5, [held(kind="keep_on_retry"), Duplicate()], 1),
+        (0.5, [held(kind="operator"), Duplicate()], 1),
         (0.5, [Tombstoned()], 1),
     ],
 )
@@ -99,7 +99,7 @@ def test_caller_that_the_store_does_not_answer_sends_nothing_more() -> None:
 @pytest.mark.invariant("no-wake-up-is-lost")
 def test_caller_whose_time_is_over_passes_on_what_it_knows_of_a_kept_lock() -> None:
     listener = Waits(FakeClock(), 0.5, None)
-    refusals = [held(kept_by_min_hold=True)] * 2
+    refusals = [held(kind="min_hold")] * 2
     assert line(listener, *refusals).wait(REQUEST, held(), 1.0, while_releasing=False) is refusals[-1]
     assert listener.passed_on == 1
 
@@ -110,7 +110,7 @@ def test_wait_for_the_end_of_min_hold_is_ended_by_the_process(monkeypatch: pytes
     # Replace the module's name: all threads of the process share time.sleep itself.
     monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=slept.append))
     listener = Waits(FakeClock(), None)
-    kept = Holder(None, None, "node", 1, since=0.0, expires_in=0.5, kept_by_min_hold=True)
+    kept = Holder(None, None, "node", 1, since=0.0, expires_in=0.5, kind="min_hold")
     refusal = Held(kept, same_message=False, rank_us=7)
     line(listener, Duplicate()).wait(REQUEST, refusal, None, while_releasing=False)
     assert slept == [pytest.approx(SERVER_LATE)]

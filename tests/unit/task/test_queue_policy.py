@@ -63,7 +63,7 @@ def test_reason_without_a_holder_names_earlier_waiters() -> None:
 
 
 def test_reason_names_the_waiter_that_was_granted_the_lock() -> None:
-    granted = Holder("app.pay", "id9", "", 0, since=1_700_000_000.0)
+    granted = Holder("app.pay", "id9", "", 0, since=1_700_000_000.0, kind="grant")
     reason = "held by app.pay[id9] (granted, not started) since 2023-11-14T22:13:20.000+00:00"
     assert decide(queued(0, granted), options(), ConflictContext()) == Park(1, reason)
 

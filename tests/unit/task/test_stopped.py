@@ -108,7 +108,7 @@ def test_child_that_was_told_by_ensure_is_not_struck_too(record):
 
 
 AFTER_A_STOP = """
-import sys, threading
+import sys, threading, time
 from celery.concurrency.thread import TaskPool
 from celery_dlock import Replaced
 from celery_dlock.keys.lock_name import LockName
@@ -116,16 +116,24 @@ from celery_dlock.locking.lease_table import LocalLeaseTable
 from celery_dlock.worker.abort import aborter_for_pool
 
 aborter, record = aborter_for_pool(TaskPool), LocalLeaseTable().open(LockName("n:x", 7, 1), "o.1", 60)
+inside = []
+
+def stop():  # not earlier: an exception within Thread.start() leaves its lock in disorder
+    while not inside:
+        time.sleep(0.001)
+    record.stop("replaced")
+
+stopper = threading.Thread(target=stop)
+stopper.start()
 aborter.enter(record, ["replaced"])
 try:
-    stopper = threading.Thread(target=record.stop, args=("replaced",))
-    stopper.start()
-    stopper.join()
-    for _ in range(1000):
+    inside.append(True)
+    while True:
         pass
 except Replaced:
     print("stopped")
 aborter.leave(record)
+stopper.join()
 
 def traced():
     return "ended"

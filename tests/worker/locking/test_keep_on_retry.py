@@ -66,7 +66,7 @@ def test_reserved_lock_names_its_holder_and_its_token_grows(environment, tasks):
     first_ended(environment, result)
     lock = tasks.keeps.lock_for(n)
     holder = eventually(
-        lambda: (found := lock.holder()) and found.reserved_for_retry and found, 5, message="it is kept"
+        lambda: (found := lock.holder()) and found.kind == "keep_on_retry" and found, 5, message="it is kept"
     )
     assert (holder.task, holder.task_id) == ("retrying.keeps", result.id)
     assert 25 < holder.expires_in <= 30 + DELAY  # the countdown, and a ttl of 30 s

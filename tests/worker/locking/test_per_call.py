@@ -108,7 +108,9 @@ class TestItChanges:
     def test_how_long_the_lock_is_kept(self, environment, tasks, call):
         n = environment.fresh()
         assert call(n, dlock={"min_hold": 60}).get(timeout=10) == n
-        holder = eventually(lambda: (found := tasks.calls.lock_for(n).holder()) and found.kept_by_min_hold and found, 5)
+        holder = eventually(
+            lambda: (found := tasks.calls.lock_for(n).holder()) and found.kind == "min_hold" and found, 5
+        )
         assert 50 < holder.expires_in <= 60
 
     def test_whether_a_success_uses_the_name(self, environment, call):
@@ -134,7 +136,9 @@ class TestItChanges:
         n = environment.fresh()
         result = tasks.lets_go.apply_async((n,), {"seconds": 1.0}, dlock={"keep_on_retry": True})
         eventually(
-            lambda: (found := tasks.lets_go.lock_for(n).holder()) and found.reserved_for_retry, 5, message="it is kept"
+            lambda: (found := tasks.lets_go.lock_for(n).holder()) and found.kind == "keep_on_retry",
+            5,
+            message="it is kept",
         )
         assert result.get(timeout=10) == n
 
