@@ -352,7 +352,8 @@ class History:
         name = self.swept(step)
         reads: list[Callable[[Any], Any]] = [
             lambda store: store.list_waiters(name, 1 + step.pick % 3),
-            lambda store: store.list_due_queues([BUCKET], 5, -3.3),
+            # Two of them may be due at the same time, but for the time that a step needs.
+            lambda store: sorted(store.list_due_queues([BUCKET], 5, -3.3)),
             lambda store: store.seats(name),
         ]
         return reads[step.bits % 3]

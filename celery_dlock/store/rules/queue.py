@@ -189,7 +189,7 @@ def sweep(
     lock, now = records.lock(), records.now
     if lock is not None and lock.due is None:
         # A lease, not a grant: visit the lock again when the lease has expired.
-        if records.has_entries():
+        if records.has_entries() or has_waiters(records):
             lock.has_waiters = True
             records.put_lock(lock)
             records.sweep_at(now + max(0, records.lock_left_ms()) * 1000)
