@@ -10,12 +10,11 @@ from typing import Final
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
-from ..base import ReleaseListener, ReleaseRequest
+from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
-from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 from ..rules import claims, operator, queue, release, runs, seats
 from ..rules.acquire import acquire

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...errors import InvalidLockOptions
 from ...keys.lock_name import LockName
+from ..base import QueueStepResult
 from ..model import AcquireRequest, Grant
-from ..queue_base import QueueStepResult
 from ..queue_model import ClaimRequest, ExistingCall, Waiting
 
 __all__ = ["QueuesUnsupported", "reject_unsupported"]

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 
 from ..acquisition import granted_to
+from ..base import QueueStepResult
 from ..model import Grant
-from ..queue_base import QueueStepResult
 from ..queue_model import Waiter, Waiting
 from .records import DONE_MS, LockRecord, Records
 from .views import names_in, task_of
