@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from ..keys.lock_name import LockName
+from .base import LockStore
 from .model import Grant
 from .operator_model import DeadLetter, LockView, Page, RunView, State
-from .queue_base import QueueStore
 
 __all__ = ["OperatorStore", "Place"]
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return cls(name.bucket, name.text, detail)
 
 
-class OperatorStore(QueueStore, Protocol):
+class OperatorStore(LockStore, Protocol):
     """A store as operators see it.
 
     Every method that sends a command raises :class:`~celery_dlock.errors.StoreUnavailable` if the store did not execute

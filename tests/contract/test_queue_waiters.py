@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Duplicate, Held
-from celery_dlock.store.queue_base import QueueStepResult
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import request_of as plain_claim
 from tests.contract.queue_helpers import (

@@ -10,13 +10,12 @@ from typing import Final
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
-from ..base import ReleaseListener, ReleaseRequest
+from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
 from ..claim_model import ClaimRequest, ExistingCall
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, Waiting
-from ..queue_base import FOREIGN_MS, QueueStepResult
 from ..rules import claims, operator, queue, release, runs, seats
 from ..rules.acquire import acquire
 from ..rules.views import names_in

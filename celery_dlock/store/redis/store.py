@@ -11,12 +11,18 @@ from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, Stor
 from ...keys.lock_name import LockName, name_from_member
 from ...options.durability import PRIMARY, Durability, check_ttl
 from ...utils.log import logger
-from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
+from ..base import (
+    DUPLICATE_PAUSE_MS,
+    FOREIGN_MS,
+    QueueStepResult,
+    ReleaseListener,
+    ReleaseRequest,
+    call_again_if_reply_lost,
+)
 from ..claim_model import ClaimRequest, ExistingCall
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator_model import Waiting
-from ..queue_base import DUPLICATE_PAUSE_MS, FOREIGN_MS, QueueStepResult
 from ..rules.views import last_run
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies

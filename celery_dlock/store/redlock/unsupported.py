@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ...errors import InvalidLockOptions
 from ...keys.lock_name import LockName
+from ..base import QueueStepResult
 from ..claim_model import ClaimRequest, ExistingCall
 from ..model import AcquireRequest, Grant
 from ..operator_model import Waiting
-from ..queue_base import QueueStepResult
 
 __all__ = ["QueuesUnsupported", "reject_unsupported"]
 

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 
 from ..acquisition import granted_to
+from ..base import QueueStepResult
 from ..model import Grant
 from ..operator_model import Waiter, WaiterState, Waiting
-from ..queue_base import QueueStepResult
 from .records import DONE_MS, LockRecord, Records
 from .views import names_in, task_of
 

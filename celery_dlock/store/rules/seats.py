@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..acquisition import granted_to, reserved_for
-from ..base import ReleaseRequest
+from ..base import QueueStepResult, ReleaseRequest
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Parked, Refusal, Released, RenewalResult
 from ..operator_model import Waiting
-from ..queue_base import QueueStepResult
 from . import acquire as plain_acquire
 from . import queue as plain_queue
 from . import release as plain_release
