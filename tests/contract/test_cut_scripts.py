@@ -13,10 +13,10 @@ import redis
 
 from celery_dlock.errors import StoreRefused
 from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Grant, Renewal, Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis import commands, scripts
 from celery_dlock.store.redis.operator import RedisOperatorStore
 from celery_dlock.store.redis.scripts import Script

@@ -99,16 +99,16 @@ def test_memory_and_scripts_agree_on_seats_above_the_limit(clean_server: Server)
         assert isinstance(ask("a", smaller), Parked)
         assert do(lambda store: store.release(smaller, "t2.1", ending("t2"))).granted is None
         assert isinstance(ask("b", larger), Parked)  # the larger limit counts again, and seat 2 is granted
-        assert stores.local.waiters(larger, 2)[1][0].state == "granted"
+        assert stores.local.list_waiters(larger, 2).waiters[0].state == "granted"
         stores.travel(61_000_000)
         ask("c", smaller)
         assert do(lambda store: store.remove_waiter(smaller, digest("a"), "g.1", ended=True)).granted is None
-        assert [view.state for view in stores.local.waiters(smaller, 5)[1]] == ["waiting", "waiting"]
+        assert [view.state for view in stores.local.list_waiters(smaller, 5).waiters] == ["waiting", "waiting"]
         ask("d", larger)
         stores.travel(61_000_000)
         ask("e", smaller)
         assert do(lambda store: store.sweep(smaller, "s.1", TURN, 5)).granted is None
-        assert stores.local.waiters(smaller, 5)[0] == 4
+        assert stores.local.list_waiters(smaller, 5).count == 4
 
 
 @pytest.mark.invariant("stores-agree")
