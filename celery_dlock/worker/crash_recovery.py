@@ -15,7 +15,7 @@ from .crash_record import HeldLease, WorkerRecord
 if TYPE_CHECKING:
     from ..locking.watchdog import Watchdog
     from ..runtime import Runtime
-    from ..store.queue_base import QueueStore
+    from ..store.base import LockStore
 
 __all__ = ["CrashRecovery"]
 
@@ -52,7 +52,7 @@ class CrashRecovery:
         node: str,
         goes_on: Callable[[], bool],
         mine: WorkerRecord,
-        other: tuple[QueueStore, Watchdog] | None = None,
+        other: tuple[LockStore, Watchdog] | None = None,
     ) -> None:
         self._runtime = runtime
         self._mine = mine

@@ -15,8 +15,8 @@ from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import BUCKETS, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
 from ..runtime import Runtime
+from ..store.base import FOREIGN_MS
 from ..store.model import Grant
-from ..store.queue_base import FOREIGN_MS
 from ..utils.background import Loop, begin_thread
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng

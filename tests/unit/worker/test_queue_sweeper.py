@@ -13,8 +13,8 @@ from celery_dlock.counters.meter import Counts
 from celery_dlock.errors import ReplyTimeout, StoreRefused, StoreUnavailable
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.messaging.receive_order import ReceiveOrder
+from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Grant
-from celery_dlock.store.queue_base import QueueStepResult
 from celery_dlock.worker.queue_sweeper import (
     BROKER_FAILURE_PAUSE,
     CLUSTER_SWEEP_INTERVAL,
