@@ -34,10 +34,11 @@ __all__ = [
 
 #: Part of the wire format: workers that disagree on it would not exclude one another.
 BUCKETS: Final = 1024
-#: What ``LockName.seats`` is if it is no number of seats. The name is one lock; only the store knows the number of its
-#: seats; or it is the name of one seat (a lock name, a colon and the number of the seat), which operators use.
+#: ``LockName.seats`` of a name that is one lock.
 ONE_LOCK: Final = 1
+#: ``LockName.seats`` of a name with seats whose number only the store knows.
 UNKNOWN_SEATS: Final = 0
+#: ``LockName.seats`` of the name of one seat: a lock name, a colon and the number of the seat. Operators use it.
 ONE_SEAT: Final = -1
 
 _SHOWN_LENGTH: Final = 100
