@@ -248,7 +248,7 @@ class LockClient:
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
         shard = self._store.shard(lease.lock_name)
         renew = functools.partial(self._breaker.call, self._store.renew, shard=shard)
-        # Repeat here, not in the store: the watchdog also calls the store, and repeats renewals at its next tick.
+        # Repeat here, not in the store: the watchdog also calls the store, and repeats renewals in its next round.
         (renewed,) = call_again_if_reply_lost(renew, [renewal], within)
         if renewed is None:
             raise StoreNotReady(f"too few servers confirmed the renewal of {lease.name}")

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from celery.worker.request import Request as CeleryRequest
 
-from celery_dlock.locking.watchdog import KILL_GRACE, TICK
+from celery_dlock.locking.watchdog import KILL_GRACE, ROUND
 from celery_dlock.worker.delivery_registry import REMEMBERED, DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
 from tests.unit.fakes import WatchdogHarness
@@ -39,9 +39,9 @@ def test_lease_is_lost_when_the_killed_process_outlives_the_grace() -> None:
     harness = WatchdogHarness()
     slot = harness.hold()
     harness.killed_by[slot.acquisition] = harness.clock.now + KILL_GRACE
-    harness.run(KILL_GRACE - 2 * TICK)
+    harness.run(KILL_GRACE - 2 * ROUND)
     assert not harness.lost
-    harness.run(3 * TICK)
+    harness.run(3 * ROUND)
     assert [(who, why) for who, why, _ in harness.lost] == [(slot.acquisition, REASON)]
     asked = len(harness.store.asked)
     harness.run(60)
