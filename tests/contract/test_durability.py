@@ -300,7 +300,7 @@ class TestRenewals:
         with paused(*servers.replicas):
             while not lease.lost:
                 assert time.monotonic() < ends, "the lease was over before its holder was told"
-                party.watchdog.tick()
+                party.watchdog.run_round()
                 time.sleep(0.05)
         assert lease.record.deadline == ends
         assert party.lost == ["no renewal was confirmed before its deadline: too few servers confirmed the renewal"]
