@@ -56,9 +56,8 @@ class LockOptions(DerivedOptions):
     key: Key = option(None, values.key, Chapter.LOCK, words.key, bound=bounds.key)
     """The arguments that make the lock name.
 
-    ``None`` uses all bound arguments. A ``str.format`` template names arguments: ``"sms:{user_id}"``. A non-empty
-    sequence of argument names uses these arguments. A callable takes the arguments of the call and returns a non-empty
-    string.
+    ``None`` uses all bound arguments, and a non-empty sequence of names uses these. A ``str.format`` template names
+    arguments: ``"sms:{user_id}"``. A callable takes the arguments of the call and returns a non-empty string.
     """
 
     scope: Literal["task", "shared"] = option(
@@ -230,10 +229,9 @@ class LockOptions(DerivedOptions):
     A pair, such as ``(5, 60)``, is that time, and the longest time for which newer calls delay the body, counted from
     the first waiting call. Without a pair, the longest time is ten times the first.
 
-    Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
-    the last call of a burst runs, once. A running body is never stopped. Retries do not wait for newer calls. Cannot be
-    combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires
-    ``on_conflict='queue'``.
+    Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. A
+    running body is never stopped. Retries do not wait for newer calls. Cannot be combined with ``unique``,
+    ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
     """
 
     unique: str | None = option(None, values.unique, Chapter.PUBLISH, words.UNIQUE)
