@@ -87,7 +87,7 @@ def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     for waiter, (rank, tries) in data.lost.items():
         parked |= {f"{waiter}:rank": str(rank)} | ({f"{waiter}:tries": str(tries)} if tries else {})
     parked |= {f"{waiter}:evicted": evicted for waiter, evicted in data.evicted_by.items()}
-    parked |= {f"{waiter}:over": by for waiter, by in data.over.items()}
+    parked |= {f"{waiter}:replaced_by": by for waiter, by in data.replaced_by.items()}
     if data.newest_call is not None:
         yield keys.debounced(), (newest_fields(data.newest_call), data.newest_until)
     if data.replaced is not None:

@@ -40,7 +40,7 @@ class NameData:
     places: dict[Place, dict[str, int]] = field(default_factory=lambda: {"waiting": {}, "delayed": {}})
     lost: dict[str, tuple[int, int]] = field(default_factory=dict)
     evicted_by: dict[str, str] = field(default_factory=dict)
-    over: dict[str, str] = field(default_factory=dict)
+    replaced_by: dict[str, str] = field(default_factory=dict)
     newest_call: NewestCall | None = None
     newest_until: int = 0
     replaced: ReplacedCalls | None = None

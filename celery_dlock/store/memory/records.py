@@ -258,7 +258,7 @@ class MemoryRecords:
 
     def drop_waiter(self, identity: str) -> None:
         data = self._data
-        for place in (*data.places.values(), data.entries, data.lost, data.evicted_by, data.over):
+        for place in (*data.places.values(), data.entries, data.lost, data.evicted_by, data.replaced_by):
             place.pop(identity, None)  # type: ignore[attr-defined]  # a dict of each kind
 
     def score(self, place: Place, identity: str) -> int | None:
@@ -299,11 +299,11 @@ class MemoryRecords:
     def put_evicted_by(self, identity: str, evicted: str) -> None:
         self._data.evicted_by[identity] = evicted
 
-    def over(self, identity: str) -> str | None:
-        return self._data.over.get(identity)
+    def replaced_by(self, identity: str) -> str | None:
+        return self._data.replaced_by.get(identity)
 
-    def put_over(self, identity: str, by: str) -> None:
-        self._data.over[identity] = by
+    def put_replaced_by(self, identity: str, by: str) -> None:
+        self._data.replaced_by[identity] = by
 
     def newest_call(self) -> NewestCall | None:
         data = self._data

@@ -9,8 +9,8 @@ from typing import Final
 
 from ..acquisition import granted_to
 from ..model import Grant, Parked, Queued, QueueRequest
-from .over import END_WITHIN_US, ReplaceableCall
 from .records import LockRecord, NewestCall, Records
+from .replaced_waiter import END_WITHIN_US, ReplaceableCall
 
 __all__ = ["DebouncedCall", "record_start"]
 
@@ -53,19 +53,19 @@ class DebouncedCall(ReplaceableCall):
 
     def _take(self) -> Parked | None:
         newest = self.newest
-        if self.over is None and not self.older:
+        if self.replaced_by is None and not self.older:
             if newest.identity is None:
                 # The record expired while the call waited, for example while all workers were away.
                 self._become_newest(self.records.now)
             return None
-        return self._give_way(newest.task_id if self.over is None else self.over)
+        return self._give_way(newest.task_id if self.replaced_by is None else self.replaced_by)
 
     def _park(self, held: LockRecord | None) -> Parked:
         records, newest, now = self.records, self.newest, self.records.now
         newest_entry = None
         if newest.identity is not None and newest.identity != self.identity:
             newest_entry = records.entry(newest.identity)
-        pending = newest_entry is not None and records.over(newest.identity or "") is None
+        pending = newest_entry is not None and records.replaced_by(newest.identity or "") is None
         if self.older or (pending and self.rank < newest.rank):
             records.put_entry(self.identity, self.place.entry)
             self._await_end(self.identity, self.rank, newest.task_id)

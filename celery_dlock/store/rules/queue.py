@@ -339,7 +339,7 @@ def list_waiters(records: Records, name: str, most: int, grants: Sequence[LockRe
         rank, lost = records.lost_grants(waiter)
         waits_for_newer = newest is not None and newest.identity == waiter and not lost
         state: WaiterState = "debounced" if waits_for_newer else "delayed"
-        found.append((waiter, rank or 0, "replaced" if records.over(waiter) is not None else state, due))
+        found.append((waiter, rank or 0, "replaced" if records.replaced_by(waiter) is not None else state, due))
     waiters: list[Waiter] = []
     for identity, rank, state, due in found:
         entry = records.entry(identity)

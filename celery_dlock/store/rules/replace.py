@@ -10,8 +10,8 @@ from typing import Final
 from ..acquisition import granted_to
 from ..base import ReleaseRequest
 from ..model import Grant, Parked, QueueRequest
-from .over import END_WITHIN_US, ReplaceableCall
 from .records import LockRecord, Records, ReplacedCalls
+from .replaced_waiter import END_WITHIN_US, ReplaceableCall
 
 __all__ = ["ReplacingCall", "is_stopped", "record_end", "record_start"]
 
@@ -51,7 +51,7 @@ class ReplacingCall(ReplaceableCall):
 
     def _pending(self) -> Grant | None:
         newest = self.calls.newest
-        if newest is None or newest == self.identity or self.records.over(newest) is not None:
+        if newest is None or newest == self.identity or self.records.replaced_by(newest) is not None:
             return None
         entry = self.records.entry(newest)
         return None if entry is None else Grant(newest, entry)
@@ -73,7 +73,7 @@ class ReplacingCall(ReplaceableCall):
 
     def take(self) -> Parked | None:
         """Return why this call, which was granted the lock, has ended. Return None if it may take the lock."""
-        by = _first(self.over, self.stopped_by, self.started_later, None if self.left_alone else self._another)
+        by = _first(self.replaced_by, self.stopped_by, self.started_later, None if self.left_alone else self._another)
         if by is None:
             return None
         if self.calls.busy_since is None:

@@ -15,7 +15,8 @@
 -- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
 -- @keys waiting  sorted set: identities of the waiters, by place
 -- @keys messages  hash: identity to parked message. Also <identity>:rank and :tries of waiters that lost a grant.
---   <identity>:evicted is the identity of the waiter that this one evicted, <identity>:over as in lib/over
+--   <identity>:evicted is the identity of the waiter that this one evicted,
+--   <identity>:replaced_by as in lib/replaced_waiter
 -- @keys delayed  sorted set: identities that lost a grant, by the time from which they wait again
 -- @keys queues  sorted set of this bucket: names of locks with waiters, by the time of the next sweep
 -- @keys dead  hash: identity to message of dead letters, and of removed waiters until their result is stored
@@ -201,7 +202,7 @@ end
 
 local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
 if DEBOUNCE or REPLACE then
-  -- @include over
+  -- @include replaced_waiter
   if DEBOUNCE then
     -- @include debounce
   else

@@ -37,9 +37,9 @@ end
 local later = redis.call('ZRANGE', delayed, '0', limit - 1, 'WITHSCORES')
 for place = 1, #later, 2 do
   local identity = later[place]
-  local rank, tries, over = unpack(
-    redis.call('HMGET', messages, identity .. ':rank', identity .. ':tries', identity .. ':over'))
-  local state = over and 'replaced' or (identity == newest and not tries) and 'debounced' or 'delayed'
+  local rank, tries, replaced_by = unpack(
+    redis.call('HMGET', messages, identity .. ':rank', identity .. ':tries', identity .. ':replaced_by'))
+  local state = replaced_by and 'replaced' or (identity == newest and not tries) and 'debounced' or 'delayed'
   add_waiter(identity, rank or '0', state, later[place + 1])
 end
 return answer

@@ -2,9 +2,9 @@
 -- acquire_queued goes on after them only if this copy may take the lock.
 -- @uses lock waiting messages delayed queues dead debounced acquisition identity task_id lock_name message
 -- @uses debounce_ms debounce_max_ms debounce
--- @after time full_memory grant ended_grant unpublished_grant conflict over
+-- @after time full_memory grant ended_grant unpublished_grant conflict replaced_waiter
 --
--- A call waits in `delayed` until it is due. A newer call replaces it (lib/over).
+-- A call waits in `delayed` until it is due. A newer call replaces it (lib/replaced_waiter).
 --
 -- debounced is a hash. It has identity, rank and task id of the newest call, and the time in us at which that call is
 -- due in any case. It also has the rank of the last call that started. After its last change, it lives a day longer
@@ -15,17 +15,17 @@
 
 local record = redis.call('HMGET', debounced, 'identity', 'rank', 'task_id', 'due_at_last', 'started')
 local newest, newest_rank, newest_id, due_at_last, started = unpack(record)
-local over = queued and redis.call('HGET', messages, identity .. ':over')
+local replaced_by = queued and redis.call('HGET', messages, identity .. ':replaced_by')
 local older = started and newest ~= identity and tonumber(rank) < tonumber(started)
 
 if for_this_grant then
-  if over or older then
+  if replaced_by or older then
     local its_message = redis.call('HGET', messages, identity)
     begin_writing()
-    await_end(identity, rank, over or newest_id)
+    await_end(identity, rank, replaced_by or newest_id)
     local waiter, next_message, next_grant = grant_or_free(now, acquisition)
     keep_notify(inherited_notify, waiter)
-    return parked(waiter, next_message, next_grant, identity, its_message, over or newest_id)
+    return parked(waiter, next_message, next_grant, identity, its_message, replaced_by or newest_id)
   end
   if not newest then
     -- The record expired while the call waited, for example while all workers were away.
@@ -34,10 +34,10 @@ if for_this_grant then
   end
 elseif queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
-  if over then
+  if replaced_by then
     -- A newer call replaced this one. If this is the second copy of the command that parked it, the worker that sent
     -- both has to store its end.
-    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), over)
+    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), replaced_by)
   end
   return parked(waiter, its_message, its_grant, evicted_by_this())
 else
@@ -45,7 +45,7 @@ else
     return {'queue', redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed), rank}
   end
   local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
-  local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
+  local pending = newest_message and not redis.call('HGET', messages, newest .. ':replaced_by')
   if older or (pending and tonumber(rank) < tonumber(newest_rank)) then
     sweep_at(now + END_WITHIN_US)
     await_end(identity, rank, newest_id, message)

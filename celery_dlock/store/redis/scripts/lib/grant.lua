@@ -17,7 +17,7 @@ local GROUP_SIZE = 16
 -- Remove a waiter from its queue, wherever it waits. The message goes first: a place without a message is skipped.
 local function remove_from_queue(waiter)
   redis.call('HDEL', messages, waiter, waiter .. ':rank', waiter .. ':tries', waiter .. ':evicted',
-             waiter .. ':over')
+             waiter .. ':replaced_by')
   redis.call('ZREM', waiting, waiter)
   redis.call('ZREM', delayed, waiter)
 end

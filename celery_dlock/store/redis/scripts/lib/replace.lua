@@ -1,7 +1,7 @@
 -- lib/replace: park the newest call of a name as the only waiter, and ask the running one to stop. Statements, not a
 -- function: acquire_queued goes on after them only if this copy may take the lock.
 -- @uses lock waiting messages delayed dead replaced identity task_id message replace_max_ms is_retry replace
--- @after time full_memory grant ended_grant unpublished_grant conflict over
+-- @after time full_memory grant ended_grant unpublished_grant conflict replaced_waiter
 --
 -- replaced is a hash. It lives a day longer than replace_max_ms. Its fields:
 --   newest, newest_rank, newest_id    identity, rank and task id of the newest call that waits or has waited
@@ -23,11 +23,11 @@ local CLOCK_STEP_US = 1000000
 local record = redis.call('HMGET', replaced, 'newest', 'newest_rank', 'newest_id', 'started_rank', 'started_id',
                           'busy_since', 'stop:' .. identity)
 local newest, newest_rank, newest_id, started_rank, started_id, busy_since, stopped_by = unpack(record)
-local over = queued and redis.call('HGET', messages, identity .. ':over')
+local replaced_by = queued and redis.call('HGET', messages, identity .. ':replaced_by')
 -- No body has ended by itself for replace_max_ms, so the running one is left alone.
 local left_alone = busy_since and now - busy_since >= replace_max_ms * 1000
 local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
-local pending = newest_message and not redis.call('HGET', messages, newest .. ':over')
+local pending = newest_message and not redis.call('HGET', messages, newest .. ':replaced_by')
 
 -- The id of a newer call that has started. A retry is as old as the run that it repeats. After self.replace ("2"), the
 -- message has the id of a call that may have run under another name. Such a message is as old as its own rank.
@@ -57,7 +57,7 @@ end
 
 if for_this_grant then
   -- This call may have been granted the lock before a newer one came.
-  local by = over or stopped_by or started_later or (not left_alone and another)
+  local by = replaced_by or stopped_by or started_later or (not left_alone and another)
   if by then
     local its_message = redis.call('HGET', messages, identity)
     begin_writing()
@@ -74,10 +74,10 @@ if for_this_grant then
   end
 elseif queued then
   local waiter, its_message, its_grant = unpublished_grant(acquisition)
-  if over then
+  if replaced_by then
     -- A newer call replaced this one. If this is the second copy of the command that parked it, the worker that sent
     -- both has to store its end.
-    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), over)
+    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), replaced_by)
   end
   return parked(waiter, its_message, its_grant, evicted_by_this())
 elseif stopped_by or started_later or held or preceded or pending then

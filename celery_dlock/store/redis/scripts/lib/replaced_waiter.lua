@@ -1,11 +1,11 @@
--- lib/over: the end of a waiter that a newer call replaced (debounce, on_conflict="replace").
+-- lib/replaced_waiter: the end of a waiter that a newer call replaced (debounce, on_conflict="replace").
 -- @uses lock waiting messages delayed queues acquisition lock_name
 -- @after time holder grant unpublished_grant
 --
--- The replaced call stays in `delayed` until its end is stored, with the field <identity>:over, so that its copies do
--- not run. If the process that has to store this end dies, the call becomes a waiter again END_WITHIN_US later. When
--- it is granted the lock, its message is published once more. The worker that receives the message stores the end and
--- does not run it.
+-- The replaced call stays in `delayed` until its end is stored, with the field <identity>:replaced_by, so that its
+-- copies do not run. If the process that has to store this end dies, the call becomes a waiter again END_WITHIN_US
+-- later. When it is granted the lock, its message is published once more. The worker that receives the message stores
+-- the end and does not run it.
 --
 -- The including script has set: now, rank, held.
 
@@ -15,7 +15,7 @@ local END_WITHIN_US = 10000000
 -- Have a replaced call wait until its end is stored. A call that is not parked yet is parked with its message.
 local function await_end(waiter, its_rank, by, its_message)
   redis.call('ZADD', delayed, decimal(now + END_WITHIN_US), waiter)
-  local facts = {waiter .. ':over', by, waiter .. ':rank', its_rank}
+  local facts = {waiter .. ':replaced_by', by, waiter .. ':rank', its_rank}
   if its_message then
     facts[5], facts[6] = waiter, its_message
   end

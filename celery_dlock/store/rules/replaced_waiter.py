@@ -1,6 +1,6 @@
 """The end of a waiter that a newer call replaced (``debounce``, ``on_conflict="replace"``).
 
-These are the rules of ``scripts/lib/over.lua``, which explains them.
+These are the rules of ``scripts/lib/replaced_waiter.lua``, which explains them.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class ReplaceableCall:
         self.identity = self.request.identity.digest if self.request.identity else ""
         self.task_id = self.request.requester.task_id
         #: The task id of the call that replaced this one; None if it was not replaced.
-        self.over = self.records.over(self.identity) if self.queued else None
+        self.replaced_by = self.records.replaced_by(self.identity) if self.queued else None
 
     def answer_queued(self) -> Parked:
         """Return the answer to a message that waits already, and was not published for a grant."""
         unpublished = unpublished_grant(self.records, self.acquisition)
-        if self.over is not None:
+        if self.replaced_by is not None:
             # A newer call replaced this one. If this is the second copy of the command that parked it, the worker
             # that sent both copies has to store its end.
-            return self._replaced(unpublished, self.over)
+            return self._replaced(unpublished, self.replaced_by)
         return Parked(self.rank, 1, unpublished, self.evicted, self.task_id)
 
     def _give_way(self, by: str) -> Parked:
@@ -66,7 +66,7 @@ class ReplaceableCall:
         """Have a replaced call wait until its end is stored."""
         records = self.records
         records.take_from("waiting", replaced)
-        records.put_over(replaced, by)
+        records.put_replaced_by(replaced, by)
         records.put_lost_grants(replaced, rank, records.lost_grants(replaced)[1])
         records.put_in("delayed", replaced, records.now + END_WITHIN_US)
 
