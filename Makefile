@@ -40,7 +40,7 @@ help:
 	@echo "make test-servers  tests on RabbitMQ, Redis and others of Debian's packages (as root on Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
 	@echo 'make histories     10,000 random histories, in the memory store and in the scripts: do they agree?'
-	@echo 'make docs          build the documentation site into build/docs; a warning or a dead link is an error'
+	@echo 'make docs          build the documentation site into build/docs; a warning, a dead link or a page over its word limit is an error'
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal; WEB=1: then the dashboard on its data'
 	@echo 'make demo-picture  the same, saved as docs/images/demo.svg for the README'
@@ -167,7 +167,8 @@ histories: .venv/.ready
 	DLOCK_TEST_HISTORY_PARTS=20 $(BIN)/python -m pytest -q -n 2 --dist load -m slow tests/contract/test_rules.py
 
 # Needs no network once .venv-docs is made. -n: a reference without a target is a warning; -W: a warning is an error.
-docs: .venv-docs/.filled
+docs: .venv-docs/.filled .venv/.ready
+	$(BIN)/python tools/size.py --check
 	.venv-docs/bin/sphinx-build -W --keep-going -n -q -j auto docs build/docs
 	@echo 'built: build/docs/index.html'
 

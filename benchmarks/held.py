@@ -1,7 +1,7 @@
 """The cost of locks that one process holds: `make bench-held`, about two minutes.
 
 A program takes locks and sleeps. Its watchdog renews them. Measured are the CPU time of the program, of its watchdog's
-ticks and of the store. So is the longest pause of another thread, or under gevent of another greenlet.
+rounds and of the store. So is the longest pause of another thread, or under gevent of another greenlet.
 
 With ``--against FOLDER``, the package in another checkout is measured at the same moments, for a comparison.
 Exits with status 1 if a target is missed. docs/explanation/benchmarks.md says how to read the figures.
@@ -28,14 +28,14 @@ ROOT = Path(__file__).parent.parent
 TTL = 9.0
 #: CPU seconds per second of a program that holds so many locks.
 LIMITS = {1_000: 0.005, 10_000: 0.04}
-#: Longest CPU time of one tick in milliseconds.
-LONGEST_TICK_MS = 20.0
+#: Longest CPU time of one round in milliseconds.
+LONGEST_ROUND_MS = 20.0
 #: Seconds between two wake-ups of the thread that looks for pauses.
 PAUSE_STEP = 0.001
 
 
-class Ticks:
-    """Watches the watchdog's ticks from within the program."""
+class Rounds:
+    """Watches the watchdog's rounds from within the program."""
 
     def __init__(self) -> None:
         from celery_dlock.locking.watchdog import Watchdog  # noqa: PLC0415 (gevent patches first)
@@ -43,18 +43,18 @@ class Ticks:
         self.cpu: list[float] = []
         self.idle: list[float] = []
         self.renewals = 0
-        #: Whether the running tick renews.
+        #: Whether the running round renews.
         self._renewed = False
-        tick = Watchdog.tick
+        run_round = Watchdog.run_round
 
         def timed(watchdog: Watchdog) -> bool:
             began, self._renewed = time.thread_time(), False
             try:
-                return tick(watchdog)
+                return run_round(watchdog)
             finally:
                 (self.cpu if self._renewed else self.idle).append(time.thread_time() - began)
 
-        Watchdog.tick = timed  # type: ignore[method-assign,assignment]
+        Watchdog.run_round = timed  # type: ignore[method-assign,assignment]
 
     def count(self, stores: Any) -> None:
         """Count the renewals that are sent to these stores."""
@@ -75,25 +75,25 @@ def hold(url: str, count: int, seconds: float) -> dict[str, Any]:
     from celery_dlock import Lock  # noqa: PLC0415
     from celery_dlock.runtime import Runtime  # noqa: PLC0415
 
-    ticks = Ticks()
+    rounds = Rounds()
     app = Celery("held", set_as_current=False)
     app.conf.dlock_url = url
     locks = [Lock(f"held:{os.getpid()}:{number}", app=app, ttl=TTL) for number in range(count)]
-    ticks.count(Runtime.of(app).watchdog._stores.values())  # noqa: SLF001  # it has no public name
+    rounds.count(Runtime.of(app).watchdog._stores.values())  # noqa: SLF001  # it has no public name
     for lock in locks:
         lock.acquire()
     time.sleep(TTL / 3)  # the first renewals come in the order of the acquires
-    for measured in (ticks.cpu, ticks.idle):
+    for measured in (rounds.cpu, rounds.idle):
         measured.clear()
-    renewed, began, used = ticks.renewals, time.monotonic(), time.process_time()
+    renewed, began, used = rounds.renewals, time.monotonic(), time.process_time()
     time.sleep(seconds)
     took = time.monotonic() - began
-    busy, idle = sorted(ticks.cpu), sorted(ticks.idle)
+    busy, idle = sorted(rounds.cpu), sorted(rounds.idle)
     found = {
         "cpu": (time.process_time() - used) / took,
-        "renewals": (ticks.renewals - renewed) / took,
+        "renewals": (rounds.renewals - renewed) / took,
         "idle": statistics.median(idle) * 1000 if idle else 0.0,
-        "tick": statistics.median(busy) * 1000 if busy else 0.0,
+        "round": statistics.median(busy) * 1000 if busy else 0.0,
         "longest": max(busy + idle, default=0.0) * 1000,
     }
     found["pause"] = longest_pause(seconds) * 1000
@@ -149,15 +149,15 @@ def main() -> int:
                 threads = "gevent" if green else "threads"
                 shown = [f"{found[key]:.3f}" for key in ("cpu",)]
                 shown += [f"{per_call:.0f}", f"{found['renewals']:.0f}"]
-                shown += [f"{found[key]:.1f}" for key in ("idle", "tick", "longest", "pause")]
+                shown += [f"{found[key]:.1f}" for key in ("idle", "round", "longest", "pause")]
                 rows.append([f"{count} {threads} {kind}", *shown, f"{found['alive']}"])
                 if kind == "":
                     targets += [
                         Target(f"CPU s/s of {count} locks, {threads}", found["cpu"], limit),
-                        Target(f"longest tick at {count}, {threads}, ms", found["longest"], LONGEST_TICK_MS),
+                        Target(f"longest round at {count}, {threads}, ms", found["longest"], LONGEST_ROUND_MS),
                         Target(f"locks alive of {count}, {threads}", found["alive"], count - 1, floor=True),
                     ]
-    head = ["held", "CPU s/s", "store us/script", "renewals/s", "idle ms", "tick ms", "longest ms", "pause ms", "alive"]
+    head = ["held", "CPU s/s", "store us/script", "renewals/s", "idle ms", "round ms", "max ms", "pause ms", "alive"]
     print("\n" + table(head, rows) + "\n")
     print(*targets, sep="\n")
     return 0 if all(target.reached for target in targets) else 1

@@ -20,9 +20,8 @@ import redis
 from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.keys.lock_name import LockName, shared_name
-from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.base import LockStore, ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, Renewal, Requester
-from celery_dlock.store.queue_base import QueueStore
 from tests.support.servers import Server
 from tests.support.stores import store_at
 
@@ -45,7 +44,7 @@ class Calls:
         limit: The limit.
     """
 
-    def __init__(self, store: QueueStore, client: redis.Redis, limit: int) -> None:
+    def __init__(self, store: LockStore, client: redis.Redis, limit: int) -> None:
         self._store, self._client, self.limit = store, client, limit
         self._full, self._free = (shared_name(f"{which} {limit}")._replace(seats=limit) for which in ("full", "free"))
         #: Client's time, server's time and scripts of each call, by the kind of the call.
@@ -97,7 +96,7 @@ class Calls:
         return found["calls"], found["usec"]
 
 
-def measure(store: QueueStore, client: redis.Redis, times: int = TIMES) -> list[Calls]:
+def measure(store: LockStore, client: redis.Redis, times: int = TIMES) -> list[Calls]:
     """Time each kind of call for each limit. The first call of each kind loads its script and does not count."""
     limits = [Calls(store, client, limit) for limit in LIMITS]
     for calls in limits:

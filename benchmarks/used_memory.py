@@ -12,8 +12,8 @@ import redis
 
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.servers import Server

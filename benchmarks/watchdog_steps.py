@@ -1,6 +1,6 @@
 """Interpreter steps of the watchdog for held leases, counted: `python -m benchmarks.watchdog_steps`.
 
-A store without a server answers each renewal, and time passes only between two ticks. So two runs print the same steps.
+A store without a server answers each renewal, and time passes only between rounds. So two runs print the same steps.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LocalLeaseTable
-from celery_dlock.locking.watchdog import TICK, Watchdog
+from celery_dlock.locking.watchdog import ROUND, Watchdog
 from celery_dlock.store.redis.store import RedisStore
 
 TTL = 9.0
-#: Ticks whose steps are counted: one ttl's third. Ticks whose garbage collections are counted: 45 s.
-TICKS, GC_TICKS = 15, 225
+#: Rounds whose steps are counted: one ttl's third. Rounds whose garbage collections are counted: 45 s.
+ROUNDS, GC_ROUNDS = 15, 225
 
 
 class _Clock:
@@ -56,7 +56,7 @@ class _Server:
 
 
 def count_steps(leases: int) -> tuple[collections.Counter[str], list[int]]:
-    """Return the steps of some ticks by function, and the garbage collections of many ticks by generation."""
+    """Return the steps of some rounds by function, and the garbage collections of many rounds by generation."""
     clock, table, server = _Clock(), LocalLeaseTable(), _Server()
     store = RedisStore(server, "dlock")  # type: ignore[arg-type]
     watchdog = Watchdog(store, clock, 0.4, lambda record, reason: None)
@@ -65,11 +65,11 @@ def count_steps(leases: int) -> tuple[collections.Counter[str], list[int]]:
     for number in range(leases):
         record = table.open(shared_name(f"held:{number}"), f"owner.{number}", TTL)
         record.held(clock.now + TTL)
-        if number % max(1, leases // TICKS) == 0:
+        if number % max(1, leases // ROUNDS) == 0:
             _run(watchdog, clock, 1)
-    _run(watchdog, clock, 3 * TICKS)
+    _run(watchdog, clock, 3 * ROUNDS)
     before = _collections()
-    _run(watchdog, clock, GC_TICKS)
+    _run(watchdog, clock, GC_ROUNDS)
     collected = [after - earlier for after, earlier in zip(_collections(), before, strict=True)]
     steps: collections.Counter[str] = collections.Counter()
 
@@ -80,7 +80,7 @@ def count_steps(leases: int) -> tuple[collections.Counter[str], list[int]]:
         return trace
 
     sys.settrace(trace)
-    _run(watchdog, clock, TICKS)
+    _run(watchdog, clock, ROUNDS)
     sys.settrace(None)
     return steps, collected
 
@@ -89,20 +89,21 @@ def _collections() -> list[int]:
     return [generation["collections"] for generation in gc.get_stats()]
 
 
-def _run(watchdog: Watchdog, clock: _Clock, ticks: int) -> None:
-    for _ in range(ticks):
-        watchdog.tick()
-        clock.now += TICK
+def _run(watchdog: Watchdog, clock: _Clock, rounds: int) -> None:
+    for _ in range(rounds):
+        watchdog.run_round()
+        clock.now += ROUND
 
 
 def main() -> None:
     for leases in (1_000, 10_000):
         steps, collected = count_steps(leases)
-        total = sum(steps.values()) / TICKS
-        print(f"{leases} leases: {total:.0f} steps a tick, {total / TICK / (leases * 3 / TTL):.0f} a renewal;", end=" ")
-        print(f"garbage collections in {GC_TICKS * TICK:.0f} s, young to old:", *collected)
+        total = sum(steps.values()) / ROUNDS
+        renewal = total / ROUND / (leases * 3 / TTL)
+        print(f"{leases} leases: {total:.0f} steps a round, {renewal:.0f} a renewal;", end=" ")
+        print(f"garbage collections in {GC_ROUNDS * ROUND:.0f} s, young to old:", *collected)
         for name, count in steps.most_common(8):
-            print(f"  {count / TICKS:8.0f} {name}")
+            print(f"  {count / ROUNDS:8.0f} {name}")
 
 
 if __name__ == "__main__":

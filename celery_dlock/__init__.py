@@ -17,7 +17,7 @@ from .lock import Lock
 from .locking.lease import Lease
 from .messaging.results import CallSkipped, Replaced
 from .options.lock_options import LockOptions
-from .task import startup_warnings  # noqa: F401  # connects to a worker's start
+from .task import app_check  # noqa: F401  # connects to a worker's start
 from .task.base import SingletonTask
 from .task.decorator import singleton_task
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from .keys.key_spec import LockName
     from .locking.lock_files import LockFiles
+    from .store.base import LockStore
     from .store.model import Grant, Released
-    from .store.queue_base import QueueStore
 
 __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 
@@ -186,7 +186,7 @@ class Runtime:
         return self._here().lease_table
 
     @property
-    def lock_store(self) -> QueueStore:
+    def lock_store(self) -> LockStore:
         """The store of this process. The watchdog and the claim rollback have stores of their own."""
         return self._here().lock_store
 
@@ -255,7 +255,7 @@ class Runtime:
         """Use this lease table in the calling pool child. The watchdog of the main process reads it."""
         self._processes[os.getpid()] = self._begin(lease_table)
 
-    def open_store(self, timeout: float) -> QueueStore:
+    def open_store(self, timeout: float) -> LockStore:
         settings = self.settings
         return open_store(
             settings.locations,
@@ -334,7 +334,7 @@ class Runtime:
 
     def new_watchdog(
         self,
-        open_store: Callable[[float], QueueStore],
+        open_store: Callable[[float], LockStore],
         timeout: float,
         doubtful: Callable[[str], bool] = lambda acquisition: False,
     ) -> Watchdog:
@@ -379,7 +379,7 @@ class _Process:
     watchdog: Watchdog
     lock_client: LockClient
     grant_publisher: GrantPublisher
-    lock_store: QueueStore
+    lock_store: LockStore
     claim_rollback: ClaimRollback
     wake_watchdog: Callable[[], bool]
 
@@ -415,7 +415,7 @@ class _LossNotifier:
             self._runtime.listeners.emit("lost", name=name.text, owner=owner, reason=reason, **facts)
 
 
-def _watchdog_store(store: QueueStore, recorder: Recorder | None) -> QueueStore:
+def _watchdog_store(store: LockStore, recorder: Recorder | None) -> LockStore:
     if recorder is not None:
         for command in ("renew", "release"):
             vars(store)[command] = recorder.timed(command, getattr(store, command))

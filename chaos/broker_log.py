@@ -17,10 +17,11 @@ KEEP_ALL = ("--auto-aof-rewrite-percentage", "0")
 
 
 def never_recorded(broker: Server) -> set[str]:
-    """Return the ids of the messages that a worker took and never recorded."""
+    """Return the ids of the messages whose last copy that a worker took was never recorded."""
     queues: defaultdict[bytes, deque[tuple[str, str]]] = defaultdict(deque)
-    #: The id of each message that was taken and not recorded, by its delivery tag.
+    #: The delivery tag of the copy that was taken last, by message id.
     taken: dict[str, str] = {}
+    recorded: set[str] = set()
     for verb, key, *values in _commands(broker.folder):
         match verb:
             case b"LPUSH":
@@ -28,11 +29,12 @@ def never_recorded(broker: Server) -> set[str]:
             case b"RPUSH":
                 queues[key].extend(map(_tag_and_id, values))
             case b"RPOP":  # also what BRPOP did
-                taken.update([queues[key].pop()])
+                tag, task_id = queues[key].pop()
+                taken[task_id] = tag
+                recorded.discard(tag)  # a message that is delivered again keeps its tag
             case b"HSET" if key == b"unacked":
-                for tag in values[::2]:
-                    taken.pop(tag.decode(), None)
-    return set(taken.values())
+                recorded.update(tag.decode() for tag in values[::2])
+    return {task_id for task_id, tag in taken.items() if tag not in recorded}
 
 
 def _tag_and_id(text: bytes) -> tuple[str, str]:

@@ -13,10 +13,10 @@ from ..store.operator_model import (
     HolderView,
     LockView,
     Page,
-    QueueView,
     RunView,
     State,
-    WaiterView,
+    Waiter,
+    Waiting,
 )
 from .actions import ActionRefused, LockControl
 from .explanation import Explanation
@@ -37,11 +37,11 @@ __all__ = [
     "LockControl",
     "LockView",
     "Page",
-    "QueueView",
     "RunView",
     "State",
     "TickView",
-    "WaiterView",
+    "Waiter",
+    "Waiting",
     "WorkerView",
     "Workers",
 ]

@@ -260,7 +260,7 @@ class LockControl(LockReader):
 
         Args:
             name: The lock name.
-            identity: ``identity`` of the :class:`WaiterView` or :class:`DeadLetter`.
+            identity: ``identity`` of the :class:`Waiter` or :class:`DeadLetter`.
             reason: A text for the audit and for the result.
 
         Returns:

@@ -16,7 +16,7 @@ from ..keys.lock_name import name_from_text
 from ..messaging.results import QUEUED
 from ..store.holder_model import shown_time
 from ..store.model import CUT
-from ..store.operator_model import ClaimView, DeadLetter, HolderView, LockView, RunView, WaiterView
+from ..store.operator_model import ClaimView, DeadLetter, HolderView, LockView, RunView, Waiter
 from ..utils.background import begin_thread
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Explanation:
     result: str
     reason: str
     holds: Sequence[LockView]
-    waits: Sequence[WaiterView]
+    waits: Sequence[Waiter]
     dead_letters: Sequence[DeadLetter]
     runs: Sequence[RunView]
     claims: Sequence[ClaimView]
@@ -74,7 +74,10 @@ def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     holds = [view for view in views if view.holder and view.holder.task_id == short]
     claims = [view.claim for view in views if view.claim and view.claim.task_id == task_id]
     waits = [
-        waiter for name in store.queues() for waiter in store.waiters(name, WAITERS)[1] if waiter.task_id == task_id
+        waiter
+        for name in store.queues()
+        for waiter in store.list_waiters(name, WAITERS).waiters
+        if waiter.task_id == task_id
     ]
     letters = [letter for letter in store.dead_letters() if letter.task_id == task_id]
     runs = [run for run in store.unsettled_runs() if run.task_id == short]
@@ -188,7 +191,7 @@ def _lines(found: Explanation) -> Iterator[str]:
         yield f"it was published by {claim.publisher} and claims {claim.name} since {shown_time(claim.since)}"
 
 
-def _now_held_by(view: LockView, waiter: WaiterView) -> str:
+def _now_held_by(view: LockView, waiter: Waiter) -> str:
     """Return who holds the lock of a waiter now. The waiter's result names the holder at the time of its arrival."""
     holder = view.holder
     if holder is None and waiter.due > view.at:
@@ -202,7 +205,7 @@ def _now_held_by(view: LockView, waiter: WaiterView) -> str:
     return f"{view.name} is now {holder.state}: {held_by}{where} since {shown_time(holder.since)}"
 
 
-def _not_due(waiter: WaiterView) -> str:
+def _not_due(waiter: Waiter) -> str:
     if waiter.state == "debounced":
         return f": due at {shown_time(waiter.due)} if no newer call comes until then"
     if waiter.state == "delayed":

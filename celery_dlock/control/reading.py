@@ -19,10 +19,10 @@ from ..store.operator_model import (
     DeadLetter,
     LockView,
     Page,
-    QueueView,
     RunView,
     State,
-    WaiterView,
+    Waiter,
+    Waiting,
 )
 from . import explanation, summary
 from . import ticks as schedule
@@ -109,16 +109,16 @@ class LockReader:
         """
         return self._store.describe(name_from_text(name))
 
-    def waiting(self, name: str | None = None, *, limit: int = 1000) -> tuple[WaiterView, ...]:
+    def waiting(self, name: str | None = None, *, limit: int = 1000) -> tuple[Waiter, ...]:
         """Return the waiters of a lock, or of all locks, by lock and then by rank.
 
         Raises:
             LockKeyError: The text is no lock name.
         """
         names: Iterable[LockName] = self._store.queues() if name is None else [self._named(name)]
-        found: list[WaiterView] = []
+        found: list[Waiter] = []
         for one in names:
-            found += self._store.waiters(one, limit - len(found))[1]
+            found += self._store.list_waiters(one, limit - len(found)).waiters
             if len(found) >= limit:
                 break
         return tuple(found)
@@ -128,7 +128,7 @@ class LockReader:
         found = name_from_text(name)
         return found if self._store.seats(found) == 1 else found._replace(seats=0)
 
-    def queues(self, *, after: str = "", limit: int = LIMIT, each: int = 20) -> tuple[QueueView, ...]:
+    def queues(self, *, after: str = "", limit: int = LIMIT, each: int = 20) -> tuple[Waiting, ...]:
         """Return the locks that have waiters, each with the first of them. They are in a fixed order.
 
         Args:
@@ -140,8 +140,8 @@ class LockReader:
             LockKeyError: ``after`` is no lock name.
         """
         place = Place.of(name_from_text(after)) if after else None
-        found = ((name, *self._store.waiters(name, each)) for name in self._store.queues(place))
-        return tuple(islice((QueueView(name.text, count, first) for name, count, first in found if count), limit))
+        found = (self._store.list_waiters(name, each) for name in self._store.queues(place))
+        return tuple(islice((queue for queue in found if queue.count), limit))
 
     def dead_letters(
         self,

@@ -78,9 +78,9 @@ def counts(store: OperatorStore) -> Counts:
         if view.claim:
             claims.add(view.claim.task)
     for name in store.queues():
-        count, first = store.waiters(name, 1)
-        for waiter in first:
-            waiting.add(waiter.task, waiter.since, count)
+        queue = store.list_waiters(name, 1)
+        for waiter in queue.waiters:
+            waiting.add(waiter.task, waiter.since, queue.count)
     dead, unknown = _Tally(), _Tally()
     for letter in store.dead_letters():
         dead.add(letter.task)

@@ -11,8 +11,8 @@ from typing import Final
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
-from ..store.queue_base import ClaimStore
-from ..store.queue_model import ClaimRequest
+from ..store.base import LockStore
+from ..store.claim_model import ClaimRequest
 from ..utils.background import Loop
 from ..utils.clock import Clock
 
@@ -36,13 +36,13 @@ class ClaimRollback:
         clock: The clock by which claims expire here.
     """
 
-    def __init__(self, make_store: Callable[[], ClaimStore], clock: Clock) -> None:
+    def __init__(self, make_store: Callable[[], LockStore], clock: Clock) -> None:
         self._make_store = make_store
         self._clock = clock
         # append and popleft are atomic, so no lock is needed. A lock could be held by the code that a signal handler
         # interrupted, or by a suspended greenlet.
         self._left: collections.deque[tuple[LockName, ClaimRequest, float]] = collections.deque(maxlen=MOST)
-        self._store: ClaimStore | None = None
+        self._store: LockStore | None = None
         self._loop = Loop("unsure claims", self._run_round, needed=lambda: bool(self._left), close=self._close)
 
     def take_back(self, name: LockName, publication: ClaimRequest) -> None:

@@ -20,7 +20,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..keys.lock_name import LockName
-from ..store.base import ReleaseRequest, call_again_if_reply_lost
+from ..store.base import LockStore, ReleaseRequest, call_again_if_reply_lost
 from ..store.circuit_breaker import CircuitBreaker, shared_states
 from ..store.holder_model import Holder
 from ..store.model import (
@@ -40,8 +40,7 @@ from ..store.model import (
     Unknown,
     Used,
 )
-from ..store.queue_base import QueueStore
-from ..store.queue_model import Waiting
+from ..store.operator_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
 from ..utils.rng import rng
@@ -81,7 +80,7 @@ class LockClient:
 
     def __init__(
         self,
-        store: QueueStore,
+        store: LockStore,
         lease_table: LeaseTable,
         wake: Callable[[], bool],
         clock: Clock,
@@ -249,7 +248,7 @@ class LockClient:
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))
         shard = self._store.shard(lease.lock_name)
         renew = functools.partial(self._breaker.call, self._store.renew, shard=shard)
-        # Repeat here, not in the store: the watchdog also calls the store, and repeats renewals at its next tick.
+        # Repeat here, not in the store: the watchdog also calls the store, and repeats renewals in its next round.
         (renewed,) = call_again_if_reply_lost(renew, [renewal], within)
         if renewed is None:
             raise StoreNotReady(f"too few servers confirmed the renewal of {lease.name}")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 
 from ..keys.lock_name import LockName
+from ..store.base import LockStore
 from ..store.holder_model import Holder
 from ..store.model import AcquireRequest, Requester, Used
-from ..store.queue_base import QueueStore
 from ..utils.clock import Clock
 from .lease import Lease
 
 __all__ = ["used_before"]
 
 
-def used_before(store: QueueStore, clock: Clock, name: LockName, held: Lease, request: AcquireRequest) -> Used | None:
+def used_before(store: LockStore, clock: Clock, name: LockName, held: Lease, request: AcquireRequest) -> Used | None:
     """Return the earlier successful run of the name, nested or not; None if there is none."""
     if held.inner_use is not None and held.inner_use.tick == request.tick:
         by = Requester(*json.loads(held.inner_use.requester))

@@ -258,7 +258,7 @@ class LocalLeaseTable:
         self._changed.pop(record.acquisition, None)
 
     def note(self, record: LocalLeaseRecord) -> None:
-        """Note that the watchdog must look at this record in its next tick. Call this after the change."""
+        """Note that the watchdog must look at this record in its next round. Call this after the change."""
         if record.acquisition in self._taken:
             self._changed[record.acquisition] = record
 

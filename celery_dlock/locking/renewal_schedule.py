@@ -1,4 +1,4 @@
-"""The renewal schedule: which records of a local lease table the watchdog looks at in a tick, one of its rounds.
+"""The renewal schedule: which records of a local lease table the watchdog looks at in a round.
 
 A process may hold thousands of leases, of which few need something at a given moment. A record is looked at:
 
@@ -6,7 +6,7 @@ A process may hold thousands of leases, of which few need something at a given m
 - while its acquire or its release is under way. The lease table notes the record when either begins;
 - in turn with all others. This finds what the table does not note: a doubtful delivery, or a process that Celery kills.
 
-So a process with up to :data:`IN_TURN` leases has all of them looked at in each tick.
+So a process with up to :data:`IN_TURN` leases has all of them looked at in each round.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .lease_table import LeaseRecord, LeaseState, LocalLeaseRecord, LocalLeaseTa
 
 __all__ = ["RenewalSchedule", "renewal_due"]
 
-#: Each tick looks at IN_TURN records in turn, or at one in TURN_FRACTION if that is more. A turn takes 5 s at most.
+#: Each round looks at IN_TURN records in turn, or at one in TURN_FRACTION if that is more. A turn takes 5 s at most.
 #: A record that is opened during a turn is looked at in the next one, so after 10 s at most.
 IN_TURN: Final = 100
 TURN_FRACTION: Final = 25
-#: Maximum renewals in a tick. It bounds the time for which a tick holds the interpreter. It is exceeded if a lease
+#: Maximum renewals in a round. It bounds the time for which a round holds the interpreter. It is exceeded if a lease
 #: would otherwise be renewed only after half of its ttl.
 RENEWALS: Final = 1000
 #: Maximum seconds from one renewal to the next, if newer calls may replace the holder.
 STOP_CHECK: Final = 1.0
-#: Seconds from one tick to the next. A renewal is put off by a multiple of this.
+#: Seconds from one round to the next. A renewal is put off by a multiple of this.
 PUT_OFF: Final = 0.2
 #: Entries of freed records that a calendar may contain in addition to its live ones.
 SPARE: Final = 1000
@@ -60,7 +60,7 @@ class RenewalSchedule:
         self._table = table
         #: The records of the last look. Plan them again, because renewals have moved their deadlines since.
         self._looked: list[LocalLeaseRecord] = []
-        #: The records that are still to be looked at in turn, and how many of them each tick looks at.
+        #: The records that are still to be looked at in turn, and how many of them each round looks at.
         self._turn: list[LocalLeaseRecord] = []
         self._turn_share = IN_TURN
         #: By the time of the next look. An entry counts only if the record's ``look_at`` has come.
@@ -125,18 +125,18 @@ class RenewalSchedule:
         return due
 
     def _spread(self, due: list[LocalLeaseRecord], now: float) -> list[LocalLeaseRecord]:
-        """Put renewals off to the next ticks, such that each lease is still renewed in the first half of its ttl.
+        """Put renewals off to the next rounds, such that each lease is still renewed in the first half of its ttl.
 
         Return the records that are not put off. No renewal is put off twice: otherwise too many would be due in the
-        last tick.
+        last round.
         """
         again = [record for record in due if record.put_off]
         due = [record for record in due if not record.put_off]
         due.sort(key=_latest)
         share = RENEWALS
         for number, record in enumerate(due, 1):
-            ticks = max(1, int((_latest(record) - now) / PUT_OFF))
-            share = max(share, -(-number // ticks))
+            rounds = max(1, int((_latest(record) - now) / PUT_OFF))
+            share = max(share, -(-number // rounds))
         for number in range(share, len(due)):
             record = due[number]
             record.put_off = True

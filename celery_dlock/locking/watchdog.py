@@ -23,16 +23,16 @@ from .renewal_schedule import renewal_due
 __all__ = ["KILL_GRACE", "Watchdog"]
 
 
-#: Seconds from one scan of the lease tables to the next, unless a child dies.
-TICK = 0.2
+#: Seconds from one round, a scan of the lease tables, to the next, unless a child dies.
+ROUND = 0.2
 #: Shortest pause in seconds between two scans. A scan that waited for the store shortens the pause after it.
 PAUSE = 0.05
 #: If one server does not answer, maximum seconds for the renewals at the other servers.
 QUICK = 0.1
-#: Ticks after which the watchdog forgets what it knows of released acquisitions.
-FORGET_TICKS = 25
-#: Consecutive ticks with nothing to watch after which the watchdog ends.
-IDLE_TICKS = 50
+#: Rounds after which the watchdog forgets what it knows of released acquisitions.
+FORGET_ROUNDS = 25
+#: Consecutive rounds with nothing to watch after which the watchdog ends.
+IDLE_ROUNDS = 50
 #: Maximum seconds that a process needs to end after Celery kills it for its hard time limit.
 KILL_GRACE = 10.0
 #: Seconds after which an unfinished release counts as failed. With a long store timeout, the runtime sets more.
@@ -96,7 +96,7 @@ class Watchdog:
         self._clock = clock
         # Seconds that one more failed call takes. A lease that ends sooner is reported as lost now, so that its holder
         # can still stop.
-        self._grace = TICK + timeout + QUICK + 0.1
+        self._grace = ROUND + timeout + QUICK + 0.1
         self._lost = lost
         self._doubtful = doubtful
         self._linger = linger
@@ -114,8 +114,8 @@ class Watchdog:
         self._idle = 0
         #: The start of the last round that succeeded, on the monotonic clock; 0 before it.
         self.scanned_at = 0.0
-        self._loop = Loop("watchdog", self._run_round, needed=self._busy, close=self._close, wait=self._wait)
-        self._ticks_to_forget = FORGET_TICKS
+        self._loop = Loop("watchdog", self._next_round, needed=self._busy, close=self._close, wait=self._wait)
+        self._rounds_to_forget = FORGET_ROUNDS
 
     @property
     def held(self) -> list[LeaseRecord]:
@@ -142,15 +142,15 @@ class Watchdog:
         """Make sure that the thread runs; return False if it cannot be started. Never blocks."""
         return self._loop.wake()
 
-    def _run_round(self) -> float | None:
+    def _next_round(self) -> float | None:
         idle, self._idle = self._idle, 0  # reset also if the round fails or ends the thread
-        if self.tick():
+        if self.run_round():
             # Count a wait for a silent server as part of the pause: more leases became due meanwhile.
-            return max(PAUSE, TICK - self._lasted)
-        if idle + 1 >= IDLE_TICKS:
+            return max(PAUSE, ROUND - self._lasted)
+        if idle + 1 >= IDLE_ROUNDS:
             return None
         self._idle = idle + 1
-        return TICK
+        return ROUND
 
     def _wait(self, seconds: float) -> None:
         threads.wait([fd for source in self._sources if (fd := source.pidfd()) is not None], seconds)
@@ -164,7 +164,7 @@ class Watchdog:
     def _busy(self) -> bool:
         return any(not source.is_empty() or not source.is_closed() for source in list(self._sources))
 
-    def tick(self) -> bool:
+    def run_round(self) -> bool:
         """Scan all sources, renew and release. Return whether a source has leases or can still get some."""
         began = self._clock.monotonic()
         scan = _Scan()
@@ -200,11 +200,11 @@ class Watchdog:
         # Releases that failed before come last: the server of another lock may answer.
         for source, record in sorted(scan.ends, key=lambda end: self._release_order(end[1])):
             if not self._end(source, record):
-                # Only renew the leases that end soon. The next tick tries the other releases: each could time out, too.
+                # Only renew the leases that end soon. The next round tries the other releases: each could time out.
                 self._unanswered((), (), "the store did not answer")
                 break
-            if self._clock.monotonic() - began > TICK:
-                break  # many releases or a slow store: the next tick renews leases before it goes on
+            if self._clock.monotonic() - began > ROUND:
+                break  # many releases or a slow store: the next round renews leases before it goes on
 
     def _release_order(self, record: LeaseRecord) -> tuple[float, str]:
         """Return a sort key. Releases that never failed come first, the others by the time of their first failure."""
@@ -229,7 +229,7 @@ class Watchdog:
         slow store could not answer in time.
         """
         ends_at = min((source.first_deadline() for source in scan.sources), default=math.inf)
-        budget = (ends_at - self._clock.monotonic() - TICK) / (2 if self._failing else 3)
+        budget = (ends_at - self._clock.monotonic() - ROUND) / (2 if self._failing else 3)
         self._store = self._stores[max((t for t in self._stores if t <= budget), default=self._hasty)]
 
     def _lose_ending_soon(self, records: Sequence[LeaseRecord], reason: str) -> None:
@@ -372,10 +372,10 @@ class Watchdog:
 
     def _forget(self) -> None:
         """Forget released acquisitions from time to time. Their ids are never used again."""
-        self._ticks_to_forget -= 1
-        if self._ticks_to_forget > 0:
+        self._rounds_to_forget -= 1
+        if self._rounds_to_forget > 0:
             return
-        self._ticks_to_forget = FORGET_TICKS
+        self._rounds_to_forget = FORGET_ROUNDS
         remembered: tuple[set[str] | dict[str, float], ...]
         remembered = self._refused, self._duplicate_reported, self._release_started, self._release_failed
         if any(remembered):

@@ -30,7 +30,7 @@ from .results import END_WITHIN, has_end, store_revoked, try_end
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..store.queue_base import QueueStore
+    from ..store.base import LockStore
 
 __all__ = ["GrantPublisher", "end"]
 
@@ -75,7 +75,7 @@ class GrantPublisher:
     def __init__(
         self,
         app: Celery,
-        store: QueueStore,
+        store: LockStore,
         grant_timeout: float,
         producer: Callable[[], AbstractContextManager[Any]],
         broker: str | None = None,

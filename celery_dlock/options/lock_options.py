@@ -56,9 +56,8 @@ class LockOptions(DerivedOptions):
     key: Key = option(None, values.key, Chapter.LOCK, words.key, bound=bounds.key)
     """The arguments that make the lock name.
 
-    ``None`` uses all bound arguments. A ``str.format`` template names arguments: ``"sms:{user_id}"``. A non-empty
-    sequence of argument names uses these arguments. A callable takes the arguments of the call and returns a non-empty
-    string.
+    ``None`` uses all bound arguments, and a non-empty sequence of names uses these. A ``str.format`` template names
+    arguments: ``"sms:{user_id}"``. A callable takes the arguments of the call and returns a non-empty string.
     """
 
     scope: Literal["task", "shared"] = option(
@@ -78,8 +77,7 @@ class LockOptions(DerivedOptions):
     """The time that the lock outlives its last renewal; at least 1 s.
 
     The worker renews the lease when a third of the ttl has passed, so the ttl does not limit the body. It is the time
-    for which the lock of a dead host stays taken. A long ttl survives longer stalls of the process or the store. If it
-    is not set, the setting ``dlock_ttl`` applies.
+    for which the lock of a dead host stays taken. If it is not set, the setting ``dlock_ttl`` applies.
     """
 
     min_hold: Seconds = option(
@@ -87,8 +85,7 @@ class LockOptions(DerivedOptions):
     )
     """The shortest time that the lock is held, counted from its acquisition.
 
-    A body that ends earlier does not release the lock before this time. That also applies if its process dies. If two
-    schedulers send the same call and their clocks differ by less than ``min_hold``, only one call runs.
+    A body that ends earlier, or whose process dies, does not release the lock before this time.
     """
 
     max_hold: Seconds | None = option(
@@ -97,7 +94,7 @@ class LockOptions(DerivedOptions):
     """The longest time that the lock is held; at least 1 s and at least ``min_hold``.
 
     After this time the lease is not renewed and counts as lost, even if the body still runs. ``on_lost`` then decides
-    about the body. ``None`` sets no limit. Celery's time limits do not change ``max_hold``.
+    about the body. ``None`` sets no limit.
     """
 
     limit: int = option(
@@ -105,10 +102,9 @@ class LockOptions(DerivedOptions):
     )
     """The number of calls that may hold one lock name at once: 1 to 100.
 
-    Each holder has a seat of its own, ``lease.seat``, from 0 to ``limit`` - 1. A conflict is a call that finds all
-    seats taken. Fencing tokens of different seats are not comparable. Cannot be combined with
-    ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``, ``debounce`` or ``on_store_error='local'``.
-    Redlock does not support it.
+    Each holder has a seat of its own, ``lease.seat``, from 0 to ``limit`` - 1. Fencing tokens of different seats are
+    not comparable. Cannot be combined with ``on_conflict='replace'``, ``once_per``, ``unique='queued+running'``,
+    ``debounce`` or ``on_store_error='local'``. Redlock does not support it.
     """
 
     keep_on_retry: bool = option(
@@ -120,9 +116,8 @@ class LockOptions(DerivedOptions):
     )
     """Whether a run that ends in ``self.retry()`` keeps the lock for its retry.
 
-    With ``True``, no other call can run before the retry. A retry by ``autoretry_for`` counts too. The retry takes the
-    lock with a new fencing token. If the retry never comes, the lock expires one ``ttl`` after the end of the retry's
-    countdown. If ``min_hold`` ends later, the lock expires at that time.
+    With ``True``, no other call can run before the retry. A retry by ``autoretry_for`` counts too. If the retry never
+    comes, the lock expires one ``ttl`` after the end of the retry's countdown.
     """
 
     wait: Seconds = option(
@@ -134,8 +129,8 @@ class LockOptions(DerivedOptions):
     )
     """The time that a call waits in its worker slot for a held lock, before ``on_conflict`` applies; at least 0 s.
 
-    A release wakes the call that has waited for the longest time. If other calls of the name wait in the lock store,
-    they come first, so ``on_conflict`` applies at once. Cannot be combined with ``debounce``.
+    If other calls of the name wait in the lock store, they come first, so ``on_conflict`` applies at once. Cannot be
+    combined with ``debounce``.
     """
 
     on_conflict: str = option(
@@ -161,17 +156,15 @@ class LockOptions(DerivedOptions):
     skip_result: Any = option(UNSET, values.anything, Chapter.CONFLICT, None, needs=requirements.SKIPS)
     """The result of a skipped call.
 
-    If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues.
-    Any value that the result serializer accepts is a result, ``None`` too. A waiting call that a newer one removes
-    (``queue_overflow``, ``debounce``) ends REVOKED all the same. Requires ``on_conflict='skip'``,
+    If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues. A
+    waiting call that a newer one removes ends REVOKED all the same. Requires ``on_conflict='skip'``,
     ``on_conflict='queue'`` with a ``queue_overflow`` other than ``'raise'``, or ``once_per``.
     """
 
     retry_delay: Seconds = option(1.0, values.seconds(0.01), Chapter.CONFLICT, "its first retry comes after {}")
     """The delay before the first retry of a call whose lock is held; at least 0.01 s.
 
-    Each further delay is twice as long, at most ``retry_delay_max``. Each delay is multiplied by a random number from
-    0.5 to 1.
+    Each further delay is twice as long, at most ``retry_delay_max``, and each is shortened at random by up to half.
     """
 
     retry_delay_max: Seconds = option(60.0, values.seconds(0.01), Chapter.CONFLICT, "a retry comes after at most {}")
@@ -182,8 +175,8 @@ class LockOptions(DerivedOptions):
     )
     """The number of retries because of a held lock before the call ends FAILURE with :class:`LockHeld`.
 
-    ``None`` sets no limit. The limit is independent of Celery's ``max_retries``. Under ``'skip'``, it limits the
-    retries of a call that ran before. Requires ``on_conflict='retry'`` or ``on_conflict='skip'``.
+    ``None`` sets no limit. These retries do not count for Celery's ``max_retries``. Requires ``on_conflict='retry'`` or
+    ``on_conflict='skip'``.
     """
 
     queue_limit: int | None = option(
@@ -191,8 +184,7 @@ class LockOptions(DerivedOptions):
     )
     """The number of calls that may wait for one lock name; at least 1.
 
-    ``None`` sets no limit. Neither the holder nor the call that was granted the lock counts. Requires
-    ``on_conflict='queue'``.
+    ``None`` sets no limit. Requires ``on_conflict='queue'``.
     """
 
     queue_overflow: str = option(
@@ -220,14 +212,13 @@ class LockOptions(DerivedOptions):
     """The way in which a newer call stops the running body.
 
     - ``"raise"``: the worker raises :class:`Replaced`, which derives from Celery's ``Ignore``, once in the body. That
-      does not interrupt a long C call or, in the pool ``threads``, ``time.sleep``: the body stops after that call.
+      does not interrupt a long C call.
     - ``"ask"``: only ``lease.ensure()`` raises :class:`Replaced`, and ``lease.replaced`` becomes true.
     - Seconds: as ``"raise"``. If the body has not ended this much later, the worker kills the pool child that runs it.
       Only a prefork pool can kill.
 
-    In the solo pool and in an eager call, ``"raise"`` and seconds work as ``"ask"``. Until ``min_hold`` has passed, the
-    body is not stopped. If the body does not stop, the newer call waits for its end. Requires
-    ``on_conflict='replace'``.
+    In the solo pool, ``"raise"`` and seconds work as ``"ask"``. If the body does not stop, the newer call waits for its
+    end. Requires ``on_conflict='replace'``.
     """
 
     debounce: Seconds | tuple[Seconds, Seconds] | None = option(
@@ -238,10 +229,9 @@ class LockOptions(DerivedOptions):
     A pair, such as ``(5, 60)``, is that time, and the longest time for which newer calls delay the body, counted from
     the first waiting call. Without a pair, the longest time is ten times the first.
 
-    Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. So
-    the last call of a burst runs, once. A running body is never stopped. Retries (``retries > 0``) and eager calls do
-    not wait for newer calls. Cannot be combined with ``unique``, ``once_per='tick'``, ``queue_limit`` or
-    ``queue_overflow``. Requires ``on_conflict='queue'``.
+    Each newer call replaces the waiting one, which ends REVOKED ("debounced by <id>"), and the time starts again. A
+    running body is never stopped. Retries do not wait for newer calls. Cannot be combined with ``unique``,
+    ``once_per='tick'``, ``queue_limit`` or ``queue_overflow``. Requires ``on_conflict='queue'``.
     """
 
     unique: str | None = option(None, values.unique, Chapter.PUBLISH, words.UNIQUE)
@@ -277,8 +267,8 @@ class LockOptions(DerivedOptions):
     )
     """The time that a published call keeps its claim while no worker has its message; at least 1 s.
 
-    The time counts from the publication, or from the call's ETA. It limits how long a lost message blocks its name.
-    If ``once_per`` is a duration, ``queued_ttl`` may be at most that long. Requires ``unique='queued'`` or
+    It limits how long a lost message blocks its name. The time counts from the publication, or from the call's ETA. If
+    ``once_per`` is a duration, ``queued_ttl`` may be at most that long. Requires ``unique='queued'`` or
     ``unique='queued+running'``.
     """
 
@@ -302,7 +292,7 @@ class LockOptions(DerivedOptions):
 
     - ``"skip"``: the call ends REVOKED, or SUCCESS with its ``skip_result``.
     - ``"return"``: the call ends SUCCESS with the result of the first run. If the result backend no longer has it, the
-      call is skipped. While the first run is still in its body, ``on_conflict`` applies.
+      call is skipped.
     - ``"raise"``: the call ends FAILURE with :class:`NameUsed`.
 
     Requires ``once_per``.
@@ -344,11 +334,9 @@ class LockOptions(DerivedOptions):
 
     - ``"continue"``: the body goes on, and ``lease.ensure()`` raises :class:`LockLost`.
     - ``"abort"``: the worker raises :class:`LockLost` once in the body. If the store does not answer, the worker raises
-      it before the lease expires. The exception does not interrupt a long C call or, in the pool ``threads``,
-      ``time.sleep``. ``"abort"`` has no effect in the solo pool and in an eager call.
+      it before the lease expires. That does not interrupt a long C call, and has no effect in the solo pool.
 
-    A body that raises :class:`LockLost` ends FAILURE. With Celery's ``autoretry_for=(LockLost,)`` it runs again, which
-    counts for the task's ``max_retries``.
+    A body that raises :class:`LockLost` ends FAILURE. With Celery's ``autoretry_for=(LockLost,)`` it runs again.
     """
 
     on_store_error: str = option(
@@ -357,13 +345,13 @@ class LockOptions(DerivedOptions):
     """The treatment of a call if the lock store does not answer, or refuses a command.
 
     - ``"retry"``: the message is published again after a delay, unchanged except for its ETA. The delay is random, at
-      most 1 s at first and at most 60 s later. In a quarantine of the store, it lasts until the quarantine ends.
+      most 60 s. In a quarantine of the store, it lasts until the quarantine ends.
     - ``"fail"``: the call ends FAILURE with :class:`StoreUnavailable`. Its body did not run.
     - ``"run"``: the body runs **without the lock**. ``lease.held`` is ``False``, and ``lease.ensure()`` raises
       :class:`LockLost`.
     - ``"local"``: the body runs **with a lock on its machine only**. If another body of the name runs on this machine,
       ``on_conflict`` applies. Bodies on other machines may run at the same time. ``lease.local`` is ``True``, the rest
-      of the lease is as with ``"run"``. Refused with a ``limit`` above 1, and on a platform without ``flock``.
+      of the lease is as with ``"run"``.
 
     ``"run"`` and ``"local"`` cannot be combined with ``once_per``, ``on_conflict='queue'`` or ``'replace'``, or
     ``on_lost='abort'``. For such a body, ``min_hold``, ``max_hold`` and ``keep_on_retry`` have no effect.

@@ -9,7 +9,7 @@ from .documents import iso
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..control import HolderView, LockView, WaiterView
+    from ..control import HolderView, LockView, Waiter
 
 __all__ = ["facts_of", "next_call", "seconds_left", "worker_of"]
 
@@ -28,7 +28,7 @@ def seconds_left(view: LockView) -> float:
     return next((one.expires_in for one in (view.holder, view.run, view.claim) if one), 0.0)
 
 
-def facts_of(view: LockView, waiters: Iterable[WaiterView] = ()) -> Facts:
+def facts_of(view: LockView, waiters: Iterable[Waiter] = ()) -> Facts:
     """Return the facts of a lock name.
 
     Args:

@@ -12,9 +12,9 @@ from ..options.durability import PRIMARY, Durability
 from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
+    from .base import LockStore
     from .memory.store import MemoryStore
     from .operator import OperatorStore
-    from .queue_base import QueueStore
     from .redis.topology import Topology
     from .server_model import Quarantine
 
@@ -54,7 +54,7 @@ class StoreDescription(NamedTuple):
         """Read a description. Call this only with a text that a process of this worker has written."""
         return cls(*pickle.loads(text))  # noqa: S301  # see above
 
-    def open(self, timeout: float) -> QueueStore:
+    def open(self, timeout: float) -> LockStore:
         """Open the store. It grants no locks, so it needs no quarantine. Opens no connection."""
         return open_store(self.locations, timeout=timeout, prefix=self.prefix)
 
@@ -66,7 +66,7 @@ def open_store(
     prefix: str,
     quarantine: Quarantine | None = None,
     durability: Durability = PRIMARY,
-) -> QueueStore:
+) -> LockStore:
     """Return the store at these locations. Opens no connection.
 
     Args:

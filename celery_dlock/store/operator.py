@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from ..keys.lock_name import LockName
+from .base import LockStore
 from .model import Grant
-from .operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
-from .queue_base import QueueStore
+from .operator_model import DeadLetter, LockView, Page, RunView, State
 
 __all__ = ["OperatorStore", "Place"]
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return cls(name.bucket, name.text, detail)
 
 
-class OperatorStore(QueueStore, Protocol):
+class OperatorStore(LockStore, Protocol):
     """A store as operators see it.
 
     Every method that sends a command raises :class:`~celery_dlock.errors.StoreUnavailable` if the store did not execute
@@ -82,10 +82,6 @@ class OperatorStore(QueueStore, Protocol):
 
     def seats(self, name: LockName) -> int:
         """Return how many calls may hold the name at once (``limit``); 1 for a lock, and for the name of one seat."""
-        ...
-
-    def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
-        """Return the number of waiters of a lock, and the first of them."""
         ...
 
     def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from .holder_model import shown_time
+
 __all__ = [
     "STATES",
     "AuditRecord",
@@ -14,11 +16,11 @@ __all__ = [
     "HolderView",
     "LockView",
     "Page",
-    "QueueView",
     "RunView",
     "State",
+    "Waiter",
     "WaiterState",
-    "WaiterView",
+    "Waiting",
 ]
 
 T = TypeVar("T")
@@ -168,7 +170,7 @@ class LockView:
 
 
 @dataclass(frozen=True, slots=True)
-class WaiterView:
+class Waiter:
     """A message that waits for its lock (``on_conflict="queue"``).
 
     Args:
@@ -193,20 +195,23 @@ class WaiterView:
     position: int
     due: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}] waiting since {shown_time(self.since)}"
+
 
 @dataclass(frozen=True, slots=True)
-class QueueView:
+class Waiting:
     """The waiters of one lock.
 
     Args:
         name: The lock name.
-        waiting: Their number.
-        waiters: The first of them.
+        count: The number of all waiters. A granted message counts until it runs.
+        waiters: The first of them: the granted ones, then by rank, then those that are not due yet.
     """
 
     name: str
-    waiting: int
-    waiters: Sequence[WaiterView]
+    count: int
+    waiters: tuple[Waiter, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,28 @@
-"""Checks of an app's tasks that need no lock store: a worker's start and Django's system checks share them."""
+"""Checks of an app's tasks that need no lock store: a worker's start and Django's system checks share them.
+
+A signal triggers the warnings at a worker's start. The worker step of this library would not: it runs only if the app
+has a singleton task.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from celery.signals import celeryd_after_setup
+
 from ..errors import InvalidLockOptions
 from ..messaging.results import has_backend
 from ..options.durability import check_ttl
 from ..options.lock_options import LockOptions
+from ..utils.log import log_fields, logger
 from .base import SingletonTask
 from .validation import check_topology_support
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["check_task", "singleton_tasks", "unlocked_tasks"]
+__all__ = ["check_task", "singleton_tasks", "unlocked_tasks", "warn_about_unlocked_tasks"]
 
 #: Lock options that a plain task may have as attributes for another purpose.
 _COMMON: Final = ("key", "scope", "ttl", "wait", "unique", "retry_delay", "retry_delay_max", "retry_limit")
@@ -84,3 +91,12 @@ def _refuse_unstorable(task: SingletonTask) -> None:
     except Exception as error:
         expected = f"a value that result_serializer={task.app.conf.result_serializer!r} can store, but {error}"
         raise InvalidLockOptions(f"task {task.name!r}: invalid skip_result={value!r}: expected {expected}") from error
+
+
+def warn_about_unlocked_tasks(instance: Any, **_facts: Any) -> None:
+    """Log one warning for each task of a worker's app that has lock options but runs without a lock."""
+    for name, text in unlocked_tasks(instance.app):
+        logger.warning("%s", text, extra=log_fields(name))
+
+
+celeryd_after_setup.connect(warn_about_unlocked_tasks)

@@ -21,8 +21,8 @@ from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..options.permissions import Permissions
 from ..runtime import Runtime
 from ..store.holder_model import LastRun
-from ..store.queue_model import Waiting
-from . import hooks, once_per, unique
+from ..store.operator_model import Waiting
+from . import hooks, run_marks, unique
 from .call_options import (
     ARGUMENT,
     OPTIONS_HEADER,
@@ -184,7 +184,7 @@ class SingletonTask(_Task):
             StoreUnavailable: The store did not answer.
         """
         name = self.lock_spec.name_of(args, kwargs)
-        return self.dlock.lock_client.waiting(name) if self.dlock.enabled else Waiting(0, ())
+        return self.dlock.lock_client.waiting(name) if self.dlock.enabled else Waiting(name.text, 0, ())
 
     # The next three take the ``dlock={...}`` of a call that chose a key or window of its own.
 
@@ -202,7 +202,7 @@ class SingletonTask(_Task):
             LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer.
         """
-        return once_per.last_run(self, args, kwargs)
+        return run_marks.last_run(self, args, kwargs)
 
     def forget(self, *args: Any, **kwargs: Any) -> bool:
         """Delete the run mark of this call's name, so that the next call runs, however the last run ended.
@@ -224,7 +224,7 @@ class SingletonTask(_Task):
             LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer. Call it again.
         """
-        return once_per.forget(self, args, kwargs)
+        return run_marks.forget(self, args, kwargs)
 
     def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool:
         """Record the outcome of a run whose process died, under ``once_per``.
@@ -248,7 +248,7 @@ class SingletonTask(_Task):
             LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer. Call it again.
         """
-        return once_per.resolve(self, args, kwargs, sent=sent)
+        return run_marks.resolve(self, args, kwargs, sent=sent)
 
     # -- read by other modules of this package
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,28 +12,38 @@ from typing import TYPE_CHECKING, Any, Final
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from ..errors import LockLost, StoreUnavailable
-from ..keys.key_spec import LockName
+from ..keys.lock_name import LockName
 from ..locking import owner
-from ..locking.lease import Lease
+from ..locking.lease import BypassLease, Lease
+from ..locking.owner import OwnerContext
+from ..messaging.message import PROPERTY, Delivery, RawMessage
 from ..messaging.results import Replaced, store_started
-from ..messaging.ticks import Tick
+from ..messaging.ticks import Tick, tick_of, unstamped
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
-from ..store.model import AcquireRequest, Held, Queued, QueueRequest, Refusal
+from ..store.model import AcquireRequest, Held, Identity, Queued, QueueRequest, Refusal, Requester
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file, outcomes, policy, unique
-from .keep_on_retry import RetryReservation, reservation_for_retry
+from .call_options import LockedTask, call_of
 from .policy import ConflictContext, Park, ParkDuplicate, Wait
-from .run import Run
 from .stopped import end_stopped, run_stoppable
-from .store_requests import acquire_request, queue_request, release_request, rollback_request
+from .store_requests import (
+    RetryReservation,
+    acquire_request,
+    queue_request,
+    release_request,
+    reservation_for_retry,
+    rollback_request,
+)
 
 if TYPE_CHECKING:
     from celery.exceptions import Retry
 
 __all__ = ["Execution", "current", "running"]
 
+#: Position of the headers in a :class:`RawMessage`, which the pool child receives as a bare tuple.
+_HEADERS: Final = RawMessage._fields.index("headers")
 
 #: Seconds that a call waits in its pool slot for a holder whose body has ended. If the lock is still held then,
 #: :func:`.policy.decide` decides what happens. Usually the message is republished.
@@ -55,9 +66,46 @@ def current(request: Any) -> Execution | None:
 running: Final[Callable[[], Execution | None]] = _running.get
 
 
-class Execution(Run):
-    """The life of one run: begin, body, finish."""
+class Execution:
+    """The life of one run: begin, body, finish.
 
+    Args:
+        task: The task that runs. The run's request is on top of the task's request stack.
+
+    Raises:
+        InvalidLockOptions: The message carries call options that the task does not allow.
+        InvalidTick: The message carries a malformed due time.
+    """
+
+    #: The lease, once the lock is acquired.
+    lease: Lease | None = None
+    #: Replaces the lease if the body runs without the lock (``on_store_error="run"`` or ``"local"``).
+    bypass: BypassLease | None = None
+    #: The lock name whose lock file this run has tried to take (``on_store_error="local"``).
+    file_of: LockName | None = None
+    #: If the lock is held, the call waits in the lock store.
+    queues = False
+    #: The body does not run. The task returns ``skip_value`` instead.
+    skipped = False
+    skip_value: Any = None
+    #: Why the message was parked; empty if this delivery did not park it.
+    refused_because = ""
+    #: The broker flagged this delivery as redelivered, or flagged the message of which this is a copy.
+    redelivered = False
+    #: The tracer has called ``before_start``, and calls the body next.
+    body_is_next = False
+    #: A newer call has stopped the body (``on_conflict="replace"``).
+    was_stopped = False
+    #: The body returned a value.
+    returned = False
+    #: The message was republished or parked, so the claim made when it was published stays.
+    keeps_claim = False
+    #: Under ``once_per="tick"``: the due time that the message is for.
+    tick: Tick | None = None
+    #: The message's rank among the waiters of its lock, once the store has reported it.
+    rank_us: int | None = None
+    #: When the broker first refused to take the message again, on the monotonic clock. The run has kept its delivery.
+    refused_since: float | None = None
     #: The body is running. If it calls its own task directly, that call is a part of it.
     _in_body = False
     _finished = False
@@ -65,6 +113,48 @@ class Execution(Run):
     #: The name that this message has claimed (``unique``). The claim is released once the run holds the lock, or when
     #: the message ends without it.
     _claimed: LockName | None = None
+
+    def __init__(self, task: LockedTask) -> None:
+        self.task = task
+        request: Any = task.request
+        self.request = request
+        given = (request.properties or {}).get(PROPERTY)
+        self.delivery = delivery = Delivery(*given) if given else None
+        # Use the message's headers: a tracing tool may have replaced those of the request.
+        headers = delivery.raw[_HEADERS] if delivery else request.headers
+        if not request.headers and "headers" not in (headers or ()):
+            request.headers = None  # as in a run without this library
+        self.runtime = runtime = task.dlock
+        self.call = call = call_of(task, headers, enabled=runtime.switch.on)
+        self.options = options = call.options
+        if not options.is_simple:
+            self.queues = options.parks
+            if options.once_per == "tick" and call.enabled:
+                self.tick = self._tick_of(headers)
+        task_id, name = request.id, task.name
+        self.identity = Identity(task_id, request.retries or 0, request.replaced_task_nesting or 0)
+        by = Requester.of(name, task_id, request.hostname or runtime.node, os.getpid())
+        if delivery is None:
+            # An eager run is nested in its caller, so it re-enters the locks that the caller holds.
+            outer = runtime.owner_context()
+            self.context = OwnerContext(outer.owner, by, name, task_id, outer)
+        else:
+            self.context = OwnerContext(delivery.owner, by, name, task_id, delivered=True)
+
+    @property
+    def known_rank_us(self) -> int | None:
+        """The rank that the store has reported, in this run or before it; None: it has not reported one."""
+        return self.rank_us if self.rank_us is not None or self.delivery is None else self.delivery.rank_us
+
+    def record_order(self) -> None:
+        """Record that the message holds its lock, is parked or needs neither: its acknowledgement may be sent now."""
+        if self.delivery is not None and self.delivery.number:
+            self.runtime.receive_order.record(self.delivery.number, self.rank_us or 0)
+
+    @property
+    def debounces(self) -> bool:
+        """Whether the call waits for newer ones. A retry and an eager call do not."""
+        return self.options.debounce is not None and self.delivery is not None and not self.identity.retries
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """Acquire the lock and return. If the lock is refused, apply the policy's decision.
@@ -393,3 +483,14 @@ class Execution(Run):
             task_id=self.identity.task_id,
             jitter=rng.random(),
         )
+
+    def _tick_of(self, headers: Any) -> Tick | None:
+        task, runtime = self.task, self.runtime
+        tick = tick_of(task.name, headers, runtime.clock.wall())
+        if tick is None and unstamped(headers) and runtime.first_of(f"unstamped {task.name}"):
+            logger.warning(
+                "Task %s[%s] has once_per='tick' but its message carries no due time, so once_per is ignored. Start "
+                "beat with -S celery_dlock.beat:DLockScheduler (worker -B: beat_scheduler), or use a TickScheduler",
+                task.name, self.request.id, extra=log_fields(task.name, self.request.id),
+            )  # fmt: skip
+        return tick

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from ..keys.key_spec import LockName
     from ..locking.lease import Lease
-    from .run import Run
+    from .execution import Execution
 
 __all__ = ["announce_end", "free", "held_in_file", "retry_within", "take", "take_beside"]
 
 
-def take(run: Run, name: LockName) -> Held | None:
+def take(run: Execution, name: LockName) -> Held | None:
     """Take the lock file of this name. Return the refusal if another owner of this machine has it.
 
     Raises:
@@ -37,7 +37,7 @@ def take(run: Run, name: LockName) -> Held | None:
     return Held(holder, same_message=holder.identity == digest, rank_us=run.known_rank_us)
 
 
-def take_beside(run: Run, name: LockName, lease: Lease) -> Held | None:
+def take_beside(run: Execution, name: LockName, lease: Lease) -> Held | None:
     """Take the lock file for a run that has just got this lease. If another owner has the file, release the lease.
 
     Such an owner took the file while the store was away, or its lease was lost.
@@ -63,7 +63,7 @@ def held_in_file(answer: Refusal | None) -> Held | None:
 
 
 def retry_within(
-    run: Run,
+    run: Execution,
     name: LockName,
     answer: Refusal | None,
     until: float,
@@ -90,13 +90,13 @@ def retry_within(
     return answer
 
 
-def announce_end(run: Run) -> None:
+def announce_end(run: Execution) -> None:
     """Record in the lock file that the body has ended."""
     if run.file_of is not None:
         run.runtime.lock_files.announce_release(run.file_of, run.context.owner)
 
 
-def free(run: Run) -> None:
+def free(run: Execution) -> None:
     """Free the lock file, unless a run around this one has it. Does nothing without a file. Idempotent."""
     if run.file_of is not None:
         run.runtime.lock_files.release(run.file_of, run.context.owner, run)

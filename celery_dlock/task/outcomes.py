@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import states
 from celery.exceptions import Ignore, Reject
 
 from ..errors import (
@@ -22,13 +24,12 @@ from ..keys.key_spec import LockName
 from ..locking.lease import BypassLease, LocalLease
 from ..messaging.message import Delivery, FirstReceipt, RawMessage, publish_again
 from ..messaging.parked import ParkedMessage
-from ..messaging.results import CallSkipped, has_end, replaces_no_end, store_queued, store_revoked, try_end
+from ..messaging.results import CallSkipped, has_backend, has_end, replaces_no_end, store_queued, store_revoked, try_end
 from ..messaging.routing import counts_deliveries
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file
-from .first_result import stored_success
 from .policy import (
     AckParked,
     Decision,
@@ -43,7 +44,7 @@ from .policy import (
 
 if TYPE_CHECKING:
     from ..locking.events import Kind
-    from .run import Run
+    from .execution import Execution
 
 __all__ = [
     "HandledElsewhere",
@@ -112,7 +113,7 @@ class NotRepublished(Exception):
         self.delay = delay
 
 
-def apply_decision(run: Run, name: LockName, answer: Refusal, decision: Decision) -> None:
+def apply_decision(run: Execution, name: LockName, answer: Refusal, decision: Decision) -> None:
     """Apply the policy's decision. Returns only if the task is to return ``skip_value`` without running its body.
 
     Raises:
@@ -162,7 +163,7 @@ _CONFLICTS: Final[dict[type[Decision], str]] = {
 }
 
 
-def _count_conflict(run: Run, answer: Refusal, decision: Decision) -> None:
+def _count_conflict(run: Execution, answer: Refusal, decision: Decision) -> None:
     outcome = _CONFLICTS[type(decision)]
     if isinstance(decision, AckParked) and (decision.duplicate or not isinstance(answer, Parked)):
         outcome = "duplicate"  # the message runs, or is queued already
@@ -182,7 +183,7 @@ def _earlier_run(answer: Refusal) -> tuple[str | None, str, float] | tuple[()]:
     return (earlier.task_id, earlier.node, earlier.since) if earlier else ()
 
 
-def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
+def report_misfire(run: Execution, name: LockName, late: str) -> CallSkipped:
     """Report that a run is too late for its tick. Return the error to pass to :func:`skip`."""
     reason = f"{name}: {late}"
     logger.warning("Task %s[%s] misfired and is skipped: %s", *_task_and_id(run), reason, extra=_extra(run, name))
@@ -191,7 +192,7 @@ def report_misfire(run: Run, name: LockName, late: str) -> CallSkipped:
     return CallSkipped(reason, name.text)
 
 
-def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) -> str:
+def parked_entry(run: Execution, name: LockName, decision: Park, rank_us: int | None) -> str:
     """Return the message as it will be parked.
 
     Some result backends could replace the end of the task by QUEUED. There, QUEUED is stored now, before the message is
@@ -212,7 +213,7 @@ def parked_entry(run: Run, name: LockName, decision: Park, rank_us: int | None) 
     return text
 
 
-def _store_queued(run: Run, name: LockName, position: int) -> None:
+def _store_queued(run: Execution, name: LockName, position: int) -> None:
     """Store QUEUED. No error decides about the call, not even a soft time limit: the message is, or will be, parked."""
     delivery, flagged = run.delivery, (run.request.delivery_info or {}).get("redelivered")
     copied = bool(run.options.replaces or (delivery and delivery.is_copy) or flagged)
@@ -225,7 +226,7 @@ def _store_queued(run: Run, name: LockName, position: int) -> None:
         )  # fmt: skip
 
 
-def duplicate_entry(run: Run, name: LockName) -> str:
+def duplicate_entry(run: Execution, name: LockName) -> str:
     """Return a duplicate of a running message as it will be parked; "" if it cannot be parked.
 
     It stores no state, because the running delivery does so. It has no expiry: it must not end that run as REVOKED.
@@ -243,7 +244,7 @@ def duplicate_entry(run: Run, name: LockName) -> str:
         return ""
 
 
-def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str, *, duplicate: bool) -> NoReturn:
+def _acknowledge_parked(run: Execution, name: LockName, answer: Refusal, reason: str, *, duplicate: bool) -> NoReturn:
     run.keeps_claim = True
     if duplicate:
         logger.info(_PARKED_DUPLICATE, *_task_and_id(run), reason, extra=_extra(run, name))
@@ -266,7 +267,7 @@ def _acknowledge_parked(run: Run, name: LockName, answer: Refusal, reason: str, 
     raise Postponed(place)
 
 
-def _end_evicted(run: Run, name: LockName, evicted: Grant, replaced_by: str, *, itself: bool) -> None:
+def _end_evicted(run: Execution, name: LockName, evicted: Grant, replaced_by: str, *, itself: bool) -> None:
     """Store the end of the waiter that was evicted when this message was parked.
 
     Raises:
@@ -296,7 +297,7 @@ def _end_evicted(run: Run, name: LockName, evicted: Grant, replaced_by: str, *, 
         raise Skipped(error)
 
 
-def _report_replaced(run: Run, name: LockName, evicted: Grant, outcome: str, reason: str) -> None:
+def _report_replaced(run: Execution, name: LockName, evicted: Grant, outcome: str, reason: str) -> None:
     run.runtime.counts.count("conflicts", run.task.name, outcome)
     with suppress(ValueError):  # an unreadable message has no id
         task_id = ParkedMessage.read(evicted.entry).task_id
@@ -304,7 +305,7 @@ def _report_replaced(run: Run, name: LockName, evicted: Grant, outcome: str, rea
         run.task.dlock.listeners.emit("skipped", name=name.text, owner=run.context.owner, **facts)
 
 
-def store_skipped(run: Run, error: CallSkipped, *, keeps_end: bool = False) -> None:
+def store_skipped(run: Execution, error: CallSkipped, *, keeps_end: bool = False) -> None:
     """Store REVOKED for the run and its canvas, and tell monitors. An eager run has no result to store.
 
     With ``keeps_end``, an end that an earlier delivery has stored does not change.
@@ -328,7 +329,7 @@ def store_skipped(run: Run, error: CallSkipped, *, keeps_end: bool = False) -> N
             logger.warning("cannot send the event task-revoked of %s[%s]: %r", *_task_and_id(run), failed)
 
 
-def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> BypassLease | Held:
+def apply_on_store_error(run: Execution, name: LockName, error: StoreUnavailable) -> BypassLease | Held:
     """Apply ``on_store_error``. Returns the lease of a body that is to run without the lock.
 
     By default the message is republished. If the broker is unavailable too, the log has an error. A delivery that is
@@ -356,7 +357,7 @@ def apply_on_store_error(run: Run, name: LockName, error: StoreUnavailable) -> B
     return BypassLease(name.text, run.context.owner)
 
 
-def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLease | Held:
+def _run_locally(run: Execution, name: LockName, error: StoreUnavailable) -> LocalLease | Held:
     try:
         refusal = lock_file.take(run, name)
     except LockFilesUnusable as unusable:
@@ -373,7 +374,7 @@ def _run_locally(run: Run, name: LockName, error: StoreUnavailable) -> LocalLeas
     return LocalLease(name.text, run.context.owner)
 
 
-def _retry_uncounted(run: Run, name: LockName, error: DLockError) -> NoReturn:
+def _retry_uncounted(run: Execution, name: LockName, error: DLockError) -> NoReturn:
     """Republish the message without counting a retry, because no conflict caused it."""
     retries = run.delivery.store_retries if run.delivery else 0
     delay = min(STORE_RETRY_MAX, 2.0 ** min(retries, 10)) * (0.5 + 0.5 * rng.random())
@@ -384,9 +385,9 @@ def _retry_uncounted(run: Run, name: LockName, error: DLockError) -> NoReturn:
     raise Postponed(str(error))
 
 
-def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSkipped) -> None:
+def _return_first_result(run: Execution, name: LockName, first: str, otherwise: CallSkipped) -> None:
     """Have the run return the first run's result. If the result backend does not have it, skip the run."""
-    stored = stored_success(run, name, first)
+    stored = _stored_success(run, name, first)
     if stored is None:
         skip(run, name, otherwise)
         return
@@ -397,7 +398,27 @@ def _return_first_result(run: Run, name: LockName, first: str, otherwise: CallSk
     run.skipped, run.skip_value = True, stored.get("result")
 
 
-def skip(run: Run, name: LockName, error: CallSkipped) -> None:
+def _stored_success(run: Execution, name: LockName, first: str) -> Mapping[str, Any] | None:
+    """Return what the result backend has of the success of the task ``first``; None, mostly after a log line."""
+    if not has_backend(run.task):
+        _warn_of_missing_result(run, name, first, "no result backend is configured")
+        return None
+    try:
+        stored: Mapping[str, Any] = run.task.backend.get_task_meta(first, cache=False)
+    except Exception as error:  # noqa: BLE001  # the backend may raise anything, and then there is no result to return
+        _warn_of_missing_result(run, name, first, error)
+        return None
+    return stored if stored.get("status") == states.SUCCESS else None
+
+
+def _warn_of_missing_result(run: Execution, name: LockName, first: str, why: object) -> None:
+    logger.warning(
+        "Task %s[%s] cannot return the result of %s (on_used='return') and is skipped: %s",
+        run.task.name, run.request.id, first, why, extra=log_fields(run.task.name, run.request.id, name.text),
+    )  # fmt: skip
+
+
+def skip(run: Execution, name: LockName, error: CallSkipped) -> None:
     """End the run REVOKED, or have it return its ``skip_result`` in place of running its body.
 
     Raises:
@@ -413,7 +434,7 @@ def skip(run: Run, name: LockName, error: CallSkipped) -> None:
 
 
 def _republish(
-    run: Run,
+    run: Execution,
     name: LockName,
     delay: float,
     otherwise: Exception,
@@ -466,13 +487,13 @@ def _republish(
     run.keeps_claim = True
 
 
-def _requeue_is_counted(run: Run, delivery: Delivery) -> bool:
+def _requeue_is_counted(run: Execution, delivery: Delivery) -> bool:
     # If the connection was lost, the broker has counted and delivered the message again. A requeue then does nothing.
     queues, lost = run.task.app.amqp.queues, delivery.delivered <= run.runtime.disconnected_at
     return not lost and counts_deliveries(queues, RawMessage(*delivery.raw), run.request.delivery_info or {})
 
 
-def _keep(run: Run, name: LockName, error: Exception, *, duplicate: bool) -> None:
+def _keep(run: Execution, name: LockName, error: Exception, *, duplicate: bool) -> None:
     """Have the run ask for its lock again, while it keeps its delivery. Return if the call is to end.
 
     A duplicate of a running message is kept as long as that one runs. If it ended here and the running one died, the
@@ -495,14 +516,14 @@ def _keep(run: Run, name: LockName, error: Exception, *, duplicate: bool) -> Non
     raise NotRepublished(delay) from error
 
 
-def _task_and_id(run: Run) -> tuple[str, str]:
+def _task_and_id(run: Execution) -> tuple[str, str]:
     return run.task.name, run.request.id
 
 
-def _extra(run: Run, name: LockName) -> dict[str, str | None]:
+def _extra(run: Execution, name: LockName) -> dict[str, str | None]:
     return log_fields(run.task.name, run.request.id, name.text)
 
 
-def _emit(run: Run, kind: Kind, name: LockName, reason: str, *, local: bool = False) -> None:
+def _emit(run: Execution, kind: Kind, name: LockName, reason: str, *, local: bool = False) -> None:
     facts = {"task": run.task.name, "task_id": run.request.id, "reason": reason, "local": local}
     run.task.dlock.listeners.emit(kind, name=name.text, owner=run.context.owner, **facts)

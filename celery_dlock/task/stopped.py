@@ -17,7 +17,7 @@ from .outcomes import Skipped, store_skipped
 if TYPE_CHECKING:
     from ..keys.lock_name import LockName
     from .call_options import LockedTask
-    from .run import Run
+    from .execution import Execution
 
 __all__ = ["end_stopped", "report_stopped", "run_stoppable"]
 
@@ -25,7 +25,7 @@ __all__ = ["end_stopped", "report_stopped", "run_stoppable"]
 _RUNNING: Final[Any] = object()
 
 
-def run_stoppable(run: Run, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run_stoppable(run: Execution, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run the body, and stop it when its lease is lost (``on_lost="abort"``) or a newer call replaces it."""
     aborter, reasons, lease = run.runtime.worker.aborter, run.options.stop_reasons, run.lease
     if lease is not None and run.options.replaces:
@@ -58,7 +58,7 @@ def _replaced(aborter: BodyAborter, record: LeaseRecord, *facts: Any) -> Replace
     return Replaced(*facts)
 
 
-def end_stopped(run: Run, lease: Lease) -> NoReturn:
+def end_stopped(run: Execution, lease: Lease) -> NoReturn:
     """End the run REVOKED. Its chain and chord end as for a skipped run.
 
     Raises:

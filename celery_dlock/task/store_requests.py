@@ -1,27 +1,40 @@
-"""The requests that one run sends to the store: to acquire, to wait in the queue, and to release.
+"""The requests that one run sends to the store: to acquire, to wait in the queue, to release, and to reserve the lock.
 
-Pure functions of a :class:`~celery_dlock.task.run.Run`, apart from the clock.
+Pure functions of a :class:`~celery_dlock.task.execution.Execution`, apart from the clock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import DLockError
 from ..messaging.message import FirstReceipt, RawMessage, sent_us
+from ..messaging.message_times import start_delay
 from ..options.validation import as_seconds
 from ..store.base import ReleaseRequest
-from ..store.model import REPLACE_MAX_MS, AcquireRequest, QueueRequest
+from ..store.model import REPLACE_MAX_MS, AcquireRequest, Identity, QueueRequest
+from .call_options import ARGUMENT, call_of, headers_for
 
 if TYPE_CHECKING:
-    from .run import Run
+    from celery.exceptions import Retry
 
-__all__ = ["acquire_request", "queue_request", "release_request", "rollback_request", "run_window"]
+    from .execution import Execution
+
+__all__ = [
+    "RetryReservation",
+    "acquire_request",
+    "queue_request",
+    "release_request",
+    "reservation_for_retry",
+    "rollback_request",
+    "run_window",
+]
 
 #: Longest body in seconds that the run mark of a dead run (``once_per``) allows for, if the task has no ``max_hold``.
 LONGEST_BODY = 24 * 3600.0
 
 
-def run_window(run: Run) -> tuple[int, str]:
+def run_window(run: Execution) -> tuple[int, str]:
     """Return the ``once_per`` window in milliseconds (0: none), and the tick it is for ("": any)."""
     once = run.options.once_per
     if once is None or (once == "tick" and run.tick is None):
@@ -29,7 +42,7 @@ def run_window(run: Run) -> tuple[int, str]:
     return round((run.options.once_seconds or 0.0) * 1000), run.tick.digest if run.tick else ""
 
 
-def acquire_request(run: Run) -> AcquireRequest:
+def acquire_request(run: Execution) -> AcquireRequest:
     """Return the request for the run's lock. Sets the run's ``redelivered``."""
     delivery, options, runtime = run.delivery, run.options, run.runtime
     settings = runtime.settings
@@ -78,7 +91,7 @@ def acquire_request(run: Run) -> AcquireRequest:
     )
 
 
-def queue_request(run: Run, entry: str = "") -> QueueRequest:
+def queue_request(run: Execution, entry: str = "") -> QueueRequest:
     """Return the queue part of the request to acquire.
 
     Args:
@@ -99,7 +112,7 @@ def queue_request(run: Run, entry: str = "") -> QueueRequest:
     return QueueRequest(entry, options.queue_limit or 0, evicts_oldest, after_us, grant_id, sent_us=sent)
 
 
-def _debounce(run: Run) -> tuple[int, int]:
+def _debounce(run: Execution) -> tuple[int, int]:
     """Return the milliseconds of ``debounce`` that are left, and its longest delay. The time until an ETA counts."""
     wait_ms, last_ms = run.options.debounce_ms
     delivery = run.delivery
@@ -107,7 +120,7 @@ def _debounce(run: Run) -> tuple[int, int]:
     return max(0, wait_ms - waited_ms), last_ms
 
 
-def rollback_request(run: Run) -> ReleaseRequest | None:
+def rollback_request(run: Execution) -> ReleaseRequest | None:
     """Return the release of an acquisition whose outcome is unknown and whose body has not begun.
 
     None if the run has no run mark, so that the release of every such acquisition fits.
@@ -125,7 +138,7 @@ def rollback_request(run: Run) -> ReleaseRequest | None:
     )
 
 
-def release_request(run: Run, *, final: bool, success: bool, died: bool) -> ReleaseRequest:
+def release_request(run: Execution, *, final: bool, success: bool, died: bool) -> ReleaseRequest:
     """Return the release at the end of the run.
 
     Args:
@@ -152,7 +165,41 @@ def release_request(run: Run, *, final: bool, success: bool, died: bool) -> Rele
     )
 
 
-def _run_mark_ms(run: Run, window_ms: int) -> int:
+def _run_mark_ms(run: Execution, window_ms: int) -> int:
     """Return how long the run mark lives from the start of the body: a whole window after the body's death."""
     longest = run.options.max_hold
     return window_ms + round((LONGEST_BODY if longest is None else as_seconds(longest)) * 1000)
+
+
+class RetryReservation(NamedTuple):
+    """A lock that is reserved for a retry.
+
+    Args:
+        identity: The digest of the retry's message identity.
+        life_ms: Milliseconds until the reservation expires.
+    """
+
+    identity: str
+    life_ms: int
+
+
+def reservation_for_retry(run: Execution, published: Retry) -> RetryReservation | None:
+    """Return the reservation of a run's lock for its published retry; None if the lock is released.
+
+    The retry may have other arguments or options than the run. It then takes another lock, or none.
+    """
+    signature: Any = published.sig  # type: ignore[attr-defined]  # missing in the stubs
+    lease = run.lease
+    if not run.options.keep_on_retry or run.delivery is None or lease is None or signature is None:
+        return None
+    options = signature.options
+    headers, chosen = options.get("headers"), options.get(ARGUMENT)
+    try:
+        call = call_of(run.task, headers if chosen is None else headers_for(run.task, chosen, headers))
+        if not call.enabled or call.name_of(signature.args, signature.kwargs).text != lease.name:
+            return None
+        delay = start_delay(options)
+    except (DLockError, ValueError):
+        return None  # the retry itself will fail with this error
+    identity = Identity.of(options["task_id"], options)
+    return RetryReservation(identity.digest, round((delay + lease.ttl) * 1000))

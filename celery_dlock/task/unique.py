@@ -20,8 +20,8 @@ from ..messaging.results import CallSkipped, has_backend, store_revoked, try_end
 from ..options.lock_options import LockOptions
 from ..options.validation import as_seconds
 from ..runtime import Runtime
+from ..store.claim_model import ClaimRequest, ExistingCall
 from ..store.model import CUT, Identity, Requester
-from ..store.queue_model import ClaimRequest, ExistingCall
 from ..utils.log import log_fields, logger
 from .call_options import ARGUMENT, OPTIONS_HEADER, Call, LockedTask, call_of, headers_for
 

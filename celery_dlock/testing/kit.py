@@ -22,7 +22,7 @@ from ..store.base import ReleaseRequest
 from ..store.memory.records import Memory
 from ..store.memory.store import MemoryStore
 from ..store.model import Acquired, AcquireRequest, Identity, Requester
-from ..store.operator_model import WaiterView
+from ..store.operator_model import Waiter
 from .clock import TravellingClock
 from .hand_worker import HandWorker
 from .others import ELSEWHERE, NotFreeError, ask_to_stop, name_of, requester_of, settings
@@ -112,7 +112,7 @@ class DLockKit:
                 holder = self._store.describe(lock).holder
                 if holder is not None and holder.state == "held":
                     left.append(f"{lock} is held by {holder.task or 'a Lock'}[{holder.task_id}]")
-            waiting, _ = self._store.waiters(name, 1)
+            waiting = self._store.list_waiters(name, 1).count
             if waiting:
                 left.append(f"{waiting} calls wait for {name}")
         assert not left, "; ".join(left)
@@ -358,10 +358,10 @@ class DLockKit:
 
     # -- the queue
 
-    def waiting(self, task: SingletonTask, *args: Any, **kwargs: Any) -> list[WaiterView]:
+    def waiting(self, task: SingletonTask, *args: Any, **kwargs: Any) -> list[Waiter]:
         """Return the calls that wait for this call's lock; without arguments, all waiting calls of the task."""
         names = [name_of(task, args, kwargs)] if args or kwargs else self._names()
-        views = [view for name in names for view in self._store.waiters(name, _MOST_WAITERS)[1]]
+        views = [view for name in names for view in self._store.list_waiters(name, _MOST_WAITERS).waiters]
         return [view for view in views if args or kwargs or view.task == task.name]
 
     def run_next(self) -> bool:

@@ -25,7 +25,7 @@ __all__ = ["ClaimRenewer"]
 
 
 #: Seconds between two rounds.
-TICK: Final = 0.2
+ROUND: Final = 0.2
 
 
 class Claiming(Protocol):
@@ -80,18 +80,18 @@ class ClaimRenewer:
         if not self._goes_on():
             return None
         try:
-            self._tick()
+            self._renew_and_release()
             self._failing = False
         except StoreUnavailable as error:
             if not self._failing:
-                logger.warning("claims of messages are not renewed, retrying every %g s: %s", TICK, error)
+                logger.warning("claims of messages are not renewed, retrying every %g s: %s", ROUND, error)
             self._failing = True
-        return TICK
+        return ROUND
 
     def _close(self) -> None:
         self._store.close()
 
-    def _tick(self) -> None:
+    def _renew_and_release(self) -> None:
         self._add_revoked()
         while self._ended:
             try:

@@ -15,13 +15,13 @@ from .crash_record import HeldLease, WorkerRecord
 if TYPE_CHECKING:
     from ..locking.watchdog import Watchdog
     from ..runtime import Runtime
-    from ..store.queue_base import QueueStore
+    from ..store.base import LockStore
 
 __all__ = ["CrashRecovery"]
 
 
 #: Seconds between two rounds. Each round looks for dead predecessors and updates this worker's record.
-TICK: Final = 0.2
+ROUND: Final = 0.2
 #: A record with n times this many leases is stored at most every n rounds (n is rounded down, and at least 1). So large
 #: records cost the store no more. The resulting intervals are in docs/explanation/how-a-lock-ends.md.
 LEASES_PER_ROUND: Final = 100
@@ -52,7 +52,7 @@ class CrashRecovery:
         node: str,
         goes_on: Callable[[], bool],
         mine: WorkerRecord,
-        other: tuple[QueueStore, Watchdog] | None = None,
+        other: tuple[LockStore, Watchdog] | None = None,
     ) -> None:
         self._runtime = runtime
         self._mine = mine
@@ -90,7 +90,7 @@ class CrashRecovery:
             self._try(self.release_dead_leases)
         finally:
             self._try(self.save_record)
-        return TICK
+        return ROUND
 
     def _try(self, step: Callable[[], None]) -> None:
         try:
@@ -169,7 +169,7 @@ class CrashRecovery:
         if now < self._next_look:
             return
         held = {lease.acquisition: lease for lease in self._watchdog.held}
-        self._next_look = now + TICK * (len(held) // LEASES_PER_LOOK)
+        self._next_look = now + ROUND * (len(held) // LEASES_PER_LOOK)
         steady, self._seen = self._seen & held.keys(), frozenset(held)
         same = steady <= self._saved and bool(steady) == bool(self._saved)
         if (same and (not steady or now < self._fresh_until)) or now < self._next_save:
@@ -181,4 +181,4 @@ class CrashRecovery:
         text = self._mine.with_leases(leases).text if leases else ""
         self._store.save_worker_record(self._node, self._mine.worker_id, text, round(life * 1000))
         self._saved, self._fresh_until = steady, now + life / 2
-        self._next_save = now + TICK * (len(leases) // LEASES_PER_ROUND)
+        self._next_save = now + ROUND * (len(leases) // LEASES_PER_ROUND)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["OtherStores"]
 
 #: Seconds between two looks at the children. A lease must be renewed 0.33 s after its acquisition at the earliest.
-TICK: Final = 0.2
+ROUND: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class OtherStores:
                     self._watch(table)
             if ended:
                 self._children.remove(each)
-        return TICK
+        return ROUND
 
     def _watch(self, table: SharedLeaseTable) -> None:
         description = table.store

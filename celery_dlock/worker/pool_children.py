@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildWatch", "PoolChild", "PoolChildren"]
 
-#: Ticks of the watchdog after which a fork that has not stored its pid counts as failed.
-MAX_TICKS_WITHOUT_PID = 150
+#: Rounds of the watchdog after which a fork that has not stored its pid counts as failed.
+MAX_ROUNDS_WITHOUT_PID = 150
 #: Maximum seconds from SIGSTOP until a child stands still, unless the machine is overloaded.
 PAUSED_WITHIN = 0.05
 
@@ -236,20 +236,20 @@ class PoolChild(ScannedLeaseSource):
         self._killer = killer
         self._stop_deadlines = StopDeadlines()
         self._watch: ChildWatch | None = None
-        self._ticks_without_pid = 0
+        self._rounds_without_pid = 0
         table.interrupt = self._interrupt
 
     def is_dead(self) -> bool:
         if self._watch is None:
             if not self._table.pid:
-                self._ticks_without_pid += 1
-                return self._ticks_without_pid > MAX_TICKS_WITHOUT_PID
+                self._rounds_without_pid += 1
+                return self._rounds_without_pid > MAX_ROUNDS_WITHOUT_PID
             self._watch = ChildWatch(self._table.pid)
         return self._watch.gone()
 
     def ended(self) -> bool:
         """Return whether the watchdog has found the child dead. Any thread may call this: it polls no child."""
-        return self._ticks_without_pid > MAX_TICKS_WITHOUT_PID or (self._watch is not None and self._watch.found_gone)
+        return self._rounds_without_pid > MAX_ROUNDS_WITHOUT_PID or (self._watch is not None and self._watch.found_gone)
 
     def pidfd(self) -> int | None:
         return None if self._watch is None else self._watch.pidfd

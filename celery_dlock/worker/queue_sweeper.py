@@ -15,8 +15,8 @@ from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import BUCKETS, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
 from ..runtime import Runtime
+from ..store.base import FOREIGN_MS
 from ..store.model import Grant
-from ..store.queue_base import FOREIGN_MS
 from ..utils.background import Loop, begin_thread
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
@@ -25,7 +25,7 @@ __all__ = ["QueueSweeper"]
 
 
 #: Seconds between two rounds. A round does the work that other threads of the worker left to the sweeper.
-TICK: Final = 0.1
+ROUND: Final = 0.1
 #: Seconds between two sweeps of the worker that has the sweep lease, if nothing is due.
 SWEEP_INTERVAL: Final = 0.5
 #: The same in a Cluster, where a sweep costs a command for each bucket.
@@ -36,7 +36,7 @@ MAX_LOCKS_PER_BUCKET: Final = 100
 LEASE_MARGIN: Final = 0.5
 #: When the sweep lease should have ended, each other worker asks for it after a random delay of up to these seconds.
 #: If the sweeping worker dies, sweeps resume within CLUSTER_SWEEP_INTERVAL + LEASE_MARGIN + MAX_TAKEOVER_DELAY and two
-#: ticks: less than 2 s.
+#: rounds: less than 2 s.
 MAX_TAKEOVER_DELAY: Final = 0.1
 #: Seconds for which a worker leaves the sweep lease to others after its broker did not take a message.
 BROKER_FAILURE_PAUSE: Final = 2.0
@@ -184,9 +184,9 @@ class QueueSweeper:
             # If this worker does not sweep, none of its calls waits for this thread, so do not log. Other threads
             # report the error of the store.
             if sweeps and not self._failing:
-                logger.warning("queues are not swept, retrying every %g s: %s", TICK, error)
+                logger.warning("queues are not swept, retrying every %g s: %s", ROUND, error)
             self._failing = sweeps
-        return TICK
+        return ROUND
 
     def _close(self) -> None:
         self._drop_connection()

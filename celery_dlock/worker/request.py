@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import states
 from celery.app.task import Context
 from celery.exceptions import Ignore, InvalidTaskError, Reject, TaskPredicate
 from celery.worker import state
+from celery.worker.request import Request
 from celery.worker.state import task_ready
 
 from ..keys.key_spec import LockName
 from ..messaging.delayed_delivery import DEATHS, DELIVERY_EXCHANGE, without_deaths
 from ..messaging.message import HEADER, PROPERTY, RepublishHeader
 from ..messaging.message_times import seconds_until
-from ..messaging.results import stored_failure
+from ..messaging.results import has_end, store_revoked, stored_failure, try_end
 from ..messaging.routing import source_queue
 from ..messaging.validation import MALFORMED, check_message
 from ..options.validation import as_seconds
@@ -27,14 +31,17 @@ from ..store.model import Identity
 from ..task.base import SingletonTask
 from ..task.call_options import OPTIONS_HEADER, Call, call_of
 from ..task.outcomes import Postponed, SelfReplaced, Skipped
+from ..task.stopped import report_stopped
 from ..utils.log import log_fields, logger
+from .completion_marker import channel_is_gone
 from .delivery_registry import DeliveryRegistry, sends_task_events
-from .killed_request import KillableRequest
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from celery import Celery
+
+    from .stop_kill import KilledBody
 
 __all__ = ["SingletonRequest"]
 
@@ -48,16 +55,20 @@ _CELERY_HEADERS: Final = frozenset({*vars(Context), "lang", "task", "argsrepr", 
 FIRST_RENEWAL: Final = 1.0
 
 
-class SingletonRequest(KillableRequest):
+class SingletonRequest(Request):
     """One delivery of one message, made in the worker's main process.
 
-    It makes the owner's id, and passes the id to the pool child with the message as it was received.
+    It makes the owner's id, and passes the id to the pool child with the message as it was received. It records whether
+    its acknowledgement was lost: then the broker delivers the message again.
     """
 
     # Attributes of Celery's own class that its stubs leave out.
+    _already_revoked: bool
     _app: Celery
+    _connection_errors: tuple[type[BaseException], ...]
     _eta: datetime | None
     _eventer: Any
+    _message: Any
     _request_dict: dict[str, Any]
     _already_cancelled: bool
     _context: Context
@@ -88,6 +99,21 @@ class SingletonRequest(KillableRequest):
     dlock_in_process = True
     #: Celery has cancelled the run, and stored RETRY.
     _dlock_stored_retry = False
+    #: The body was killed, and this object has ended the call.
+    _dlock_was_killed = False
+    dlock_requeued = False
+    #: Rejected without requeueing: the broker may dead-letter it to another exchange.
+    dlock_rejected = False
+    #: The acknowledgement was lost, so the broker delivers the message again.
+    dlock_ack_lost = False
+    #: When the acknowledgement was requested from Celery, on the monotonic clock.
+    dlock_ack_requested_at = 0.0
+    #: The end of the run is stored.
+    dlock_end_stored = False
+    #: When the pool started it; 0 until then.
+    _dlock_accepted_at = 0.0
+    #: The acknowledgement waits until the store has the message.
+    _dlock_held_back = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -230,6 +256,117 @@ class SingletonRequest(KillableRequest):
         except Exception:  # noqa: BLE001  # a serialiser may raise any error
             return None
 
+    # -- acknowledgement
+    #
+    # Celery sends the acknowledgement in a later round of its event loop. If that fails, Celery only logs the error.
+    # Its callback there is ``message.ack_log_error``, which calls ``message.ack``. This class replaces ``message.ack``
+    # and not the callback: at the shutdown of a prefork pool, Celery runs only callbacks of that name.
+
+    def acknowledge(self) -> None:
+        if self._dlock_held_back:
+            self._dlock_deliveries.sweeper.acknowledge(self)
+            return
+        if not self.acknowledged:
+            self.dlock_ack_requested_at = time.monotonic()
+            self._message.ack = partial(self._dlock_send, "ack")
+        super().acknowledge()
+
+    def dlock_acknowledge(self) -> None:
+        """Send the acknowledgement if it was held back."""
+        # Test and clear the flag in one step. The sweeper's thread and Celery's may both call this, and a broker closes
+        # the channel after a second acknowledgement.
+        if vars(self).pop("_dlock_held_back", False):
+            self.acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Celery's signature
+        self.dlock_requeued, self.dlock_rejected = requeue, not requeue
+        if not self.acknowledged:
+            if not requeue:
+                self.dlock_ack_requested_at = time.monotonic()
+                self._message.reject = partial(self._dlock_send, "reject")
+            elif not self._dlock_came_from_here():
+                self._message.reject = self._dlock_requeue
+        super().reject(requeue=requeue)
+
+    def _dlock_came_from_here(self) -> bool:
+        """Return whether the message names a queue that this worker consumes; over Redis its publisher writes that."""
+        info = self.message.delivery_info or {}
+        return bool(info.get("exchange")) or info.get("routing_key") in self._app.amqp.queues.consume_from
+
+    def _dlock_requeue(self, *args: Any, **kwargs: Any) -> None:
+        """Requeue a message that may name a key which is no queue. Runs in place of ``message.reject``.
+
+        If the broker refuses the requeue, the error must not end the worker.
+        """
+        delattr(self.message, "reject")
+        try:
+            self.message.reject(*args, **kwargs)
+        except self._connection_errors:
+            raise
+        except Exception:
+            logger.exception(
+                "Task %s[%s] is lost: the broker cannot requeue it, because its message names a queue of another type; "
+                "action required: check its publisher", self.task.name, self.id,
+                extra=log_fields(self.task.name, self.id),
+            )  # fmt: skip
+            self.message.reject(requeue=False)
+
+    def _dlock_send(self, verb: str, *args: Any, **kwargs: Any) -> None:
+        """Send the acknowledgement, and record if it was lost. Runs in place of ``message.ack`` or ``.reject``."""
+        message, limit = self._message, self._dlock_deliveries.doubtful_after
+        delattr(message, verb)
+        # If the channel is closed, kombu's virtual transports have requeued the message and raise no error here. If the
+        # visibility timeout is over or nearly over, the broker may have delivered the message again. Usually the
+        # watchdog has reported this duplicate, so the release has set the done mark. The watchdog could not do so if
+        # this whole process was stopped (SIGSTOP).
+        late = limit is not None and time.monotonic() - self.dlock_delivered >= limit
+        lost = late or channel_is_gone(message)
+        try:
+            getattr(message, verb)(*args, **kwargs)
+        except BaseException:
+            lost = True
+            raise
+        finally:
+            if lost:
+                self.dlock_ack_lost = True
+                if self.dlock_end_stored:
+                    # Mark it now, not in a later round: an error of the acknowledgement may end the worker before that.
+                    self._dlock_deliveries.completion_marker.mark(self)
+
+    def dlock_completed(self) -> None:
+        """Make sure that a message whose end is stored does not run again if its acknowledgement is lost."""
+        if (self._message.acknowledged and not self.dlock_ack_lost) or self._needs_no_mark:
+            return
+        # Set this before the check. In a pool of threads the acknowledgement may fail at the same time. Then at least
+        # one of the two threads must see what the other one has set.
+        self.dlock_end_stored = True
+        deliveries = self._dlock_deliveries
+        if self.dlock_ack_lost or channel_is_gone(self.message) or not deliveries.consumes():
+            deliveries.completion_marker.mark(self)
+        else:
+            deliveries.completion_marker.expect_ack(self)
+
+    def dlock_process_died(self) -> None:
+        """Like :meth:`dlock_completed`, but for a run whose process died, perhaps before it took the lock.
+
+        It is marked only if it held its lock, which the watchdog reports when it releases that lock.
+        """
+        if not self._needs_no_mark:
+            self._dlock_deliveries.completion_marker.expect_ack_of_dead(self)
+
+    @property
+    def dlock_started_at(self) -> float:
+        """The start in the pool, or else the receipt, on the monotonic clock."""
+        return self._dlock_accepted_at or self.dlock_delivered
+
+    @property
+    def _needs_no_mark(self) -> bool:
+        if not self.acknowledged or self.dlock_requeued or self.dlock_rejected:
+            return True  # the message is to run again, or was rejected for good
+        return self.message.acknowledged and not self.dlock_ack_lost
+
+    # -- start and end of the run
+
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
         self._dlock_accepted_at = time_accepted
         if self._dlock_queues and not self.task.acks_late:
@@ -247,7 +384,7 @@ class SingletonRequest(KillableRequest):
         died = isinstance(error, WorkerLostError | Terminated | TimeLimitExceeded | SystemExit | KeyboardInterrupt)
         ended_at = time.monotonic()
         try:
-            super().on_failure(exc_info, *args, **kwargs)
+            self._dlock_fail(exc_info, *args, **kwargs)
         finally:
             self.dlock_acknowledge()
             self.dlock_in_process = False
@@ -256,10 +393,10 @@ class SingletonRequest(KillableRequest):
         # Set no done mark in a cold shutdown: no end is stored, so a redelivered message must run. If Celery's method
         # above raised, no end is stored either, and these lines are not reached. Set no mark after Ignore or Reject:
         # the task may have published its message again, or rejected it to a dead letter exchange.
-        has_end = isinstance(error, Skipped | SelfReplaced) or not isinstance(error, Ignore | Reject)
+        is_end = isinstance(error, Skipped | SelfReplaced) or not isinstance(error, Ignore | Reject)
         if died:
             self._dlock_died()
-        elif has_end and (kwargs.get("return_ok") or not _cold_shutdown()):
+        elif is_end and (kwargs.get("return_ok") or not _cold_shutdown()):
             if self._dlock_stored_retry and not isinstance(error, TaskPredicate):
                 # The failure was stored after `_announce_cancelled` read the state, and RETRY has overwritten it.
                 self._dlock_restore(error, exc_info.traceback)
@@ -271,7 +408,9 @@ class SingletonRequest(KillableRequest):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  # Celery's signature
         ended_at = time.monotonic()
-        super().on_timeout(soft, timeout)
+        # The hard time limit may strike between the kill and the moment when Celery notices the child's death.
+        if not self._dlock_was_killed:
+            super().on_timeout(soft, timeout)
         if not soft:
             self.dlock_acknowledge()
             self._dlock_settle(ended_at)
@@ -279,6 +418,56 @@ class SingletonRequest(KillableRequest):
             # Call this last, because it starts the grace period for the kill. billiard kills the process after this
             # method has returned.
             self._dlock_deliveries.killing(self)
+
+    def _dlock_fail(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
+        """End the run as Celery does; if the worker has killed the body, end the call REVOKED and not as a crash."""
+        killer = self._dlock_deliveries.body_killer
+        # The broker delivers a cancelled message again. The mark of its stop request in the store then ends it.
+        if not killer.knows(self.dlock_owner) or self._already_cancelled:
+            if not self._dlock_was_killed:
+                super().on_failure(exc_info, *args, **kwargs)
+            return
+        # Set this before the body is taken. Some pools call this in a thread of their own, beside `dlock_on_killed`.
+        self._dlock_was_killed = True
+        if (killed := killer.take(self.dlock_owner)) is not None:
+            task_ready(self)
+            if not self._already_revoked:
+                self._dlock_end_killed(killed)
+
+    def dlock_on_killed(self) -> None:
+        """End the call now. Celery may notice the child's death only 5 s later.
+
+        Before 5.7, Celery never notices it if it has lost the broker while the body ran.
+        """
+        if self._dlock_deliveries.body_killer.knows(self.dlock_owner) and not self._already_cancelled:
+            try:
+                raise Terminated(-signal.SIGKILL)  # noqa: TRY301  # ExceptionInfo reads the current exception
+            except Terminated:
+                self.on_failure(ExceptionInfo())
+
+    def _dlock_end_killed(self, killed: KilledBody) -> None:
+        """Store REVOKED for the call and its canvas, and acknowledge the message.
+
+        If the end cannot be stored, a message that is acknowledged late is requeued. The mark of its stop request in
+        the store ends its next delivery REVOKED. The end of any other message is tried again in another thread.
+        """
+        task, task_id, context = self.task, self.id, self._context
+        error = report_stopped(task, task_id, self.dlock_owner, killed.name, killed.by)
+
+        def store() -> None:
+            # An earlier delivery may have stored its end, and died before it was acknowledged.
+            if not has_end(task, task_id):
+                store_revoked(task, context, error)
+
+        stored = try_end(task, task_id, store, within=0, gives_up=False)
+        if stored:
+            self.send_event("task-revoked", terminated=True, signum=int(signal.SIGKILL), expired=False)
+        elif task.acks_late:
+            self.reject(requeue=True)
+            return
+        elif stored is None:
+            self._dlock_deliveries.body_killer.ends.add(partial(try_end, task, task_id, store))
+        self.acknowledge()
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Store RETRY as Celery does. If the body failed while a lost connection was being closed, restore FAILURE."""

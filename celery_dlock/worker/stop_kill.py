@@ -1,6 +1,6 @@
 """The kill of pool children whose bodies do not stop when a newer call replaces them (``stop`` with seconds).
 
-The watchdog's thread kills. Celery's thread then ends the call (:mod:`.killed_request`).
+The watchdog's thread kills. Celery's thread then ends the call (:mod:`.request`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 import pytest
 
 from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.store.claim_model import ClaimRequest, ExistingCall
 from celery_dlock.store.model import Requester
-from celery_dlock.store.queue_model import ClaimRequest, ExistingCall
 from celery_dlock.store.redis.scripts import CLAIM, RELEASE_CLAIM
 from tests.contract.helpers import NAME, keys_of, load_scripts, request_of, take
 from tests.support.stores import store_at

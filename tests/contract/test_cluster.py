@@ -16,10 +16,10 @@ from redis.crc import key_slot
 from celery_dlock.errors import StoreNotReady, StoreRefused
 from celery_dlock.keys.key_spec import BUCKETS, LockName
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Held, Renewal, Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.cluster.topology import Cluster
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore

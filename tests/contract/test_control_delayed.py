@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from celery_dlock.control import LockControl, WaiterView
+from celery_dlock.control import LockControl, Waiter
 from celery_dlock.keys.lock_name import shared_name
 from celery_dlock.store.holder_model import shown_time
 from celery_dlock.store.redis.keys import LockKeys
@@ -18,7 +18,7 @@ KEYS = LockKeys.of("dlock", NAME)
 DELAYED = KEYS.queue()[2]
 
 
-def waiters(control: LockControl) -> dict[str, WaiterView]:
+def waiters(control: LockControl) -> dict[str, Waiter]:
     return {waiter.task_id: waiter for waiter in control.waiting(NAME.text)}
 
 

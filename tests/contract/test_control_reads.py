@@ -12,8 +12,8 @@ from celery_dlock.control import DeadLetter, LockControl, explanation
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers as queue
@@ -141,7 +141,7 @@ def test_lists_of_indexes_go_on_behind_a_place_in_any_topology(store: RedisStore
         grant(store, f"q{number}")
     dead, unknown, waiting = control.dead_letters(), control.unknown_outcomes(), control.queues()
     assert (len(dead), len(unknown), len(waiting)) == (30, 30, 30)
-    assert [lock.waiting for lock in waiting] == [1] * 30
+    assert [queue.count for queue in waiting] == [1] * 30
     for at in (0, 11, 29):
         assert control.dead_letters(after=(dead[at].name, dead[at].identity)) == dead[at + 1 :]
         runs = control.unknown_outcomes(after=(unknown[at].name, unknown[at].tick))

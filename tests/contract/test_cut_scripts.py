@@ -2,9 +2,10 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pytest
@@ -12,10 +13,10 @@ import redis
 
 from celery_dlock.errors import StoreRefused
 from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Grant, Renewal, Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis import commands, scripts
 from celery_dlock.store.redis.operator import RedisOperatorStore
 from celery_dlock.store.redis.scripts import Script
@@ -455,26 +456,41 @@ def store(clean_server: Server) -> Iterator[RedisOperatorStore]:
         yield made
 
 
-def cut_everywhere(store: RedisOperatorStore, client: redis.Redis, cutter: Cutter, case: Case, name: LockName) -> None:
+def for_each_write(
+    store: RedisOperatorStore,
+    client: redis.Redis,
+    cutter: Cutter,
+    name: LockName,
+    prepare: Callable[[World], object],
+    act: Callable[[World, int], object],
+    facts: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Cut a script at its first write in a new world, then at its second one, and so on until it ends."""
     for at in range(1, MOST_WRITES):
         client.flushall()
-        world = World(store, client, name, **case.facts)
+        world = World(store, client, name, **facts)
         if name.seats != 1:
             world.deliver("y")  # on the other seat
-        case.prepare(world)
-        with cutter.cut(case.script, at):
-            case.act(world)
-        cut = cutter.happened
+        prepare(world)
         try:
-            world.check_places()
-            case.then(world)
-            world.go_on()
+            act(world, at)
         except AssertionError as error:
             raise AssertionError(f"cut at write {at}: {error}") from error
-        if not cut:
+        if not cutter.happened:
             assert at > 1, "the script writes nothing"
             return
     raise AssertionError("the script does not end")
+
+
+def cut_everywhere(store: RedisOperatorStore, client: redis.Redis, cutter: Cutter, case: Case, name: LockName) -> None:
+    def act(world: World, at: int) -> None:
+        with cutter.cut(case.script, at):
+            case.act(world)
+        world.check_places()
+        case.then(world)
+        world.go_on()
+
+    for_each_write(store, client, cutter, name, case.prepare, act, case.facts)
 
 
 ON_ONE_LOCK: Final = {**QUEUES, **OPERATORS, **REPLACED, **OTHERS}
@@ -569,6 +585,43 @@ def test_release_that_sets_a_mark_works_while_memory_is_full(
     finally:
         client.config_set("maxmemory", "0")
     world.go_on()
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+@pytest.mark.parametrize("name", [NAME, SEATS], ids=["lock", "seats"])
+def test_sweep_that_stops_at_any_write_counts_a_lost_grant_once(
+    store: RedisOperatorStore, client: redis.Redis, cutter: Cutter, name: LockName
+) -> None:
+    """The next sweep does the same again. Two counts of one lost grant would make a dead letter too early."""
+
+    def sweep_twice(world: World, at: int) -> None:
+        with cutter.cut("sweep", at):
+            world.sweep()
+        make_due(world)
+        assert world.store.sweep(world.swept, world.granter(), TURN, 2).dead_letter == ""
+
+    prepare = steps(deliver("a", "b", "c"), finish("a"), lose_grant)
+    for_each_write(store, client, cutter, name, prepare, sweep_twice)
+
+
+@pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
+@pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
+@pytest.mark.parametrize("name", [NAME, SEATS], ids=["lock", "seats"])
+def test_removal_that_stops_at_any_write_loses_no_call_whose_worker_dies_as_well(
+    store: RedisOperatorStore, client: redis.Redis, cutter: Cutter, name: LockName, granted: bool
+) -> None:
+    """The result of the call is not stored yet. So its message waits, or is a dead letter, or both."""
+
+    def remove(world: World, at: int) -> None:
+        with cutter.cut("remove_waiter", at):
+            world.remove(digest("b"))
+        if digest("b") not in client.hkeys(world.keys.dead()):
+            assert not client.exists(world.keys.done(digest("b"))), "its done mark ends each copy of it"
+            world.go_on()
+            assert "b" in world.ran
+
+    prepare = steps(deliver("a", "b", "c"), finish("a") if granted else nothing)
+    for_each_write(store, client, cutter, name, prepare, remove)
 
 
 def test_every_script_that_writes_is_cut() -> None:

@@ -17,9 +17,9 @@ from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.errors import NotConfirmed
 from celery_dlock.locking.lease import Lease
 from celery_dlock.options.durability import Durability
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Parked, QueueRequest, Renewal, Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import NAME, TTL, Party, commands_seen, ending_of, keys_of, request_of, shared_name, take
 from tests.support.polling import eventually
@@ -300,7 +300,7 @@ class TestRenewals:
         with paused(*servers.replicas):
             while not lease.lost:
                 assert time.monotonic() < ends, "the lease was over before its holder was told"
-                party.watchdog.tick()
+                party.watchdog.run_round()
                 time.sleep(0.05)
         assert lease.record.deadline == ends
         assert party.lost == ["no renewal was confirmed before its deadline: too few servers confirmed the renewal"]

@@ -114,7 +114,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock(app: Celery, client: redis.Redi
         run(work, struck, strike)
         kept = [slot for slot in runtime.lease_table.records() if slot.state is not LeaseState.RELEASE_DELEGATED]  # type: ignore[attr-defined]
         assert (strike.where, kept) == (strike.where, [])
-        runtime.watchdog.tick()
+        runtime.watchdog.run_round()
         assert (strike.where, client.keys("*:lock:*")) == (strike.where, [])
         assert (strike.where, runtime.lease_table.records()) == (strike.where, [])  # type: ignore[attr-defined]
         assert_no_doubt(work.used(struck), strike.where, ended=struck in ended)

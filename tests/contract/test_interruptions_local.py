@@ -58,7 +58,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock_file_locked(
         others.release(name, "other", "other")
         assert (strike.where, execution.running(), owner.entered()) == (strike.where, None, None)
         if store == "up":
-            runtime.watchdog.tick()
+            runtime.watchdog.run_round()
         if not strike.where:
             break
         struck += 1

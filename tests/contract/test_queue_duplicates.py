@@ -180,11 +180,11 @@ def test_memory_and_scripts_agree_on_parked_duplicates(clean_server: Server) -> 
         assert isinstance(acquire("h.2", "h", parks=True), Held)
         assert acquire("h.2", "h", parks=True, park_duplicate=True).position == 0
         assert acquire("b.1", "b", parks=True, limit=1, evict_oldest=True).evicted.identity == digest("a")
-        assert stores.local.waiters(name, 5)[0] == 1
+        assert stores.local.list_waiters(name, 5).count == 1
         assert do(lambda store: store.release(name, "h.1", ReleaseRequest(outcome_unknown=True))).granted
         assert acquire("c.1", "c", parks=True, limit=1, evict_oldest=True).evicted is None
         stores.travel(16_000_000)
         granted = do(lambda store: store.remove_waiter(name, digest("b"), "g.1", ended=True)).granted
         assert granted.identity == digest("h")
-        assert stores.local.waiters(name, 5)[1][0].state == "granted"
+        assert stores.local.list_waiters(name, 5).waiters[0].state == "granted"
         assert isinstance(acquire("h.3", "h", republished=True, grant_id=granted.grant_id), Acquired)

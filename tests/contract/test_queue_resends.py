@@ -3,8 +3,8 @@
 import pytest
 import redis
 
+from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Acquired, Duplicate, Parked, Used
-from celery_dlock.store.queue_base import QueueStepResult
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import (
     KEYS,

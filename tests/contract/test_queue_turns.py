@@ -6,9 +6,8 @@ import redis
 from celery_dlock.errors import StoreRefused
 from celery_dlock.keys.key_spec import BUCKETS
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.base import FOREIGN_MS, QueueStepResult, ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
-from celery_dlock.store.queue_base import FOREIGN_MS, QueueStepResult
 from celery_dlock.store.redis.keys import LockKeys, sweeper_key
 from celery_dlock.store.redis.store import _NO_DEAD_LETTERS, RedisStore
 from tests.contract.queue_helpers import (

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import redis
 
+from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Duplicate, Held
-from celery_dlock.store.queue_base import QueueStepResult
-from celery_dlock.store.queue_model import Waiter
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import request_of as plain_claim
 from tests.contract.queue_helpers import (
@@ -92,12 +91,12 @@ def test_waiting_tells_how_many_wait_who_and_since_when(store: RedisStore, clien
         park(store, f"{who}.1", who, rank_us=at * SECOND)
     found = store.list_waiters(NAME, 3)
     assert found.count == 4
-    assert found.waiters == (
-        Waiter("app.post", "a", rank / 1e6), Waiter("app.post", "b", 2.0), Waiter("app.post", "c", 3.0)
-    )  # fmt: skip
+    assert [(one.task, one.task_id, one.since, one.state) for one in found.waiters] == [
+        ("app.post", "a", rank / 1e6, "granted"), ("app.post", "b", 2.0, "waiting"), ("app.post", "c", 3.0, "waiting"),
+    ]  # fmt: skip
     lose_turn(store, client, "a")
     found = store.list_waiters(NAME, 10)
-    assert [waiter.task_id for waiter in found.waiters] == ["b", "a", "c", "d"]
+    assert [waiter.task_id for waiter in found.waiters] == ["b", "c", "d", "a"]
     assert found.count == 4
 
 

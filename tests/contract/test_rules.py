@@ -1,6 +1,7 @@
 """The rules in Python and the scripts in Lua: two writings of one law, on the same random histories."""
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -98,16 +99,16 @@ def test_memory_and_scripts_agree_on_seats_above_the_limit(clean_server: Server)
         assert isinstance(ask("a", smaller), Parked)
         assert do(lambda store: store.release(smaller, "t2.1", ending("t2"))).granted is None
         assert isinstance(ask("b", larger), Parked)  # the larger limit counts again, and seat 2 is granted
-        assert stores.local.waiters(larger, 2)[1][0].state == "granted"
+        assert stores.local.list_waiters(larger, 2).waiters[0].state == "granted"
         stores.travel(61_000_000)
         ask("c", smaller)
         assert do(lambda store: store.remove_waiter(smaller, digest("a"), "g.1", ended=True)).granted is None
-        assert [view.state for view in stores.local.waiters(smaller, 5)[1]] == ["waiting", "waiting"]
+        assert [view.state for view in stores.local.list_waiters(smaller, 5).waiters] == ["waiting", "waiting"]
         ask("d", larger)
         stores.travel(61_000_000)
         ask("e", smaller)
         assert do(lambda store: store.sweep(smaller, "s.1", TURN, 5)).granted is None
-        assert stores.local.waiters(smaller, 5)[0] == 4
+        assert stores.local.list_waiters(smaller, 5).count == 4
 
 
 @pytest.mark.invariant("stores-agree")
@@ -139,3 +140,39 @@ def test_finished_message_that_gives_its_seat_back_leaves_no_lock_there(clean_se
     ]  # fmt: skip
     with closing(clean_server.client()) as client:
         run(clean_server, client, history)
+
+
+@pytest.mark.invariant("stores-agree")
+def test_memory_and_scripts_agree_on_a_place_whose_message_has_started(clean_server: Server) -> None:
+    """A call had grants on two seats. Its start ends one, and a sweep takes back the other. The next sweep drops it."""
+    history = [
+        Step("acquire", 2, 0, 0, 0), Step("acquire", 2, 1, 0, 0), Step("acquire_queued", 2, 0, 0, 12),
+        Step("acquire_queued", 2, 2, 0, 285212672), Step("start_granted", 2, 0, 0, 0), Step("time_passes", 2, 0, 4, 0),
+        Step("acquire_queued", 2, 2, 0, 475004928), Step("start_granted", 2, 0, 0, 0), Step("sweep", 2, 0, 0, 0),
+        Step("sweep", 2, 0, 0, 0),
+    ]  # fmt: skip
+    with closing(clean_server.client()) as client:
+        run(clean_server, client, history)
+
+
+@pytest.mark.invariant("stores-agree")
+def test_hold_that_is_about_to_end_ends_in_both_stores_at_once(clean_server: Server) -> None:
+    """The seconds which a busy machine needs for the steps before do not end it in the server alone."""
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+        stores.do(lambda store: store.hold(NAMES[0], "operator:me@host", 90_000, "why"))
+        time.sleep(1.1)
+        stores.travel(89_000_000)
+        stores.check()
+
+
+@pytest.mark.invariant("stores-agree")
+def test_removed_waiter_whose_result_is_not_stored_is_a_dead_letter_in_both_stores(clean_server: Server) -> None:
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+        for task_id in "ab":
+            request, acquisition = request_of(task_id, parks=True), f"{task_id}.1"
+            stores.do(lambda store, sent=(acquisition, TTL, request): store.acquire(NAMES[0], *sent))
+        for ended, kept in ((False, [digest("b")]), (True, [])):
+            removed = stores.do(lambda store, end=ended: store.remove_waiter(NAMES[0], digest("b"), "g.1", ended=end))
+            stores.check()
+            assert removed.entry
+            assert [letter.identity for letter in stores.local.dead_letters()] == kept

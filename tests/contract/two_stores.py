@@ -20,14 +20,13 @@ from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.memory.records import Memory, MemoryClock
 from celery_dlock.store.memory.store import MemoryStore
-from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import ScriptVariant, _bulk
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
 
 __all__ = ["TwoStores"]
 
-#: Seconds by which the lives of keys may differ: those that the test has needed so far.
+#: Seconds by which the lives of keys may differ.
 LIVES = 20.0
 START_US = 1_800_000_000_000_000
 _TIME = b"call('TIME')"
@@ -90,30 +89,17 @@ class TwoStores:
         self.travel(1)
 
     def travel(self, microseconds: int) -> None:
+        lives = {key: until for key, (_, until) in all_values(self.memory, self.prefix).items() if until is not None}
         self.now_us += microseconds
-        with self._client.pipeline(transaction=True) as pipe:
-            pipe.delete(self._clock_key)
-            pipe.rpush(self._clock_key, self.now_us // 1_000_000, self.now_us % 1_000_000)
-            pipe.execute()
-        if microseconds >= 1000:  # otherwise no life is shorter
-            for key in self._client.keys(f"{self.prefix}:*"):
-                if (left := self._client.pttl(key)) > 0:
-                    self._client.pexpire(key, max(-1, left - microseconds // 1000))
-        self._align_seats()
-
-    def _align_seats(self) -> None:
-        """Let the locks of seats live exactly as long as in memory: an answer names the first seat to expire."""
+        # Each key lives as long as in memory: the time that the test has needed ends nothing in the server alone.
         # Slightly in the past: a lock that lived longer than its ttl would count as one whose clock went back.
         base_ms = int(time.time() * 1000) - 20
         with self._client.pipeline(transaction=True) as pipe:
-            for name, data in self.memory.names():
-                key = LockKeys.lock_of(self.prefix, name)
-                for seat, held in data.locks.items():
-                    if data.seats is not None and held.until is not None:
-                        left_ms = -((self.now_us - held.until) // 1000)
-                        pipe.pexpireat(f"{key}:{seat}" if seat else key, base_ms + left_ms)
-            if pipe.command_stack:
-                pipe.execute()
+            pipe.delete(self._clock_key)
+            pipe.rpush(self._clock_key, self.now_us // 1_000_000, self.now_us % 1_000_000)
+            for key, until in lives.items():
+                pipe.pexpireat(key, base_ms - (self.now_us - until) // 1000)
+            pipe.execute()
 
     def do(self, command: Callable[[Any], Any]) -> Any:
         """Carry a command out on both. Return the memory store's answer, which is the Redis store's, too."""

@@ -50,3 +50,11 @@ def test_message_that_was_returned_and_then_popped_is_found(broker, queue):
         client.rpop("celery")
         client.rpop("celery")
     assert never_recorded(broker) == {"a", "b"}
+
+
+def test_message_of_which_another_copy_was_recorded_later_is_not_found(broker, queue):
+    queue.put({}, headers={"id": "a"})
+    with broker.client() as client:
+        client.rpop("celery")
+    assert [queue.get(timeout=5).headers["id"] for _ in "ba"] == ["b", "a"]
+    assert never_recorded(broker) == set()

@@ -16,8 +16,8 @@ from redis.crc import key_slot
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.lease import Lease
+from celery_dlock.store.base import LockStore
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Parked
-from celery_dlock.store.queue_base import QueueStore
 from celery_dlock.store.redis.keys import LockKeys
 from tests.contract import queue_helpers
 from tests.contract.helpers import Party
@@ -180,7 +180,7 @@ class QueuedCalls:
             self._publish(store, swept.granted)
         store.close()
 
-    def _publish(self, store: QueueStore, granted: Grant | None) -> None:
+    def _publish(self, store: LockStore, granted: Grant | None) -> None:
         if granted is not None:
             self._broker.put((json.loads(granted.entry.partition("\n")[0])[1], granted.grant_id))
             store.confirm_publish(NAME, granted.identity, queue_helpers.TURN)

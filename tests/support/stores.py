@@ -2,13 +2,13 @@
 
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.options.durability import PRIMARY, Durability
+from celery_dlock.store.base import LockStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.queue_base import QueueStore
 from celery_dlock.store.redis.keys import LockKeys
 
 
-def store_at(url: str, *, timeout: float, prefix: str = "dlock", durability: Durability = PRIMARY) -> QueueStore:
+def store_at(url: str, *, timeout: float, prefix: str = "dlock", durability: Durability = PRIMARY) -> LockStore:
     """Return a store at one place.
 
     Raises:

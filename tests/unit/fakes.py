@@ -13,7 +13,7 @@ from celery_dlock.locking.lease import Lease, drift_margin
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
-from celery_dlock.locking.watchdog import TICK, Watchdog
+from celery_dlock.locking.watchdog import ROUND, Watchdog
 from celery_dlock.runtime import WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseListener, ReleaseRequest
 from celery_dlock.store.holder_model import Holder
@@ -214,7 +214,7 @@ def a_name(text: str = "x") -> LockName:
 
 
 class WatchdogHarness:
-    """One watchdog, one process, and what the watchdog told. No thread: the test ticks."""
+    """One watchdog, one process, and what the watchdog told. No thread: the test runs the rounds."""
 
     def __init__(
         self,
@@ -257,19 +257,19 @@ class WatchdogHarness:
         return record
 
     def run(self, seconds: float) -> None:
-        """Let time pass, a tick each TICK."""
+        """Let time pass, with a round every ROUND seconds."""
         end = self.clock.now + seconds
         while self.clock.now < end:
-            self.clock.now += TICK
-            self.watchdog.tick()
+            self.clock.now += ROUND
+            self.watchdog.run_round()
 
-    def asked_at(self, *, ticks: int) -> list[float]:
+    def asked_at(self, *, rounds: int) -> list[float]:
         """Seconds from now at which the store was asked for renewals."""
         start, times = self.clock.now, []
-        for _ in range(ticks):
+        for _ in range(rounds):
             before = len(self.store.asked)
-            self.clock.now += TICK
-            self.watchdog.tick()
+            self.clock.now += ROUND
+            self.watchdog.run_round()
             times += [self.clock.now - start] if len(self.store.asked) > before else []
         return times
 

@@ -10,13 +10,12 @@ from typing import Final
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
-from ..base import ReleaseListener, ReleaseRequest
+from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
+from ..claim_model import ClaimRequest, ExistingCall
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
-from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
-from ..queue_base import FOREIGN_MS, QueueStepResult
-from ..queue_model import ClaimRequest, ExistingCall, Waiting
+from ..operator_model import DeadLetter, LockView, Page, RunView, State, Waiting
 from ..rules import claims, operator, queue, release, runs, seats
 from ..rules.acquire import acquire
 from ..rules.views import names_in
@@ -163,8 +162,8 @@ class MemoryStore:
     def list_waiters(self, name: LockName, most: int) -> Waiting:
         with self.memory.records(name) as records:
             if _has_seats(name):
-                return seats.list_waiters(records, name.seats, most)
-            return queue.list_waiters(records, most)
+                return seats.list_waiters(records, name.seats, name.text, most)
+            return queue.list_waiters(records, name.text, most)
 
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         wanted, found = set(buckets), []
@@ -289,12 +288,6 @@ class MemoryStore:
         with self.memory.records(name) as records:
             record = records.seats()
         return record.limit if record is not None else 1
-
-    def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
-        with self.memory.records(name) as records:
-            if _has_seats(name):
-                return seats.show_queue(records, name.seats, name.text, limit)
-            return operator.show_queue(records, name.text, limit)
 
     def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:
         with self.memory.records(name) as records:

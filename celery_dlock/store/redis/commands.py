@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from ..base import ReleaseRequest
+from ..claim_model import ClaimRequest
 from ..model import AcquireRequest, Grant, QueueRequest, Renewal
-from ..queue_model import ClaimRequest
 from . import scripts
 from .keys import LockKeys
 from .scripts import ScriptVariant
@@ -362,7 +362,7 @@ def remove_waiter(keys: LockKeys, identity: str, granter: str, *, dead_letter: b
 
 
 def list_waiters(keys: LockKeys, limit: int) -> Command:
-    return _LIST_WAITERS, (keys.lock, *keys.queue()[:3], str(limit))
+    return _LIST_WAITERS, (keys.lock, *keys.queue()[:3], keys.debounced(), str(limit))
 
 
 def list_due_queues(indexes: Sequence[str], limit: int, within_us: int) -> Command:

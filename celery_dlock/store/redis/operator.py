@@ -14,7 +14,7 @@ from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, name_from_member
 from ..acquisition import shown_acquisition
 from ..model import Grant
 from ..operator import Place
-from ..operator_model import DeadLetter, LockView, Page, RunView, State, WaiterView
+from ..operator_model import DeadLetter, LockView, Page, RunView, State
 from . import operator_commands as commands
 from . import operator_replies as replies
 from .connection import ErrorReply, RespConnection
@@ -174,9 +174,6 @@ class RedisOperatorStore(RedisStore):
         record = self._keys(name).seats_record()
         (text,) = self._topology.call(record, _ask, "MGET", record)
         return int(text.split()[0]) if text else 1
-
-    def waiters(self, name: LockName, limit: int) -> tuple[int, list[WaiterView]]:
-        return replies.waiters(name, self._run_safe(commands.show_queue(self._keys(name), limit), name))
 
     def now(self) -> float:
         return time.time() + self._topology.on(self._topology.servers()[0], _clock_offset)

@@ -20,7 +20,6 @@ __all__ = [
     "list_index",
     "requeue",
     "save_audit",
-    "show_queue",
 ]
 
 _CANCEL_HOLD: Final = scripts.CANCEL_HOLD.variant()
@@ -32,7 +31,6 @@ _HOLD_LOCK: Final = scripts.HOLD_LOCK.variant()
 _LIST_INDEX: Final = scripts.LIST_INDEX.variant()
 _REQUEUE: Final = scripts.REQUEUE.variant()
 _SAVE_AUDIT: Final = scripts.SAVE_AUDIT.variant()
-_SHOW_QUEUE: Final = scripts.SHOW_QUEUE.variant()
 
 
 def describe(keys: LockKeys, tick: str) -> Command:
@@ -50,10 +48,6 @@ def check_run(keys: LockKeys, tick: str) -> Command:
 
 def check_dead_letter(keys: LockKeys, identity: str) -> Command:
     return _CHECK_DEAD_LETTER, (keys.dead(), keys.dead_letters(), keys.name, identity)
-
-
-def show_queue(keys: LockKeys, limit: int) -> Command:
-    return _SHOW_QUEUE, (keys.lock, *keys.queue()[:3], keys.debounced(), str(limit))
 
 
 def free_lock(keys: LockKeys, acquisition: str, token: str, *, force: bool) -> Command:

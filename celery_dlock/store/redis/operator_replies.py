@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from ...keys.lock_name import ONE_SEAT, LockName
-from ..operator_model import ClaimView, LockView, RunView, WaiterState, WaiterView
+from ..operator_model import ClaimView, LockView, RunView
 from ..rules import views
 from ..rules.records import Claim, LockRecord
 from .replies import run_mark, text
 
-__all__ = ["lock_view", "names_in", "run_view", "waiters"]
+__all__ = ["lock_view", "names_in", "run_view"]
 
 
 def lock_view(name: LockName, tick: str, reply: Sequence[Any]) -> LockView:
@@ -58,19 +58,6 @@ def _claim(name: LockName, fields: Sequence[Any]) -> ClaimView:
 def run_view(name: LockName, tick: str, reply: Sequence[Any]) -> RunView | None:
     """Return a run from a run mark, the milliseconds until it expires, and the acquisition that holds the lock."""
     return views.run_view(name.text, tick, *run_mark(reply))
-
-
-def waiters(name: LockName, reply: Sequence[Any]) -> tuple[int, list[WaiterView]]:
-    """Return the number of waiters, and the first of them, from the reply of ``show_queue``."""
-    return reply[0], list(_waiters(name, reply[1:]))
-
-
-def _waiters(name: LockName, facts: Sequence[Any]) -> Iterator[WaiterView]:
-    for position, start in enumerate(range(0, len(facts), 5), 1):
-        identity, rank, state, due, names = facts[start : start + 5]
-        known = cast("WaiterState", text(state))
-        since, until = float(rank) / 1e6, float(due) / 1e6
-        yield WaiterView(name.text, text(identity), *names_in(names), since, known, position, until)
 
 
 def names_in(names: bytes) -> tuple[str, str]:

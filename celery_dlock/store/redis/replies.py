@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ...errors import StoreUnavailable
+from ...keys.lock_name import LockName
+from ..claim_model import ExistingCall
 from ..holder_model import Holder
 from ..model import (
     Acquired,
@@ -21,7 +23,7 @@ from ..model import (
     Unknown,
     Used,
 )
-from ..queue_model import ExistingCall, Waiter
+from ..operator_model import Waiter, WaiterState, Waiting
 from ..rules.records import LockRecord, RunMark
 from ..rules.views import holder_of, names_in, run_holder
 from .connection import ErrorReply
@@ -37,7 +39,7 @@ __all__ = [
     "run_mark",
     "text",
     "unexecuted",
-    "waiter",
+    "waiting",
     "with_more",
 ]
 
@@ -128,9 +130,18 @@ def first(reply: Sequence[Any]) -> ExistingCall | None:
     return ExistingCall(state, task or None, task_id or None, node, int(since or 0) / 1e6)
 
 
-def waiter(rank: bytes, names: bytes) -> Waiter:
-    """Return a waiter. Its task name and id are empty if its message is unreadable."""
-    return Waiter(*names_in(text(names)), float(rank) / 1e6)
+def waiting(name: LockName, reply: Sequence[Any]) -> Waiting:
+    """Return the number of waiters, and the first of them."""
+    count, *facts = reply
+    return Waiting(name.text, count, tuple(_waiters(name, facts)))
+
+
+def _waiters(name: LockName, facts: Sequence[Any]) -> Iterator[Waiter]:
+    for position, start in enumerate(range(0, len(facts), 5), 1):
+        identity, rank, state, due, names = facts[start : start + 5]
+        known = cast("WaiterState", text(state))
+        since, until = float(rank) / 1e6, float(due) / 1e6
+        yield Waiter(name.text, text(identity), *names_in(text(names)), since, known, position, until)
 
 
 def pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

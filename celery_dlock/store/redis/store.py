@@ -11,11 +11,18 @@ from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, Stor
 from ...keys.lock_name import LockName, name_from_member
 from ...options.durability import PRIMARY, Durability, check_ttl
 from ...utils.log import logger
-from ..base import ReleaseListener, ReleaseRequest, call_again_if_reply_lost
+from ..base import (
+    DUPLICATE_PAUSE_MS,
+    FOREIGN_MS,
+    QueueStepResult,
+    ReleaseListener,
+    ReleaseRequest,
+    call_again_if_reply_lost,
+)
+from ..claim_model import ClaimRequest, ExistingCall
 from ..holder_model import Holder, LastRun
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
-from ..queue_base import DUPLICATE_PAUSE_MS, FOREIGN_MS, QueueStepResult
-from ..queue_model import ClaimRequest, ExistingCall, Waiting
+from ..operator_model import Waiting
 from ..rules.views import last_run
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
@@ -235,8 +242,7 @@ class RedisStore:
         self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us), name)
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        count, *facts = self._run_safe(commands.list_waiters(self._keys(name), most), name)
-        return Waiting(count, tuple(map(replies.waiter, facts[::2], facts[1::2])))
+        return replies.waiting(name, self._run_safe(commands.list_waiters(self._keys(name), most), name))
 
     @property
     def clustered(self) -> bool:

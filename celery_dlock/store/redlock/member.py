@@ -10,10 +10,9 @@ from ...errors import ReplyLost, ReplyTimeout, ScriptStopped, StoreQuarantined, 
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock
 from ...utils.log import logger
-from ..base import ReleaseRequest, call_again_if_reply_lost
+from ..base import LockStore, ReleaseRequest, call_again_if_reply_lost
 from ..circuit_breaker import CircuitBreaker, ShardStates
 from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal, RenewalResult
-from ..queue_base import QueueStore
 from .fanout import PendingReplies
 
 __all__ = ["Member", "QuorumMember"]
@@ -26,7 +25,7 @@ MAX_LATE_CALLS: Final = 4
 MAX_QUEUED_RELEASES, QUEUED_RELEASE_LIFE = 1000, 600.0
 
 
-class Member(QueueStore, Protocol):
+class Member(LockStore, Protocol):
     """A store of one server that can take part in votes."""
 
     def adopt_token(

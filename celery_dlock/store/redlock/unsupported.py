@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from ...errors import InvalidLockOptions
 from ...keys.lock_name import LockName
+from ..base import QueueStepResult
+from ..claim_model import ClaimRequest, ExistingCall
 from ..model import AcquireRequest, Grant
-from ..queue_base import QueueStepResult
-from ..queue_model import ClaimRequest, ExistingCall, Waiting
+from ..operator_model import Waiting
 
 __all__ = ["QueuesUnsupported", "reject_unsupported"]
 
@@ -67,7 +68,7 @@ class QueuesUnsupported:
         return QueueStepResult()
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        return Waiting(0, ())
+        return Waiting(name.text, 0, ())
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
         return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..queue_model import ClaimRequest, ExistingCall
+from ..claim_model import ClaimRequest, ExistingCall
 from .records import TOMBSTONE_MS, Claim, Place, Records
 from .views import first_line
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..acquisition import shown_acquisition
 from ..model import Grant
-from ..operator_model import LockView, RunView, WaiterState, WaiterView
+from ..operator_model import LockView, RunView
 from . import views
 from .queue import (
     count_waiters,
-    first_waiters,
     grant_next,
-    grants_of,
     has_waiters,
-    shown_place,
     unpublished_grant,
 )
 from .records import LockRecord, Records
 from .runs import mark_and_holder
 
-__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock", "run_view", "show_queue"]
+__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock", "run_view"]
 
 
 def _is_kept(lock: LockRecord) -> bool:
@@ -79,30 +74,6 @@ def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
     lock.operator, lock.reason, lock.asked, lock.min_hold_ms = None, "", None, None
     records.put_lock(lock)
     return True
-
-
-def show_queue(
-    records: Records, name: str, most: int, grants: Sequence[LockRecord] | None = None
-) -> tuple[int, list[WaiterView]]:
-    """Return the number of waiters, and the first of them with their identities. ``grants``: as in ``list_waiters``."""
-    grants = grants_of(records) if grants is None else grants
-    found: list[tuple[str, int, WaiterState, int]] = [(lock.identity, lock.rank, "granted", 0) for lock in grants]
-    found += [(waiter, rank, "waiting", 0) for waiter, rank in first_waiters(records, most)]
-    newest = records.newest_call()
-    for waiter, due in records.first_in("delayed", most):
-        rank, lost = records.lost_grants(waiter)
-        waits_for_newer = newest is not None and newest.identity == waiter and not lost
-        state: WaiterState = "debounced" if waits_for_newer else "delayed"
-        found.append((waiter, rank or 0, "replaced" if records.over(waiter) is not None else state, due))
-    shown: list[WaiterView] = []
-    for identity, rank, state, due in found:
-        entry = records.entry(identity)
-        if entry is not None and len(shown) < most:
-            task, task_id = views.names_in(entry)
-            shown.append(
-                WaiterView(name, identity, task, task_id, shown_place(rank) / 1e6, state, len(shown) + 1, due / 1e6)
-            )
-    return count_waiters(records) + len(grants), shown
 
 
 def run_view(records: Records, name: str, tick: str) -> RunView | None:

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 
 from ..acquisition import granted_to
+from ..base import QueueStepResult
 from ..model import Grant
-from ..queue_base import QueueStepResult
-from ..queue_model import Waiter, Waiting
+from ..operator_model import Waiter, WaiterState, Waiting
 from .records import DONE_MS, LockRecord, Records
 from .views import names_in, task_of
 
@@ -189,7 +189,7 @@ def sweep(
     lock, now = records.lock(), records.now
     if lock is not None and lock.due is None:
         # A lease, not a grant: visit the lock again when the lease has expired.
-        if records.has_entries():
+        if records.has_entries() or has_waiters(records):
             lock.has_waiters = True
             records.put_lock(lock)
             records.sweep_at(now + max(0, records.lock_left_ms()) * 1000)
@@ -322,23 +322,28 @@ def grants_of(records: Records) -> list[LockRecord]:
     return [lock] if lock is not None and lock.due is not None else []
 
 
-def list_waiters(records: Records, most: int, grants: Sequence[LockRecord] | None = None) -> Waiting:
-    """Return the number of waiters, and the first of them. A granted message counts until it runs.
+def list_waiters(records: Records, name: str, most: int, grants: Sequence[LockRecord] | None = None) -> Waiting:
+    """Return the number of waiters, and the first of them.
 
     Args:
         records: The records.
+        name: The text of the lock name.
         most: The highest number of waiters to name.
         grants: The locks that are granted to waiters; None: the lock of these records, if it is.
     """
     grants = grants_of(records) if grants is None else grants
-    found = [(lock.identity, lock.rank) for lock in grants]
-    for identity, _ in records.first_in("delayed", most):
-        found.append((identity, records.lost_grants(identity)[0] or 0))
-    found += first_waiters(records, most)
-    entries = [(shown_place(rank), entry) for identity, rank in found if (entry := records.entry(identity)) is not None]
-    waiters = tuple(_waiter(rank, entry) for rank, entry in entries[:most])
-    return Waiting(count_waiters(records) + len(grants), waiters)
-
-
-def _waiter(rank: int, entry: str) -> Waiter:
-    return Waiter(*names_in(entry), rank / 1e6)
+    found: list[tuple[str, int, WaiterState, int]] = [(lock.identity, lock.rank, "granted", 0) for lock in grants]
+    found += [(waiter, rank, "waiting", 0) for waiter, rank in first_waiters(records, most)]
+    newest = records.newest_call()
+    for waiter, due in records.first_in("delayed", most):
+        rank, lost = records.lost_grants(waiter)
+        waits_for_newer = newest is not None and newest.identity == waiter and not lost
+        state: WaiterState = "debounced" if waits_for_newer else "delayed"
+        found.append((waiter, rank or 0, "replaced" if records.over(waiter) is not None else state, due))
+    waiters: list[Waiter] = []
+    for identity, rank, state, due in found:
+        entry = records.entry(identity)
+        if entry is not None and len(waiters) < most:
+            since, position = shown_place(rank) / 1e6, len(waiters) + 1
+            waiters.append(Waiter(name, identity, *names_in(entry), since, state, position, due / 1e6))
+    return Waiting(name, count_waiters(records) + len(grants), tuple(waiters))

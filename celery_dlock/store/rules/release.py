@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..acquisition import KEPT, granted_to, reserved_for
-from ..base import ReleaseRequest
+from ..base import DUPLICATE_PAUSE_MS, QueueStepResult, ReleaseRequest
 from ..holder_model import Holder
 from ..model import Grant, Released, RenewalResult, StopRequest
-from ..queue_base import DUPLICATE_PAUSE_MS, QueueStepResult
 from .queue import end_grant, grant_next, sweep, unpublished_grant
 from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
 from .replace import is_stopped, record_end

@@ -10,14 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..acquisition import granted_to, reserved_for
-from ..base import ReleaseRequest
+from ..base import QueueStepResult, ReleaseRequest
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Parked, Refusal, Released, RenewalResult
-from ..operator_model import WaiterView
-from ..queue_base import QueueStepResult
-from ..queue_model import Waiting
+from ..operator_model import Waiting
 from . import acquire as plain_acquire
-from . import operator as plain_operator
 from . import queue as plain_queue
 from . import release as plain_release
 from . import runs as plain_runs
@@ -34,7 +31,6 @@ __all__ = [
     "release",
     "remove_waiter",
     "renew",
-    "show_queue",
     "sweep",
 ]
 
@@ -379,11 +375,6 @@ def _parked_rank(entry: str) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
-def list_waiters(records: Records, limit: int, most: int) -> Waiting:
-    """Return the number of waiters, and the first of them. The granted messages of all seats come first."""
-    return plain_queue.list_waiters(records, most, _Seats(records, limit).grants())
-
-
-def show_queue(records: Records, limit: int, name: str, most: int) -> tuple[int, list[WaiterView]]:
-    """Return the number of waiters, and the first of them with their identities. The granted ones come first."""
-    return plain_operator.show_queue(records, name, most, _Seats(records, limit).grants())
+def list_waiters(records: Records, limit: int, name: str, most: int) -> Waiting:
+    """Return the number of waiters, and the first of them. The granted ones of all seats come first."""
+    return plain_queue.list_waiters(records, name, most, _Seats(records, limit).grants())

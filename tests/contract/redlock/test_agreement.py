@@ -50,7 +50,7 @@ def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet,
     for struck in itertools.count(0, STEP):
         strike = Strike(at=struck)
         run(work, struck, strike)
-        runtime.watchdog.tick()
+        runtime.watchdog.run_round()
         assert (strike.where, runtime.lease_table.records()) == (strike.where, [])  # type: ignore[attr-defined]
         keys = LockKeys.of("dlock", work.lock_spec.name_of((struck,), {}))
         eventually(lambda keys=keys: holders(five.nodes, keys) == [None] * 5, message=strike.where)  # type: ignore[misc]

@@ -9,8 +9,8 @@ from typing import Any
 
 from celery_dlock import LockLost, Replaced, singleton_task
 from celery_dlock.locking.watchdog import Watchdog
-from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from celery_dlock.worker.pool_children import ChildWatch
+from celery_dlock.worker.request import SingletonRequest
 from chaos.gaps import watch_for_gaps
 from chaos.history import History
 from chaos.resource import LIMIT, TRIES, seat_of, write
@@ -45,13 +45,13 @@ def noted(kind: str, **facts: Any) -> None:
 
 def note_acknowledgements() -> None:
     """Note when a worker's main process has sent the acknowledgement of a message."""
-    send = AckTrackingRequest._dlock_send
+    send = SingletonRequest._dlock_send
 
     def noting(request: Any, verb: str, *args: Any, **kwargs: Any) -> None:
         send(request, verb, *args, **kwargs)
         noted("acked", id=request.id, main=os.getpid())
 
-    AckTrackingRequest._dlock_send = noting  # type: ignore[method-assign]  # there is no hook
+    SingletonRequest._dlock_send = noting  # type: ignore[method-assign]  # there is no hook
 
 
 def note_kills() -> None:

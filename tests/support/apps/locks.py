@@ -86,7 +86,7 @@ def forked(lock: Lock, taken: int) -> NoReturn:
 
 def crowd(url: str) -> None:
     """200 locks at once: how many threads keep them, over how many connections, and what is left afterwards."""
-    watchdog.IDLE_TICKS = 3
+    watchdog.IDLE_ROUNDS = 3
     app, me = app_at(url), psutil.Process()
     alone = me.num_threads()
     locks = [Lock(str(number), app=app, ttl=2) for number in range(200)]

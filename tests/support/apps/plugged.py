@@ -81,8 +81,8 @@ def _break(**_: Any) -> None:
     logging.getLogger("celery_dlock").addFilter(Broken())
     native.start_daemon = _start_at_the_second_try
     for room, name in (
-        (Watchdog, "tick"),
-        (ClaimRenewer, "_tick"),
+        (Watchdog, "run_round"),
+        (ClaimRenewer, "_renew_and_release"),
         (CrashRecovery, "note"),
         (QueueSweeper, "_do_left_work"),
     ):

@@ -6,6 +6,7 @@ Redis' key `kill:<step>`, in the result backend's database, names the process to
 
 import os
 import time
+from collections.abc import Callable
 
 import redis
 
@@ -27,15 +28,18 @@ app = make_app(
 )
 
 
-def _wait_until_the_releaser_is_acknowledged() -> None:
-    """Else it, too, is sent back by the death of its worker."""
+def _wait_for_broker(settled: Callable[[int, int], bool]) -> None:
+    """Wait until the numbers of the messages in the queue, and of those that are not acknowledged, satisfy this."""
     end = time.monotonic() + 5
     with redis.Redis.from_url(os.environ["DLOCK_TEST_BROKER_URL"]) as broker:
-        while broker.hlen("unacked") > 1 and time.monotonic() < end:
+        while not settled(broker.llen("celery"), broker.hlen("unacked")) and time.monotonic() < end:
             time.sleep(0.01)
 
 
-BEFORE_WORKER_DIES["take:after"] = _wait_until_the_releaser_is_acknowledged
+# Otherwise the releaser, too, is sent back by the death of its worker.
+BEFORE_WORKER_DIES["take:after"] = lambda: _wait_for_broker(lambda _, unacked: unacked <= 1)
+# The granted message was just published. kombu loses it if a worker dies after it took it and before it recorded it.
+BEFORE_WORKER_DIES["published:before"] = lambda: _wait_for_broker(lambda queued, unacked: not queued and unacked == 2)
 
 if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "acquire", "park", parks)

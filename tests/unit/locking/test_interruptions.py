@@ -94,7 +94,7 @@ def trouble_after(harness: LockClientHarness) -> str:
     watchdog._loop.running.take()  # so no thread starts
     watchdog.watch(LocalLeaseSource(harness.lease_table, lambda record, released: None))
     end(harness)
-    watchdog.tick()
+    watchdog.run_round()
     if harness.context.entered:
         return "its end never comes to an end"
     if harness.store.kept(a_name()) or harness.lease_table.records():

@@ -1,4 +1,4 @@
-"""The renewal schedule finds what a look at every record finds, at the same tick, and looks at few."""
+"""The renewal schedule finds what a look at every record finds, in the same round, and looks at few."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_dlock.locking import renewal_schedule
 from celery_dlock.locking.lease import drift_margin
 from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
 from celery_dlock.locking.renewal_schedule import IN_TURN, TURN_FRACTION, RenewalSchedule
-from celery_dlock.locking.watchdog import TICK
+from celery_dlock.locking.watchdog import ROUND
 from celery_dlock.runtime import PATIENT_TIMEOUTS
 from celery_dlock.store.base import ReleaseRequest
 from tests.unit.fakes import FakeSource, Kept, WatchdogHarness, a_name
@@ -26,7 +26,7 @@ TTLS = (1.0, 1.5, 3.0, 9.0, 30.0)
 
 
 class ScannedSource(FakeSource):
-    """The same process without a schedule: the watchdog looks at every record in every tick."""
+    """The same process without a schedule: the watchdog looks at every record in every round."""
 
     def due_records(self, now: float, until: float) -> Sequence[LeaseRecord]:
         return self.records()
@@ -45,9 +45,9 @@ class Twin:
     def do(self, step: str, index: int, number: float) -> None:
         if step == "open":
             self.open(TTLS[index % len(TTLS)])
-        elif step == "tick":
-            self.harness.clock.now += TICK * (1 + index % 3 if number > 10 else 1)
-            self.harness.watchdog.tick()
+        elif step == "round":
+            self.harness.clock.now += ROUND * (1 + index % 3 if number > 10 else 1)
+            self.harness.watchdog.run_round()
         elif step in {"away", "back"}:
             self.harness.store.away = {"away": ReplyLost("cut"), "back": None}[step]
         elif step == "refusing":
@@ -107,7 +107,7 @@ class Twin:
         self.harness.killed_by[record.acquisition] = self.harness.clock.now + number / 2
 
     def seen(self) -> tuple[Any, ...]:
-        """Return all actions of the watchdog and their times. Requests of one tick have no order."""
+        """Return all actions of the watchdog and their times. Requests of one round have no order."""
         harness = self.harness
         return (
             harness.clock.now,
@@ -124,15 +124,15 @@ class Twin:
 
 
 NOTED = ["open", "held", "renew", "extend", "limit", "begin", "delegate", "clear", "lose", "forget"]
-#: A lease of 30 s, some ticks after its acquire. Its renewal is not due for a while.
-TICKS = [("tick", 0, 1.0)] * 5
-HELD_30 = [("open", 4, 1.0), ("held", 0, 1.0), *TICKS]
+#: A lease of 30 s, some rounds after its acquire. Its renewal is not due for a while.
+ROUNDS = [("round", 0, 1.0)] * 5
+HELD_30 = [("open", 4, 1.0), ("held", 0, 1.0), *ROUNDS]
 STORE = ["away", "back", "refusing", "slow"]
 
 
 def steps(names: list[str], *, most: int = 80) -> Any:
-    """Histories in which most steps are ticks, and leases get held."""
-    step = st.sampled_from([*names, *["tick"] * len(names), "open", "held", "held", "back", "back"])
+    """Histories in which most steps are rounds, and leases get held."""
+    step = st.sampled_from([*names, *["round"] * len(names), "open", "held", "held", "back", "back"])
     return st.lists(st.tuples(step, st.integers(0, 12), st.floats(0.1, 20.0)), min_size=20, max_size=most)
 
 
@@ -143,17 +143,17 @@ def compare(history: list[tuple[str, int, float]]) -> None:
         scanned.do(*step)
         assert ours.seen() == scanned.seen(), f"step {number}: {step}"
         first = ours.harness.source.first_deadline()
-        if step[0] == "tick":
+        if step[0] == "round":
             assert first == scanned.harness.source.first_deadline()
 
 
 @pytest.mark.invariant("watchdog-renews", "lost-lease-is-reported")
 @given(history=steps([*NOTED, *STORE]))
-@example(history=[*HELD_30, ("limit", 0, 0.3), *TICKS])
-@example(history=[*HELD_30, ("begin", 0, 1.0), *[("tick", 2, 20.0)] * 30])
-@example(history=[*HELD_30, ("delegate", 0, 1.0), *TICKS])
+@example(history=[*HELD_30, ("limit", 0, 0.3), *ROUNDS])
+@example(history=[*HELD_30, ("begin", 0, 1.0), *[("round", 2, 20.0)] * 30])
+@example(history=[*HELD_30, ("delegate", 0, 1.0), *ROUNDS])
 def test_schedule_alone_gives_the_renewals_and_losses_of_a_full_scan(history: list[tuple[str, int, float]]) -> None:
-    """Expected: the same renewals, losses and releases at the same ticks, without any look in turn."""
+    """Expected: the same renewals, losses and releases in the same rounds, without any look in turn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(renewal_schedule, "IN_TURN", 0)
         compare(history)
@@ -167,14 +167,14 @@ def test_few_leases_are_watched_as_by_a_full_scan(history: list[tuple[str, int, 
 
 @pytest.mark.parametrize("change", ["doubt", "kill"])
 def test_change_without_an_announcement_is_found_in_turn(change: str) -> None:
-    """Expected of 1,000 leases: within ten ticks, a hundred in each."""
+    """Expected of 1,000 leases: within ten rounds, a hundred in each."""
     twin = Twin(FakeSource())
     for number in range(10 * IN_TURN):
         twin.open(30.0)
         twin.held(twin.records[number], 0)
     twin.harness.run(1.0)
     getattr(twin, change)(twin.records[777], 0.0)
-    twin.harness.run(10 * TICK)
+    twin.harness.run(10 * ROUND)
     if change == "doubt":
         assert [renewal.acquisition for renewal in twin.harness.store.asked] == ["owner.777"]
     else:
@@ -183,7 +183,7 @@ def test_change_without_an_announcement_is_found_in_turn(change: str) -> None:
 
 @pytest.mark.parametrize("released", [0, 10_000])
 def test_change_in_a_lease_opened_during_a_turn_is_found_in_10_s(released: int) -> None:
-    """Expected: 50 ticks, also if the leases whose turn it is are released, which leaves few in the table."""
+    """Expected: 50 rounds, also if the leases whose turn it is are released, which leaves few in the table."""
     source = FakeSource()
     schedule = RenewalSchedule(source.lease_table)
     old = [source.lease_table.open(a_name(str(number)), f"old.{number}", 3600.0) for number in range(10_000)]
@@ -195,8 +195,8 @@ def test_change_in_a_lease_opened_during_a_turn_is_found_in_10_s(released: int) 
     schedule.due_records(1000.0, 1000.0)  # plans it
     for record in old[:released]:
         record.clear()
-    ticks = next(tick for tick in itertools.count(1) if opened in schedule.due_records(1000.0, 1000.0))
-    assert ticks <= 10 / TICK
+    rounds = next(number for number in itertools.count(1) if opened in schedule.due_records(1000.0, 1000.0))
+    assert rounds <= 10 / ROUND
 
 
 def test_record_that_was_not_noted_is_found_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,12 +212,12 @@ def test_record_that_was_not_noted_is_found_in_turn(monkeypatch: pytest.MonkeyPa
 # Cost
 
 
-def test_tick_with_nothing_due_looks_at_few_of_many_leases() -> None:
+def test_round_with_nothing_due_looks_at_few_of_many_leases() -> None:
     """Expected of 2,500 leases: the hundred whose turn it is."""
     harness = WatchdogHarness()
     for number in range(2_500):
         harness.hold(str(number))
-    harness.run(TICK)
+    harness.run(ROUND)
     for _ in range(10):
         looked = harness.source.due_records(harness.clock.now, harness.clock.now)
         assert len(looked) == IN_TURN
@@ -225,27 +225,27 @@ def test_tick_with_nothing_due_looks_at_few_of_many_leases() -> None:
 
 
 @pytest.mark.parametrize("ttl", [3.0, 9.0, 30.0])
-def test_leases_that_are_due_at_once_are_renewed_in_several_ticks_in_time(
+def test_leases_that_are_due_at_once_are_renewed_in_several_rounds_in_time(
     ttl: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Expected: each before half of its ttl is over, and in no tick more than the ticks until then require."""
+    """Expected: each before half of its ttl is over, and in no round more than the rounds until then require."""
     monkeypatch.setattr(renewal_schedule, "RENEWALS", 10)
     monkeypatch.setattr(renewal_schedule, "IN_TURN", 0)  # a record whose turn it is would be renewed too
     harness = WatchdogHarness()
     records = [harness.hold(str(number), ttl=ttl) for number in range(400)]
     most, began = 0, harness.clock.now
     late = dict.fromkeys((record.acquisition for record in records), began)
-    for _ in range(round(3 * ttl / TICK)):
+    for _ in range(round(3 * ttl / ROUND)):
         asked = len(harness.store.asked)
-        harness.clock.now += TICK
-        harness.watchdog.tick()
+        harness.clock.now += ROUND
+        harness.watchdog.run_round()
         renewed = harness.store.asked[asked:]
         most = max(most, len(renewed))
         for renewal in renewed:
-            assert harness.clock.now - late[renewal.acquisition] <= ttl / 2 + TICK
+            assert harness.clock.now - late[renewal.acquisition] <= ttl / 2 + ROUND
             late[renewal.acquisition] = harness.clock.now
-    assert all(harness.clock.now - renewed_at <= ttl / 2 + TICK for renewed_at in late.values())
-    share = -(-400 // max(1, int(ttl / 6 / TICK) - 1))
+    assert all(harness.clock.now - renewed_at <= ttl / 2 + ROUND for renewed_at in late.values())
+    share = -(-400 // max(1, int(ttl / 6 / ROUND) - 1))
     assert most <= max(10, share) + 10 + 400 // TURN_FRACTION
     assert not harness.lost
 
@@ -261,7 +261,7 @@ def test_lease_that_ends_soon_does_not_wait_for_many_that_do_not(monkeypatch: py
     short = harness.hold("short", ttl=1.0)
     for _ in range(200):
         asked = len(harness.store.asked)
-        harness.run(TICK)
+        harness.run(ROUND)
         assert short.deadline > harness.clock.now + 0.3
         assert len(harness.store.asked) - asked <= 10 + 1 + 501 // TURN_FRACTION
     assert not harness.lost
@@ -275,7 +275,7 @@ def test_unanswered_call_takes_back_no_renewal_of_the_call_before_it() -> None:
     harness.clock.now = min(record.deadline for record in records) - 0.5
     harness.store.failures = [None, ReplyLost("cut")]
     harness.store.away = ReplyLost("cut")
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert len(harness.lost) == 100
     assert sum(record.deadline > harness.clock.now + 1 for record in records) == 500
 

@@ -8,7 +8,7 @@ import pytest
 
 from celery_dlock import Replaced
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable
-from celery_dlock.locking.watchdog import TICK
+from celery_dlock.locking.watchdog import ROUND
 from celery_dlock.store.model import Renewal, RenewalResult, StopRequest
 from tests.unit.fakes import FakeStore, LockClientHarness, WatchdogHarness, a_name
 
@@ -28,16 +28,16 @@ def ask_to_stop(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stoppable_lease_is_renewed_each_second(harness: WatchdogHarness) -> None:
     record = harness.hold(ttl=30.0)
     record.set_stoppable()
-    times = harness.asked_at(ticks=25)
+    times = harness.asked_at(rounds=25)
     assert len(times) >= 4
-    assert times[1] - times[0] <= 1.0 + TICK
+    assert times[1] - times[0] <= 1.0 + ROUND
 
 
 def test_plain_lease_is_renewed_at_a_third_beside_a_stoppable_one(harness: WatchdogHarness) -> None:
     harness.hold("stoppable", ttl=30.0).set_stoppable()
     harness.hold("plain", ttl=30.0)
     for _ in range(40):
-        harness.run(TICK)
+        harness.run(ROUND)
     asked = [renewal.name for renewal in harness.store.asked]
     assert a_name("stoppable") in asked
     assert a_name("plain") not in asked
@@ -51,11 +51,11 @@ def test_watchdog_stops_the_body_at_each_renewal_until_it_is_out(
     record.set_stoppable()
     ask_to_stop(harness.store, monkeypatch)
     for _ in range(8):
-        harness.run(TICK)
+        harness.run(ROUND)
     assert record.replaced
     record.on_stop(reasons.append)
     for _ in range(8):
-        harness.run(TICK)
+        harness.run(ROUND)
     assert reasons
     assert set(reasons) == {"replaced"}
     assert not record.lost

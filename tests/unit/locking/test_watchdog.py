@@ -1,4 +1,4 @@
-"""The watchdog, tick by tick, on a clock and a store of its own: no thread, no server, no sleep."""
+"""The watchdog, round by round, on a clock and a store of its own: no thread, no server, no sleep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_dlock.errors import ReplyLost, StoreUnavailable
 from celery_dlock.locking import watchdog
 from celery_dlock.locking.lease import drift_margin
 from celery_dlock.locking.lease_table import LeaseState
-from celery_dlock.locking.watchdog import TICK
+from celery_dlock.locking.watchdog import ROUND
 from celery_dlock.runtime import PATIENT_TIMEOUTS
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.utils import threads as native
@@ -31,10 +31,10 @@ def harness() -> WatchdogHarness:
 @pytest.mark.parametrize("ttl", [1.0, 3.0, 30.0, 3600.0])
 def test_a_lease_is_renewed_at_a_third_of_its_ttl(harness: WatchdogHarness, ttl: float) -> None:
     harness.hold(ttl=ttl)
-    first, second = harness.asked_at(ticks=math.ceil(ttl / TICK))[:2]
-    # A tick later at most, and earlier by no more than the margin.
-    assert ttl / 3 - drift_margin(ttl) <= first <= ttl / 3 + TICK
-    assert ttl / 3 - drift_margin(ttl) <= second - first <= ttl / 3 + TICK
+    first, second = harness.asked_at(rounds=math.ceil(ttl / ROUND))[:2]
+    # A round later at most, and earlier by no more than the margin.
+    assert ttl / 3 - drift_margin(ttl) <= first <= ttl / 3 + ROUND
+    assert ttl / 3 - drift_margin(ttl) <= second - first <= ttl / 3 + ROUND
 
 
 def test_long_round_renews_leases_that_become_due_during_it(harness: WatchdogHarness) -> None:
@@ -44,9 +44,9 @@ def test_long_round_renews_leases_that_become_due_during_it(harness: WatchdogHar
     harness.store.call_time = 0.3
     sent = []
     for _ in range(12):
-        harness.clock.now += TICK
+        harness.clock.now += ROUND
         now, before = harness.clock.now, record.deadline
-        harness.watchdog.tick()
+        harness.watchdog.run_round()
         sent += [now] if record.deadline > before else []
     gaps = [later - earlier for earlier, later in itertools.pairwise(sent)]
     assert len(gaps) >= 9
@@ -58,9 +58,9 @@ def test_lease_that_ends_in_failing_rounds_is_told_lost_in_time(harness: Watchdo
     record = harness.hold(ttl=3.0)
     harness.store.away = RuntimeError("unforeseen")  # type: ignore[assignment]
     while not harness.lost:
-        harness.clock.now += TICK
+        harness.clock.now += ROUND
         with contextlib.suppress(RuntimeError):
-            harness.watchdog.tick()
+            harness.watchdog.run_round()
         assert harness.clock.now < record.deadline
     assert record.lost
 
@@ -68,7 +68,7 @@ def test_lease_that_ends_in_failing_rounds_is_told_lost_in_time(harness: Watchdo
 def test_a_lease_that_is_kept_lives_for_ever(harness: WatchdogHarness) -> None:
     record = harness.hold(ttl=1.0)
     for _ in range(100):
-        harness.run(TICK)
+        harness.run(ROUND)
         assert record.deadline > harness.clock.now + 0.3
         kept = harness.store.kept(a_name())
         assert kept
@@ -81,7 +81,7 @@ def test_the_deadline_counts_from_before_the_request_was_sent(harness: WatchdogH
     harness.clock.now += 15
     sent = harness.clock.now
     harness.store.call_time = 4.0
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.clock.now == sent + 4.0
     assert record.deadline == pytest.approx(sent + 30 - drift_margin(30))
 
@@ -95,7 +95,7 @@ def test_the_deadline_moves_only_after_the_store_said_yes(harness: WatchdogHarne
     harness.run(15)
     assert record.deadline == before
     harness.store.away = None
-    harness.run(TICK)
+    harness.run(ROUND)
     assert record.deadline > before + 10
     assert not harness.lost
 
@@ -105,7 +105,7 @@ def test_a_renewal_never_moves_an_extended_deadline_back(harness: WatchdogHarnes
     record.renewed(harness.clock.now + 500)
     far = record.deadline
     harness.doubted.add(record.acquisition)  # so that it is renewed now
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.store.asked
     assert record.deadline == far
 
@@ -126,7 +126,7 @@ def test_a_record_whose_owner_is_just_coming_or_going_is_left_alone(
     record = harness.source.lease_table.open(a_name(), "owner.1", 30.0)
     if state is LeaseState.RELEASING:
         record.begin_release()
-    assert harness.watchdog.tick()
+    assert harness.watchdog.run_round()
     assert harness.store.calls == 0
 
 
@@ -153,7 +153,7 @@ def test_a_lease_released_while_its_renewal_is_under_way_is_not_lost(harness: Wa
         return renew(renewals, within)  # type: ignore[arg-type]
 
     harness.store.renew = released_meanwhile  # type: ignore[method-assign]
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert len(harness.store.asked) == 1
     assert not harness.lost
     assert not record.lost
@@ -178,14 +178,14 @@ def test_a_lease_that_comes_unanswered_is_told_lost_before_its_end(
         harness.hold("left").delegate_release(ReleaseRequest().text)
     harness.store.away, harness.store.call_time = ReplyLost("no answer"), harness.timeout
     while not harness.lost and harness.clock.now < end + 10:
-        harness.run(TICK)
+        harness.run(ROUND)
     ((who, why, told),) = harness.lost
     assert who == "owner.x"
     assert why.startswith("no renewal was confirmed before its deadline: ")
     assert record.lost
     assert told <= end, f"told {told - end:.2f} s after the end"
     # ... and not so early that a short outage costs leases that could still be saved.
-    assert told >= end - 2 * (harness.timeout + TICK) - 0.2
+    assert told >= end - 2 * (harness.timeout + ROUND) - 0.2
     harness.run(min(10, ttl))
     assert [lost[0] for lost in harness.lost] == ["owner.x"]
 
@@ -200,7 +200,7 @@ def test_a_slow_store_is_waited_for_as_long_as_no_lease_ends_soon(ttl: float, ex
     harness.store.away, harness.store.call_time = ReplyLost("no answer"), harness.timeout
     harness.clock.now += ttl / 3
     before = harness.clock.now
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.store.asked
     assert harness.clock.now - before == pytest.approx(expected)
 
@@ -212,7 +212,7 @@ def test_where_one_lease_ends_soon_nobody_waits_long() -> None:
     harness.store.away, harness.store.call_time = ReplyLost("no answer"), harness.timeout
     harness.clock.now += 0.4
     before = harness.clock.now
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.clock.now - before == pytest.approx(0.4)
 
 
@@ -228,10 +228,10 @@ def test_one_lost_lease_does_not_stop_the_others(harness: WatchdogHarness) -> No
 
 
 @pytest.mark.invariant("duplicate-delivery-is-no-conflict")
-def test_a_doubtful_acquisition_leaves_word_at_the_next_tick_and_only_once(harness: WatchdogHarness) -> None:
+def test_a_doubtful_acquisition_leaves_word_in_the_next_round_and_only_once(harness: WatchdogHarness) -> None:
     record = harness.hold()
     harness.doubted.add(record.acquisition)
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     kept = harness.store.kept(a_name())
     assert kept
     assert kept.notes == {"dup": "1"}
@@ -243,9 +243,9 @@ def test_word_that_the_store_did_not_hear_is_left_again(harness: WatchdogHarness
     record = harness.hold()
     harness.doubted.add(record.acquisition)
     harness.store.away = ReplyLost("cut")
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     harness.store.away = None
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert [renewal.fields for renewal in harness.store.asked] == [(("dup", "1"),)] * 2
     assert not harness.lost
 
@@ -259,18 +259,18 @@ def test_an_acquisition_without_doubt_leaves_no_word(harness: WatchdogHarness) -
 # The thread
 
 
-def test_a_tick_says_whether_there_is_anything_to_keep(harness: WatchdogHarness) -> None:
+def test_a_round_says_whether_there_is_anything_to_keep(harness: WatchdogHarness) -> None:
     """A child is watched as long as it lives; this process only while it holds something."""
-    assert harness.watchdog.tick() is False
+    assert harness.watchdog.run_round() is False
     record = harness.hold()
-    assert harness.watchdog.tick() is True
+    assert harness.watchdog.run_round() is True
     record.clear()
-    assert harness.watchdog.tick() is False
+    assert harness.watchdog.run_round() is False
     child = FakeSource(child=True)
     harness.watchdog.watch(child)
-    assert harness.watchdog.tick() is True
+    assert harness.watchdog.run_round() is True
     child.dead = True
-    assert harness.watchdog.tick() is False
+    assert harness.watchdog.run_round() is False
 
 
 def test_watching_twice_is_watching_once(harness: WatchdogHarness) -> None:
@@ -287,13 +287,13 @@ def test_an_error_in_one_round_does_not_end_the_thread(
     harness.source.lease_table.forget(lease_record)  # type: ignore[arg-type]  # nothing to keep, but for what the rounds say
     rounds: Iterator[Exception | bool] = iter([ZeroDivisionError(), True, KeyError(), True])
 
-    def tick() -> bool:
+    def run_round() -> bool:
         outcome = next(rounds, False)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(harness.watchdog, "tick", tick)
+    monkeypatch.setattr(harness.watchdog, "run_round", run_round)
     monkeypatch.setattr(harness.watchdog, "_busy", lambda: False)
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
     harness.watchdog._loop.running.drop()
@@ -310,11 +310,11 @@ def test_a_watchdog_that_ends_looks_once_more_for_what_came_after_its_last_look(
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
     looks: list[str] = []
 
-    def tick() -> bool:
+    def run_round() -> bool:
         looks.append("look")
         return False
 
-    monkeypatch.setattr(harness.watchdog, "tick", tick)
+    monkeypatch.setattr(harness.watchdog, "run_round", run_round)
     record = harness.hold()
     harness.watchdog.wake()
     assert not started, "it runs: nobody starts a second one"
@@ -322,13 +322,13 @@ def test_a_watchdog_that_ends_looks_once_more_for_what_came_after_its_last_look(
 
     def close_and_release() -> None:
         close()
-        if len(looks) > watchdog.IDLE_TICKS:
+        if len(looks) > watchdog.IDLE_ROUNDS:
             record.clear()
 
     monkeypatch.setattr(harness.watchdog._loop, "_close", close_and_release)
     harness.watchdog._loop.running.drop()
     harness.watchdog._loop.run()
-    assert len(looks) == 2 * watchdog.IDLE_TICKS
+    assert len(looks) == 2 * watchdog.IDLE_ROUNDS
     assert not started, "the same thread goes on"
 
 
@@ -353,12 +353,12 @@ def test_watchdog_says_when_it_looked_and_nothing_once_it_ends(
     harness: WatchdogHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.hold()
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.source.lease_table.scanned_at == harness.clock.now
     looked, harness.clock.now = harness.clock.now, harness.clock.now + 20
     monkeypatch.setattr(harness.watchdog, "_renew", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        harness.watchdog.tick()
+        harness.watchdog.run_round()
     assert harness.source.lease_table.scanned_at == looked, "a round that failed has renewed nothing"
     harness.watchdog._close()
     assert harness.source.lease_table.scanned_at == 0.0
@@ -376,9 +376,9 @@ def test_watchdog_whose_rounds_fail_tells_of_leases_that_end(
 
     monkeypatch.setattr(harness.store, "renew", fail)
     while not record.lost and harness.clock.now < record.deadline:
-        harness.clock.now += TICK
+        harness.clock.now += ROUND
         with contextlib.suppress(ZeroDivisionError):
-            harness.watchdog.tick()
+            harness.watchdog.run_round()
     ((_, reason, at),) = harness.lost
     assert reason == "no renewal was confirmed before its deadline: the watchdog failed: ZeroDivisionError"
     assert at < record.deadline
@@ -394,7 +394,7 @@ def test_watchdog_whose_look_at_one_process_fails_renews_the_leases_of_others(
     before = record.deadline
     harness.clock.now += 1.1
     with pytest.raises(ZeroDivisionError):
-        harness.watchdog.tick()
+        harness.watchdog.run_round()
     assert record.deadline > before
     assert (harness.source.lease_table.scanned_at, broken.lease_table.scanned_at) == (harness.clock.now, 0.0)
 
@@ -405,5 +405,5 @@ def test_watchdog_whose_stop_of_a_body_fails_tells_of_the_loss(harness: Watchdog
     harness.store.lose(a_name())
     harness.clock.now += 11
     with pytest.raises(ZeroDivisionError):
-        harness.watchdog.tick()
+        harness.watchdog.run_round()
     assert [acquisition for acquisition, _, _ in harness.lost] == [record.acquisition]

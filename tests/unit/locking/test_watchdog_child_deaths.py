@@ -38,7 +38,7 @@ class Watched(FakeSource):
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there the next look is what finds a death")
 def test_what_a_child_held_is_freed_when_it_dies_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected: freed within a second, though the next look is a minute away; nothing before the death."""
-    monkeypatch.setattr(watchdog_module, "TICK", LONG)
+    monkeypatch.setattr(watchdog_module, "ROUND", LONG)
     harness = WatchdogHarness()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         child = Watched(process.pid)

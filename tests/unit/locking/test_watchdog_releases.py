@@ -1,4 +1,4 @@
-"""Releases by the watchdog: delegated ones, and those of dead processes. Tick by tick, without a thread."""
+"""Releases by the watchdog: delegated ones, and those of dead processes. Round by round, without a thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery_dlock import runtime
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.locking.lease import drift_margin
 from celery_dlock.locking.lease_table import LeaseState
-from celery_dlock.locking.watchdog import LINGER, TICK
+from celery_dlock.locking.watchdog import LINGER, ROUND
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity, Released
 from tests.unit.fakes import FakeSource, WatchdogHarness, a_name
@@ -26,12 +26,12 @@ def test_a_release_that_was_left_to_the_watchdog_is_carried_out_with_its_ending(
     record = harness.hold()
     ending = ReleaseRequest(final=True, identity=Identity("id", 2).digest, used_ms=7, requester="me")
     record.delegate_release(ending.text)
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.store.ended == [("owner.x", ending)]
     assert record.state is LeaseState.FREE
     assert not harness.source.records()
     assert harness.source.told_freed == [("owner.x", Released(ours=True, duplicate_seen=False))]
-    assert not harness.watchdog.tick()
+    assert not harness.watchdog.run_round()
 
 
 def test_an_end_is_tried_again_until_the_store_is_back(harness: WatchdogHarness) -> None:
@@ -41,7 +41,7 @@ def test_an_end_is_tried_again_until_the_store_is_back(harness: WatchdogHarness)
     harness.run(5)
     assert record.state is LeaseState.RELEASE_DELEGATED
     harness.store.away = None
-    harness.run(TICK)
+    harness.run(ROUND)
     assert harness.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
     assert not harness.lost
 
@@ -51,7 +51,7 @@ def test_while_the_store_is_away_the_ends_do_not_wait_for_it_one_by_one(harness:
         harness.hold(text).delegate_release(ReleaseRequest().text)
     harness.store.away = StoreUnavailable("away")
     calls = harness.store.calls
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.store.calls == calls + 1
 
 
@@ -62,7 +62,7 @@ def test_renewals_come_before_ends(harness: WatchdogHarness) -> None:
     gone.delegate_release(ReleaseRequest().text)
     harness.store.call_time = 1.0
     sent = harness.clock.now
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert kept.deadline == pytest.approx(sent + 30 - drift_margin(30))
     assert harness.store.ended
 
@@ -70,9 +70,9 @@ def test_renewals_come_before_ends(harness: WatchdogHarness) -> None:
 def test_a_release_that_neither_succeeds_nor_says_so_is_carried_out_after_a_while(harness: WatchdogHarness) -> None:
     record = harness.hold()
     record.begin_release()
-    harness.run(LINGER - 2 * TICK)
+    harness.run(LINGER - 2 * ROUND)
     assert not harness.store.ended
-    harness.run(4 * TICK)
+    harness.run(4 * ROUND)
     assert harness.store.ended == [("owner.x", ReleaseRequest(outcome_unknown=True))]
     assert record.state is LeaseState.FREE
 
@@ -85,7 +85,7 @@ def test_a_release_under_way_is_given_all_the_time_that_it_can_take() -> None:
 # The dead
 
 
-def test_what_a_dead_process_held_is_freed_in_one_tick(harness: WatchdogHarness) -> None:
+def test_what_a_dead_process_held_is_freed_in_one_round(harness: WatchdogHarness) -> None:
     dead = FakeSource(child=True)
     harness.watchdog.watch(dead)
     held, mine = harness.hold("held", source=dead), harness.hold("mine")
@@ -94,7 +94,7 @@ def test_what_a_dead_process_held_is_freed_in_one_tick(harness: WatchdogHarness)
     left = ReleaseRequest(final=True, identity=Identity("id").digest)
     dead.lease_table.open(a_name("left"), "owner.left", 30.0).delegate_release(left.text)
     dead.dead = True
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     unsure = ReleaseRequest(outcome_unknown=True)
     assert harness.store.ended == [
         ("owner.asking", unsure),
@@ -105,7 +105,7 @@ def test_what_a_dead_process_held_is_freed_in_one_tick(harness: WatchdogHarness)
     assert ("owner.held", Released(ours=True, duplicate_seen=False)) in dead.told_freed
     assert held.state is LeaseState.FREE
     assert mine.state is LeaseState.HELD
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert harness.watchdog._sources == [harness.source]
 
 
@@ -116,7 +116,7 @@ def test_the_dead_are_not_forgotten_while_the_store_is_away(harness: WatchdogHar
     harness.run(5)
     assert harness.watchdog._sources == [harness.source]
     harness.store.away = None
-    harness.run(TICK)
+    harness.run(ROUND)
     assert not harness.store.locks
-    harness.run(TICK)
+    harness.run(ROUND)
     assert not harness.watchdog._sources

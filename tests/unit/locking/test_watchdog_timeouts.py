@@ -1,4 +1,4 @@
-"""The watchdog's wait for answers, and the cost of a refusal. Tick by tick, on a clock of its own."""
+"""The watchdog's wait for answers, and the cost of a refusal. Round by round, on a clock of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from celery_dlock.errors import ReplyLost, StoreRefused
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
-from celery_dlock.locking.watchdog import TICK, Watchdog
+from celery_dlock.locking.watchdog import ROUND, Watchdog
 from celery_dlock.runtime import PATIENT_TIMEOUTS, WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Released, Renewal
@@ -115,7 +115,7 @@ def test_near_the_end_it_is_hasty(harness: PatientHarness) -> None:
     harness.holds(30.0)
     harness.answers_in = 1000.0
     while not harness.lost:
-        harness.run(TICK)
+        harness.run(ROUND)
     patiences = [call.patience for call in harness.made]
     assert patiences == sorted(patiences, reverse=True)
     assert set(patiences) == {WATCHDOG_TIMEOUT, *PATIENT_TIMEOUTS}
@@ -126,7 +126,7 @@ def test_near_the_end_it_is_hasty(harness: PatientHarness) -> None:
     # ... and it is never hasty without need: with the next longer patience they would not fit.
     longer = dict(zip((WATCHDOG_TIMEOUT, *PATIENT_TIMEOUTS), PATIENT_TIMEOUTS, strict=False))
     for call, fit in zip(harness.made, tries, strict=True):
-        assert call.patience == PATIENT or call.left < fit * longer[call.patience] + TICK + 1e-6
+        assert call.patience == PATIENT or call.left < fit * longer[call.patience] + ROUND + 1e-6
 
 
 @pytest.mark.invariant("slow-answers-lose-no-lease")
@@ -135,7 +135,7 @@ def test_one_stalled_answer_of_a_slow_store_costs_no_lease_of_8_s(harness: Patie
     (record,) = harness.holds(8.0)
     harness.answers_in = 1000.0
     while not harness.made:
-        harness.run(TICK)
+        harness.run(ROUND)
     harness.answers_in = 1.0
     harness.run(20)
     assert [call.patience for call in harness.made[:2]] == [1.5, 1.5]
@@ -162,7 +162,7 @@ def test_a_lease_that_is_lost_already_makes_nobody_hasty(harness: PatientHarness
     _, short = harness.holds(30.0, 1.0)
     short.lose()
     harness.run(15)
-    assert {call.patience for call in harness.made if call.left > 3 * PATIENT + TICK} == {PATIENT}
+    assert {call.patience for call in harness.made if call.left > 3 * PATIENT + ROUND} == {PATIENT}
 
 
 def told_late(harness: PatientHarness, ends: dict[str, float]) -> list[str]:
@@ -192,7 +192,7 @@ def test_a_lease_is_told_lost_before_its_end_whatever_the_mix(
     if left:
         harness.records.append(harness.leave("left"))
     while len(harness.lost) < len(records) and harness.clock.now < max(ends.values()) + 5:
-        harness.run(TICK)
+        harness.run(ROUND)
     assert len(harness.lost) == len(records)
     assert not told_late(harness, ends)
 
@@ -202,11 +202,11 @@ def test_a_lease_is_told_lost_before_its_end_whatever_the_mix(
 
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_a_refused_release_ends_nobody_elses_turn(harness: PatientHarness, position: int) -> None:
-    """Another program overwrote one key. All other locks are freed in the same tick."""
+    """Another program overwrote one key. All other locks are freed in the same round."""
     left = [harness.leave(text) for text in "abc"]
     bad = left.pop(position)
     harness.refused.add(bad.acquisition)
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert [record.state for record in left] == [LeaseState.FREE] * 2
     assert bad.state is LeaseState.RELEASE_DELEGATED
     assert [acquisition for acquisition, _ in harness.ends] == [record.acquisition for record in left]
@@ -247,7 +247,7 @@ def test_a_release_that_is_refused_no_more_is_carried_out_with_its_ending(harnes
     harness.refused.add(bad.acquisition)
     harness.run(5)
     harness.refused.clear()
-    harness.run(TICK)
+    harness.run(ROUND)
     assert harness.ends == [("owner.bad", ReleaseRequest(final=True, requester="bad"))]
     assert bad.state is LeaseState.FREE
     assert harness.kept_at(a_name("bad")) is None
@@ -257,7 +257,7 @@ def test_an_unanswered_release_stops_the_round(harness: PatientHarness) -> None:
     """The store is away: the others would wait for its timeout one by one."""
     left = [harness.leave(text) for text in "abc"]
     harness.answers_in = 1000.0
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert len(harness.made) == 1
     assert [record.state for record in left] == [LeaseState.RELEASE_DELEGATED] * 3
 
@@ -268,7 +268,7 @@ def test_an_unanswered_renewal_stops_the_round_too(harness: PatientHarness) -> N
     harness.clock.now += 2
     harness.leave("left")
     harness.answers_in = 1000.0
-    harness.watchdog.tick()
+    harness.watchdog.run_round()
     assert len(harness.made) == 1
 
 
@@ -280,12 +280,12 @@ def test_an_unanswered_release_is_never_given_up(harness: PatientHarness, caplog
     assert lease_record.state is LeaseState.RELEASE_DELEGATED
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     harness.answers_in = 0.01
-    harness.run(TICK)
+    harness.run(ROUND)
     assert harness.ends == [("owner.x", ReleaseRequest(final=True, requester="x"))]
 
 
 def test_a_refused_renewal_is_no_answer_of_the_others(harness: PatientHarness) -> None:
-    """A renewal that is refused as a whole is tried again at the next tick, until the end comes near."""
+    """A renewal that is refused as a whole is tried again in the next round, until the end comes near."""
     (record,) = harness.holds(4.0)
     hasty = harness.watchdog._stores[WATCHDOG_TIMEOUT]
     renew, refusals = hasty.renew, 3

@@ -2,8 +2,9 @@
 
 import pytest
 
+from celery_dlock.store.claim_model import ExistingCall
 from celery_dlock.store.holder_model import LastRun
-from celery_dlock.store.queue_model import ExistingCall, Waiter
+from celery_dlock.store.operator_model import Waiter
 
 pytestmark = pytest.mark.core
 
@@ -18,7 +19,7 @@ SINCE, SHOWN = 1767323045.678, "2026-01-02T03:04:05.678+00:00"
             f"shop.bill[id] is queued (published by web1) since {SHOWN}",
         ),
         (ExistingCall("running", "shop.bill", "id", "", 0.0), "shop.bill[id] is running"),
-        (Waiter("shop.bill", "id", SINCE), f"shop.bill[id] waiting since {SHOWN}"),
+        (Waiter("n", "digest", "shop.bill", "id", SINCE, "waiting", 1), f"shop.bill[id] waiting since {SHOWN}"),
         (LastRun("used", "shop.bill", "id", "w1", SINCE, 9.0, "key"), f"used by shop.bill[id] on w1 since {SHOWN}"),
     ],
 )

@@ -14,14 +14,14 @@ from celery_dlock.errors import LockHeld, StoreUnavailable, Unpublishable
 from celery_dlock.messaging.message import Delivery, FirstReceipt
 from celery_dlock.store.model import Identity
 from celery_dlock.task import outcomes
-from celery_dlock.task.run import Run
+from celery_dlock.task.execution import Execution
 from tests.unit.fakes import FakeClock, a_name
 
 NAME = a_name()
 
 
-def a_run(clock: FakeClock, **of_delivery: Any) -> Run:
-    run = object.__new__(Run)
+def a_run(clock: FakeClock, **of_delivery: Any) -> Execution:
+    run = object.__new__(Execution)
     run.task = SimpleNamespace(name="app.pay", app=None, acks_late=True)  # type: ignore[assignment]  # what is read
     run.request = SimpleNamespace(id="id1", delivery_info={})
     run.runtime = SimpleNamespace(clock=clock, disconnected_at=0.0)  # type: ignore[assignment]  # what is read
@@ -67,7 +67,9 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     return errors
 
 
-def a_counted_run(clock: FakeClock, *, queue: str = "counted", count: int | None = None, late: bool = True) -> Run:
+def a_counted_run(
+    clock: FakeClock, *, queue: str = "counted", count: int | None = None, late: bool = True
+) -> Execution:
     headers = {} if count is None else {"x-delivery-count": count}
     run = a_run(clock, raw=("[]", "application/json", "utf-8", headers, {}, queue))
     run.task.app, run.task.acks_late = QUORUM, late  # type: ignore[misc]  # what is read
@@ -75,7 +77,7 @@ def a_counted_run(clock: FakeClock, *, queue: str = "counted", count: int | None
     return run
 
 
-def republish(run: Run, *, duplicate: bool = False) -> None:
+def republish(run: Execution, *, duplicate: bool = False) -> None:
     outcomes._republish(run, NAME, 0.1, LockHeld("held"), conflict=True, duplicate=duplicate)
 
 

@@ -17,8 +17,8 @@ from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.claim_rollback import ClaimRollback
 from celery_dlock.locking.events import Event, Listeners, Loss, LossCause
 from celery_dlock.runtime import Runtime
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Requester
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redlock.fanout import FanOut
 from celery_dlock.utils import threads as native
 from celery_dlock.utils.background import Loop, begin_thread

@@ -15,7 +15,7 @@ class Store:
     def __init__(self) -> None:
         self.unclaimed: list[str] = []
 
-    def release_claim(self, _keys: Any, task_id: str, _run_round: int) -> None:
+    def release_claim(self, _keys: Any, task_id: str, _generation: int) -> None:
         self.unclaimed.append(task_id)
 
 
@@ -40,10 +40,10 @@ def test_a_claim_is_given_up_once_when_celerys_bounded_set_is_full(monkeypatch: 
         settings=SimpleNamespace(timeout=1.0, prefix="dlock"), open_store=lambda _timeout: store
     )
     watchdog = ClaimRenewer(runtime, lambda: known, lambda: True)  # type: ignore[arg-type,return-value]  # the same
-    watchdog._tick()
+    watchdog._renew_and_release()
     assert store.unclaimed == []
     revoked.add("b")
     assert len(revoked) == 2
-    watchdog._tick()
-    watchdog._tick()
+    watchdog._renew_and_release()
+    watchdog._renew_and_release()
     assert store.unclaimed == ["b"]

@@ -13,7 +13,6 @@ from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.model import Identity, Released
 from celery_dlock.worker import completion_marker
-from celery_dlock.worker.ack_tracking import AckTrackingRequest
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
 
@@ -54,6 +53,7 @@ class Harness:
         """A late-acknowledged one whose end is stored, and that Celery was asked to acknowledge."""
         request: Any = object.__new__(kind or Request)
         request._app = self.app
+        request._dlock_deliveries = DeliveryRegistry.of(self.app)
         channel = SimpleNamespace(closed=False, connection=object())
         request._message = Message(acknowledged=told, channel=channel)
         request.id = name
@@ -67,7 +67,7 @@ class Message(SimpleNamespace):
     def ack(self) -> None: ...
 
 
-class Request(AckTrackingRequest):
+class Request(SingletonRequest):
     task = SimpleNamespace(name="task")
     dlock_lock = shared_name("name")  # type: ignore[assignment]
 
@@ -148,7 +148,7 @@ def test_an_acknowledgement_that_fails_between_the_look_and_the_note_is_marked(
             harness.deliveries.completion_marker.mark(request)
         return False
 
-    monkeypatch.setattr("celery_dlock.worker.ack_tracking.channel_is_gone", fails_here)
+    monkeypatch.setattr("celery_dlock.worker.request.channel_is_gone", fails_here)
     request.dlock_completed()
     harness.deliveries.completion_marker.run_round()
     assert [identity for identity, _ in harness.store.marked] == digests("id")

@@ -14,7 +14,7 @@ from celery_dlock.runtime import NO_WORKER
 from celery_dlock.store.model import Grant, Released
 from celery_dlock.store.redis.keys import node_key
 from celery_dlock.worker.crash_record import HeldLease, HostIdentity, ProcessIdentity, WorkerRecord
-from celery_dlock.worker.crash_recovery import TICK, CrashRecovery
+from celery_dlock.worker.crash_recovery import ROUND, CrashRecovery
 from tests.unit.fakes import FakeClock
 
 ME = WorkerRecord.of_this_process() or pytest.fail("this system does not tell processes apart")
@@ -66,7 +66,7 @@ class Harness:
         """Look so often; how many times that wrote."""
         before = len(self.store.written)
         for _ in range(times):
-            self.clock.now += TICK
+            self.clock.now += ROUND
             self.watchdog.held = self.lease_table.records()
             self.notes.save_record()
         return len(self.store.written) - before
@@ -125,8 +125,8 @@ def test_a_note_lives_twice_the_longest_ttl_and_is_written_again_after_half_of_t
     harness.looks(2)
     assert harness.store.written[-1][1] == pytest.approx(60_000, abs=100)
     record.renewed(harness.clock.now + 30.0)
-    assert harness.looks(round(29.0 / TICK)) == 0
-    assert harness.looks(round(2.0 / TICK)) == 1
+    assert harness.looks(round(29.0 / ROUND)) == 0
+    assert harness.looks(round(2.0 / ROUND)) == 1
 
 
 def test_a_lease_that_was_extended_is_noted_for_as_long(harness: Harness) -> None:
@@ -153,7 +153,7 @@ def test_a_thousand_new_locks_at_each_look_are_noted_every_two_seconds(harness: 
     for number in range(50):
         harness.hold(f"more {number}")
         wrote += harness.looks(1)
-    assert wrote == 1 + 50 * TICK // 2.0
+    assert wrote == 1 + 50 * ROUND // 2.0
 
 
 def test_those_who_live_are_looked_for_as_long_as_the_longest_ttl_that_they_noted(harness: Harness) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker.request import Request as CeleryRequest
 
-from celery_dlock.locking.watchdog import KILL_GRACE, TICK
-from celery_dlock.worker.ack_tracking import AckTrackingRequest
+from celery_dlock.locking.watchdog import KILL_GRACE, ROUND
 from celery_dlock.worker.delivery_registry import REMEMBERED, DeliveryRegistry
 from celery_dlock.worker.request import SingletonRequest
 from tests.unit.fakes import WatchdogHarness
@@ -21,6 +21,7 @@ class Request(SingletonRequest):
 
     def __init__(self, app: Celery, owner: str = "owner") -> None:
         self._app = app
+        self._dlock_deliveries = DeliveryRegistry.of(app)
         self.dlock_owner = owner
 
     def dlock_acknowledge(self) -> None: ...
@@ -38,9 +39,9 @@ def test_lease_is_lost_when_the_killed_process_outlives_the_grace() -> None:
     harness = WatchdogHarness()
     slot = harness.hold()
     harness.killed_by[slot.acquisition] = harness.clock.now + KILL_GRACE
-    harness.run(KILL_GRACE - 2 * TICK)
+    harness.run(KILL_GRACE - 2 * ROUND)
     assert not harness.lost
-    harness.run(3 * TICK)
+    harness.run(3 * ROUND)
     assert [(who, why) for who, why, _ in harness.lost] == [(slot.acquisition, REASON)]
     asked = len(harness.store.asked)
     harness.run(60)
@@ -57,7 +58,7 @@ def test_grace_begins_only_when_celery_has_handled_the_hard_limit(
         if raises:
             raise ConnectionError
 
-    monkeypatch.setattr(AckTrackingRequest, "on_timeout", on_timeout)
+    monkeypatch.setattr(CeleryRequest, "on_timeout", on_timeout)
     deliveries = DeliveryRegistry.of(app)
     request = Request(app)
     if raises:
@@ -78,7 +79,7 @@ def test_time_limit_after_the_kill_of_a_replaced_body_stores_no_second_end(
 ) -> None:
     """It may strike before Celery notices that the child is dead."""
     seen: list[bool] = []
-    monkeypatch.setattr(AckTrackingRequest, "on_timeout", lambda _self, soft, _timeout: seen.append(soft))
+    monkeypatch.setattr(CeleryRequest, "on_timeout", lambda _self, soft, _timeout: seen.append(soft))
     request = Request(app)
     request.on_timeout(soft=True, timeout=1)
     request._dlock_was_killed = True

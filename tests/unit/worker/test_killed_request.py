@@ -7,8 +7,8 @@ import pytest
 
 from celery_dlock import CallSkipped
 from celery_dlock.utils.threads import SerialExecutor
-from celery_dlock.worker import killed_request
-from celery_dlock.worker.killed_request import KillableRequest
+from celery_dlock.worker import request as request_module
+from celery_dlock.worker.request import SingletonRequest
 from celery_dlock.worker.stop_kill import KilledBody
 from tests.support.polling import eventually
 from tests.unit.fakes import a_name
@@ -35,9 +35,9 @@ def test_end_of_a_killed_body_is_tried_again(
         if len(tries) <= fails:
             raise ConnectionError("gone")
 
-    monkeypatch.setattr(killed_request, "has_end", lambda *_: False)
-    monkeypatch.setattr(killed_request, "store_revoked", store)
-    monkeypatch.setattr(killed_request, "report_stopped", lambda *_: CallSkipped("replaced"))
+    monkeypatch.setattr(request_module, "has_end", lambda *_: False)
+    monkeypatch.setattr(request_module, "store_revoked", store)
+    monkeypatch.setattr(request_module, "report_stopped", lambda *_: CallSkipped("replaced"))
     request: Any = SimpleNamespace(
         task=SimpleNamespace(name="shop.deploy", acks_late=acks_late),
         id="older",
@@ -48,6 +48,6 @@ def test_end_of_a_killed_body_is_tried_again(
         reject=lambda requeue: done.append("reject"),  # its name counts
         send_event=lambda kind, **_: done.append(kind),
     )
-    KillableRequest._dlock_end_killed(request, KilledBody(a_name(), "newer"))
+    SingletonRequest._dlock_end_killed(request, KilledBody(a_name(), "newer"))
     assert done == did
     eventually(lambda: len(tries) == tried)

@@ -13,16 +13,16 @@ from celery_dlock.counters.meter import Counts
 from celery_dlock.errors import ReplyTimeout, StoreRefused, StoreUnavailable
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.messaging.receive_order import ReceiveOrder
+from celery_dlock.store.base import QueueStepResult
 from celery_dlock.store.model import Grant
-from celery_dlock.store.queue_base import QueueStepResult
 from celery_dlock.worker.queue_sweeper import (
     BROKER_FAILURE_PAUSE,
     CLUSTER_SWEEP_INTERVAL,
     LEASE_MARGIN,
     MAX_TAKEOVER_DELAY,
     PRESENCE_INTERVAL,
+    ROUND,
     SWEEP_INTERVAL,
-    TICK,
     QueueSweeper,
 )
 from tests.unit.fakes import FakeClock
@@ -76,7 +76,7 @@ class Leases:
 
 
 class Harness:
-    """Workers of one store; each tick of their sweepers' threads is made by hand."""
+    """Workers of one store; each round of their sweepers' threads is made by hand."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -100,7 +100,7 @@ class Harness:
         while self.clock.now < until:
             for worker in workers:
                 worker._sweep_due()
-            self.clock.now += TICK
+            self.clock.now += ROUND
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_sweep_goes_on_within_two_seconds_when_the_sweeping_worker_dies(harness:
         workers = [worker for worker in workers if worker._worker != holder]
         harness.pass_time(workers, seconds=3)
         looks = [look for look in harness.store.looks if look >= died]
-        allowed = pause + LEASE_MARGIN + MAX_TAKEOVER_DELAY + 2 * TICK
+        allowed = pause + LEASE_MARGIN + MAX_TAKEOVER_DELAY + 2 * ROUND
         assert not workers or looks[0] - harness.store.looks[-len(looks) - 1] <= allowed < 2
 
 
@@ -174,7 +174,7 @@ def test_worker_looks_again_at_once_when_something_was_due(harness: Harness) -> 
     worker = harness.worker()
     harness.store.found = [NAME]
     harness.pass_time([worker], seconds=1)
-    assert harness.store.scripts["sweep"] == harness.store.scripts["list_due_queues"] == pytest.approx(1 / TICK, abs=1)
+    assert harness.store.scripts["sweep"] == harness.store.scripts["list_due_queues"] == pytest.approx(1 / ROUND, abs=1)
 
 
 @pytest.mark.invariant("one-sweeper-per-broker")

@@ -49,7 +49,6 @@ __all__ = [
     "RESOLVE_RUN",
     "SAVE_AUDIT",
     "SAVE_WORKER_RECORD",
-    "SHOW_QUEUE",
     "START_QUARANTINE",
     "SWEEP",
     "SWEEP_LEASE",
@@ -285,7 +284,6 @@ REQUEUE = _load("requeue")
 RESOLVE_RUN = _load("resolve_run")
 SAVE_AUDIT = _load("save_audit")
 SAVE_WORKER_RECORD = _load("save_worker_record")
-SHOW_QUEUE = _load("show_queue")
 START_QUARANTINE = _load("start_quarantine")
 SWEEP = _load("sweep")
 SWEEP_LEASE = _load("sweep_lease")

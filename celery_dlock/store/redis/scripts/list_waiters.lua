@@ -1,35 +1,45 @@
--- list_waiters: return the first waiters of a lock, by rank.
+-- list_waiters: return the first waiters of a lock.
 -- Safe to send twice: it writes nothing.
 --
 -- @keys lock  hash: the lock, lib/take_lock
 -- @keys waiting  sorted set, as in acquire_queued
 -- @keys messages  hash, as in acquire_queued
 -- @keys delayed  sorted set, as in acquire_queued
+-- @keys debounced  hash: lib/debounce
 -- @args limit  highest number of waiters to name
--- @reply {number of waiters, rank, first line of its message, rank, ...}  a granted message counts until it runs
+-- @reply {number of waiters, identity, rank, state, due, first line of its message, ...}
+--   state: "granted", "waiting", "delayed" (it lost a grant), "debounced", or "replaced" by a newer call.
+--   due: the time in us from which it may be granted the lock; "0" for "granted" and "waiting"
 
 -- @include time place
 
-local due, granted, granted_rank = unpack(redis.call('HMGET', lock, 'due', 'identity', 'rank'))
-local count = redis.call('ZCARD', waiting) - count_duplicates() + redis.call('ZCARD', delayed) + (due and 1 or 0)
-local answer = {count}
+local granted_due, granted, granted_rank = unpack(redis.call('HMGET', lock, 'due', 'identity', 'rank'))
+local answer = {redis.call('ZCARD', waiting) - count_duplicates() + redis.call('ZCARD', delayed) + (granted_due and 1 or 0)}
+local newest = redis.call('HGET', debounced, 'identity')
 
-local function add_waiter(identity, rank)
+local function add_waiter(identity, rank, state, due)
   local message = redis.call('HGET', messages, identity)
-  if message and #answer < 2 * limit then
-    answer[#answer + 1] = shown_place(rank)
-    answer[#answer + 1] = string.match(message, '^[^\n]*')
+  if message and #answer < 5 * limit then
+    for _, value in ipairs({identity, shown_place(rank), state, due, string.match(message, '^[^\n]*')}) do
+      answer[#answer + 1] = value
+    end
   end
 end
 
-if due then
-  add_waiter(granted, granted_rank)
-end
-for _, identity in ipairs(redis.call('ZRANGE', delayed, '0', limit - 1)) do
-  add_waiter(identity, redis.call('HGET', messages, identity .. ':rank') or '0')
+if granted_due then
+  add_waiter(granted, granted_rank, 'granted', '0')
 end
 local ranked = redis.call('ZRANGEBYSCORE', waiting, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', limit)
 for place = 1, #ranked, 2 do
-  add_waiter(ranked[place], ranked[place + 1])
+  add_waiter(ranked[place], ranked[place + 1], 'waiting', '0')
+end
+-- These get the lock after all others: a free lock is granted to a waiter that is due.
+local later = redis.call('ZRANGE', delayed, '0', limit - 1, 'WITHSCORES')
+for place = 1, #later, 2 do
+  local identity = later[place]
+  local rank, tries, over = unpack(
+    redis.call('HMGET', messages, identity .. ':rank', identity .. ':tries', identity .. ':over'))
+  local state = over and 'replaced' or (identity == newest and not tries) and 'debounced' or 'delayed'
+  add_waiter(identity, rank or '0', state, later[place + 1])
 end
 return answer

@@ -27,7 +27,6 @@ from . import (
     RELEASE_QUEUED,
     REMOVE_WAITER,
     RENEW,
-    SHOW_QUEUE,
     SWEEP,
     Script,
     ScriptVariant,
@@ -78,7 +77,7 @@ class SeatScript(Script):
 
 _PLAIN: Final = (
     ACQUIRE, ACQUIRE_QUEUED, CONFIRM_PUBLISH, DECLINE_GRANT, INSPECT, LIST_WAITERS, MARK_DONE, RELEASE, RELEASE_QUEUED,
-    REMOVE_WAITER, RENEW, SHOW_QUEUE, SWEEP,
+    REMOVE_WAITER, RENEW, SWEEP,
 )  # fmt: skip
 #: The scripts by the name of the script of a lock.
 SEAT_SCRIPTS: Final = {script.name: SeatScript(script) for script in _PLAIN}

@@ -10,6 +10,7 @@ import pytest
 
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import (
     Acquired,
     AcquireRequest,
@@ -20,7 +21,6 @@ from celery_dlock.store.model import (
     Renewal,
     Requester,
 )
-from celery_dlock.store.queue_model import ClaimRequest
 from celery_dlock.store.redis import commands, operator_commands, scripts
 from celery_dlock.store.redis.commands import Command
 from celery_dlock.store.redis.keys import LockKeys
@@ -190,7 +190,11 @@ def queues() -> Iterator[Case]:
     }
     removed["done_ms"] = str(commands.DONE_MS)
     yield "remove_waiter", commands.remove_waiter(KEYS, DIGEST, "s.1", dead_letter=False, ended=True), removed
-    yield "list_waiters", commands.list_waiters(KEYS, 5), {**lock, **waiters, "limit": "5"}
+    yield (
+        "list_waiters",
+        commands.list_waiters(KEYS, 5),
+        {**lock, **waiters, "debounced": KEYS.debounced(), "limit": "5"},
+    )
 
 
 def workers() -> Iterator[Case]:
@@ -213,8 +217,6 @@ def operators() -> Iterator[Case]:
     yield "check_run", operator_commands.check_run(KEYS, "t"), {**lock, **run, "unsettled": KEYS.unsettled()}
     dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters(), "lock_name": KEYS.name, "identity": DIGEST}
     yield "check_dead_letter", operator_commands.check_dead_letter(KEYS, DIGEST), dead
-    queue = {**lock, **waiters, "messages": MESSAGES, "debounced": KEYS.debounced(), "limit": "5"}
-    yield "show_queue", operator_commands.show_queue(KEYS, 5), queue
     freed = {**lock, **QUEUE, "wake": KEYS.wake, "acquisition": "o.1", "token": "7", "force": "1"}
     yield "free_lock", operator_commands.free_lock(KEYS, "o.1", "7", force=True), freed
     held = {**lock, **waiters, "queues": QUEUES, "absent": KEYS.absent(), "lock_name": KEYS.name}

@@ -1,4 +1,4 @@
--- seats/list_waiters: return the first waiters of a name. The granted messages of all seats come first.
+-- seats/list_waiters: return the first waiters of a name. The granted ones of all seats come first.
 -- Safe to send twice: it writes nothing.
 --
 -- It has the keys and the arguments of list_waiters, and these:
@@ -9,25 +9,22 @@
 
 -- @include seats/common
 
-local granted = {}
+local answer = {0}
 for place = 0, places - 1 do
   local rank, waiter, due = unpack(redis.call('HMGET', seat_key(place), 'rank', 'identity', 'due'))
-  if due then
-    granted[#granted + 1] = {rank, waiter}
+  local message = due and redis.call('HGET', messages, waiter)
+  answer[1] = answer[1] + (due and 1 or 0)
+  if message and #answer < 5 * limit then
+    for _, value in ipairs({waiter, rank, 'granted', '0', string.match(message, '^[^\n]*')}) do
+      answer[#answer + 1] = value
+    end
   end
 end
 lock = first_lock .. ':none' -- no seat, so that on_seat() counts no grant
 local waiters = on_seat()
-local answer = {waiters[1] + #granted}
-for _, one in ipairs(granted) do
-  local message = redis.call('HGET', messages, one[2])
-  if message and #answer < 2 * limit then
-    answer[#answer + 1] = one[1]
-    answer[#answer + 1] = string.match(message, '^[^\n]*')
-  end
-end
+answer[1] = answer[1] + waiters[1]
 for place = 2, #waiters do
-  if #answer < 2 * limit + 1 then
+  if #answer < 5 * limit + 1 then
     answer[#answer + 1] = waiters[place]
   end
 end

@@ -1,4 +1,4 @@
-"""Values of the queue and of claims: waiters, and calls that claim a lock name when they are published."""
+"""Values of claims: calls that claim a lock name when they are published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .holder_model import shown_time
 from .model import Requester
 
-__all__ = ["ClaimRequest", "ExistingCall", "Waiter", "Waiting"]
+__all__ = ["ClaimRequest", "ExistingCall"]
 
 
 class ClaimRequest(NamedTuple):
@@ -54,34 +54,3 @@ class ExistingCall:
         where = f"{'on' if self.state == 'running' else 'published by'} {self.node}" if self.node else ""
         since = f"since {shown_time(self.since)}" if self.since else ""
         return " ".join(filter(None, [who, "is", self.state, where and f"({where})", since]))
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A parked message.
-
-    Args:
-        task: The name of its task; "" if the message cannot be read.
-        task_id: The id of its task; "" if the message cannot be read.
-        since: The time when it arrived, in seconds since the epoch by the store's clock.
-    """
-
-    task: str
-    task_id: str
-    since: float
-
-    def __str__(self) -> str:
-        return f"{self.task}[{self.task_id}] waiting since {shown_time(self.since)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The waiters of one lock.
-
-    Args:
-        count: The number of all waiters.
-        waiters: The first waiters: the granted one, then those that lost a grant, then the others by rank.
-    """
-
-    count: int
-    waiters: tuple[Waiter, ...]
